@@ -313,13 +313,14 @@ def _every_edge(layer: TraceLayer) -> AttentionGraph:
 
 
 def _exact(layer: TraceLayer) -> AttentionMatrix:
-    """The whole matrix of a layer. Raises: InputError: it has none."""
-    if layer.matrix is None:
+    """The whole matrix of a layer, rows that sum to 1. Raises: InputError: it has none."""
+    matrix = layer.normalized_matrix
+    if matrix is None:
         raise InputError(
             f"compare: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
             "edges, exact=False."
         )
-    return layer.matrix
+    return matrix
 
 
 def _of_matrices(first: AttentionMatrix, second: AttentionMatrix, causal: bool) -> Tensor:

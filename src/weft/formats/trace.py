@@ -58,6 +58,7 @@ class TraceLayer:
         graph          the kept edges and the rows
         queries, keys  (heads, queries, depth) and (kv_heads, keys, depth), or None
         matrix         the exact weight matrix as an operator, or None
+        normalized_matrix  the same with rows that sum to 1 also where queries and keys are rounded
         value_norms    (kv_heads, keys): |v_j|, or None
 
     What lies on disk is read when it is first asked for.
@@ -128,13 +129,40 @@ class TraceLayer:
 
         Any tile, ``matrix[head, i0:i1, j0:j1]``, is recomputed from queries, keys and the rows'
         log-sum-exp; products, column sums and the rest as `weft.AttentionMatrix` says. As exact as
-        the type that queries and keys are stored in.
+        the type that queries and keys are stored in: where that is half precision, scores are
+        rounded and the log-sum-exp is the model's, so that a row sums to 1 only about; see
+        `normalized_matrix`.
         """
-        tensors, terms = self._queries_keys, self.terms
-        if tensors is None or terms is None or self.no_matrix is not None:
+        tensors = self._queries_keys
+        if tensors is None or self.no_matrix is not None:
             return None
         # Half precision is a matter of storage; scores are taken in float32.
         queries, keys = (tensor.float() for tensor in tensors)
+        # Of the rows alone: a tile needs no edges to be read.
+        return self._operator(queries, keys, self.data.lse())
+
+    @cached_property
+    def normalized_matrix(self) -> AttentionMatrix | None:
+        """The weights of the queries and keys as they are stored; each row sums to 1, as a softmax.
+
+        `matrix`, but where queries and keys are stored in half precision: there each row has the
+        log-sum-exp of its own rounded scores, which takes one pass over queries and keys. What
+        follows paths through whole rows is taken from it: shares of these are at most 1.
+        """
+        matrix = self.matrix
+        if matrix is None or not self.half_precision:
+            return matrix
+        return self._operator(matrix.queries, matrix.keys, None)
+
+    @property
+    def half_precision(self) -> bool:
+        """Whether queries and keys were kept, in float16 or bfloat16."""
+        return self.queries is not None and self.queries.dtype in (torch.float16, torch.bfloat16)
+
+    def _operator(self, queries: Tensor, keys: Tensor, lse: Tensor | None) -> AttentionMatrix:
+        """The weights of queries and keys; lse: of each row, or None: its own."""
+        terms = self.terms
+        assert terms is not None
         return AttentionMatrix(
             queries,
             keys,
@@ -144,8 +172,7 @@ class TraceLayer:
             scale=self.scale,
             softcap=self.softcap,
             sinks=terms.sinks,
-            # Of the rows alone: a tile needs no edges to be read.
-            lse=self.data.lse(),
+            lse=lse,
         )
 
     @property

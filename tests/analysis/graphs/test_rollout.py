@@ -7,8 +7,8 @@ import torch
 
 import weft
 from weft.analysis.graphs.rollout import (
-    of_half_precision,
     of_own,
+    of_rounded,
     passed_over,
     rollout,
     rollout_columns,
@@ -132,9 +132,9 @@ def test_rounded_queries_and_keys_are_said_to_be_so(dtype, tmp_path) -> None:
     weft.from_queries_keys(*parts, keep=weft.Top(2), save=tmp_path / "t", dtype=dtype)
     trace = weft.open(tmp_path / "t")
     name = str(dtype).removeprefix("torch.")
-    assert f"stores queries and keys in {name}" in of_half_precision(trace)
-    assert of_half_precision(trace, exact=False) is None
-    assert of_half_precision(weft.from_queries_keys(*parts)) is None
+    assert f"of queries and keys rounded to {name}" in of_rounded(trace)
+    assert of_rounded(trace, exact=False) is None
+    assert of_rounded(weft.from_queries_keys(*parts)) is None
 
 
 def test_all_kept_edges_are_the_models_own_though_queries_and_keys_are_rounded(tmp_path) -> None:
@@ -145,7 +145,7 @@ def test_all_kept_edges_are_the_models_own_though_queries_and_keys_are_rounded(t
     assert float(differs.abs().max()) > 1e-4
     for exact in (None, True, False):
         assert rollout(half, exact=exact) == pytest.approx(rollout(whole), abs=1e-6)
-    assert of_half_precision(half) is None
+    assert of_rounded(half) is None
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -22,6 +22,7 @@ Source: Abnar and Zuidema 2020, section 3. The largest flows are SciPy's, by Din
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,13 +34,14 @@ from scipy.sparse.csgraph import maximum_flow
 
 from weft.analysis.arguments import optional_whole, places_of, real_number
 from weft.analysis.graphs.head_average import average_edges, rounding
-from weft.analysis.graphs.rollout import chosen_layers
+from weft.analysis.graphs.rollout import chosen_layers, of_half_precision
+from weft.analysis.heads.pattern_mass import only_edges_exact
 from weft.analysis.interval import Interval, check_numbers, keeps_all, left_out, to_others
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.shapes import check_flag, place_of
 
-__all__ = ["attention_flow"]
+__all__ = ["attention_flow", "of_rounded"]
 
 #: What a capacity of 1 is, as a whole number.
 ONE = 2**30
@@ -91,7 +93,9 @@ def attention_flow(
         ]
     ).reshape(2, -1)
     lower, upper_ones = torch.from_numpy(values)
-    return Interval(lower, torch.maximum(upper_ones.clamp(max=1), lower))
+    # Kept edges that were given in half precision may sum to more than 1, a flow is never more.
+    lower, upper_ones = lower.clamp(max=1), upper_ones.clamp(max=1)
+    return Interval(lower, torch.maximum(upper_ones, lower))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +116,28 @@ class _Step:
     rounding: float
 
 
+def of_rounded(trace: TraceData, kind: str | None = None, exact: bool | None = None) -> str | None:
+    """That the flow is that of queries and keys in half precision, in words; None: it is not.
+
+    Takes what `attention_flow` takes.
+    """
+    layers, *_ = chosen_layers(trace, kind)
+    return of_half_precision(layer for layer in layers if _from_all(layer, exact))
+
+
+def _from_all(layer: TraceLayer, exact: bool | None) -> bool:
+    """Whether all weights of a layer are taken."""
+    if exact is None:
+        return math.prod(layer.shape) <= CHEAP_CELLS and layer.matrix is not None
+    return exact
+
+
 def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
     _, queries, keys = layer.shape
     graph = layer.graph
-    if exact is None:
-        exact = layer.shape[0] * queries * keys <= CHEAP_CELLS and layer.matrix is not None
-    if exact and layer.matrix is not None:
-        graph = layer.matrix.top(keys)
+    exact = _from_all(layer, exact)
+    if exact and not only_edges_exact(layer) and layer.normalized_matrix is not None:
+        graph = layer.normalized_matrix.top(keys)
     elif exact and not keeps_all(graph):
         raise InputError(
             f"flow: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "

@@ -172,16 +172,17 @@ def average_rows(
 def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
     """A layer's weights averaged over heads.
 
-    exact: True: all of them, from queries and keys; or from the kept edges, where these are all and
-    there are no queries and keys, or rounded ones. False: those of the kept edges. None: all of
-    them where the layer has them.
+    exact: True: all of them, from queries and keys, as rows that sum to 1 also where these were
+    rounded; or from the kept edges, where these are all and there are no queries and keys, or
+    rounded ones. False: those of the kept edges. None: all of them where the layer has them.
 
     Raises: InputError: exact is True and the layer has no `matrix`, nor every edge; weights that
     are not numbers.
     """
-    if exact is not False and layer.matrix is not None and not only_edges_exact(layer):
-        check_numbers(layer.matrix, f"layer {layer.name}")
-        return MeanOfMatrix(layer.matrix, causal=layer.mask == "causal")
+    matrix = None if exact is False or only_edges_exact(layer) else layer.normalized_matrix
+    if matrix is not None:
+        check_numbers(matrix, f"layer {layer.name}")
+        return MeanOfMatrix(matrix, causal=layer.mask == "causal")
     graph = layer.graph
     if exact and not keeps_all(graph):
         raise InputError(

@@ -32,7 +32,7 @@ i is more than bound_i too low.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,9 @@ __all__ = [
     "Rollout",
     "chosen_layers",
     "ends",
+    "of_half_precision",
     "of_own",
+    "of_rounded",
     "passed_over",
     "rollout",
     "rollout_columns",
@@ -166,7 +168,7 @@ def whole_rollout(
                 passed = (step.weights @ mixed[:, block].contiguous())[first:]
             new = past[first:, block].mul_(residual).add_(passed, alpha=1 - residual)
             past[first:, block] = new
-    return Rollout(held[queries], unknown[queries][:, 0] + rounded)
+    return Rollout(held[queries].clamp_(max=1), unknown[queries][:, 0] + rounded)
 
 
 def rollout_rows(
@@ -197,7 +199,7 @@ def rollout_rows(
         held[step.queries] = residual * held[step.queries]
         held[step.keys] = held[step.keys] + (1 - residual) * passed
     own = None if queries == keys else held[queries].sum(0)
-    return Rollout(held[keys].T.contiguous(), unknown, own)
+    return Rollout(held[keys].T.contiguous().clamp_(max=1), unknown, own)
 
 
 def rollout_columns(
@@ -226,7 +228,7 @@ def rollout_columns(
         held = _forward(step, held, residual)
         rounded += step.rounding(residual)
     values = held[queries]
-    return Rollout(values[:, :-1].contiguous(), values[:, -1] + rounded)
+    return Rollout(values[:, :-1].clamp(max=1), values[:, -1] + rounded)
 
 
 def ends(trace: TraceData, kind: str | None = None) -> tuple[str, str]:
@@ -342,21 +344,27 @@ def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
     return f"Through {len(layers)} layers, not through " + " and ".join(parts) + "."
 
 
-def of_half_precision(
-    trace: TraceData, kind: str | None = None, exact: bool | None = None
-) -> str | None:
-    """That weights come from queries and keys that were stored in half precision, in words.
+def of_rounded(trace: TraceData, kind: str | None = None, exact: bool | None = None) -> str | None:
+    """That a rollout is that of queries and keys in half precision, in words; None: it is not.
 
-    None: they do not. exact: as for `rollout`; kept edges are those of the model.
+    Takes what `rollout` takes; kept edges are those of the model.
     """
     chosen, *_ = chosen_layers(trace, kind)
-    layers = [layer for layer in chosen if not only_edges_exact(layer)]
-    types = sorted({of for layer in layers if (of := rounded_to(layer)) is not None})
-    if exact is False or not types:
+    return None if exact is False else of_half_precision(chosen)
+
+
+def of_half_precision(layers: Iterable[TraceLayer]) -> str | None:
+    """That numbers from all weights of some layers are of rounded queries and keys, in words.
+
+    None: none of the layers stores them in half precision, or its kept edges are all there are.
+    """
+    rounded = [layer for layer in layers if not only_edges_exact(layer)]
+    types = sorted({of for layer in rounded if (of := rounded_to(layer)) is not None})
+    if not types:
         return None
     return (
-        f"The trace stores queries and keys in {' and '.join(types)}: these are the numbers of "
-        "rounded ones. Those of the model's own weights, between bounds: --kept."
+        f"All of this is of queries and keys rounded to {' and '.join(types)}, as the trace stores "
+        "them. What the model's own weights give, between bounds: --kept."
     )
 
 

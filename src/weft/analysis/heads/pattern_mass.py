@@ -30,8 +30,6 @@ from weft.mechanism.shapes import check_flag, repeat_kv_heads
 
 __all__ = ["LayerWeights", "in_half_precision", "only_edges_exact", "rounded_to", "weights_of"]
 
-_HALF = (torch.float16, torch.bfloat16)
-
 #: Cells computed at a time: 64 MiB of float32.
 BLOCK_CELLS = 2**24
 
@@ -42,7 +40,7 @@ CHEAP_CELLS = 2**28
 def rounded_to(layer: TraceLayer) -> str | None:
     """The type of half precision that a layer's queries and keys are stored in; None: no such."""
     stored = layer.queries
-    if stored is None or stored.dtype not in _HALF:
+    if stored is None or not layer.half_precision:
         return None
     return str(stored.dtype).removeprefix("torch.")
 
@@ -56,13 +54,13 @@ def only_edges_exact(layer: TraceLayer) -> bool:
 
 
 def in_half_precision(layers: Iterable[TraceLayer]) -> str:
-    """That all weights come from queries and keys in half precision, in a sentence; "": no."""
+    """That weights come from queries and keys in half precision, in a sentence; "": none do."""
     types = sorted({of for layer in layers if (of := rounded_to(layer)) is not None})
     if not types:
         return ""
     return (
-        f"Queries and keys are stored in {' and '.join(types)}: weights that were not kept are "
-        "those of rounded ones, and a row of them sums to 1 only about."
+        f"Queries and keys are stored in {' and '.join(types)}: weights that are computed from "
+        "them are those of rounded ones, not the model's own."
     )
 
 

@@ -16,8 +16,8 @@ def flow(
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much can flow from a position to input positions, through all layers."""
-    from weft.analysis.graphs.flow import attention_flow
-    from weft.analysis.graphs.rollout import ends, of_half_precision, passed_over
+    from weft.analysis.graphs.flow import attention_flow, of_rounded
+    from weft.analysis.graphs.rollout import ends, passed_over
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import TraceData
 
@@ -37,7 +37,7 @@ def flow(
         (lower[place], upper[place], targets[place] % len(keys), keys[targets[place]])
         for place in order[: option.rows_of(limit, as_csv, 20, len(order))]
     ]
-    rounded = of_half_precision(trace, kind, exact)
+    rounded = of_rounded(trace, kind, exact)
     if as_csv:
         print_csv(("at_least", "at_most", "position", "token"), rows)
         say_all((left, rounded))

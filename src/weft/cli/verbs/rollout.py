@@ -38,7 +38,7 @@ def rollout(
         None if column else graphs.of_own(trace, result, kind),
         left,
         f"No entry {'of that ' if left else ''}is more than {bound:.1e} too low.",
-        rounded := graphs.of_half_precision(trace, kind, exact),
+        rounded := graphs.of_rounded(trace, kind, exact),
     )
     if as_csv:
         rows = ((place, others[place], values[place]) for place in largest(values, limit))
