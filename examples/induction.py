@@ -81,7 +81,7 @@ def say_roles(found: list[HeadRole]) -> None:
         said = (
             ""
             if one.score is None
-            else f"{one.score:6.3f}  {one.null:6.3f}  {one.null_sd:.4f}  {one.z:5.1f}"
+            else f"{one.score:6.3f}  {one.chance:6.3f}  {one.chance_sd:.4f}  {one.z:5.1f}"
         )
         columns = "  ".join(
             f"{one.scores[name]:{width}.3f}"

@@ -84,7 +84,7 @@ def retrieving(run: TrainedRun, asked: Sequence[Texts]) -> dict[tuple[int, int],
     found = {}
     for number, scores in copied.items():
         for head, score in enumerate(torch.stack(scores).mean(0).tolist()):
-            of_mass = (float(mass[number].score[head]), float(mass[number].null[head]))
+            of_mass = (float(mass[number].score[head]), float(mass[number].chance[head]))
             found[number, head] = (score, *of_mass)
     return found
 

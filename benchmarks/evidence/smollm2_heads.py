@@ -260,7 +260,7 @@ def heads_claim(
         published="Olsson et al.: in small models nearly all in-context learning goes with the "
         "induction heads (argument 3)",
         ours=f"strongest induction head {best.layer}.{best.head} ({best.scores['induction']:.2f}, "
-        f"chance {best.nulls['induction']:.2f}); nats lost on repeated tokens and on real text: "
+        f"chance {best.chances['induction']:.2f}); nats lost on repeated tokens and on real text: "
         + "; ".join(f"{name} {change[name][1]:+.2f} and {change[name][0]:+.3f}" for name in score)
         + f"; {GROUP} heads at random {usual[1]:+.2f} and {usual[0]:+.3f}",
         command=COMMAND,

@@ -112,7 +112,7 @@ export interface HeadScores {
   scores: Record<string, number>;
   /** Which of them are lower bounds, of the kept edges alone. */
   bounds: string[];
-  null: Record<string, [mean: number, deviation: number]>;
+  chance: Record<string, [mean: number, deviation: number]>;
 }
 
 /** What is known of every head: see `Example.heads` in src/weft/studio/collection.py. */

@@ -22,12 +22,12 @@ export function barsOf(heads: Heads, layer: number, head: number): Bar[] {
   const known = scoresOf(heads, layer, head);
   if (!known) return [];
   return heads.roles
-    .filter(({ name }) => name in known.scores && name in known.null)
+    .filter(({ name }) => name in known.scores && name in known.chance)
     .map(({ name }) => ({
       name,
       value: known.scores[name],
       bound: known.bounds.includes(name),
-      random: known.null[name],
+      random: known.chance[name],
     }));
 }
 

@@ -31,9 +31,9 @@ const heads: Heads = {
         role: "previous",
         scores: { previous: 0.875, broad: 0.1 },
         bounds: ["previous"],
-        null: { previous: [0.125, 0.01] },
+        chance: { previous: [0.125, 0.01] },
       },
-      { role: "broad", scores: { previous: 0.1, broad: 0.5 }, bounds: [], null: {} },
+      { role: "broad", scores: { previous: 0.1, broad: 0.5 }, bounds: [], chance: {} },
     ],
   ],
 };

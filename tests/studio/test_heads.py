@@ -70,7 +70,7 @@ def test_bars_axes_and_roles_are_those_of_the_library(
         if row["role"] in ROLES:
             sentence = page.locator(".head-panel p").first.inner_text()
             assert f"{row['score']:.3f}" in sentence
-            assert f"{row['null']:.3f} ± {row['null_sd']:.3f}" in sentence
+            assert f"{row['chance']:.3f} ± {row['chance_sd']:.3f}" in sentence
     points = page.evaluate(SCATTER)
     expected = table[table["previous"].notna()]
     assert len(points) == len(expected) > 0
@@ -129,7 +129,7 @@ def test_numbers_are_those_of_the_table(pair_trace: Trace) -> None:
                 {name: row[name] for name in MEASURES if row[name] == row[name]}, rel=1e-4
             )
             assert known["bounds"] == []
-            assert set(known["null"]) == set(known["scores"]) & set(ROLES)
+            assert set(known["chance"]) == set(known["scores"]) & set(ROLES)
 
 
 def test_of_kept_edges_alone_numbers_are_bounds(make_trace: Callable[..., Trace]) -> None:

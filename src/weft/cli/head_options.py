@@ -24,7 +24,10 @@ Every = Annotated[
 Role = Annotated[str | None, typer.Option(help="Only heads of this role.")]
 Sort = Annotated[
     str | None,
-    typer.Option(help="Sort by this column, largest first; default: by layer and head."),
+    typer.Option(
+        help="Sort by this column, largest first; default: by layer and head, with --needle by "
+        "retrieval."
+    ),
 ]
 Reach = Annotated[
     int,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["print_head_table", "print_training"]
 
 #: Columns that are always shown, and those that are shown of heads with a role.
-_FIRST = ("layer", "head", "role", "score", "null", "null_sd", "z", "p")
+_FIRST = ("layer", "head", "role", "score", "chance", "chance_sd", "z", "p")
 _LAST = ("broad", "entropy", "distance")
 #: A number is known where its upper bound is no further away.
 _KNOWN = 5e-5

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeadChoice", "HeadTable", "find_traces", "head_table", "heads_in_training"]
 
-_NEEDLE = ("retrieval", "needle", "needle_null", "needle_p")
+_NEEDLE = ("retrieval", "needle", "needle_chance", "needle_p")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class HeadChoice:
 
     every: also heads without a role.
     role, layer: only heads of that role, or layer.
-    sort: the column to sort by; None: by layer and head.
+    sort: the column to sort by, of equal retrieval by the mass on the needle; None: by layer and
+        head, or with a needle by retrieval.
     limit: so many heads at most.
     clusters: how many clusters of heads that look alike; 0: as many as their distances make; None:
         no such column.
@@ -119,7 +120,10 @@ def _chosen(
     elif not choice.every and not added:
         table = table[~table["role"].isin(["broad", "mixed"])]
     if sort is not None:
-        table = table.sort_values(sort, ascending=sort in ("layer", "head", "role"), kind="stable")
+        # Many heads copy nothing: of these, who looks at the needle most comes first.
+        columns = ["retrieval", "needle"] if sort == "retrieval" else [sort]
+        rising = sort in ("layer", "head", "role")
+        table = table.sort_values(columns, ascending=rising, kind="stable")
     return table if choice.limit is None else table.head(choice.limit), counts
 
 

@@ -37,7 +37,7 @@ def head_roles(trace: TraceData) -> list[list[JsonObject]]:
     role      one of WORDS["roles"]
     scores    {measure: score} of those that apply, as in `trace.heads()`, 5 significant digits
     bounds    which of them are lower bounds
-    null      {measure: [mean, standard deviation]} of random weights of the same entropy
+    chance    {measure: [mean, standard deviation]} of random weights of the same entropy
     """
     layers: list[list[JsonObject]] = [[] for _ in trace.layers]
     for head in roles_of(trace):
@@ -46,12 +46,14 @@ def head_roles(trace: TraceData) -> list[list[JsonObject]]:
 
 
 def _shown(head: HeadRole) -> JsonObject:
-    scores, nulls, deviations = _known(head.scores), _known(head.nulls), _known(head.sds)
+    scores, chances, deviations = _known(head.scores), _known(head.chances), _known(head.chance_sds)
     return {
         "role": head.role,
         "scores": scores,
         "bounds": [name for name in scores if head.uppers[name] - head.scores[name] > _LEAST],
-        "null": {name: [nulls[name], deviations[name]] for name in scores if name in deviations},
+        "chance": {
+            name: [chances[name], deviations[name]] for name in scores if name in deviations
+        },
     }
 
 

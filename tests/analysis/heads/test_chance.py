@@ -70,8 +70,8 @@ def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
     scores: HeadScores = measure(layer)
     drawn = measure(layer_of_weights(shuffled(weights, causal), TOKENS, mask=mask)).score
     error = drawn.std() / SHUFFLES**0.5
-    assert scores.null.item() == pytest.approx(drawn.mean().item(), abs=4 * error.item())
-    assert scores.null_sd.item() == pytest.approx(drawn.std().item(), rel=0.06)
+    assert scores.chance.item() == pytest.approx(drawn.mean().item(), abs=4 * error.item())
+    assert scores.chance_sd.item() == pytest.approx(drawn.std().item(), rel=0.06)
     # The bound of the tail holds, at every height.
     for quantile in (0.5, 0.9, 0.99, 0.999):
         height = drawn.quantile(quantile)
@@ -80,8 +80,8 @@ def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
             scores.rows,
             height[None] * scores.rows,
             height[None] * scores.rows,
-            scores.null_total,
-            scores.null_variance,
+            scores.chance_total,
+            scores.chance_variance,
             scores.tail_variance,
             scores.cap,
             scores.log_mean,
@@ -190,6 +190,6 @@ def test_more_rows_of_the_same_kind_are_better_evidence() -> None:
     scores = previous_token(layer)
     both = scores + scores
     assert both.score.item() == scores.score.item()
-    assert both.null.item() == scores.null.item()
-    assert both.null_sd.item() == pytest.approx(scores.null_sd.item() / 2**0.5)
+    assert both.chance.item() == scores.chance.item()
+    assert both.chance_sd.item() == pytest.approx(scores.chance_sd.item() / 2**0.5)
     assert both.p.item() <= scores.p.item()

@@ -322,7 +322,7 @@ def test_a_hand_built_induction_head_scores_near_one_and_a_random_one_near_chanc
     random /= random.sum(-1, keepdim=True)
     chance = measures.induction(layer_of_weights(random, layer.query_tokens, mask="causal"))
     expected = torch.tensor([1 / (i + 1) for i in range(30, 60)]).mean().item()
-    assert chance.null[0].item() == pytest.approx(expected, rel=1e-5)
+    assert chance.chance[0].item() == pytest.approx(expected, rel=1e-5)
     assert chance.score.tolist() == pytest.approx([expected] * 8, abs=0.01)
     assert bool((chance.p > 0.01).all())
 
@@ -396,7 +396,7 @@ def test_keys_that_a_bias_hides_here_and_there_may_not_be_looked_at(seed: int) -
             even = (1 / cells.sum(-1).double())[:, max(0, -offset) :]
             chance = torch.where(there, even, 0).sum(-1) / there.sum(-1)
             assert torch.allclose(found.score, true) and torch.allclose(found.upper, true)
-            assert torch.allclose(found.null, chance) and (found.rows == there.sum(-1)).all()
+            assert torch.allclose(found.chance, chance) and (found.rows == there.sum(-1)).all()
         assert (read.source == "exact") == (exact is not False)
 
 
@@ -413,7 +413,7 @@ def test_weights_given_without_a_mask_may_look_where_some_head_does() -> None:
     previous = measures.previous_token(layer)
     assert previous.rows.tolist() == [4, 4]  # those of rows 1 to 4
     assert torch.allclose(previous.score, torch.tensor([0.9, 0.75 * 0.25]).double(), atol=1e-6)
-    assert torch.allclose(previous.null, torch.full((2,), 0.25).double())
+    assert torch.allclose(previous.chance, torch.full((2,), 0.25).double())
     assert measures.next_token(layer).rows.tolist() == [3, 3]
 
 
@@ -429,7 +429,7 @@ def test_cells_that_some_head_looks_at_need_not_lie_side_by_side() -> None:
         found.score, (weights * ((i[:, None] - i).abs() <= 2)).sum(-1).mean(-1).double()
     )
     sizes = (cells & ((i[:, None] - i).abs() <= 2)).sum(-1)
-    assert torch.allclose(found.null, (sizes / cells.sum(-1)).mean().double().expand(2))
+    assert torch.allclose(found.chance, (sizes / cells.sum(-1)).mean().double().expand(2))
 
 
 class Largest(TorchDispatchMode):
@@ -473,7 +473,7 @@ def test_a_head_by_hand_that_looks_at_one_key_has_its_role(measure: str, key: in
     (head,) = weft.from_weights(weights).heads().to_dict("records")
     assert (head["role"], head["score"]) == (measure, 1.0)
     rows = torch.arange(2 if measure == "previous" else 1, 13, dtype=torch.float64)
-    assert head["null"] == pytest.approx(float((1 / rows).mean()))
+    assert head["chance"] == pytest.approx(float((1 / rows).mean()))
 
 
 def test_bounds_hold_of_given_weights_whose_mask_is_not_known() -> None:

@@ -56,11 +56,30 @@ def test_the_head_that_fetches_is_found_among_others() -> None:
     assert mass.rows.tolist() == [3] * 4
     # 21 to 23 tokens may be seen, so that the rest adds up to less than 1.
     assert mass.score[0].item() == pytest.approx(0.954, abs=0.003)
-    assert mass.score[3].item() == pytest.approx(mass.null[3].item())
+    assert mass.score[3].item() == pytest.approx(mass.chance[3].item())
     assert mass.p[0] < 0.01 < mass.p[1]
     rows = retrieval(Trace({"tokens": TOKENS}, (layer,)), NEEDLE)
     assert [row["retrieval"] for row in rows] == pytest.approx([1, 1 / 3, 0, 0])
     assert rows[0]["needle"] == mass.score[0].item()
+
+
+def test_the_p_of_a_needle_is_corrected_for_all_heads_of_all_layers() -> None:
+    tokens = list("abcdxyzmnopxyz")
+    needle = find_needle(tokens)
+    weights = torch.rand(3, 14, 14, generator=torch.Generator().manual_seed(2)).tril()
+    weights[0, needle.answer - 1 :] *= 0.05
+    for place in range(3):
+        weights[0, needle.answer - 1 + place, needle.start + place] = 20
+    layer = layer_of_weights(weights / weights.sum(-1, keepdim=True), tokens, mask="causal")
+    rows = retrieval(Trace({"tokens": tokens}, (layer, layer)), needle)
+    ps = needle_mass(layer, needle).p.repeat(2)
+    assert rows[0]["needle_p"] == pytest.approx(6 * float(ps[0]), rel=1e-12)
+    # Holm 1979, by hand: the i-th smallest of 6 times 7 - i, and never below the one before.
+    order = ps.argsort(stable=True).tolist()
+    largest = 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, float(ps[place]) * (6 - rank)))
+        assert rows[place]["needle_p"] == pytest.approx(largest, rel=1e-12)
 
 
 def test_bad_needles(pair_trace: Trace) -> None:

@@ -54,8 +54,8 @@ def test_each_head_gets_the_role_it_was_made_for() -> None:
         assert one.p is not None
         assert one.p < 0.01
         assert one.score is not None
-        assert one.null is not None
-        assert one.score > 0.8 > one.null
+        assert one.chance is not None
+        assert one.score > 0.8 > one.chance
         assert one.source == "exact"
     assert found[-1].score is None
 
@@ -81,7 +81,7 @@ def test_a_sink_is_a_token_that_other_layers_look_at() -> None:
     sink = roles[1]
     # Rows 9 to 39 may look at two sinks of i + 1 keys, rows 0 to 8 at one.
     chance = sum((1 + (i >= 9)) / (i + 1) for i in range(n)) / n
-    assert sink.null == pytest.approx(chance)
+    assert sink.chance == pytest.approx(chance)
     held = sum(0.9 + 0.1 * (1 + (i >= 9)) / (i + 1) for i in range(n)) / n
     assert sink.score == pytest.approx(held, abs=1e-6)
     assert roles[8].role == "same"

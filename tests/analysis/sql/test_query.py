@@ -79,6 +79,20 @@ def test_means_of_heads_by_hand(make_trace) -> None:
     assert row["first"] == pytest.approx(float(weights[:, 0].sum()) / 3, abs=1e-6)
 
 
+def test_every_column_is_had_by_its_name_without_quotes(make_trace) -> None:
+    """None is a value in SQL: `select null from heads` is no column of it, and says nothing."""
+    trace = make_trace(["a", "b", "a", "b", "c"])
+    for view in VIEWS:
+        if view in ("keys", "received"):  # this trace knows no values, nor what is received
+            continue
+        table = ask(trace, f"from {view}").table()
+        for name in table.column_names:
+            if name == "end":  # a word of SQL too: without quotes a syntax error
+                continue
+            found = ask(trace, f"select {name} from {view}").table().column(0)
+            assert found.equals(table.column(name)), (view, name)
+
+
 def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     opened = weft.open(tmp_path / "t")

@@ -27,7 +27,7 @@ from weft.analysis.heads.scores import (
     Role,
     no_log_mean,
     on_pattern,
-    without_null,
+    without_chance,
 )
 from weft.analysis.heads.stripes import sink, vertical
 from weft.analysis.interval import Interval
@@ -145,7 +145,7 @@ def previous_token(layer: _Layer) -> HeadScores:
     >>> from weft.analysis.dense_layer import layer_of_weights
     >>> before = torch.tensor([[1., 0, 0], [1, 0, 0], [0, 1, 0]])
     >>> scores = previous_token(layer_of_weights(before[None]))
-    >>> scores.score.item(), round(scores.null.item(), 4)
+    >>> scores.score.item(), round(scores.chance.item(), 4)
     (1.0, 0.3333)
     """
     return on_pattern("previous", _one_sequence(layer, "previous_token"), Diagonals(-1, -1))
@@ -343,7 +343,7 @@ def entropy(layer: _Layer) -> HeadScores:
     """
     weights = weights_of(layer)
     value = weights.graph.entropy
-    return without_null("entropy", weights, Interval.exactly(value))
+    return without_chance("entropy", weights, Interval.exactly(value))
 
 
 def breadth(layer: _Layer) -> HeadScores:
@@ -361,7 +361,7 @@ def breadth(layer: _Layer) -> HeadScores:
     weights = weights_of(layer)
     counts = weights.graph.count
     share = weights.graph.entropy.double().exp() / counts.clamp(min=1)
-    return without_null("broad", weights, Interval.exactly(share), counts > 1)
+    return without_chance("broad", weights, Interval.exactly(share), counts > 1)
 
 
 def distance(layer: _Layer) -> HeadScores:
@@ -377,4 +377,4 @@ def distance(layer: _Layer) -> HeadScores:
     1.3333
     """
     weights = _one_sequence(layer, "distance")
-    return without_null("distance", weights, weights.distance())
+    return without_chance("distance", weights, weights.distance())

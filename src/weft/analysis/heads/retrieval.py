@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.analysis.arguments import check_text, check_trace, texts
+from weft.analysis.heads.chance import holm
 from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
 from weft.analysis.heads.patterns import Classes
 from weft.analysis.heads.scores import HeadScores, on_pattern
@@ -188,25 +189,28 @@ def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
     """Of each head of the layers in which the trace's sequence looks at itself.
 
     Returns: rows of layer, head, retrieval (`retrieval_score`), and of `needle_mass` the score,
-    what chance would score and how likely it is by chance at most: needle, needle_null, needle_p.
+    what chance would score and how likely it is by chance at most, corrected for all these heads
+    (Holm 1979): needle, needle_chance, needle_p.
     """
     check_trace("retrieval", trace)
     check_type("retrieval", "the needle", needle, Needle, "a Needle, as find_needle gives")
-    rows = []
+    rows: list[dict[str, float]] = []
+    ps: list[Tensor] = []
     for number, layer in enumerate(trace.layers):
         if layer.queries_from != layer.keys_from or layer.shape[1] != len(trace.tokens):
             continue
         weights = LayerWeights(layer)
         copied, mass = retrieval_score(weights, needle), needle_mass(weights, needle)
+        ps.append(mass.p)
         rows += [
             {
                 "layer": number,
                 "head": head,
                 "retrieval": float(copied[head]),
                 "needle": float(mass.score[head]),
-                "needle_null": float(mass.null[head]),
-                "needle_p": float(mass.p[head]),
+                "needle_chance": float(mass.chance[head]),
             }
             for head in range(layer.heads)
         ]
-    return rows
+    corrected = holm(torch.cat(ps)).tolist() if ps else []
+    return [row | {"needle_p": p} for row, p in zip(rows, corrected, strict=True)]

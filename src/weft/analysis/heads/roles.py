@@ -5,8 +5,8 @@ score if each row were shuffled (`weft.analysis.heads.chance`). A head has the r
 that
 
     is significant    p <= alpha after Holm's correction over all heads and measures asked about
-    is large          (score - null) / (1 - null) >= least: of what chance leaves, at least so much
-    says most         the largest divergence from the null, score log(score / null) + ...
+    is large          (score - chance) / (1 - chance) >= least, a share of what chance leaves
+    says most         the largest divergence from the null, score log(score / chance) + ...
 
 A head without one is "broad" where its rows effectively look at half of their keys or more. Which
 keys a "vertical" head looks at, its name does not say, so that this is the role of heads that have
@@ -81,8 +81,8 @@ class HeadRole:
     head      from 0
     role      of ROLES, or "broad", "mixed" or "no number"
     score     of the role's measure, or None without one; and beside it what shuffled weights
-    null      score, their mean
-    null_sd   and their standard deviation,
+    chance    score, their mean
+    chance_sd and their standard deviation,
     z         how many of these the score is above the mean,
     p         and at most how likely it is by chance, corrected for all heads and measures
     source    "exact"; "rounded": exact but for stored half precision; "bound": from the kept
@@ -90,7 +90,7 @@ class HeadRole:
     scores    each of MEASURES; NaN where it does not apply
     uppers    what they are at most: more than the scores only where source is "bound", or for
               distance and partner where the whole matrix was not asked for
-    nulls, sds, ps   of each of ROLES
+    chances, chance_sds, ps   of each of ROLES
     """
 
     layer: int
@@ -99,15 +99,15 @@ class HeadRole:
     head: int
     role: str
     score: float | None
-    null: float | None
-    null_sd: float | None
+    chance: float | None
+    chance_sd: float | None
     z: float | None
     p: float | None
     source: str
     scores: dict[str, float]
     uppers: dict[str, float]
-    nulls: dict[str, float]
-    sds: dict[str, float]
+    chances: dict[str, float]
+    chance_sds: dict[str, float]
     ps: dict[str, float]
 
 
@@ -224,7 +224,7 @@ def special_keys(trace: TraceData, sequence: str) -> list[int]:
 _SHAPES = [bool(measure.role.shape) for measure in head_measures() if measure.role]
 
 #: Quantities of the measure that a head's role is.
-_OF_ROLE = ("score", "null", "sd", "z", "corrected")
+_OF_ROLE = ("score", "chance", "chance_sd", "z", "corrected")
 
 
 def _choose(
@@ -266,15 +266,15 @@ def _choose(
                     head=head,
                     role=role if place is None else ROLES[place],
                     score=of_role["score"],
-                    null=of_role["null"],
-                    null_sd=of_role["sd"],
+                    chance=of_role["chance"],
+                    chance_sd=of_role["chance_sd"],
                     z=of_role["z"],
                     p=of_role["corrected"],
                     source=source,
                     scores=dict(zip(MEASURES, row["score"], strict=True)),
                     uppers=dict(zip(MEASURES, row["upper"], strict=True)),
-                    nulls=dict(zip(ROLES, row["null"], strict=True)),
-                    sds=dict(zip(ROLES, row["sd"], strict=True)),
+                    chances=dict(zip(ROLES, row["chance"], strict=True)),
+                    chance_sds=dict(zip(ROLES, row["chance_sd"], strict=True)),
                     ps=dict(zip(ROLES, p, strict=True)),
                 )
             )
@@ -308,8 +308,8 @@ def _columns(scores: dict[str, HeadScores], heads: int) -> dict[str, Tensor]:
     return {
         "score": of("score", MEASURES),
         "upper": of("upper", MEASURES),
-        "null": of("null", ROLES),
-        "sd": of("null_sd", ROLES),
+        "chance": of("chance", ROLES),
+        "chance_sd": of("chance_sd", ROLES),
         "z": of("z", ROLES),
         "p": of("p", ROLES),
         "effect": of("effect", ROLES),
@@ -327,17 +327,17 @@ def heads(
 ) -> pandas.DataFrame:
     """The roles of all heads as a table, one row a head. Takes what `head_roles` takes.
 
-    Columns: layer, head, role; score, null, null_sd, z, p of the role's measure; each of MEASURES;
-    distance_upper and partner_upper; source, kind and name of the layer. The two uppers lie above
-    distance and partner where these are lower bounds, as of long layers without exact=True, also
-    where the source of the other measures is exact.
+    Columns: layer, head, role; score, chance, chance_sd, z, p of the role's measure; each of
+    MEASURES; distance_upper and partner_upper; source, kind and name of the layer. The two uppers
+    lie above distance and partner where these are lower bounds, as of long layers without
+    exact=True, also where the source of the other measures is exact.
 
     Raises: InputError: pandas is not installed; and as `head_roles`.
     """
     with optional_package("heads"):
         import pandas
     roles = head_roles(traces, exact=exact, reach=reach, alpha=alpha, least=least)
-    columns = ("layer", "head", "role", "score", "null", "null_sd", "z", "p")
+    columns = ("layer", "head", "role", "score", "chance", "chance_sd", "z", "p")
     rows = [
         {name: getattr(role, name) for name in columns}
         | role.scores
@@ -347,5 +347,5 @@ def heads(
     ]
     measured = [*MEASURES, *(f"{name}_upper" for name in _OF_WHOLE)]
     table = pandas.DataFrame(rows, columns=[*columns, *measured, "source", "kind", "name"])
-    numbers = ["score", "null", "null_sd", "z", "p", *measured]
+    numbers = ["score", "chance", "chance_sd", "z", "p", *measured]
     return table.astype(dict.fromkeys(numbers, "float64"))

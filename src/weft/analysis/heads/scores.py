@@ -13,29 +13,29 @@ from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.patterns import Pattern
 from weft.analysis.interval import Interval
 
-__all__ = ["HeadScores", "Measure", "Role", "no_log_mean", "on_pattern", "without_null"]
+__all__ = ["HeadScores", "Measure", "Role", "no_log_mean", "on_pattern", "without_chance"]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
     """The scores of all heads of a layer on one measure; sums over rows, so that texts add up.
 
-    rows           (heads,): how many rows count: those that have a key of the pattern at all
-    total          (heads,): sum of the rows; a lower bound where they are not known exactly
-    upper_total    (heads,): the upper bound
-    null_total     (heads,): what shuffled weights of the same entropy add up to in the mean
-    null_variance  (heads,): and its variance; NaN for a measure without a null distribution
-    cap            (heads,): how far above its mean one shuffled row can be; infinite where
-                   rows are not independent of each other
-    log_mean       (rates, heads): log of the mean of e^(rate total) of shuffled weights, or more
+    rows             (heads,): how many rows count: those that have a key of the pattern at all
+    total            (heads,): sum of the rows; a lower bound where they are not known exactly
+    upper_total      (heads,): the upper bound
+    chance_total     (heads,): what shuffled weights of the same entropy add up to in the mean
+    chance_variance  (heads,): and its variance; NaN for a measure without a null distribution
+    cap              (heads,): how far above its mean one shuffled row can be; infinite where
+                     rows are not independent of each other
+    log_mean         (rates, heads): log of the mean of e^(rate total) of shuffled weights, or more
     """
 
     measure: str
     rows: Tensor
     total: Tensor
     upper_total: Tensor
-    null_total: Tensor
-    null_variance: Tensor
+    chance_total: Tensor
+    chance_variance: Tensor
     tail_variance: Tensor
     cap: Tensor
     log_mean: Tensor
@@ -51,21 +51,21 @@ class HeadScores:
         return self.upper_total / self.rows
 
     @property
-    def null(self) -> Tensor:
+    def chance(self) -> Tensor:
         """The mean score of shuffled weights, (heads,)."""
-        return self.null_total / self.rows
+        return self.chance_total / self.rows
 
     @property
-    def null_sd(self) -> Tensor:
+    def chance_sd(self) -> Tensor:
         """The standard deviation of the score of shuffled weights, (heads,)."""
-        return self.null_variance.sqrt() / self.rows
+        return self.chance_variance.sqrt() / self.rows
 
     @property
     def z(self) -> Tensor:
         """Standard deviations between the score and the null's mean; 0 where nothing varies."""
-        apart, sd = self.total - self.null_total, self.null_variance.sqrt()
+        apart, sd = self.total - self.chance_total, self.chance_variance.sqrt()
         z = torch.where(sd > 1e-9, apart / sd.clamp(min=1e-9), 0.0)
-        return torch.where(self.null_variance.isnan() | (self.rows == 0), torch.nan, z)
+        return torch.where(self.chance_variance.isnan() | (self.rows == 0), torch.nan, z)
 
     @property
     def p(self) -> Tensor:
@@ -73,14 +73,14 @@ class HeadScores:
 
         The smaller one of two bounds, both of which hold.
         """
-        by_variance = bennett(self.total - self.null_total, self.tail_variance, self.cap)
+        by_variance = bennett(self.total - self.chance_total, self.tail_variance, self.cap)
         bound = torch.minimum(by_variance, chernoff(self.total, self.log_mean))
-        return torch.where(self.null_variance.isnan() | (self.rows == 0), torch.nan, bound)
+        return torch.where(self.chance_variance.isnan() | (self.rows == 0), torch.nan, bound)
 
     @property
     def effect(self) -> Tensor:
-        """The score as a share of what chance leaves: (score - null) / (1 - null), (heads,)."""
-        return (self.score - self.null) / (1 - self.null).clamp(min=1e-12)
+        """The score as a share of what chance leaves: (score - chance) / (1 - chance), (heads,)."""
+        return (self.score - self.chance) / (1 - self.chance).clamp(min=1e-12)
 
     @property
     def information(self) -> Tensor:
@@ -91,7 +91,7 @@ class HeadScores:
         the divergence of a score s from the null's mean e, 0 where s is below it. A score on a few
         keys says more than the same score on many.
         """
-        s, e = self.score.clamp(0, 1), self.null.clamp(1e-12, 1 - 1e-12)
+        s, e = self.score.clamp(0, 1), self.chance.clamp(1e-12, 1 - 1e-12)
         divergence = torch.xlogy(s, s / e) + torch.xlogy(1 - s, (1 - s) / (1 - e))
         return torch.where(s.isnan(), torch.nan, torch.where(s > e, divergence, 0.0))
 
@@ -102,8 +102,8 @@ class HeadScores:
             self.rows + other.rows,
             self.total + other.total,
             self.upper_total + other.upper_total,
-            self.null_total + other.null_total,
-            self.null_variance + other.null_variance,
+            self.chance_total + other.chance_total,
+            self.chance_variance + other.chance_variance,
             self.tail_variance + other.tail_variance,
             torch.maximum(self.cap, other.cap),
             self.log_mean + other.log_mean,
@@ -195,7 +195,7 @@ def no_log_mean(heads: int) -> Tensor:
     return torch.full((len(RATES), heads), torch.inf, dtype=torch.float64)
 
 
-def without_null(
+def without_chance(
     measure: str, weights: LayerWeights, value: Interval, counted: Tensor | None = None
 ) -> HeadScores:
     """The mean of a number of each row, over the rows that count; random weights have none."""
