@@ -93,7 +93,7 @@ def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:
     trace = traces / "1.weft"
     found = weft_main("heads", trace, "--clusters", "2", "--needle", "t3 t4 t0", "--json")
     assert found.code == 0, found.err
-    assert {"cluster", "retrieval", "needle", "needle_null", "needle_p"} <= set(
+    assert {"cluster", "retrieval", "needle", "needle_chance", "needle_p"} <= set(
         found.out.splitlines()[0].split()
     )
     rows = json.loads(found.out.splitlines()[-1])["heads"]
@@ -101,6 +101,12 @@ def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:
     assert all(0 <= row["retrieval"] <= 1 for row in rows)
     assert all(0 < row["needle"] < 1 for row in rows)
     assert weft_main("heads", trace, "--needle", "").code == 0
+    # Sorted by what is copied, and of equal heads by the mass on the needle.
+    places = [(row["retrieval"], row["needle"]) for row in rows]
+    assert places == sorted(places, reverse=True)
+    again = weft_main("heads", trace, "--needle", "t3 t4 t0", "--sort", "layer", "--json")
+    rows = json.loads(again.out.splitlines()[-1])["heads"]
+    assert [(row["layer"], row["head"]) for row in rows] == [(0, 0), (0, 1)]
     several = weft_main("heads", traces, "--clusters", "0")
     assert several.code == 2
     assert "one text" in several.err
@@ -144,6 +150,8 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
         (("--least", "2"), "weft: --least 2"),
         (("--reach", "99999999999"), "'--reach'"),
         (("--exact",), "not known exactly"),
+        (("--exact", "--kept"), "weft: --exact and --kept: the one says the opposite of the other"),
+        (("--kept", "--all", "--exact"), "weft: --exact and --kept"),
         (("--needle", "b"), "0 times"),
         (("--clusters", "9"), "weft: --clusters: their number"),
     ],

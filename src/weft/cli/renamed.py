@@ -1,4 +1,5 @@
-"""What every verb does with its options: their old names work, and a line says the new ones.
+"""What every verb does with its options: old names work, and a line says the new ones; flags that
+contradict each other are an error.
 
 See docs/decisions/0031-grammar.md for the names, docs/releases.md for how long they stay.
 """
@@ -16,7 +17,7 @@ from weft.cli.help_pages import verb_page
 from weft.cli.output import say
 from weft.errors import InputError
 
-__all__ = ["OLD_NAMES", "Verb", "with_new_names"]
+__all__ = ["OLD_NAMES", "Verb", "options_in", "with_new_names"]
 
 #: By verb: the old name of an option, and what it is called now.
 OLD_NAMES: Mapping[str, Mapping[str, str]] = {
@@ -77,6 +78,25 @@ def with_new_names(
     return new, old
 
 
+def options_in(words: Sequence[str], valued: Collection[str]) -> set[str]:
+    """The options among the words of a command; a value that looks like one is none.
+
+    >>> sorted(options_in(["--kept", "--text", "--exact", "--limit=3", "--", "--csv"], {"--text"}))
+    ['--kept', '--limit', '--text']
+    """
+    options: set[str] = set()
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            break
+        name, equals, _ = word.partition("=")
+        if name.startswith("-"):
+            options.add(name)
+        if name in valued and not equals:
+            next(rest, None)
+    return options
+
+
 class Verb(TyperCommand):
     """A verb: its page of help, the old names of its options, errors that name its options."""
 
@@ -89,17 +109,25 @@ class Verb(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         renamed = OLD_NAMES.get(self.name or "", {})
+        options = [
+            option for option in self.params
+            if option.param_type_name == "option" and not getattr(option, "is_flag", False)
+        ]  # fmt: skip
+        valued = {name for option in options for name in option.opts}
         if renamed:
-            options = [
-                option for option in self.params
-                if option.param_type_name == "option" and not getattr(option, "is_flag", False)
-            ]  # fmt: skip
-            valued = {name for option in options for name in option.opts}
             once = {name for option in options if not option.multiple for name in option.opts}
             args, old = with_new_names(args, renamed, valued, once)
             # A shell that asks what may follow is told nothing.
             for name in () if ctx.resilient_parsing else dict.fromkeys(old):
                 say(f"weft: {name} is now {renamed[name]}; the old name will go.")
+        there = options_in(args, valued)
+        for flag in self.params:
+            yes, no = there.intersection(flag.opts), there.intersection(flag.secondary_opts)
+            if yes and no:
+                raise InputError(
+                    f"{min(yes)} and {min(no)}: the one says the opposite of the other. Leave one "
+                    "out."
+                )
         rest = super().parse_args(ctx, args)
         if ctx.params.get("as_csv") and ctx.params.get("as_json"):
             raise InputError("--csv and --json: a command prints one of them. Leave one out.")
