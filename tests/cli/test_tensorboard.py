@@ -106,6 +106,7 @@ def test_a_run_that_was_killed_goes_on_without_doubled_points(data: Path, tmp_pa
     assert_shows(board, run)
 
 
+@pytest.mark.slow
 def test_a_board_that_comes_late_has_the_steps_before_it(data: Path, tmp_path: Path) -> None:
     run, board = tmp_path / "run", tmp_path / "board"
     train(load_config(data / "language.toml", CHANGES), run, SilentListener())
@@ -135,6 +136,7 @@ def test_steps_without_a_board_are_not_lost(data: Path, tmp_path: Path) -> None:
     assert [step for step, _ in shown["validation/loss"]] == [30, 40, 60, 80]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_one_line(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -242,7 +242,7 @@ def texts(minilm_trace: Trace, minilm: Callable[..., Trace]) -> list[Trace]:
 @pytest.mark.parametrize(
     ("theme", "views"),
     [
-        pytest.param("light", SOME, id="light", marks=pytest.mark.slow),
+        pytest.param("light", SOME, id="light"),
         pytest.param("light", tuple(TEXTS), id="light-all", marks=pytest.mark.slow),
         pytest.param("dark", tuple(TEXTS), id="dark-all", marks=pytest.mark.slow),
     ],

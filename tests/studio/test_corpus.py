@@ -192,6 +192,7 @@ def test_by_the_keyboard(studio: Any, viewer: Viewer) -> None:
     page.locator(".stage.heads").wait_for()
 
 
+@pytest.mark.slow
 @themes("dark")
 def test_for_every_eye(studio: Any, viewer: Viewer, theme: str) -> None:
     page = studio.served(viewer, "#view=texts&layer=0&head=1&sinks=1", theme=theme)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 
 import weft
 from weft.studio.page import collect
@@ -69,7 +70,7 @@ def compare(texts: list[str], expected: torch.Tensor, bound: bool) -> None:
         assert not text or text.startswith("≥") == bound
 
 
-@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("values", [False, *slow(True)])
 @pytest.mark.parametrize("exact", [True, False])
 def test_bars_are_the_column_sums(shown: Any, exact: bool, values: bool) -> None:
     page, weights, norms = shown(f"heads=0.1&values={int(values)}", exact)
@@ -88,7 +89,7 @@ def test_bars_are_the_column_sums(shown: Any, exact: bool, values: bool) -> None
     assert (torch.tensor(bars).double() - wide).abs().max() < 0.01
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [False, *slow(True)])
 def test_what_a_key_gets_is_of_all_queries(shown: Any, exact: bool) -> None:
     page, weights, _ = shown("heads=0.1&key=3&lock=1", exact)
     seen = weights if exact else kept_of(weights)
@@ -102,7 +103,7 @@ def test_what_a_key_gets_is_of_all_queries(shown: Any, exact: bool) -> None:
         marked(text, mean, bound=bool((kept_of(weights)[:2, int(name), 3] == 0).any()))
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [True, *slow(False)])
 def test_a_mean_of_heads_is_of_all_of_them(shown: Any, exact: bool) -> None:
     page, weights, _ = shown("heads=0.1&query=5&lock=1&share=1", exact)
     kept = kept_of(weights)[:, 5]

@@ -101,7 +101,7 @@ def dots(pixels: np.ndarray, left: float, top: float, step: float, count: int) -
     return pixels[rows.astype(int)[:, None], columns.astype(int)[None]]
 
 
-@places((2, "page"), (3, "server"), (480, "server"), slow=(100,))
+@places((2, "page"), (3, "server"), slow=(100, 480))
 def test_tiles_and_rail_are_the_block_means(
     studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 from tests.studio.test_accessibility import findings
 from tests.studio.test_layout import CUT
 from tests.studio.windows import until, windows
@@ -107,7 +108,7 @@ def under_the_pointer(page: Any, token: int, other: int) -> str:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("share", [0.3, 0.7, 1])
+@pytest.mark.parametrize("share", [0.7, *slow(0.3, 1)])
 def test_the_fewest_edges_that_hold_the_mass(studio: Any, causal: bool, share: float) -> None:
     weights = weights_of(3, 12, causal)
     page = studio.file(collect([dense_trace(weights, causal)]), f"#view=graph&head=1&mass={share}")
@@ -347,6 +348,7 @@ def test_labels_do_not_lie_on_each_other(
     assert corners[:, 0].max() <= sheet["x"] + sheet["width"] + 1
 
 
+@pytest.mark.slow
 @windows(390, 720, 1440)
 def test_for_every_eye_at_every_width(studio: Any, width: int, theme: str) -> None:
     """720 pixels are a window of 1,440 at a zoom of 200 %."""

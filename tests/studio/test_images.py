@@ -194,6 +194,7 @@ def test_the_picture_stays_in_the_page(
     page.locator("[role=alert]", has_text="none.png is no picture that this browser").wait_for()
 
 
+@pytest.mark.slow
 @themes("light")
 def test_for_every_eye(studio: Any, viewer: Viewer, words: Any, theme: str) -> None:
     for of, address in (

@@ -341,6 +341,7 @@ def test_the_plane_names_what_is_pointed_at(studio: Any, viewer: Viewer) -> None
     page.locator("[role=status]", has_text="Query 2: w2").wait_for(state="attached")
 
 
+@pytest.mark.slow
 @themes("dark")
 def test_for_every_eye(studio: Any, viewer: Viewer, reading: Viewer, theme: str) -> None:
     for shown, address in (

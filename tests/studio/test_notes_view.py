@@ -130,6 +130,7 @@ def test_notes_by_the_keyboard(studio, serving, stored: Trace) -> None:
     assert "scale=" not in page.url
 
 
+@pytest.mark.slow
 @windows(390, 1440)
 def test_notes_for_every_eye(studio, serving, stored: Trace, theme: str, width: int) -> None:
     if not AXE.exists():

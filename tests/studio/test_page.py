@@ -109,6 +109,7 @@ def test_the_page_holds_the_exact_weights(pair_trace) -> None:
             assert np.allclose(scores[there], expected[there], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_large_page_keeps_five_digits_and_every_key(long_trace) -> None:
     trace = long_trace(14_000)
     pack = pack_of(page_html(collect([trace])))

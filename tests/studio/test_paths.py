@@ -407,6 +407,7 @@ def test_equal_tokens_are_told_apart(studio: Any) -> None:
     assert ends == {"John (0)", "John (2)", "gave", "up"}
 
 
+@pytest.mark.slow
 @windows(390, 720, 1440)
 def test_for_every_eye_at_every_width(studio: Any, width: int, theme: str) -> None:
     """720 pixels are a window of 1,440 at a zoom of 200 %."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.forked import Forked, Loaded
+from tests.slow import slow
 
 import weft
 from weft.studio.page import collect
@@ -121,7 +122,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [2, *slow(1)])
 def test_ctrl_c_is_silent_where_requests_wait(loaded: Loaded, trace_path: Path, times: int) -> None:
     command = ("view", trace_path, "--port", 0, "--no-browser")
     with loaded.start(*command, program=WAITING) as process, ExitStack() as requests:
