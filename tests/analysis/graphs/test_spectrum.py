@@ -28,7 +28,9 @@ def by_energy(weights: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("leading", [1, 4, 16, 60])
 def test_energy_rank_lies_between_its_bounds(case, leading) -> None:
-    exact, kept = (energy_rank(source, leading) for source in (case.matrix, case.graph))
+    exact, kept = (
+        energy_rank(source, leading, exact_up_to=0) for source in (case.matrix, case.graph)
+    )
     for head, weights in enumerate(case.dense):
         expected = by_energy(weights)
         for found in (exact, kept):
@@ -39,8 +41,36 @@ def test_energy_rank_lies_between_its_bounds(case, leading) -> None:
 
 
 def test_more_directions_narrow_the_bounds(case) -> None:
-    widths = [float(energy_rank(case.matrix, leading).width.mean()) for leading in (2, 16, 50)]
+    widths = [
+        float(energy_rank(case.matrix, leading, exact_up_to=0).width.mean())
+        for leading in (2, 16, 50)
+    ]
     assert widths[0] > widths[1] > widths[2]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_up_to_so_many_positions_the_rank_is_that_of_all_singular_values(case, more) -> None:
+    """The case has 60 tokens; of kept edges the doubt about the others remains."""
+    found = energy_rank(case.matrix, 1, exact_up_to=59 + more)
+    assert torch.equal(found.lower, found.upper) == bool(more)
+    expected = torch.tensor([by_energy(weights) for weights in case.dense])
+    if more:
+        torch.testing.assert_close(found.lower, expected, rtol=1e-4, atol=0)
+    every = weft.from_weights(case.dense.float(), keep=weft.All(), partial=True).layers[0].graph
+    whole, few = (energy_rank(graph, exact_up_to=60) for graph in (every, case.graph))
+    torch.testing.assert_close(whole.lower, expected, rtol=1e-4, atol=0)
+    assert torch.equal(whole.lower, whole.upper)
+    assert bool((few.lower <= expected).all() and (expected <= few.upper).all())
+    assert bool((few.width <= energy_rank(case.graph, 1, exact_up_to=0).width + 1e-4).all())
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (40, 3)])
+def test_of_fewer_queries_than_keys_the_rank_is_of_the_smaller_side(shape) -> None:
+    weights = torch.rand(1, *shape, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    graph = weft.from_weights(weights, keep=weft.All(), kind="cross").layers[0].graph
+    found = energy_rank(graph)
+    assert float(found.lower) == pytest.approx(by_energy(weights[0]), rel=1e-5)
+    assert torch.equal(found.lower, found.upper)
 
 
 def test_too_many_positions_for_all_singular_values(case, monkeypatch) -> None:

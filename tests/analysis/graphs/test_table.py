@@ -34,7 +34,7 @@ def test_a_row_for_each_head_and_each_layer(minilm_trace, minilm_weights) -> Non
         of_heads = heads[heads["layer"] == number]
         assert row["entropy"] == pytest.approx(of_heads["entropy"].mean())
         assert row["reciprocity"] == pytest.approx(of_heads["reciprocity"].mean(), abs=1e-6)
-    assert (heads["rank"] <= heads["rank_high"]).all()
+    assert (heads["rank_low"] == heads["rank_high"]).all()
 
 
 def test_kept_edges_give_intervals_that_hold_the_truth(minilm_trace, minilm_top) -> None:
@@ -148,6 +148,32 @@ def test_the_commands(minilm_trace, pair_trace, tmp_path, capsys) -> None:
     assert "no position 99" in capsys.readouterr().err
 
 
+def test_up_to_so_many_positions_the_rank_is_exact_and_else_between_bounds(
+    tmp_path, capsys
+) -> None:
+    # Of 50 tokens the leading 32 directions are not all: each looks at itself and others alike.
+    tokens = 0.7 * torch.randn(2, 50, 50, generator=torch.Generator().manual_seed(1))
+    trace = weft.from_queries_keys(tokens, tokens)
+    trace.save(tmp_path / "t")
+
+    def ranks(*options: object) -> tuple[float, float]:
+        assert run("measures", tmp_path / "t", "--json", *options) == 0
+        out = capsys.readouterr().out
+        (row,) = json.loads(out.splitlines()[-1])["measures"]
+        assert "rank" not in out.split() and row["source"] == "exact"
+        return row["rank_low"], row["rank_high"]
+
+    squares = torch.linalg.svdvals(trace.layers[0].matrix.dense().double()).square()
+    share = squares / squares.sum(-1, keepdim=True)
+    expected = float(torch.exp(-(share * share.log()).sum(-1)).mean())
+    assert ranks() == pytest.approx((expected, expected), rel=1e-4)
+    low, high = ranks("--exact-rank", "49")
+    assert low < expected < high and high / low > 1.2
+    assert set(graph_measures(trace, exact_rank=50)["rank_low"]) == set(
+        graph_measures(trace)["rank_high"]
+    )
+
+
 def test_layers_without_exact_weights(make_trace) -> None:
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):
         graph_measures(make_trace(["a", "b"], keep=1), exact=True)
@@ -162,4 +188,4 @@ def test_measures_of_rounded_queries_and_keys_say_so(tmp_path) -> None:
         assert set(table["source"]) == {said}
     # All edges are those of the model: as of the trace that was never stored.
     own = graph_measures(weft.from_queries_keys(*parts, keep=weft.Top(6)))
-    assert table["rank"].tolist() == pytest.approx(own["rank"].tolist(), abs=1e-5)
+    assert table["rank_low"].tolist() == pytest.approx(own["rank_low"].tolist(), abs=1e-5)

@@ -10,7 +10,7 @@ from weft.analysis.arguments import check_trace, real_number
 from weft.analysis.graphs.components import components
 from weft.analysis.graphs.pagerank import pagerank
 from weft.analysis.graphs.reciprocity import reciprocity
-from weft.analysis.graphs.spectrum import energy_rank
+from weft.analysis.graphs.spectrum import EXACT_RANK, energy_rank
 from weft.analysis.graphs.strength import heavy_hitters, received
 from weft.analysis.interval import Source, left_out
 from weft.analysis.layer_source import layer_source
@@ -19,7 +19,7 @@ from weft.formats.files import JsonObject
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.shapes import check_flag, in_words
+from weft.mechanism.shapes import check_flag, in_words, whole_number
 
 if TYPE_CHECKING:
     import pandas
@@ -34,6 +34,7 @@ def graph_measures(
     exact: bool | None = None,
     share: float = 0.9,
     threshold: float = 0.1,
+    exact_rank: int = EXACT_RANK,
 ) -> pandas.DataFrame:
     """The graph measures of a trace.
 
@@ -44,6 +45,8 @@ def graph_measures(
             that is cheap.
         share: of the mass, for heavy hitters.
         threshold: the weight of an edge that connects.
+        exact_rank: positions up to which the rank is computed from all eigenvalues; beyond, it lies
+            between two bounds, from all weights too. See `weft.analysis.graphs.spectrum`.
 
     Returns: a DataFrame with the columns
 
@@ -53,14 +56,16 @@ def graph_measures(
         hitters, hitters_high             how few keys hold the share; by layer of the mean matrix
         reciprocity, reciprocity_high     of self-attention; by layer the mean over heads
         pagerank_key, _token, pagerank, pagerank_bound    the highest; by layer of the mean
-        rank, rank_high                   directions in use, by energy; by layer the mean
+        rank_low, rank_high               directions in use, by energy, at least and at most; by
+                                          layer the means of both
         parts, largest_part, parts_certain    connected parts, and the size of the largest; not
                                           certain: edges that were left out may join some of them
-        source                            "exact" or "kept"
+        source                            of which weights: "exact", "rounded" (of queries and keys
+                                          stored in half precision) or "kept"
 
     Where two columns stand side by side the true value lies between them; from all weights they
-    are equal, but for the rank; received and hitters also where a trace was made with
-    ``received=True``.
+    are equal, but for the rank of more positions than `exact_rank`; received and hitters also where
+    a trace was made with ``received=True``. The entropy is the model's own in every case.
 
     Raises: InputError: pandas is not installed, or a layer has no exact weights that were asked
     for.
@@ -73,6 +78,7 @@ def graph_measures(
     check_flag("measures", "exact", exact, optional=True)
     share = real_number("measures", "share", share, above=True)
     threshold = real_number("measures", "threshold", threshold, above=True)
+    exact_rank = whole_number("measures", "exact_rank", exact_rank, 0)
     rows: list[JsonObject] = []
     for number, layer in enumerate(trace.layers):
         source, name = layer_source("measures", layer, exact)
@@ -85,14 +91,17 @@ def graph_measures(
             ]
             continue
         rows += [
-            labels | row | {"source": name} for row in measures(layer, source, share, threshold)
+            labels | row | {"source": name}
+            for row in measures(layer, source, share, threshold, exact_rank)
         ]
     return pandas.DataFrame(rows)
 
 
-def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) -> list[JsonObject]:
+def _by_head(
+    layer: TraceLayer, source: Source, share: float, threshold: float, exact_rank: int
+) -> list[JsonObject]:
     got, hitters = received(source), heavy_hitters(source, share)
-    rank = energy_rank(source)
+    rank = energy_rank(source, exact_up_to=exact_rank)
     entropy = layer.graph.entropy.double().mean(-1)
     rows: list[JsonObject] = []
     for head in range(layer.heads):
@@ -105,7 +114,7 @@ def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) 
                 **_share(source, got.lower[head], got.upper[head], head, best),
                 "hitters": int(hitters.count.lower[head]),
                 "hitters_high": int(hitters.count.upper[head]),
-                "rank": float(rank.lower[head]),
+                "rank_low": float(rank.lower[head]),
                 "rank_high": float(rank.upper[head]),
             }
         )
@@ -128,11 +137,11 @@ def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) 
 
 
 def _by_layer(
-    layer: TraceLayer, source: Source, share: float, threshold: float
+    layer: TraceLayer, source: Source, share: float, threshold: float, exact_rank: int
 ) -> list[JsonObject]:
     got = received(source)
     hitters = heavy_hitters(source, share, together=True)
-    rank = energy_rank(source)
+    rank = energy_rank(source, exact_up_to=exact_rank)
     best = int(got.middle.mean(0).argmax())
     row: JsonObject = {
         "entropy": float(layer.graph.entropy.double().mean()),
@@ -140,7 +149,7 @@ def _by_layer(
         **_share(source, got.lower.sum(0), got.upper.sum(0), None, best),
         "hitters": int(hitters.count.lower[0]),
         "hitters_high": int(hitters.count.upper[0]),
-        "rank": float(rank.lower.mean()),
+        "rank_low": float(rank.lower.mean()),
         "rank_high": float(rank.upper.mean()),
     }
     if layer.one_sequence:
