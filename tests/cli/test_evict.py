@@ -63,6 +63,39 @@ def test_the_table_has_a_row_for_each_policy_and_budget(folder: Path, weft_main:
     assert "3 layers, 12 heads; prompt of 32 tokens, then 16 steps" in result.out
 
 
+def test_what_is_kept_stands_beside_the_budget_and_equal_budgets_are_named(
+    folder: Path, weft_main: Command
+) -> None:
+    words = ("evict", folder / "t.weft", "--prompt-tokens", "7", "--policy", "tova", "--json")
+    lines = weft_main(*words, "--budget", "5%", "--budget", "20%", "--budget", "3").out.splitlines()
+    assert lines[0].split()[:4] == ["policy", "budget", "keys", "kept"]
+    assert lines[1].split()[:7] == ["tova", "5", "%", "1", "14.3", "%", lines[1].split()[6]]
+    assert "Budgets 5 % and 20 % are one: 1 of 7 keys." in lines
+    rows = json.loads(lines[-1])["rows"]
+    assert [(row["budget"], row["keys"], row["kept"]) for row in rows[::3]] == [
+        (0.05, 1, 1 / 7), (0.2, 1, 1 / 7), (3 / 7, 3, 3 / 7)
+    ]  # fmt: skip
+    assert "are one" not in weft_main(*words, "--budget", "3").out
+
+
+def test_of_heads_that_share_keys_one_may_lose_less_than_with_the_best(
+    folder: Path, tmp_path: Path, weft_main: Command
+) -> None:
+    queries = torch.randn(1, 4, 24, 8, generator=torch.Generator().manual_seed(2))
+    keys = torch.randn(1, 2, 24, 8, generator=torch.Generator().manual_seed(3))
+    weft.from_queries_keys(
+        queries, keys, save=tmp_path / "t.weft", mask=weft.causal(), kind="decoder"
+    )
+    said = "one of these alone may lose less, below 0 %"
+    shared = weft_main("evict", tmp_path / "t.weft", "--by", "head", "--budget", "3", "--json").out
+    least = min(row["above"] for row in json.loads(shared.splitlines()[-1])["rows"])
+    assert least < -0.001 and said in shared and "mean over steps." in shared
+    assert said not in weft_main("evict", tmp_path / "t.weft", "--budget", "3").out
+    alone = weft_main("evict", folder / "t.weft", "--by", "head", "--budget", "3", "--json").out
+    least = min(row["above"] for row in json.loads(alone.splitlines()[-1])["rows"])
+    assert least > -1e-6 and said not in alone
+
+
 def test_every_layer_head_and_step_as_comma_separated_values(
     folder: Path, weft_main: Command
 ) -> None:
@@ -98,7 +131,9 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, weft_main: Command)
     assert "--budget much: expected a share" in line("--budget", "much")
     for more in ("200%", "120%", "0%", "-5%", "nan%"):
         assert f"--budget {more}: expected a share of the prompt" in line("--budget", more)
-    assert "budget 1.2; expected a share" in line("--budget", "1.2")
+    for more in ("-5", "1.2", "0", "inf"):
+        assert f"--budget {more}: expected a share" in line("--budget", more)
+    assert "--budget 1000; expected a share" in line("--budget", "1e3")
     assert "a prompt of 99 of 48 tokens" in line("--prompt-tokens", "99")
     assert "expected policy, layer, head or step" in line("--by", "token")
     assert "no.py" in line("--policy", "no.py:f")

@@ -15,9 +15,15 @@ __all__ = ["print_eviction"]
 
 #: What stands in a column, by its name in the DataFrame.
 _HEADINGS = {
-    "policy": "policy", "budget": "budget", "keys": "keys", "layer": "layer", "head": "head",
-    "step": "step", "lost": "lost", "above": "above best", "worst_lost": "worst head",
-    "worst_layer": "layer", "worst_head": "head", "output": "output", "layer_output": "layer out",
+    "policy": "policy", "budget": "budget", "keys": "keys", "kept": "kept", "layer": "layer",
+    "head": "head", "step": "step", "lost": "lost", "above": "above best",
+    "worst_lost": "worst head", "worst_layer": "layer", "worst_head": "head", "output": "output",
+    "layer_output": "layer out",
+}  # fmt: skip
+#: What `lost` is a mean over, by what a row is.
+_OVER = {
+    "policy": "heads and steps", "layer": "the heads of the layer and steps", "head": "steps",
+    "step": "heads",
 }  # fmt: skip
 _PERCENT = ("lost", "above", "worst_lost", "output", "layer_output")
 
@@ -44,9 +50,18 @@ def print_eviction(
         f"{found.steps:,} steps; {how}."
     )
     print(
-        "lost: attention mass on keys that are gone, mean over heads and steps. above best: more "
-        "than with the best keys for each step."
+        f"lost: attention mass on keys that are gone, mean over {_OVER[by]}. above best: more than "
+        "with the best keys for each step."
     )
+    if by in ("policy", "layer"):
+        print("worst head: lost by the head that loses most, mean over steps.")
+    if by == "head" and found.shares_keys:
+        print(
+            "Heads share keys, and the best keys are those of the heads that share them, together: "
+            "one of these alone may lose less, below 0 %."
+        )
+    for line in _same_budgets(found):
+        print(line)
     if note:
         print(note)
     if found.passed_over:
@@ -64,8 +79,21 @@ def print_eviction(
         )
 
 
+def _same_budgets(found: Eviction) -> list[str]:
+    """A line for each number of keys that several budgets come to."""
+    asked: dict[int, list[str]] = {}
+    for keys, share in zip(found.budgets, found.shares, strict=True):
+        asked.setdefault(keys, []).append(_cell("budget", share))
+    return [
+        f"Budgets {', '.join(shares[:-1])} and {shares[-1]} are one: {keys:,} of {found.prompt:,} "
+        f"key{'s' if found.prompt != 1 else ''}."
+        for keys, shares in asked.items()
+        if len(shares) > 1
+    ]
+
+
 def _cell(name: str, value: Any) -> str:
-    if name == "budget":
+    if name in ("budget", "kept"):
         return f"{100 * value:.3g} %"
     if name in _PERCENT:
         return "-" if value != value else f"{100 * value:.2f} %"

@@ -76,7 +76,8 @@ def budget_of(word: str) -> float:
     >>> budget_of("20%"), budget_of("0.2"), budget_of("512")
     (0.2, 0.2, 512)
 
-    Raises: InputError: it is no number, or a share that is not above 0 %, up to 100 %.
+    Raises: InputError: it is no number, a share that is not above 0 %, up to 100 %, or no whole
+    number of keys, 1 or more.
     """
     try:
         if word.endswith("%"):
@@ -84,8 +85,11 @@ def budget_of(word: str) -> float:
             if not 0 < share <= 1:
                 raise ValueError
             return share
-        return int(word) if word.isascii() and word.isdigit() else float(word)
-    except ValueError:
+        budget = int(word) if word.isascii() and word.isdigit() else float(word)
+        if not (budget > 0 and (budget <= 1 or budget == int(budget))):
+            raise ValueError
+        return budget if budget <= 1 else int(budget)
+    except (ValueError, OverflowError):
         raise InputError(
             f"--budget {word}: expected a share of the prompt, as 20% or 0.2, up to 100%, or a "
             "number of keys."

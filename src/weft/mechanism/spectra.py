@@ -87,7 +87,8 @@ def symmetry(left: Tensor, right: Tensor) -> Tensor:
 def directionality(left: Tensor, right: Tensor, spread: float = 2.0) -> Tensor:
     """Whether ``M = left right^T`` has more exceptionally long columns (+) or rows (-).
 
-        (c - r) / (c + r), c = sum of column norms above mean + spread * std, r likewise of rows
+        (c - r) / (c + r), c = sum of column norms above mean + spread * std, r likewise of rows,
+        std = sqrt(sum of (norm - mean)^2 / (n - 1)) of the n norms: that of a sample
 
     0: as many long rows as long columns, as in a random or symmetric M.
 

@@ -73,6 +73,13 @@ class Eviction:
     layers: Mapping[int, LayerEviction]
     passed_over: tuple[str, ...] = ()
 
+    @property
+    def shares_keys(self) -> bool:
+        """Whether heads share keys, so that a key stays or goes for several of them."""
+        return any(
+            layer.evicted_after.shape[2] < layer.lost.shape[2] for layer in self.layers.values()
+        )
+
     def lost(self, policy: str, budget: int) -> Tensor:
         """The mass lost with a policy and a budget, by its place: (layers, heads, steps).
 
@@ -90,10 +97,12 @@ class Eviction:
 
         Returns: a DataFrame with the columns
 
-            policy, budget, keys    budget: the share of the prompt's keys
+            policy, budget, keys, kept    budget: the share of the prompt's keys that was asked for;
+                                    keys, kept: how many stay, and what share that is
             layer, head, step       what is asked for; step: the position of the query
             lost                    mass on keys that are gone, the mean over what is not a column
-            above                   lost less that of the best set chosen anew at every step
+            above                   lost less that of the best set chosen anew at every step for
+                                    the heads that share keys: of one of these it may be below 0
             worst_lost, worst_layer, worst_head    by policy: the head that loses most, mean over
                                     steps; by layer without worst_layer
             output, layer_output    relative change of the outputs of heads and of layers, means;
@@ -108,7 +117,8 @@ class Eviction:
         rows: list[JsonObject] = []
         for place, (keys, share) in enumerate(zip(self.budgets, self.shares, strict=True)):
             for name in (*self.policies, BEST_SETS):
-                labels: JsonObject = {"policy": name, "budget": share, "keys": keys}
+                kept = keys / self.prompt
+                labels: JsonObject = {"policy": name, "budget": share, "keys": keys, "kept": kept}
                 found = {n: self._of(layer, name, place) for n, layer in self.layers.items()}
                 rows += [labels | row for row in _ROWS[by](found, self.prompt)]
         return pandas.DataFrame(rows)

@@ -179,7 +179,8 @@ def symmetry(M: Tensor) -> Tensor:
 def directionality(M: Tensor, spread: float = 2.0) -> Tensor:
     """``(c - r) / (c + r)``: c is the sum of the long columns' norms, r of the long rows'.
 
-    A norm is long above mean + spread * standard deviation (of a sample). 0 where none is long.
+    A norm is long above mean + spread * standard deviation (of a sample: over n - 1). 0 where none
+    is long.
 
     M: W_Q W_K^T, (width, width).
     Source: Saponati et al. 2025, definition 3.4.
