@@ -31,6 +31,7 @@ def test_a_run_and_its_history(weft_main: Command, runs: Path) -> None:
     assert result.code == 0
     kinds = [row["kind"] for row in json.loads(result.out.splitlines()[-1])["projections"]]
     assert kinds == ["encoder", "decoder", "cross"]
+    assert "qk_rank, ov_rank, copying: means over heads." in result.out
     result = weft_main("projections", runs / "translation", "--history", "--csv")
     assert result.code == 0
     assert result.out.startswith("step,layer,name,kind,symmetry")
@@ -43,6 +44,8 @@ def test_pairs_of_heads(weft_main: Command, runs: Path) -> None:
     assert result.code == 0
     *table, last = result.out.splitlines()
     rows = json.loads(last)["projections"]
+    *table, score, times_random = table
+    assert score.startswith("score, 0 to 1: ") and times_random.startswith("times_random: ")
     assert [len(rows), len(table)] == [3, 4]
     assert rows[0]["layer"] > rows[0]["from_layer"]
     assert rows[0]["score"] >= rows[1]["score"] >= rows[2]["score"]

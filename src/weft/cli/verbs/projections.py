@@ -6,7 +6,8 @@ import typer
 
 from weft.cli.options import AsCsv, AsJson, ModelName, Snapshots, rows_of
 from weft.cli.output import print_json, working
-from weft.cli.tables import print_frame, records
+from weft.cli.projections_report import print_projections
+from weft.cli.tables import records
 
 PLACE = ("Read", 7)
 
@@ -39,6 +40,6 @@ def projections(
         table = measures_of_projections(model, by=by, history=history)
     usual = 20 if by == "pair" else len(table)
     table = table.head(rows_of(limit, as_csv, usual, len(table)))
-    print_frame(table, as_csv)
+    print_projections(table, by, as_csv)
     if as_json:
         print_json({"model": model, "projections": records(table)})

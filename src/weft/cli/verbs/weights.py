@@ -2,7 +2,8 @@
 
 from weft.cli.options import AsCsv, AsJson, By, ModelName, Snapshots
 from weft.cli.output import print_json, say
-from weft.cli.tables import print_frame, records
+from weft.cli.projections_report import print_projections
+from weft.cli.tables import records
 
 PLACE = (None, 0)
 
@@ -15,7 +16,7 @@ def weights(
     from weft.jobs.projections import measures_of_projections
 
     table = measures_of_projections(model, by=by, history=history)
-    print_frame(table, as_csv)
+    print_projections(table, by, as_csv)
     if as_json:
         print_json({"model": model, "weights": records(table)})
     say("weft: `weft weights` is now `weft projections`; this old name will go.")
