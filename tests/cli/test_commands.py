@@ -245,6 +245,31 @@ def test_export(weft_main: Command, trace_path: Path, tmp_path: Path) -> None:
     assert files["--picture"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_head_to_export_needs_its_layer(
+    weft_main: Command, trace_path: Path, tmp_path: Path
+) -> None:
+    for option in ("--picture", "--graphml"):
+        result = weft_main("export", trace_path, option, tmp_path / "p.png", "--head", "1")
+        assert result.one_line() == "weft: --head 1 of no layer; give its --layer too."
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_of_a_comparison_has_as_many_rows_as_the_table(
+    weft_main: Command, runs: Path, tmp_path: Path, trace_path: Path
+) -> None:
+    other = tmp_path / "dog.weft"
+    words = ("trace", runs / "translation", "--text", "the dog", "-o", other)
+    assert weft_main(*words).code == 0
+    for options, rows in (((), 6), (("--limit", "2"), 2), (("--limit", "0"), 0)):
+        result = weft_main("compare", trace_path, other, "--kept", *options, "--json")
+        assert result.code == 0, result.err
+        content = json.loads(result.out.splitlines()[-1])
+        assert len(content["heads"]) == rows
+    assert "JSON is whole" not in weft_main("compare", "--help").out
+    for verb in ("rollout", "flow", "relevance", "clusters", "query", "align"):
+        assert "JSON is whole" in " ".join(weft_main(verb, "--help").out.split())
+
+
 def test_ctrl_c_says_that_a_training_goes_on(loaded: Loaded, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = ("train", data / "language.toml", "--run", run)

@@ -38,6 +38,7 @@ ONE_MEANING = {
     "--json": "JSON on standard output",
     "--kind": "the kind of attention: encoder, decoder or cross",
     "--layer": "the number of a layer",
+    "--limit": "how many rows are printed at most",
     "--logit": "the token or the label whose logit is meant",
     "--num-heads": "how many heads there are",
     "--output": "the file or folder that the verb is asked to make",

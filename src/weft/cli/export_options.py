@@ -30,5 +30,9 @@ Layer = Annotated[
 ]
 Head = Annotated[
     int | None,
-    typer.Option(min=0, help="Likewise; a picture of a layer without it: the mean of its heads."),
+    typer.Option(
+        min=0,
+        help="Of that layer; without it the picture is of the mean of its heads, the graph of its "
+        "first.",
+    ),
 ]

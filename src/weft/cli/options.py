@@ -211,14 +211,18 @@ OnlyLayer = Annotated[int | None, typer.Option("--layer", min=0, help="Only head
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
 _LIMIT = "Print this many rows at most."
+_LIMIT_OF_TABLE = f"{_LIMIT} JSON is whole."
 Limit = Annotated[int | None, typer.Option(min=0, show_default="all", help=_LIMIT)]
 Rows = Annotated[int, typer.Option("--limit", min=0, help=_LIMIT)]
+RowsOfTable = Annotated[int, typer.Option("--limit", min=0, help=_LIMIT_OF_TABLE)]
 #: Of a table that is read from the top; see `rows_of`.
 FewRows = Annotated[
-    int | None, typer.Option("--limit", min=0, show_default="20; with --csv all", help=_LIMIT)
+    int | None,
+    typer.Option("--limit", min=0, show_default="20; with --csv all", help=_LIMIT_OF_TABLE),
 ]
 SomeRows = Annotated[
-    int | None, typer.Option("--limit", min=0, show_default="50; with --csv all", help=_LIMIT)
+    int | None,
+    typer.Option("--limit", min=0, show_default="50; with --csv all", help=_LIMIT_OF_TABLE),
 ]
 
 

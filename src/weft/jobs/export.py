@@ -38,6 +38,8 @@ def _check_choice(trace: TraceData, layer: int | None, head: int | None, *, draw
             f"{what}: it chooses what --picture and --graphml write, and neither is asked for. "
             "Leave it out, or give one of them."
         )
+    if layer is None and head is not None:
+        raise InputError(f"--head {head} of no layer; give its --layer too.")
     of = layer or 0
     heads = trace.layers[of].heads if of < len(trace.layers) else 0
     for name, number, count in (("layer", of, len(trace.layers)), ("head", head or 0, heads)):
@@ -62,8 +64,8 @@ def export_trace(
         html: for one page that works offline; picture: for all heads at a glance, or one; parquet:
             for all edges; graphml: for the graph of one head.
         layer, head: of the picture and the graph. Neither: a picture of all heads, the graph of the
-            first; a layer alone: a picture of the mean of its heads, the graph of its first; a head
-            alone is one of the first layer.
+            first; a layer alone: a picture of the mean of its heads, the graph of its first. No
+            head without its layer.
 
     Raises: InputError: no output, one without a name, one file for two, no such layer or head, or
         one that nothing is drawn of.

@@ -2,7 +2,7 @@
 
 from weft.cli import align_options as option
 from weft.cli.alignment_report import draw_first, print_alignment, report_of
-from weft.cli.options import AsJson, Rows, Threads
+from weft.cli.options import AsJson, RowsOfTable, Threads
 from weft.cli.output import print_json, progress_bar
 
 PLACE = ("Read", 8)
@@ -14,7 +14,7 @@ def align(
     heads: option.AligningHeads = None,
     method: option.AlignMethod = option.AligningMethod.mutual,
     step: option.AlignStep = None, norms: option.Norms = False, most: option.MostHeads = 8,
-    picture: option.LinksPicture = None, limit: Rows = 8, threads: Threads = None,
+    picture: option.LinksPicture = None, limit: RowsOfTable = 8, threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Align the words of sources and targets by the heads that look from one at the other."""

@@ -51,7 +51,7 @@ def compare(
             {
                 "tokens_differ": differ,
                 "equal": most == 0,
-                "heads": records(heads),
+                "heads": records(heads.head(limit)),
                 "edges": records(edges),
             }
         )
