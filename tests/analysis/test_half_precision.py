@@ -108,6 +108,18 @@ def test_a_flow_lies_in_its_interval(half: TraceData) -> None:
         assert bool((found.lower <= expected).all()) and bool((expected <= found.upper).all())
 
 
+def test_a_flow_through_every_kept_edge_is_the_models_own(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    own = weft.from_queries_keys(*_parts(), scale=0.37, keep=weft.All())
+    own.save(tmp_path / "t", dtype=dtype)
+    expected = attention_flow(own, 3, range(LENGTH))
+    for exact in (None, True):
+        found = attention_flow(weft.open(tmp_path / "t"), 3, range(LENGTH), exact=exact)
+        torch.testing.assert_close(found.lower, expected.lower, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found.upper, expected.upper, atol=1e-5, rtol=0)
+
+
 def _measured(trace: TraceData) -> np.ndarray:
     # The entropy is the model's own, of its rows.
     table = graph_measures(trace).drop(columns="entropy").select_dtypes("number")

@@ -23,6 +23,7 @@ __all__ = [
     "print_places",
     "print_table",
     "records",
+    "significant",
 ]
 
 #: Characters between columns.
@@ -209,11 +210,23 @@ def largest(values: Sequence[float], limit: int) -> list[int]:
     return sorted(range(len(values)), key=lambda index: -values[index])[:limit]
 
 
+def significant(values: Iterable[float]) -> list[str]:
+    """A column of numbers, each to six digits of its own: 0 is none at all, 1e-05 is little.
+
+    >>> significant([0.65546721, 1e-5, 0.0])
+    ['0.655467', '   1e-05', '       0']
+    """
+    texts = [f"{value:.6g}" for value in values]
+    width = max(map(len, texts), default=0)
+    return [text.rjust(width) for text in texts]
+
+
 def print_places(values: Sequence[float], tokens: Sequence[str], limit: int) -> None:
     """The largest values, each with its position and its token."""
     from weft.formats.tokens import visible
 
-    for place in largest(values, limit):
-        print(f"{values[place]:8.4f}  {place:6}  {visible(tokens[place])}")
+    places = largest(values, limit)
+    for place, number in zip(places, significant(values[p] for p in places), strict=True):
+        print(f"  {number}  {place:6}  {visible(tokens[place])}")
     if 0 < limit < len(values):
         print(f"and {len(values) - limit:,} more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -136,7 +137,7 @@ def test_the_commands(minilm_trace, pair_trace, tmp_path, capsys) -> None:
     assert len(capsys.readouterr().out.splitlines()) == 13
     assert run("rollout", tmp_path / "t", "--token", "0", "--json") == 0
     out = capsys.readouterr().out
-    assert "0.6555       0  [CLS]" in out
+    assert re.search(r"^ +0\.6555\d\d       0  \[CLS\]$", out, re.MULTILINE)
     assert round(json.loads(out.splitlines()[-1])["values"][18], 4) == 0.0876
     assert run("rollout", tmp_path / "pair", "--column", "--token", "-1", "--kept") == 0
     assert "went to:" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from weft.cli import options as option
 from weft.cli.output import print_csv, print_json, say_all, working
+from weft.cli.tables import significant
 from weft.errors import InputError
 
 PLACE = ("Read", 5)
@@ -43,8 +44,9 @@ def flow(
         say_all((left, rounded))
         return
     print(f"{visible(queries[token])} ({token % len(queries)}), at least and at most from:")
-    for least, most, position, word in rows:
-        print(f"{least:8.4f}  {most:8.4f}  {position:6}  {visible(word)}")
+    ends_of_rows = (significant(row[end] for row in rows) for end in (0, 1))
+    for least, most, (*_, position, word) in zip(*ends_of_rows, rows, strict=True):
+        print(f"  {least}  {most}  {position:6}  {visible(word)}")
     if left is not None:
         print(left)
     if rounded is not None:
