@@ -92,7 +92,7 @@ struct NeighboursBackward : Neighbourhood<score, depth> {
             copy_heads(state + 3 * call.heads, call.heads, deltas + n * layout.padded);
         }
         Base::raw_scores(edges, to.state, 4 * call.heads);
-        Base::fill_rest(scores, count, -infinity);
+        Base::fill_rest(scores, count, 0.0f);
         Base::fill_rest(by_weight, count, 0.0f);
         Base::fill_rest(shifts, count, 0.0f);
         Base::fill_rest(inverses, count, 0.0f);

@@ -35,7 +35,6 @@ struct NeighboursForward : Neighbourhood<score, depth> {
         if constexpr (score != NeighbourScore::additive)
             prefetch_row(Base::source_row(edges.sources[0]), call.heads * call.depth);
         Base::raw_scores(edges, call.target_terms, call.heads);
-        Base::fill_rest(scores, count, -infinity);
         raise_largest(count, again);
         exponentials(count);
         for (int64_t n = 0; n < count; ++n) {
@@ -55,15 +54,18 @@ struct NeighboursForward : Neighbourhood<score, depth> {
         }
     }
 
-    // The largest scores with those of another block, and what was summed before made less.
+    // The largest scores, finished here, with those of another block, and what was summed before
+    // made less.
     void raise_largest(int64_t count, bool again) {
         float* before = factors;
         for (int64_t head = 0; again && head < call.heads; ++head) before[head] = largest[head];
-        for (int64_t t = 0; t < layout.filled(count); ++t) {
-            const Floats x = Base::finished(load(scores + t * lanes));
-            store(scores + t * lanes, x);
+        const int64_t filled = layout.filled(count);
+        for (int64_t t = 0; t < filled; ++t) {
+            store(scores + t * lanes, Base::finished(load(scores + t * lanes)));
+            // Past the edges minus infinity, of which a slope of 0 would make NaN: not before.
+            if (t + 1 == filled) Base::fill_rest(scores, count, -infinity);
             float* to = largest + t % layout.vectors * lanes;
-            store(to, maximum(load(to), x));
+            store(to, maximum(load(to), load(scores + t * lanes)));
         }
         for (int64_t head = 0; head < call.heads; ++head)
             by_head[head] = layout.fold(largest, head, larger_of);

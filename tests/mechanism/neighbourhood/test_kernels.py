@@ -56,7 +56,7 @@ def random_parts(
 
 @dataclass(repr=False)
 class Case:
-    """Kind, edge_index, numbers of nodes, tensors in float64, dropout's factors, gradient."""
+    """Kind, edge_index, nodes, tensors in float64, dropout's factors, gradient, slope."""
 
     kind: int
     edge_index: Tensor
@@ -64,9 +64,13 @@ class Case:
     parts: dict[str, Tensor]
     kept: Tensor | None
     by_output: Tensor
+    slope: float
 
     def __repr__(self) -> str:
-        return f"Case(kind={self.kind}, nodes={self.nodes}, parts={list(self.parts)})"
+        return (
+            f"Case(kind={self.kind}, nodes={self.nodes}, parts={list(self.parts)}, "
+            f"slope={self.slope})"
+        )
 
 
 @st.composite
@@ -88,7 +92,8 @@ def calls(draw: st.DrawFn) -> Case:
     if draw(st.booleans(), label="dropout"):
         kept = torch.rand(edges, heads, generator=generator) < 0.6
     by_output = torch.randn(nodes[0], heads, value_depth, dtype=torch.float64, generator=generator)
-    return Case(kind, torch.stack((ends[1], ends[0])), nodes, parts, kept, by_output)
+    slope = draw(st.sampled_from((0.2, 0.0, -0.1, -1.0)), label="slope")
+    return Case(kind, torch.stack((ends[1], ends[0])), nodes, parts, kept, by_output, slope)
 
 
 def with_gradients(output: Tensor, by_output: Tensor, parts: dict[str, Tensor]) -> list[Tensor]:
@@ -127,13 +132,19 @@ def test_output_and_gradients_are_those_of_the_dense_formula(
     factors = None if kept is None else edges.by_number(kept).double() / 0.6
     exact = leaves(parts, torch.float64)
     expected = with_gradients(
-        dense_output(kind, edge_index, targets, exact, 0.2, 0.3, factors), by_output, exact
+        dense_output(kind, edge_index, targets, exact, case.slope, 0.3, factors), by_output, exact
     )
 
     def run(dtype: torch.dtype, function: Any) -> list[Tensor]:
         own = leaves(parts, dtype)
         call = NeighbourCall(
-            edges, NeighbourScore(kind), **own, scale=0.3, kept=kept, kept_factor=1 / 0.6
+            edges,
+            NeighbourScore(kind),
+            **own,
+            slope=case.slope,
+            scale=0.3,
+            kept=kept,
+            kept_factor=1 / 0.6,
         )
         return with_gradients(function(call), by_output, own)
 
