@@ -84,9 +84,12 @@ def test_all_edges_leave_no_doubt(minilm_trace, minilm_top) -> None:
 
 
 def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace) -> None:
-    with pytest.raises(weft.InputError, match="Compare traces of as many tokens"):
+    said = "2 keys in the first, 1 and 1 in the second"
+    with pytest.raises(weft.InputError, match=said):
         compare(make_trace(["a", "b"]), make_trace(["a"]))
-    with pytest.raises(weft.InputError, match="2 heads, the other trace 3"):
+    with pytest.raises(weft.InputError, match="2 keys in A, 1 and 1 in B"):
+        compare(make_trace(["a", "b"]), make_trace(["a"]), names=("A", "B"))
+    with pytest.raises(weft.InputError, match="2 heads in the first, 3 in the second"):
         compare(make_trace(["a"]), make_trace(["a"], heads=3))
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):
         compare(*[make_trace(["a", "b"], keep=1)] * 2, exact=True)
@@ -107,7 +110,7 @@ def test_the_command(traces, tmp_path, capsys) -> None:
     assert out[0].startswith("0 of 40 tokens differ")
     said = json.loads(out[-1])
     assert (said["heads"][0]["layer"], said["heads"][0]["head"]) == (1, 1)
-    assert len(said["heads"]) == 8
+    assert len(said["heads"]) == 3
     assert len(said["edges"]) == 3
 
 

@@ -141,6 +141,11 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         (("--target", "x"), "--logit and --target need --text"),
         (("--logit", "a"), "--logit and --target need --text"),
         (("--text", "a"), "the text has one token; the loss needs two or more"),
+        (
+            ("--text", "abc", "--patch", "a"),
+            "weft: --patch 'a': the text has one token; the loss needs two or more. Give another "
+            "text of as many tokens as --text.",
+        ),
     ],
 )
 def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -265,6 +265,10 @@ def test_json_of_a_comparison_has_as_many_rows_as_the_table(
         assert result.code == 0, result.err
         content = json.loads(result.out.splitlines()[-1])
         assert len(content["heads"]) == rows
+    words = ("trace", runs / "translation", "--text", "the", "-o", tmp_path / "the.weft")
+    assert weft_main(*words).code == 0
+    line = weft_main("compare", trace_path, tmp_path / "the.weft").one_line()
+    assert f"in {trace_path}, " in line and f"in {tmp_path / 'the.weft'}. Compare traces" in line
     assert "JSON is whole" not in weft_main("compare", "--help").out
     for verb in ("rollout", "flow", "relevance", "clusters", "query", "align"):
         assert "JSON is whole" in " ".join(weft_main(verb, "--help").out.split())

@@ -61,6 +61,11 @@ def test_pairs_of_heads(weft_main: Command, runs: Path) -> None:
         assert said in result.err
 
 
+def test_a_trace_is_no_model(weft_main: Command, trace_path: Path) -> None:
+    line = weft_main("projections", trace_path).one_line()
+    assert f"{trace_path}: a trace, not a model. weft heads, weft measures and weft view" in line
+
+
 def test_the_old_name_says_the_new_one(weft_main: Command, runs: Path) -> None:
     new = weft_main("projections", runs / "language", "--json")
     old = weft_main("weights", runs / "language", "--json")

@@ -247,7 +247,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("neighbours", lambda: weft.neighbours([[1]]), "neighbours", "got list; expected an"),
     ("neighbours of 1 dimension", lambda: weft.neighbours(zeros(3)), "neighbours", "adjacency"),
     ("nodes", lambda: call(mask=weft.neighbours(zeros(5, 6))), "neighbours", "row for each query"),
-    ("offset", lambda: weft.causal(2**63), "window", "whole number"),
+    ("offset", lambda: weft.causal(2**63), "causal", "whole number"),
     ("offset of Shaw", lambda: untyped.Shaw(zeros(3, 8), offset=0.5), "Shaw", "whole number"),
     ("lengths of 80 bits", lambda: weft.padding([2**80]), "padding", "whole number"),
     ("packed text", lambda: packed("ab"), "packed", "whole numbers"),  # type: ignore[arg-type]

@@ -48,6 +48,14 @@ def test_window(queries: int, keys: int, left: int | None, right: int | None, of
     check(weft.window(left, right, offset), pairs(queries, keys, allow), queries, keys)
 
 
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_an_offset_that_is_none_names_the_mask_that_was_asked_for(name: str) -> None:
+    wrong: Any = "a"
+    arguments = (wrong,) if name == "causal" else (1, 1, wrong)
+    with pytest.raises(weft.InputError, match=f"^{name}: offset is 'a'; expected a whole number"):
+        getattr(weft, name)(*arguments)
+
+
 @pytest.mark.parametrize(
     ("left", "right", "offset"),
     [

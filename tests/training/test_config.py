@@ -196,13 +196,27 @@ def test_overrides(tmp_path: Path) -> None:
         ("=3", "expected section.key=value"),
         ("training.sede=3", "unknown key 'training.sede'; did you mean 'seed'"),
         ("training.seed.x=3", "'seed' is a value, not a section"),
-        ("training.seed=three", "training.seed = 'three': input should be a valid integer"),
+        (
+            "training.seed=three",
+            "^--set 'training.seed=three': training.seed = 'three': input should be a valid",
+        ),
+        (" training.sede=3", "^--set ' training.sede=3': unknown key 'training.sede'"),
+        ("model.width=0", "^--set 'model.width=0': model.width = 0: "),
+        ("training.betas=[2,0]", r"^--set 'training.betas=\[2,0\]': training.betas\[0\] = 2"),
+        ("model.kind=no", "^--set 'model.kind=no': model.kind is 'no'; expected one of"),
         ("task.folder=caf\udce9", r"--set 'task.folder=caf\\udce9': it is not UTF-8 text"),
     ],
 )
 def test_overrides_that_are_wrong(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_config(write(tmp_path, "[training]\nseed = 1\n"), [override])
+
+
+def test_what_the_file_has_wrong_is_not_blamed_on_what_was_set(tmp_path: Path) -> None:
+    path = write(tmp_path, "[model]\nwidth = 0\n")
+    with pytest.raises(InputError) as caught:
+        load_config(path, ["training.seed=3"])
+    assert str(caught.value).startswith(f"{path}: model.width = 0: ")
 
 
 def test_the_embedded_and_the_kept_configurations_are_good() -> None:

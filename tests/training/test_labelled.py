@@ -34,6 +34,10 @@ def test_a_folder_a_class(tmp_path: Path) -> None:
         (b"pos good", "line 1 has 0 tabs; expected label TAB text, or label TAB id TAB text."),
         (b"a\tb\tc\td", "line 1 has 3 tabs; expected label TAB text"),
         (b"a\tb\nc\td\te", "line 2 has 2 tabs; expected 1, as in the lines before."),
+        (
+            b"a\tb\rc\td\r",
+            "its lines end by carriage returns (CR) alone; expected line feeds (LF).",
+        ),
         (b"a\tb\n\tc", "line 2 has no label. Fill it in, or remove it."),
         (b"a\tb\nc\t ", "line 2 has no text. Fill it in, or remove it."),
         (b"\n \n", "no labelled texts; the file is empty."),

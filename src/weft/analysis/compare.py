@@ -56,6 +56,9 @@ BLOCK_CELLS = 2**24
 #: Weights of a head that are looked up, besides those of the edges that are wanted, at most.
 _LOOKED_UP = 256
 
+#: What sentences call the two traces, where nothing else is said.
+_NAMES = ("the first", "the second")
+
 
 @dataclass(frozen=True)
 class Change:
@@ -172,7 +175,12 @@ class Comparison:
 
 
 def compare(
-    first: TraceData, second: TraceData, *, exact: bool | None = None, edges: int = 20
+    first: TraceData,
+    second: TraceData,
+    *,
+    exact: bool | None = None,
+    edges: int = 20,
+    names: tuple[str, str] = _NAMES,
 ) -> Comparison:
     """Which heads and edges changed most from one trace to another.
 
@@ -182,13 +190,14 @@ def compare(
         exact: True: rows are compared in all weights; False: in the kept edges, with bounds; None:
             in all of them where that is cheap.
         edges: how many are wanted.
+        names: what errors call the traces.
 
     Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
     asked for.
     """
     check_flag("compare", "exact", exact, optional=True)
     edges = whole_number("compare", "edges", edges, 0)
-    pairs = matched_layers(first, second)
+    pairs = matched_layers(first, second, names)
     heads, entropies, changes = [], [], []
     for number, other in pairs:
         ours, theirs = first.layers[number], second.layers[other]
@@ -214,9 +223,7 @@ def compare(
     )
 
 
-def first_difference(
-    first: TraceData, second: TraceData, names: tuple[str, str] = ("the first", "the second")
-) -> str:
+def first_difference(first: TraceData, second: TraceData, names: tuple[str, str] = _NAMES) -> str:
     """Where the tokens of two traces first differ, in a sentence; "": they are the same.
 
     names: what the sentence calls the traces.
@@ -244,42 +251,48 @@ def first_difference(
     return ""
 
 
-def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]:
+def matched_layers(
+    first: TraceData, second: TraceData, names: tuple[str, str] = _NAMES
+) -> list[tuple[int, int]]:
     """The numbers of the layers of one kind and index in both traces.
+
+    names: what errors call the traces.
 
     Raises: InputError: there is none, or one pair has other heads or numbers of tokens.
     """
-    check_trace("compare", first, "the first")
-    check_trace("compare", second, "the second")
+    check_trace("compare", first, names[0])
+    check_trace("compare", second, names[1])
     there = {(layer.kind, layer.index): number for number, layer in enumerate(second.layers)}
     pairs = []
     for number, layer in enumerate(first.layers):
         other = there.get((layer.kind, layer.index))
         if other is None:
             continue
-        _check_shapes(layer, second.layers[other])
+        _check_shapes(layer, second.layers[other], names)
         pairs.append((number, other))
     if not pairs:
         kinds = [" and ".join(sorted({x.kind for x in t.layers})) for t in (first, second)]
         raise InputError(
-            "compare: the traces have no layer of one kind and index in common: layers of the "
-            f"first are {kinds[0]}, of the second {kinds[1]}. Compare traces of models of one kind."
+            "compare: the traces have no layer of one kind and index in common: layers of "
+            f"{names[0]} are {kinds[0]}, of {names[1]} {kinds[1]}. Compare traces of models of one "
+            "kind."
         )
     return pairs
 
 
-def _check_shapes(layer: TraceLayer, other: TraceLayer) -> None:
+def _check_shapes(layer: TraceLayer, other: TraceLayer, names: tuple[str, str] = _NAMES) -> None:
     """Raise an InputError where two layers have other heads or numbers of tokens."""
     shape = other.shape
     if shape[1:] != layer.shape[1:]:
         raise InputError(
             f"compare: layer {layer.name} has {layer.shape[1]} queries and {layer.shape[2]} "
-            f"keys, the other trace {shape[1]} and {shape[2]}. Compare traces of as many tokens."
+            f"keys in {names[0]}, {shape[1]} and {shape[2]} in {names[1]}. Compare traces of as "
+            "many tokens."
         )
     if shape[0] != layer.shape[0]:
         raise InputError(
-            f"compare: layer {layer.name} has {layer.shape[0]} heads, the other trace "
-            f"{shape[0]}. Compare models of as many heads."
+            f"compare: layer {layer.name} has {layer.shape[0]} heads in {names[0]}, {shape[0]} in "
+            f"{names[1]}. Compare models of as many heads."
         )
 
 

@@ -9,9 +9,21 @@ from typing import BinaryIO
 from weft.errors import InputError
 from weft.formats.files import not_utf8, unpacked
 
-__all__ = ["decoded_lines", "file_lines", "text_lines"]
+__all__ = ["check_line_ends", "decoded_lines", "file_lines", "text_lines"]
 
 _MARK = "\ufeff"
+
+
+def check_line_ends(text: str, path: Path) -> None:
+    """Raise an InputError where carriage returns alone end the lines of a table.
+
+    They would be one line, which has too many columns.
+    """
+    if "\n" not in text and "\r" in text.rstrip("\r"):
+        raise InputError(
+            f"{path}: its lines end by carriage returns (CR) alone; expected line feeds (LF). "
+            f"Convert it: tr '\\r' '\\n' < {path.name}"
+        )
 
 
 def text_lines(text: str) -> list[str]:

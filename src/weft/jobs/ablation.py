@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from weft.errors import InputError
 from weft.experiments.ablation import Ablation, Group, ablate, attention_layers, patch
 from weft.experiments.estimates import estimate
@@ -12,6 +14,7 @@ from weft.experiments.interventions import Kind
 from weft.jobs.model import Measure, Model
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
+from weft.mechanism.shapes import in_words
 
 __all__ = ["HeadQuestion", "effects_of_heads"]
 
@@ -87,13 +90,24 @@ def _effects(
 ) -> Ablation:
     network, run, positions = model.network, measure.run, question.positions
     heads = _heads(model, question, measure)
-    source = None if question.patch is None else _measure(model, question, question.patch).run
+    source = None if question.patch is None else _patch(model, question, question.patch)
     if question.estimated:
         kind = kind if source is None else "patch"
         return estimate(network, run, kind=kind, source=source, heads=heads, positions=positions)
     if source is None:
         return ablate(network, run, kind=kind, heads=heads, positions=positions, progress=progress)
     return patch(network, run, source, heads=heads, positions=positions, progress=progress)
+
+
+def _patch(model: Model, question: HeadQuestion, text: str) -> Callable[[], Tensor]:
+    """Runs the model on the other text."""
+    try:
+        return _measure(model, question, text).run
+    except InputError as error:
+        reason = str(error).removesuffix(" Give more text.")
+        raise InputError(
+            f"--patch {in_words(text)}: {reason} Give another text of as many tokens as --text."
+        ) from None
 
 
 def _measure(model: Model, question: HeadQuestion, text: str | None) -> Measure:

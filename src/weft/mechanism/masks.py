@@ -266,7 +266,7 @@ def causal(offset: int = 0) -> Mask:
     tensor([[1, 1, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    return Window(None, 0, offset)
+    return Window(None, 0, whole_number("causal", "offset", offset))
 
 
 def window(left: int | None, right: int | None, offset: int = 0) -> Mask:

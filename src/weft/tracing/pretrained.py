@@ -192,6 +192,11 @@ def _check_folder(folder: Path, library: Any) -> None:
         inside = sorted(folder.glob("*.gguf"))
         if inside:
             raise DataError(f"{folder}: a folder of GGUF files. Give one of them: {inside[0]}")
+        if is_there(folder / "trace.json", "trace"):
+            raise DataError(
+                f"{folder}: a trace, not a model. weft heads, weft measures and weft view read it; "
+                "here give a run's folder, a model's, or the name of a model."
+            )
         raise DataError(
             f"{folder}: neither a run (it has no run.json) nor a model (it has no config.json). "
             "Give a run's folder, a model's, or the name of a model."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -177,8 +178,24 @@ def _names_at(place: tuple[int | str, ...]) -> list[str]:
     return []
 
 
-def _explain(source: str, error: ValidationError) -> str:
-    """The first thing wrong with a configuration, in one line."""
+def _wrong_keys(kind: str, key: str) -> tuple[str, ...]:
+    """The keys whose values can be what is wrong, where pydantic names one.
+
+    >>> _wrong_keys("greater_than", "training.betas[0]")
+    ('training.betas', 'training.betas[0]')
+    """
+    if kind == "misfit":
+        return "task.kind", "model.kind"
+    if kind.startswith("union_tag"):
+        return key, f"{key}.kind"
+    return key.partition("[")[0], key
+
+
+def _explain(source: str, error: ValidationError, overrides: Mapping[str, str]) -> str:
+    """The first thing wrong with a configuration, in one line.
+
+    overrides: of keys that were set on the command line, the words that did so.
+    """
     # Without a task there is no default of the model either: no second thing wrong.
     errors = [part for part in error.errors() if part["type"] != "default_factory_not_called"]
     first, more = errors[0], len(errors) - 1
@@ -187,6 +204,9 @@ def _explain(source: str, error: ValidationError) -> str:
     if place and isinstance(place[-1], int):
         key = f"{key.rpartition('.')[0]}[{place[-1]}]"
     also = f" ({more} more after this one.)" if more else ""
+    for name in _wrong_keys(first["type"], key):
+        if name in overrides:
+            source = f"--set {overrides[name]!r}"
     if first["type"] == "misfit":
         return f"{source}: {first['msg']}"
     if first["type"] == "extra_forbidden":
@@ -206,15 +226,19 @@ def _explain(source: str, error: ValidationError) -> str:
     return f"{source}: {key} = {reprlib.repr(first['input'])}: {message}.{also}"
 
 
-def check_config(content: JsonObject, source: str) -> RunConfig:
+def check_config(
+    content: JsonObject, source: str, overrides: Mapping[str, str] | None = None
+) -> RunConfig:
     """A configuration from nested dictionaries.
+
+    overrides: of keys that were set on the command line, the words that did so.
 
     Raises: InputError: one line that names the key, what is wrong and the nearest known.
     """
     try:
         return RunConfig.model_validate_json(_as_json(_with_kind(content)))
     except ValidationError as error:
-        raise InputError(_explain(source, error)) from None
+        raise InputError(_explain(source, error, overrides or {})) from None
     except RecursionError:
         raise InputError(f"{source}: its values are nested too deeply.") from None
 
@@ -249,7 +273,8 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
         raise InputError(f"{path}: it holds a number of too many digits, or no date.") from None
     for override in overrides or []:
         _override(content, override)
-    return check_config(content, str(path))
+    words = {override.partition("=")[0].strip(): override for override in overrides or []}
+    return check_config(content, str(path), words)
 
 
 def defaults_of(path: Path, config: RunConfig) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonMapping, read_text
+from weft.formats.lines import check_line_ends
 
 __all__ = [
     "DRAWN_FROM",
@@ -45,7 +46,9 @@ def read_labelled(path: Path) -> list[LabelledText]:
 def _read_lines(path: Path) -> list[LabelledText]:
     examples: list[LabelledText] = []
     columns = 0
-    for number, line in enumerate(read_text(path, "labelled texts").split("\n"), 1):
+    text = read_text(path, "labelled texts")
+    check_line_ends(text, path)
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         fields = [field.strip() for field in line.split("\t")]

@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.errors import InputError, ShapeError
 from weft.formats.arrays import Arrays, read_npz
 from weft.formats.files import read_text
-from weft.formats.lines import text_lines
+from weft.formats.lines import check_line_ends, text_lines
 
 __all__ = ["SPLITS", "UNKNOWN", "NodeData", "read_nodes"]
 
@@ -31,7 +31,7 @@ class NodeData:
     """A graph, checked.
 
     features     float32, (nodes, features)
-    edge_index   int64, (2, edges), sources over targets
+    edge_index   int64, (2, edges), sources over targets; one that is there twice counts twice
     labels       int64, (nodes,): the number of the class, UNKNOWN where there is none
     classes      the names of the classes
     names        the names of the nodes
@@ -264,5 +264,7 @@ def _read_folder(path: Path) -> NodeData:
 
 
 def _table(path: Path) -> list[list[str]]:
-    lines = text_lines(read_text(path, "table"))
+    text = read_text(path, "table")
+    check_line_ends(text, path)
+    lines = text_lines(text)
     return [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]

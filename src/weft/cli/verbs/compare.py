@@ -23,7 +23,7 @@ def compare(
 
     traces = TraceData.open(first), TraceData.open(second)
     with working("comparing"):
-        result = compare_traces(*traces, exact=exact, edges=limit)
+        result = compare_traces(*traces, exact=exact, edges=limit, names=(str(first), str(second)))
     differ, tokens = result.tokens
     heads, edges = result.table(), result.edge_table()
     for note in {in_half_precision(trace.layers) for trace in traces} - {""}:

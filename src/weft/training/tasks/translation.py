@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weft.errors import InputError
 from weft.formats.files import read_text
+from weft.formats.lines import check_line_ends
 from weft.training.config import TranslationConfig
 from weft.training.data import DataDescription
 from weft.training.measures.corpus import CorpusMeasure
@@ -36,10 +37,10 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
             "tab-separated pairs."
         )
     paths = [folder / name for name in files]
-    lines = [
-        read_text(path, "text (task.folder says where)").removesuffix("\n").split("\n")
-        for path in paths
-    ]
+    texts = [read_text(path, "text (task.folder says where)") for path in paths]
+    for path, text in zip(paths, texts, strict=True):
+        check_line_ends(text, path)
+    lines = [text.removesuffix("\n").split("\n") for text in texts]
     if len(files) == 2:
         sources, targets = lines
         numbers = list(range(1, len(sources) + 1))
