@@ -134,8 +134,17 @@ def test_matrices_of_another_type(history: History) -> None:
 
 
 def test_no_history(tmp_path: Path) -> None:
-    assert History(tmp_path).steps == []
-    with pytest.raises(DataError, match=r"no: no snapshots\. Give the folder of a run's history"):
-        History(tmp_path / "no").measures()
+    empty = tmp_path / "history"
+    empty.mkdir()
+    assert History(empty).steps == []
+    with pytest.raises(DataError, match=r"history: no snapshots\. Give the folder of a run's"):
+        History(empty).measures()
+    for missing in (tmp_path / "no", str(tmp_path / "no")):
+        with pytest.raises(DataError, match=r"no: no such history\. Give the folder of a run's"):
+            History(missing)
+    (tmp_path / "run.json").write_text("{}")
+    assert History(tmp_path / "no").steps == []  # of a run that keeps none
+    with pytest.raises(InputError, match=r"a run\. Give the folder of its history: .*/history"):
+        History(tmp_path)
     with pytest.raises(DataError, match="no snapshot -1 from the end; there are 0"):
-        History(tmp_path)[-1]
+        History(empty)[-1]

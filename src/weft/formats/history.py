@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from weft.errors import DataError, InputError, optional_package
-from weft.formats.files import JsonObject, cannot_read
+from weft.formats.files import JsonObject, cannot_read, is_there
 from weft.formats.tensors import load_tensors, read_notes, save_tensors
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.head_matrices import MATRICES, MEASURES
@@ -224,14 +224,24 @@ class History:
     ``history[step]`` is the snapshot of a step, ``history[-1]`` the last one, ``history[-2]`` the
     one before it; ``history.measures()`` says how each head has grown.
 
-    Raises: DataError: no such snapshot, or a damaged one. InputError: no number of a step.
+    Raises: DataError: no such history or snapshot, or a damaged one. InputError: the folder of a
+    run, whose history is a folder in it; no number of a step.
     """
 
     folder: Path
 
     def __post_init__(self) -> None:
         # It may come as text.
-        object.__setattr__(self, "folder", Path(self.folder))
+        folder = Path(self.folder)
+        object.__setattr__(self, "folder", folder)
+        if is_there(folder / "run.json", "history"):
+            raise InputError(f"{folder}: a run. Give the folder of its history: {folder}/history")
+        # A run that keeps no history has none.
+        if not is_there(folder, "history") and not is_there(folder.parent / "run.json"):
+            raise DataError(
+                f"{folder}: no such history. Give the folder of a run's history, as "
+                "runs/demo/history."
+            )
 
     @property
     def steps(self) -> list[int]:
