@@ -47,9 +47,10 @@ struct Call {
     Tensor sinks;  // float32, (heads,): one more logit, without a value
 
     // Results. Rows are (batch, heads, queries) in this order.
-    void* output = nullptr;    // (rows, value_depth), in the type of the inputs
-    float* lse = nullptr;      // may be left out where entropy is
-    float* entropy = nullptr;  // nullptr where it is not asked for; with it rest and count
+    void* output = nullptr;         // (rows, value_depth), in the type of the inputs
+    float* exact_output = nullptr;  // of bfloat16: the same before it is rounded, or nullptr
+    float* lse = nullptr;           // may be left out where entropy is
+    float* entropy = nullptr;       // nullptr where it is not asked for; with it rest and count
     float* rest = nullptr;
     int32_t* count = nullptr;
     int64_t kept = 0;

@@ -13,10 +13,11 @@ inline void write_output(const Call& call, int64_t row, const float* sums, float
     if (call.bfloat16) {
         uint16_t* to = (uint16_t*)call.output + row * call.value_depth;
         for (int64_t d = 0; d < call.value_depth; ++d) to[d] = to_bfloat16(sums[d] * factor);
-    } else {
-        float* to = (float*)call.output + row * call.value_depth;
-        for (int64_t d = 0; d < call.value_depth; ++d) to[d] = sums[d] * factor;
     }
+    float* floats = call.bfloat16 ? call.exact_output : (float*)call.output;
+    if (!floats) return;
+    floats += row * call.value_depth;
+    for (int64_t d = 0; d < call.value_depth; ++d) floats[d] = sums[d] * factor;
 }
 
 // The strongest edges of row `at`, ordered, and their weights. Returns the mass that is on them.

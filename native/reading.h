@@ -94,10 +94,10 @@ inline void read(nb::handle value, Element*& to) {
             field(scale) field(softcap) field(banded) field(left) field(right) field(clip)   \
                 field(relative_offset) field(last_queries) field(bfloat16)
 // Where its results go: tensors by these names, and how many edges of a row are kept.
-#define WEFT_RESULT_FIELDS(field)                                                                 \
-    field(output) field(lse) field(entropy) field(rest) field(count) field(kept) field(kept_keys) \
-        field(kept_scores) field(kept_weights) field(received) field(received_most)               \
-            field(received_last)
+#define WEFT_RESULT_FIELDS(field)                                                           \
+    field(output) field(exact_output) field(lse) field(entropy) field(rest) field(count)    \
+        field(kept) field(kept_keys) field(kept_scores) field(kept_weights) field(received) \
+            field(received_most) field(received_last)
 
 inline Call call_of(nb::handle native) {
     Call call;

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -288,6 +289,8 @@ class Buckets(DistanceBias):
     table: (buckets, heads); see `bucket_of_distance`.
     Source: Raffel et al. 2020, section 2.1.
     """
+
+    looked_up: ClassVar[bool] = True
 
     table: Tensor
     bidirectional: bool = True

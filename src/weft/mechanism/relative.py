@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -150,7 +150,13 @@ class _OfHead(_InScores):
 
 
 class DistanceBias(Relative):
-    """Relative positions that add a bias to the scores, which the distance alone decides."""
+    """Relative positions that add a bias to the scores, which the distance alone decides.
+
+    looked_up: whether every bias is one of the numbers of a table, and none is made of a number and
+        the distance, which multiplies the number's gradient.
+    """
+
+    looked_up: ClassVar[bool] = False
 
     @abstractmethod
     def bias_of(self, distance: Tensor) -> Tensor:
@@ -178,6 +184,8 @@ class ByDistance(DistanceBias):
 
     values: (heads or 1, distances).
     """
+
+    looked_up: ClassVar[bool] = True
 
     values: Tensor
     zero: int

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.mechanism.backends.native_backward import Incoming, Saved, gradients
-from weft.mechanism.backends.native_forward import forward, forward_graph, forward_output
+from weft.mechanism.backends.native_forward import (
+    forward,
+    forward_graph,
+    forward_output,
+    room_for_exact,
+)
 from weft.mechanism.backends.native_operators import attend_rows, attention_rows
 from weft.mechanism.backends.native_request import (
     INSTRUCTION_SET,
@@ -29,6 +34,7 @@ from weft.mechanism.backends.rows import Rows
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.parts import changed
+from weft.mechanism.relative import DistanceBias
 from weft.mechanism.shapes import Output
 
 __all__ = [
@@ -86,9 +92,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, native: NativeCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        output, lse = forward(native)
+        exact = room_for_exact(native)
+        output, lse = forward(native, exact)
         ctx.native, ctx.written = native.bare(), _times_written(native)
-        ctx.save_for_backward(*tensors, output, lse)
+        ctx.save_for_backward(*tensors, output if exact is None else exact, lse)
         return output, lse
 
     @staticmethod
@@ -104,11 +111,13 @@ class _Attend(torch.autograd.Function):
         ctx: Any, native: NativeCall, kept: int, received: bool, *tensors: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        rows = forward_graph(native, kept, received)
+        exact = room_for_exact(native)
+        rows = forward_graph(native, kept, received, exact)
         ctx.native, ctx.written = native.bare(), _times_written(native)
         constant = (rows.keys, rows.keys_seen, rows.received_most)
         ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
-        saved = Saved(rows.output, rows.lse, rows.entropy, rows.keys, rows.weights)
+        output = rows.output if exact is None else exact
+        saved = Saved(output, rows.lse, rows.entropy, rows.keys, rows.weights)
         ctx.save_for_backward(*tensors, *saved)
         return tuple(rows)
 
@@ -152,11 +161,31 @@ def _wants_gradients(native: NativeCall) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in native.tensors)
 
 
+#: Whether the forward kernels round weights of bfloat16 calls, for their product with the values.
+ROUNDS_WEIGHTS = chosen_instruction_set() in ("avx512_bf16", "amx")
+
+
+def _prepared(call: AttentionCall) -> NativeCall:
+    """What the kernels are asked, in float32 where a gradient is multiplied by distances.
+
+    The gradients of a row's scores sum to 0 as far as the weights of its output are those of the
+    backward pass, and distances multiply what is left.
+    """
+    native, relative = prepare(call), call.relative
+    if not (ROUNDS_WEIGHTS and native.bfloat16 and isinstance(relative, DistanceBias)):
+        return native
+    bias = native.offset_bias
+    if relative.looked_up or bias is None or not bias.requires_grad:
+        return native
+    queries, keys, values = (part.float() for part in (native.queries, native.keys, native.values))
+    return changed(native, queries=queries, keys=keys, values=values)
+
+
 def attention(call: AttentionCall) -> Output:
     """The output of a call that the kernels serve."""
-    native = prepare(call)
+    native = _prepared(call)
     if serves_compiled():
-        output = attention_rows(native)[0]
+        output = attention_rows(native, _wants_gradients(native))[0]
     elif _wants_gradients(native):
         output = _attention(native, *native.tensors)[0]
     else:
@@ -165,7 +194,7 @@ def attention(call: AttentionCall) -> Output:
 
 
 def _in_type_of(call: AttentionCall, output: Output) -> Output:
-    """An output in the type of its queries: that of a bilinear score is taken in float32."""
+    """An output in the type of its queries, which may have been taken in float32."""
     # (To convert to what a tensor has takes a microsecond, which short calls feel.)
     dtype = call.queries.dtype
     return output if output.dtype == dtype else output.to(dtype)
@@ -178,12 +207,12 @@ def attend(
 
     instruction_set: whose kernels run; None: those of every call.
     """
-    native = prepare(call)
+    native = _prepared(call)
     if instruction_set is not None:
         native = changed(native, instruction_set=instruction_set)
     k = keep.places(call.keys.shape[2])
     if serves_compiled():
-        rows = attend_rows(native, k, call.received is not None)
+        rows = attend_rows(native, k, call.received is not None, _wants_gradients(native))
     elif _wants_gradients(native):
         rows = Rows(*_attend(native, k, call.received is not None, *native.tensors))
     else:

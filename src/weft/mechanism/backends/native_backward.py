@@ -38,7 +38,10 @@ FAR = 2.0**13
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs of the rows that a call gave; of the output alone, less."""
+    """What the backward pass needs of the rows that a call gave; of the output alone, less.
+
+    output: before it was rounded, where `room_for_exact` gave room.
+    """
 
     output: Output
     lse: PerRow
@@ -209,7 +212,7 @@ def _is_of_output(native: NativeCall, rows: Saved, incoming: Incoming) -> bool:
         and all(other is None for other in others)
         and native.sinks is None
         and native.values.shape[3] <= DEEPEST
-        and output.dtype == rows.output.dtype == torch.float32
+        and rows.output.dtype == torch.float32
     )
 
 
@@ -217,7 +220,7 @@ def _output_gradients(
     native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """As `_gradients`, with what each row gives in one pass."""
-    by_output = cast("Tensor", incoming.output)
+    by_output = cast("Tensor", incoming.output).float()
     if by_output.stride(-1) != 1 and by_output.shape[-1] != 1:
         by_output = by_output.contiguous()
     output, saved_lse = rows.output.contiguous(), rows.lse.contiguous()

@@ -9,7 +9,7 @@ from weft.mechanism.backends.native_request import NativeCall, kernels
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.shapes import Output, PerRow
 
-__all__ = ["forward", "forward_graph", "forward_output"]
+__all__ = ["forward", "forward_graph", "forward_output", "room_for_exact"]
 
 
 #: Multiply-adds below which one thread computes a call. It takes some 8 microseconds at most: with
@@ -17,11 +17,17 @@ __all__ = ["forward", "forward_graph", "forward_output"]
 LITTLE = 2**16
 
 
-def forward(native: NativeCall) -> tuple[Output, PerRow]:
-    """Output and log-sum-exp of each row."""
+def forward(native: NativeCall, exact: Output | None = None) -> tuple[Output, PerRow]:
+    """Output and log-sum-exp of each row.
+
+    exact: from `room_for_exact`; filled.
+    """
     output = _room_for_output(native)
     lse = torch.empty(native.queries.shape[:3], dtype=torch.float32)
-    kernels.forward(native, {"output": output, "lse": lse}, _threads(native))
+    asked = {"output": output, "lse": lse}
+    if exact is not None:
+        asked["exact_output"] = exact
+    kernels.forward(native, asked, _threads(native))
     return output, lse
 
 
@@ -32,11 +38,13 @@ def forward_output(native: NativeCall) -> Output:
     return output
 
 
-def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows:
+def forward_graph(
+    native: NativeCall, kept: int, received: bool = False, exact: Output | None = None
+) -> Rows:
     """Output and graph.
 
     kept: places for a row's edges, the ones past the last empty. received: whether to sum what each
-        key receives, also from the last queries if `native` has such.
+        key receives, also from the last queries if `native` has such. exact: as in `forward`.
     """
     rows = native.queries.shape[:3]
     # The types are the kernels', whatever torch's default is. (empty_like takes half of the time of
@@ -65,6 +73,8 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
         "rest": results.rest,
         "count": results.keys_seen,
     }
+    if exact is not None:
+        asked["exact_output"] = exact
     if received:
         # The kernels write nothing where there is no query.
         shape = (*rows[:2], native.keys.shape[2])
@@ -79,6 +89,17 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
         asked |= {name: found for name in names if (found := getattr(results, name)) is not None}
     kernels.forward(native, asked, _threads(native))
     return results
+
+
+def room_for_exact(native: NativeCall) -> Output | None:
+    """Room for the output before it is rounded, in float32; None where it is not rounded.
+
+    For the backward pass, which subtracts dO . O from what each key of a row gives: an error of it
+    does not cancel in a row's sums, and grows with the distances or keys that these multiply.
+    """
+    if not native.bfloat16:
+        return None
+    return torch.empty((*native.queries.shape[:3], native.values.shape[3]), dtype=torch.float32)
 
 
 def _room_for_output(native: NativeCall) -> Tensor:

@@ -1,7 +1,7 @@
 """The native kernels as operators of torch: a compiled model calls them as a plain one does.
 
-    torch.ops.weft.attention             output and log-sum-exp
-    torch.ops.weft.attend                output and graph, the tensors of `Rows`
+    torch.ops.weft.attention             output and log-sum-exp, and the output unrounded
+    torch.ops.weft.attend                output and graph, the tensors of `Rows`, and the same
     torch.ops.weft.attention_gradients   what the backward pass of both asks for
 
 torch.compile cannot look into an autograd function that hands memory to C++. It can call an
@@ -28,7 +28,7 @@ from torch.library import custom_op
 
 from weft.errors import ShapeError
 from weft.mechanism.backends.native_backward import Incoming, Saved, by_formulas, gradients
-from weft.mechanism.backends.native_forward import forward, forward_graph
+from weft.mechanism.backends.native_forward import forward, forward_graph, room_for_exact
 from weft.mechanism.backends.native_request import NativeCall
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.mask import Mask
@@ -52,15 +52,19 @@ ARGUMENTS = CALL.count(",") + 1
 ROWS = ", ".join(["Tensor"] * len(Rows._fields))
 
 
-def attention_rows(native: NativeCall) -> tuple[Output, PerRow]:
-    """Output and log-sum-exp of a call, by an operator."""
-    output, lse = _attention(*_arguments(native))
+def attention_rows(native: NativeCall, exact: bool) -> tuple[Output, PerRow]:
+    """Output and log-sum-exp of a call, by an operator.
+
+    exact: whether the backward pass is to have the output as it was before it was rounded.
+    """
+    output, lse, _ = _attention(*_arguments(native), exact)
     return output, lse
 
 
-def attend_rows(native: NativeCall, kept: int, received: bool) -> Rows:
+def attend_rows(native: NativeCall, kept: int, received: bool, exact: bool) -> Rows:
     """Output and graph of a call, by an operator; see native_forward.forward_graph."""
-    found = Rows(*_attend(*_arguments(native), kept, received))
+    *rows, _ = _attend(*_arguments(native), kept, received, exact)
+    found = Rows(*rows)
     if not received:
         return found.changed(received=None, received_most=None, received_last=None)
     return found if native.last_queries else found.changed(received_last=None)
@@ -137,15 +141,23 @@ class _Rules(Mask):
         return seen
 
 
-def _attention_by_kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return forward(_call(arguments))
+# An operator gives tensors alone: what nobody asked for is empty.
+def _present(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.empty(0, dtype=torch.float32) if tensor is None else tensor for tensor in tensors
+    )
+
+
+def _attention_by_kernel(*arguments: Any) -> tuple[Tensor, ...]:
+    native = _call(arguments)
+    exact = room_for_exact(native) if arguments[-1] else None
+    return _present(*forward(native, exact), exact)
 
 
 def _attend_by_kernel(*arguments: Any) -> tuple[Tensor, ...]:
-    kept, received = arguments[ARGUMENTS:]
-    rows = forward_graph(_call(arguments), kept, received)
-    # An operator gives tensors alone: what nobody asked for is empty.
-    return tuple(torch.empty(0) if tensor is None else tensor for tensor in rows)
+    (kept, received, asked), native = arguments[ARGUMENTS:], _call(arguments)
+    exact = room_for_exact(native) if asked else None
+    return _present(*forward_graph(native, kept, received, exact), exact)
 
 
 def _gradients_by_kernel(*arguments: Any) -> list[Tensor]:
@@ -171,13 +183,13 @@ _attention = custom_op(
     "weft::attention",
     _attention_by_kernel,
     mutates_args=(),
-    schema=f"({CALL}) -> (Tensor, Tensor)",
+    schema=f"({CALL}, bool exact) -> (Tensor, Tensor, Tensor)",
 )
 _attend = custom_op(
     "weft::attend",
     _attend_by_kernel,
     mutates_args=(),
-    schema=f"({CALL}, SymInt kept, bool received) -> ({ROWS})",
+    schema=f"({CALL}, SymInt kept, bool received, bool exact) -> ({ROWS}, Tensor)",
 )
 _gradients = custom_op(
     "weft::attention_gradients",
@@ -188,15 +200,16 @@ _gradients = custom_op(
 
 
 @_attention.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _(*arguments: Any) -> tuple[Tensor, ...]:
     queries, _, values = arguments[:3]
-    return _output(queries, values), queries.new_empty(queries.shape[:3], dtype=torch.float32)
+    lse = queries.new_empty(queries.shape[:3], dtype=torch.float32)
+    return _output(queries, values), lse, _exact(queries, values, arguments[-1])
 
 
 @_attend.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
     queries, keys, values = arguments[:3]
-    last, kept, received = arguments[ARGUMENTS - 1 :]
+    last, kept, received, exact = arguments[ARGUMENTS - 1 :]
     rows = queries.shape[:3]
     edges, by_key, nothing = (*rows, kept), (*rows[:2], keys.shape[2]), (0,)
     of_keys = (received, received, received and last)
@@ -215,7 +228,7 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
         queries.new_empty(size, dtype=torch.int32 if name in whole else torch.float32)
         for name, size in zip(Rows._fields[1:], sizes, strict=True)
     )
-    return _output(queries, values), *made
+    return _output(queries, values), *made, _exact(queries, values, exact)
 
 
 @_gradients.register_fake
@@ -228,16 +241,31 @@ def _output(queries: Tensor, values: Tensor) -> Tensor:
     return queries.new_empty((*queries.shape[:3], values.shape[3]))
 
 
+def _is_exact(queries: Tensor, asked: bool) -> bool:
+    """Whether an operator gives the output also as it was before it was rounded."""
+    return asked and queries.dtype == torch.bfloat16
+
+
+def _exact(queries: Tensor, values: Tensor, asked: bool) -> Tensor:
+    is_exact = _is_exact(queries, asked)
+    shape = (*queries.shape[:3], values.shape[3]) if is_exact else (0,)
+    return queries.new_empty(shape, dtype=torch.float32)
+
+
 def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _keep(ctx, inputs, Saved(*output))
+    rounded, lse, exact = output
+    ctx.mark_non_differentiable(exact)
+    _keep(ctx, inputs, Saved(exact if _is_exact(inputs[0], inputs[-1]) else rounded, lse))
 
 
 def _keep_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    rows = Rows(*output)
-    constant = (rows.keys, rows.keys_seen, rows.received_most)
+    *found, exact = output
+    rows = Rows(*found)
+    constant = (rows.keys, rows.keys_seen, rows.received_most, exact)
     ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
-    ctx.received = inputs[-1]
-    _keep(ctx, inputs, Saved(rows.output, rows.lse, rows.entropy, rows.keys, rows.weights))
+    _, ctx.received, asked = inputs[ARGUMENTS:]
+    kept = exact if _is_exact(inputs[0], asked) else rows.output
+    _keep(ctx, inputs, Saved(kept, rows.lse, rows.entropy, rows.keys, rows.weights))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], saved: Saved) -> None:
@@ -247,12 +275,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], saved: Saved) -> None:
     ctx.save_for_backward(*inputs[:TENSORS], *kept)
 
 
-def _through_attention(ctx: Any, output: Tensor | None, lse: Tensor | None) -> tuple[Any, ...]:
+def _through_attention(
+    ctx: Any, output: Tensor | None, lse: Tensor | None, _: Tensor | None
+) -> tuple[Any, ...]:
     return _backward(ctx, Incoming(output, lse))
 
 
 def _through_attend(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
-    output, _, scores, weights, lse, entropy, rest, _, received, _, last = by_rows
+    output, _, scores, weights, lse, entropy, rest, _, received, _, last, _ = by_rows
     # What nobody asked for is empty, and so is a gradient by it.
     received = received if ctx.received else None
     last = last if ctx.received and ctx.rules[-1] else None

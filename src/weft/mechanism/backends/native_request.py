@@ -150,7 +150,7 @@ def _import_kernels() -> tuple[Any, str]:
         return None, "weft was installed without its native kernels"
     except ImportError as error:
         return None, f"the native kernels cannot be loaded ({error})"
-    fields = {*NativeCall.names, *NativeCall.rules}
+    fields = {*NativeCall.names, *NativeCall.rules, "exact_output"}
     calls = {"NeighbourCall", "LinearCall", "FeedForwardCall", "RowTermsCall"}
     if not fields <= set(getattr(module, "CALL_FIELDS", ())) or not calls <= set(dir(module)):
         return None, "the native kernels were built from other sources; run make setup"
