@@ -74,17 +74,17 @@ def in_double(trace: TraceData) -> list[Tensor]:
 def test_the_case_is_one_where_rounding_shows(half: TraceData) -> None:
     """e^(rounded score - the model's log-sum-exp) sums to 1 only about; normalized to 1."""
     layer = half.layers[0]
-    assert layer.matrix is not None and layer.normalized_matrix is not None
+    assert layer.matrix is not None and layer.normalised_matrix is not None
     assert float((layer.matrix.dense().sum(-1) - 1).abs().max()) > 1e-3
-    assert float((layer.normalized_matrix.dense().sum(-1) - 1).abs().max()) < 1e-5
+    assert float((layer.normalised_matrix.dense().sum(-1) - 1).abs().max()) < 1e-5
     assert layer.half_precision
 
 
-def test_of_float32_the_normalized_matrix_is_the_matrix(rounded: TraceData) -> None:
+def test_of_float32_the_normalised_matrix_is_the_matrix(rounded: TraceData) -> None:
     layer = rounded.layers[0]
-    assert layer.normalized_matrix is layer.matrix and not layer.half_precision
+    assert layer.normalised_matrix is layer.matrix and not layer.half_precision
     (alone,) = weft.from_weights(torch.full((1, 2, 2), 0.5)).layers
-    assert alone.normalized_matrix is None and not alone.half_precision
+    assert alone.normalised_matrix is None and not alone.half_precision
 
 
 def test_shares_of_a_rollout_are_at_most_1_and_within_the_bound(half: TraceData) -> None:
@@ -174,9 +174,9 @@ def test_with_sinks_a_row_and_its_sink_sum_to_1(dtype: torch.dtype, tmp_path: Pa
         queries, keys, sinks=sinks, keep=weft.Top(3), dtype=dtype, save=tmp_path / "t"
     )
     layer: TraceLayer = weft.open(tmp_path / "t").layers[0]
-    assert layer.normalized_matrix is not None
-    taken = (sinks[:, None] - layer.normalized_matrix.lse).exp()
-    row = layer.normalized_matrix.dense().sum(-1) + taken
+    assert layer.normalised_matrix is not None
+    taken = (sinks[:, None] - layer.normalised_matrix.lse).exp()
+    row = layer.normalised_matrix.dense().sum(-1) + taken
     assert float(taken.max()) > 0.1
     torch.testing.assert_close(row, torch.ones(2, LENGTH), atol=1e-5, rtol=0)
 

@@ -327,7 +327,7 @@ def _every_edge(layer: TraceLayer) -> AttentionGraph:
 
 def _exact(layer: TraceLayer) -> AttentionMatrix:
     """The whole matrix of a layer, rows that sum to 1. Raises: InputError: it has none."""
-    matrix = layer.normalized_matrix
+    matrix = layer.normalised_matrix
     if matrix is None:
         raise InputError(
             f"compare: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "

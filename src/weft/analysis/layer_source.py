@@ -20,7 +20,7 @@ def layer_source(operation: str, layer: TraceLayer, exact: bool | None) -> tuple
         layer: of a trace.
         exact: True: all weights; False: the kept edges; None: all of them where that is cheap.
 
-    Returns: ``layer.matrix`` with "exact"; ``layer.normalized_matrix`` with "rounded" where its
+    Returns: ``layer.matrix`` with "exact"; ``layer.normalised_matrix`` with "rounded" where its
     queries and keys are stored in half precision; or ``layer.graph`` with "kept", or with
     "exact" where these are all edges.
     Raises: InputError: exact weights that the layer does not have; weights that are not numbers.
@@ -32,7 +32,7 @@ def layer_source(operation: str, layer: TraceLayer, exact: bool | None) -> tuple
     if not exact or (layer.matrix is None and keeps_all(layer.graph)):
         check_numbers(layer.graph, f"{operation}: layer {layer.name}")
         return layer.graph, "exact" if keeps_all(layer.graph) else "kept"
-    matrix = layer.normalized_matrix
+    matrix = layer.normalised_matrix
     if matrix is None:
         raise InputError(
             f"{operation}: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the "

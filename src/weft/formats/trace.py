@@ -58,7 +58,7 @@ class TraceLayer:
         graph          the kept edges and the rows
         queries, keys  (heads, queries, depth) and (kv_heads, keys, depth), or None
         matrix         the exact weight matrix as an operator, or None
-        normalized_matrix  the same with rows that sum to 1 also where queries and keys are rounded
+        normalised_matrix  the same with rows that sum to 1 also where queries and keys are rounded
         value_norms    (kv_heads, keys): |v_j|, or None
 
     What lies on disk is read when it is first asked for.
@@ -131,7 +131,7 @@ class TraceLayer:
         log-sum-exp; products, column sums and the rest as `weft.AttentionMatrix` says. As exact as
         the type that queries and keys are stored in: where that is half precision, scores are
         rounded and the log-sum-exp is the model's, so that a row sums to 1 only about; see
-        `normalized_matrix`.
+        `normalised_matrix`.
         """
         tensors = self._queries_keys
         if tensors is None or self.no_matrix is not None:
@@ -142,7 +142,7 @@ class TraceLayer:
         return self._operator(queries, keys, self.data.lse())
 
     @cached_property
-    def normalized_matrix(self) -> AttentionMatrix | None:
+    def normalised_matrix(self) -> AttentionMatrix | None:
         """The weights of the queries and keys as they are stored; each row sums to 1, as a softmax.
 
         `matrix`, but where queries and keys are stored in half precision: there each row has the

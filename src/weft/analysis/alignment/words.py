@@ -288,7 +288,7 @@ def _parts_of(trace: TraceData, name: str) -> WordParts:
 
 def _weights_of(layer: TraceLayer, norms: bool) -> Tensor:
     """The weights of a layer, (heads, queries, keys); with norms, what each key gives."""
-    matrix = None if layer.data.keeps_every_edge else layer.normalized_matrix
+    matrix = None if layer.data.keeps_every_edge else layer.normalised_matrix
     if matrix is None and not layer.data.keeps_every_edge:
         raise InputError(
             f"align: layer {layer.name} keeps at most {layer.graph.k} edges of each query and "

@@ -289,7 +289,7 @@ def evict(
         progress(done, len(numbers))
         # A copy, so that what it reads is freed with it.
         layer = replace(trace.layers[number])
-        matrix = layer.normalized_matrix
+        matrix = layer.normalised_matrix
         if matrix is None:
             raise InputError(
                 f"evict: layer {layer.name} has no exact weights: {layer.no_matrix}. Eviction is "

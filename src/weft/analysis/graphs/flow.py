@@ -136,8 +136,8 @@ def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
     _, queries, keys = layer.shape
     graph = layer.graph
     exact = _from_all(layer, exact)
-    if exact and not only_edges_exact(layer) and layer.normalized_matrix is not None:
-        graph = layer.normalized_matrix.top(keys)
+    if exact and not only_edges_exact(layer) and layer.normalised_matrix is not None:
+        graph = layer.normalised_matrix.top(keys)
     elif exact and not keeps_all(graph):
         raise InputError(
             f"flow: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "

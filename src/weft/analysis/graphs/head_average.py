@@ -179,7 +179,7 @@ def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
     Raises: InputError: exact is True and the layer has no `matrix`, nor every edge; weights that
     are not numbers.
     """
-    matrix = None if exact is False or only_edges_exact(layer) else layer.normalized_matrix
+    matrix = None if exact is False or only_edges_exact(layer) else layer.normalised_matrix
     if matrix is not None:
         check_numbers(matrix, f"layer {layer.name}")
         return MeanOfMatrix(matrix, causal=layer.mask == "causal")
