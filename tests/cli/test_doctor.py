@@ -109,12 +109,12 @@ def test_a_fault_below_the_bindings_is_found(monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip("built without the native kernels")
     right = native.forward_graph
 
-    def shifted(asked: Any, kept: int, received: bool = False) -> Any:
-        rows = right(asked, kept, received)
+    def shifted(*call: Any) -> Any:
+        rows = right(*call)
         return rows._replace(keys=rows.keys.roll(1, -1))
 
-    def undefined(asked: Any, kept: int, received: bool = False) -> Any:
-        rows = right(asked, kept, received)
+    def undefined(*call: Any) -> Any:
+        rows = right(*call)
         rows.lse[0, 0, 0] = float("nan")
         return rows
 

@@ -15,6 +15,7 @@ from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
 from weft.mechanism.received import LastQueries
+from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import explained
@@ -122,12 +123,29 @@ def trace_as(
 
         return trace_huggingface(model, inputs, options, generate)
     if not reads_sequences(model):
-        return trace_module(model, inputs, options, generate)
+        given = _as_batches(inputs) if layers_of(model) else inputs
+        return trace_module(model, given, options, generate)
     if isinstance(inputs, str):
         raise InputError(
             "trace: the inputs are str; a model of weft reads token ids. Encode the text first."
         )
     return _trace_layers(model, inputs, options, generate)
+
+
+def _as_batches(inputs: Inputs | Tensor | str) -> Inputs | Tensor | str:
+    """Inputs of a model of weft's layers, which read batches: ids of one text become a batch.
+
+    What comes in a tuple is given as it is.
+    """
+
+    def batch(value: Any) -> Any:
+        ids = isinstance(value, Tensor) and value.ndim == 1 and not value.is_floating_point()
+        return value[None] if ids and value.dtype != torch.bool else value
+
+    if isinstance(inputs, Mapping):
+        return {name: batch(value) for name, value in inputs.items()}
+    one: Inputs | Tensor | str = batch(inputs)
+    return one
 
 
 def _trace_layers(
