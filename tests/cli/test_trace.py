@@ -193,6 +193,7 @@ def test_ctrl_c_says_what_is_left_of_a_trace(
     assert not (tmp_path / "none.weft").exists()
 
 
+@pytest.mark.slow
 def test_a_bar_stands_on_a_terminal_only(loaded: Loaded, writer: Path, tmp_path: Path) -> None:
     import pty
 

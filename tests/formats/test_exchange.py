@@ -80,7 +80,8 @@ def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_
     assert "12 heads" in drawn("all", None, None)
     assert "cross layer 0, head 3" in drawn("one", 2, 3)
     assert "cross layer 0, mean of 4 heads" in drawn("mean", 2, None)
-    assert "encoder layer 0, head 1" in drawn("first", None, 1)
+    with pytest.raises(weft.InputError, match="--head 1 of no layer; give its --layer too"):
+        drawn("none", None, 1)
     saved = tmp_path / "g.graphml"
     export_trace(tmp_path / "t", **{**nothing, "graphml": saved, "layer": 2, "head": 3})
     of = networkx.read_graphml(saved).graph
@@ -126,9 +127,11 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
         "--head 4: the heads are 0 to 3": {
             "parquet": one,
             "graphml": tmp_path / "g",
+            "layer": 0,
             "head": 4,
         },
-        "--head 4: the heads are 0 to 3.$": {"picture": tmp_path / "p.png", "head": 4},
+        "--head 4: the heads are 0 to 3.$": {"picture": tmp_path / "p.png", "layer": 0, "head": 4},
+        "--head 1 of no layer": {"picture": tmp_path / "p.png", "head": 1},
         "--layer 1: it chooses what --picture and --graphml write": {"html": one, "layer": 1},
         "--head 1: it chooses what": {"parquet": one, "layer": None, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},

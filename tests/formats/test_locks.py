@@ -95,6 +95,7 @@ def test_a_lock_is_held_until_its_file_is_closed(tmp_path: Path) -> None:
     os.close(other)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="plays Windows on Linux")
 def test_all_is_written_where_folders_have_no_locks(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.slow import slow
 from torch import Tensor, nn
 
 import weft
@@ -160,7 +161,7 @@ def test_slopes_are_there_after_a_start_on_meta_and_weights_that_are_loaded(assi
     (pytest.param(None, marks=pytest.mark.slow), weft.window(3, 2)),
     ids=("padding", "window"),
 )
-@pytest.mark.parametrize("relative", RELATIVES)
+@pytest.mark.parametrize("relative", ["shaw", "rotary", *slow("none", "shaw-keys", "alibi")])
 def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.Mask | None) -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:

@@ -135,6 +135,7 @@ class Fails(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
             raise OSError("disk full")
 
 
+@pytest.mark.slow
 def test_a_training_that_failed_goes_on_in_the_same_process(tmp_path: Path) -> None:
     """By another callback of the same folder, while the first is still there."""
     monitor = weft.MonitorCallback(tmp_path / "run", every=2, budget=None)

@@ -114,6 +114,7 @@ def test_a_text_is_read_again_by_the_next_server(studio: Any, path: Path, make_t
     studio.problems.clear()
 
 
+@pytest.mark.slow
 def test_what_the_server_before_had_read_is_no_problem_of_the_text_read_again(
     studio: Any, path: Path, make_trace: Any
 ) -> None:

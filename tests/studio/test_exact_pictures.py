@@ -127,7 +127,7 @@ def test_tiles_and_rail_are_the_block_means(
     assert "not shown" not in page.locator("body").inner_text()
 
 
-@places((100, "page"), (480, "server"))
+@places((100, "page"), slow=(480,))
 def test_minimap_and_matrix_are_the_whole_on_the_screen(
     studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
 ) -> None:

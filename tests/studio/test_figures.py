@@ -75,7 +75,8 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("width", [85, pytest.param(175, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [85, 175])
 def test_letters_are_readable_at_the_width_that_is_printed(
     studio, minilm_trace, pair_trace, history_of, tmp_path, width: int
 ) -> None:

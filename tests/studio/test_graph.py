@@ -323,7 +323,7 @@ def test_two_sequences(studio: Any, pair_trace: Trace) -> None:
 @pytest.mark.parametrize(
     "length", [*(pytest.param(n, marks=pytest.mark.slow) for n in (10, 60)), 200]
 )
-@pytest.mark.parametrize("form", ["", "circle", "line"])
+@pytest.mark.parametrize("form", ["", *slow("circle", "line")])
 def test_labels_do_not_lie_on_each_other(
     studio: Any, make_trace: Callable[..., Trace], length: int, form: str
 ) -> None:

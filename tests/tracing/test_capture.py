@@ -235,6 +235,7 @@ def test_a_mask_is_named_only_where_the_graph_proves_it() -> None:
     assert rule(weft.window(1, 1), 4) is None
 
 
+@pytest.mark.slow
 def test_importing_weft_loads_no_heavy_reader() -> None:
     import subprocess
     import sys

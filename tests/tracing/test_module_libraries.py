@@ -126,6 +126,7 @@ def test_windows_of_several_images_are_not_guessed() -> None:
 # diffusers
 
 
+@pytest.mark.slow
 def test_a_unet_of_diffusers() -> None:
     diffusers = pytest.importorskip("diffusers")
     model = diffusers.UNet2DConditionModel(

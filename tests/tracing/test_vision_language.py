@@ -15,6 +15,9 @@ import weft
 pytest.importorskip("transformers")
 from tests.tracing.vision_models import FAMILIES, MARK, Family, Picture
 
+#: Every second family; the others are slow.
+families = pytest.mark.parametrize("name", [*list(FAMILIES)[::2], *slow(*list(FAMILIES)[1::2])])
+
 TEXT = f"see {MARK} now"
 #: Sizes of pictures, (rows, columns): wide, high and nearly square, none of them a multiple.
 SIZES = [(37, 61), (71, 34), (45, 47)]
@@ -67,7 +70,7 @@ def boxes(trace: weft.Trace, size: tuple[int, int], image: int = 0) -> dict[int,
 
 
 @pytest.mark.parametrize("size", [SIZES[0], *slow((SIZES[1],), (SIZES[2],))])
-@pytest.mark.parametrize("name", FAMILIES)
+@families
 def test_the_map_names_the_patch_that_was_changed(name: str, size: tuple[int, int]) -> None:
     made = family(name)
     plain = picture(size)
@@ -102,7 +105,7 @@ def test_the_map_names_the_patch_that_was_changed(name: str, size: tuple[int, in
                 assert float(moved[other]) < 0.05 * float(moved[place]), (place, other)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@families
 def test_the_map_has_the_mass_of_the_row_on_the_image(name: str) -> None:
     made = family(name)
     size = SIZES[0]
@@ -178,7 +181,7 @@ def planted(made: Family, inputs: dict[str, Any], place: int) -> int:
     return [name for name, module in model.named_modules() if hasattr(module, "q_proj")].index(path)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@families
 def test_a_word_that_looks_at_a_patch_has_its_map_there(name: str) -> None:
     made = FAMILIES[name]()
     size = SIZES[0]

@@ -10,12 +10,16 @@ import pytest
 import torch
 import transformers
 from tests.formats.forging import forge
+from tests.slow import slow
 from tests.tracing.test_vision_language import TEXT, boxes, family, language, picture, traced
 from tests.tracing.vision_models import FAMILIES, MARK
 
 import weft
 from weft.errors import DataError, InputError
 from weft.tracing.vision_language.positions import LAYOUTS
+
+#: Every second family; the others are slow.
+families = pytest.mark.parametrize("name", [*list(FAMILIES)[::2], *slow(*list(FAMILIES)[1::2])])
 
 SIZE = (37, 61)
 
@@ -72,7 +76,7 @@ def test_a_manifest_that_says_other_things_of_images_is_refused(change, tmp_path
         weft.open(tmp_path / "a.weft")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@families
 def test_two_images_of_a_text_are_told_apart(name: str) -> None:
     made = family(name)
     sizes = [(37, 61), (66, 30)]

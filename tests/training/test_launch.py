@@ -121,6 +121,7 @@ def test_twenty_kills_at_random_moments_change_no_bit(loaded: Loaded, tmp_path: 
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
 
 
+@pytest.mark.slow
 def test_an_error_is_one_line_and_is_not_tried_again(loaded: Loaded, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     (tmp_path / "text.txt").unlink()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.slow import slow
 
 from weft.errors import DataError, InputError
 from weft.models.configuration import Architecture
@@ -33,7 +34,7 @@ def lines(count: int) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "window",
-    [1, pytest.param(4, marks=pytest.mark.slow), 10, pytest.param(99, marks=pytest.mark.slow)],
+    [10, *slow(1, 4, 99)],
 )
 def test_windows_change_nothing(model: Transformer, window: int) -> None:
     windows = list(translated_windows(model, WORDS, lines(10), SEARCH, window))

@@ -79,6 +79,7 @@ def test_means_of_heads_by_hand(make_trace) -> None:
     assert row["first"] == pytest.approx(float(weights[:, 0].sum()) / 3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_every_column_is_had_by_its_name_without_quotes(make_trace) -> None:
     """None is a value in SQL: `select null from heads` is no column of it, and says nothing."""
     trace = make_trace(["a", "b", "a", "b", "c"])

@@ -229,6 +229,7 @@ def test_an_exported_program_runs_without_weft() -> None:
     torch.testing.assert_close(program.module()(*given).double(), exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_one_program() -> None:
     torch.manual_seed(0)
     architecture = Architecture(
