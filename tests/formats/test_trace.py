@@ -151,6 +151,16 @@ def test_other_tools_read_it_without_weft(pair_trace, tmp_path) -> None:
     assert np.allclose(found, cross["score"], atol=1e-5)
 
 
+def test_queries_that_a_smaller_type_does_not_reach_are_refused(tmp_path: Path) -> None:
+    queries = torch.tensor([[[1.0, 2.0], [7e4, 0.0]]])
+    trace = weft.from_queries_keys(queries[None], torch.ones(1, 1, 2, 2), tokens=["a", "b"])
+    said = r"layer 0: its queries reach 7e\+04, float16 ends at 6.55e\+04. Store them as float32 or"
+    with pytest.raises(weft.InputError, match=said):
+        trace.save(tmp_path / "t", dtype=torch.float16)
+    assert not list(tmp_path.iterdir())
+    trace.save(tmp_path / "t", dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_queries_and_keys_may_be_stored_smaller(pair_trace, tmp_path, dtype) -> None:
     pair_trace.save(tmp_path / "t", dtype=dtype)

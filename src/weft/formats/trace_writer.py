@@ -92,6 +92,21 @@ def manifest_digest(manifest: JsonMapping) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
+def _stored(tensor: Tensor, dtype: torch.dtype, part: str, number: int) -> Tensor:
+    """Queries or keys in a type. Raises: InputError: it does not reach as far as they do."""
+    most = torch.finfo(dtype).max
+    if tensor.numel() and torch.finfo(tensor.dtype).max > most:
+        # What is infinite or no number stays so in every type.
+        finite = tensor if bool(tensor.isfinite().all()) else tensor.nan_to_num(0, 0, 0)
+        largest, name = float(finite.abs().max()), str(dtype).removeprefix("torch.")
+        if largest > most:
+            raise InputError(
+                f"trace layer {number}: its {part} reach {largest:.3g}, {name} ends at "
+                f"{most:.3g}. Store them as float32 or bfloat16."
+            )
+    return tensor.to(dtype)
+
+
 class TraceWriter:
     """Takes the layers of a trace one after the other; made by `writing_trace`."""
 
@@ -236,7 +251,7 @@ class TraceWriter:
             dtype = self._dtype or tensor.dtype
             if dtype not in STORED_TYPES.values():
                 dtype = torch.float32
-            self._tensors.append(f"layers.{number}.{part}", tensor.to(dtype))
+            self._tensors.append(f"layers.{number}.{part}", _stored(tensor, dtype, part, number))
         for part, tensor in others.items():
             self._tensors.append(f"layers.{number}.{part}", tensor)
 
