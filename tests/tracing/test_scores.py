@@ -28,8 +28,7 @@ class Attends(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys = (
-            part(x).unflatten(-1, (HEADS, DEPTH)).transpose(1, 2)
-            for part in (self.queries, self.keys)
+            part(x).unflatten(-1, (-1, DEPTH)).transpose(1, 2) for part in (self.queries, self.keys)
         )
         return weft.attention(queries, keys, keys, score=self.score, **self.rules)
 
@@ -43,6 +42,12 @@ class Cosine(weft.Score):
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         return normalize(self.layer(queries), dim=-1) @ normalize(keys, dim=-1).mT
+
+
+def traced_all(model: nn.Module, x: Tensor) -> list[weft.Trace]:
+    traces = weft.trace(model, x, keep=weft.All())
+    assert isinstance(traces, list)
+    return traces
 
 
 def drawn(*shape: int) -> Tensor:
@@ -150,6 +155,32 @@ def test_a_graph_of_another_score_would_be_seen(monkeypatch: pytest.MonkeyPatch)
         weft.trace(model, drawn(1, LENGTH, 8))
     layer = weft.trace(model, drawn(1, LENGTH, 8), verify=False).layers[0]
     assert layer.deviation > 1e-3
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1])
+@pytest.mark.parametrize("relative", ["shaw", "alibi"])
+def test_a_bilinear_score_beside_positions(relative: str, kv_heads: int) -> None:
+    """Shaw's positions meet the queries, not what A makes of them; ALiBi's meet neither."""
+    table, slopes, x = drawn(5, DEPTH), torch.tensor([0.5, 0.25]), drawn(2, LENGTH, 8)
+    rule = weft.Shaw(table) if relative == "shaw" else weft.ALiBi(slopes)
+    model = Attends(weft.Bilinear(A), relative=rule).eval()
+    model.keys = nn.Linear(8, kv_heads * DEPTH, bias=False)
+    q, k = by_heads(model.queries(x), HEADS), by_heads(model.keys(x), kv_heads)
+    k = k.repeat_interleave(HEADS // kv_heads, 1)
+    scores = torch.einsum("bhid,hde,bhje->bhij", q, A.double(), k).detach()
+    away = torch.arange(LENGTH)[None] - torch.arange(LENGTH)[:, None]
+    if relative == "shaw":
+        places = table.double()[away.clamp(-2, 2) + 2]
+        scores = scores + torch.einsum("bhid,ijd->bhij", q, places).detach()
+    else:
+        scores = scores - slopes.double()[:, None, None] * away.abs()
+    for trace, expected in zip(traced_all(model, x), scores.softmax(-1), strict=True):
+        [layer] = trace.layers
+        assert float((dense(layer) - expected).abs().max()) <= TOLERANCE
+        if relative == "shaw":
+            assert layer.matrix is None and "positions meet the queries before" in layer.no_matrix
+        else:
+            assert float((layer.matrix.dense() - expected).abs().max()) <= TOLERANCE
 
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 2], [1, 2, 3, 4, 5, 0, 3, 0]])

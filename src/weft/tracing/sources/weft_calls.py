@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.mechanism.masks import Mask, as_mask
 from weft.mechanism.positions import ALiBi, Relative, Shaw
+from weft.mechanism.relative import DistanceBias
 from weft.mechanism.scores import Bilinear, Dot, ScaledDot, Score
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.sources.score_masks import without_hidden
@@ -102,13 +103,23 @@ class WeftCall:
             softcap=self.softcap,
             sinks=self.sinks,
             score=None if self.has_products else self.score,
-            missing=None
-            if self.has_products or isinstance(self.score, Bilinear)
-            else f"its score, {type(self.score).__name__}, is no product of queries and keys",
+            missing=self._no_product(),
             positions=self._positions(),
             is_causal=self.ahead is False,
             by_formula=self.has_formula,
         )
+
+    def _no_product(self) -> str | None:
+        """Why the scores are no products of what a trace keeps; None: they are."""
+        if self.has_products:
+            return None
+        name = type(self.score).__name__
+        if not isinstance(self.score, Bilinear):
+            return f"its score, {name}, is no product of queries and keys"
+        if self.relative is None or isinstance(self.relative, DistanceBias):
+            return None
+        # The matrix makes other queries of them, which positions must not meet.
+        return f"its positions meet the queries before the matrix of its score, {name}, does"
 
     def _positions(self) -> str:
         """The kind of positions that enter the scores, as a trace says it."""
