@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,13 @@ def test_the_picture_is_drawn(
     result = weft_main("evict", folder / "t.weft", "--picture", out, *options)
     assert result.code == 0, result.err
     text = out.read_text()
-    assert "What a cache of 20 % of the keys keeps" in text and "oracle-step" in text
+    rows = csv.DictReader(weft_main("evict", folder / "t.weft", "--csv", *options).out.splitlines())
+    kept = {100 * float(row["kept"]) for row in rows}
+    # What stays, not what was asked for: no axis and no title says 20 % of a short prompt.
+    title = re.search(r"What a cache of ([\d.]+) % of the keys keeps", text)
+    assert title is not None and "oracle-step" in text
+    assert float(title[1]) in {float(f"{share:.3g}") for share in kept} - {20.0}
+    assert all(f">{share:.3g}<" in text for share in kept) and 20.0 not in kept
 
 
 def test_bad_input_is_one_line(folder: Path, tmp_path: Path, weft_main: Command) -> None:

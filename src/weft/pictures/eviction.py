@@ -85,15 +85,16 @@ class _Sheet:
 def _headings(
     figure: Figure, sheet: _Sheet, found: Eviction, budget: int, title: str | None, colours: Palette
 ) -> None:
-    share = f"{100 * found.shares[budget]:.3g} %"
+    share = f"{100 * found.budgets[budget] / found.prompt:.3g} %"
     title = title or f"What a cache of {share} of the keys keeps, and what every head loses"
     heads = sum(layer.lost.shape[2] for layer in found.layers.values())
+    stay = "key stays" if found.budgets[budget] == 1 else "keys stay"
     how = "a key goes after every step" if found.each_step else "keys go once, after the prompt"
     sheet.text(figure, 0.14, 0.14, title, fontsize=10, fontweight="bold", color=colours.ink)
     sheet.text(
         figure, 0.14, 0.38,
         f"{len(found.layers)} layers, {heads} heads; a prompt of {found.prompt:,} tokens, of which "
-        f"{found.budgets[budget]:,} keys stay, then {found.steps:,} steps; {how}",
+        f"{found.budgets[budget]:,} {stay}, then {found.steps:,} steps; {how}",
         color=colours.faint, fontsize=7.5,
     )  # fmt: skip
     sheet.text(figure, 0.14, 0.72, "policy, mass lost", color=colours.faint)
@@ -223,7 +224,7 @@ def _curves(
            + ("" if group == 1 else f" (means of {group})"))  # fmt: skip
     across = _LEFT + 4.0
     axes = axes_of_cells(figure, across, down, sheet.width - across - 1.1, _CURVES)
-    shares = 100 * np.array(found.shares)
+    shares = 100 * np.array(found.budgets) / found.prompt  # what stays, not what was asked for
     order = np.argsort(shares)
     ends: dict[str, float] = {}
     for name, ink in inks.items():
@@ -238,7 +239,8 @@ def _curves(
                   linestyle="--" if name == BEST_SETS else "-")  # fmt: skip
         ends[name] = float(means[order][0])
     _plain(axes, colours, "mass lost, %; keys that stay, % of the prompt")
-    axes.set_xticks(shares, [f"{share:.3g}" for share in shares])
+    ticks = np.unique(shares)
+    axes.set_xticks(ticks, [f"{share:.3g}" for share in ticks])
     axes.set_ylim(bottom=0)
     _legend(figure, sheet, ends, inks, sheet.width - 1.02, down)
 
