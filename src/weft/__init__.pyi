@@ -39,10 +39,11 @@ from .mechanism.positions import ALiBi as ALiBi
 from .mechanism.positions import Buckets as Buckets
 from .mechanism.positions import Shaw as Shaw
 from .mechanism.positions import alibi_slopes as alibi_slopes
-from .mechanism.positions import rotary as rotary
 from .mechanism.positions import sinusoidal as sinusoidal
 from .mechanism.received import LastQueries as LastQueries
 from .mechanism.ring import ring_attend as ring_attend
+from .mechanism.rotary import RotaryScaling as RotaryScaling
+from .mechanism.rotary import rotary as rotary
 from .mechanism.scores import Additive as Additive
 from .mechanism.scores import Bilinear as Bilinear
 from .mechanism.scores import Dot as Dot

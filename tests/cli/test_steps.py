@@ -138,12 +138,16 @@ def test_a_trained_layer_by_numpy_alone(runs: Path) -> None:
     assert float(rest.mean(1).abs().max()) < 1e-5
 
 
+SCALING = '{ kind = "yarn", factor = 4.0, original_length = 8 }'
+
+
 @pytest.mark.parametrize(
     ("positions", "line"),
     [
-        ("shaw", "Q Aᵀ"),
+        pytest.param("shaw", "Q Aᵀ", marks=pytest.mark.slow),
         pytest.param("alibi", "ALiBi (Press et al. 2022)", marks=pytest.mark.slow),
         pytest.param("rotary", "Q := R Q", marks=pytest.mark.slow),
+        (f'rotary"\nrotary_base = 50.0\nrotary_scaling = {SCALING}\n#"', "Q := R Q"),
     ],
 )
 def test_positions_inside_attention_have_their_own_line(

@@ -140,7 +140,7 @@ def test_shaw_as_equations_3_and_4_write_it(arrays: Arrays) -> None:
 
 
 def test_rotary_positions_turn_pairs_of_numbers_as_complex_ones(arrays: Arrays) -> None:
-    worked = worked_of(arrays, turn=True)
+    worked = worked_of(arrays, turn=weft.rotary)
     for made, turned in ((worked.Q, worked.Q_turned), (worked.K, worked.K_turned)):
         assert turned is not None
         numbers, half = made.numpy(), DEPTH // 2

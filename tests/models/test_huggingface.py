@@ -124,6 +124,14 @@ def test_a_real_encoder() -> None:
     assert names["trace"].tokens[1:4] == ["the", "dog", "did"]
 
 
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 50.0}
+LLAMA_3 = {
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8,
+}  # fmt: skip
+DEEPSEEK = {
+    "original_max_position_embeddings": 16, "beta_fast": 4, "beta_slow": 1, "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}  # fmt: skip
 LANGUAGE_MODELS: list[tuple[str, dict[str, Any]]] = [
     ("GPT2LMHeadModel", {}),
     (
@@ -138,6 +146,10 @@ LANGUAGE_MODELS: list[tuple[str, dict[str, Any]]] = [
         {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 10, "hidden_act": "gelu"},
     ),
     ("LlamaForCausalLM", {"mlp_bias": True, "num_key_value_heads": 1}),
+    ("LlamaForCausalLM", {"rope_parameters": LINEAR}),
+    ("LlamaForCausalLM", {"rope_parameters": LINEAR | {"rope_type": "llama3"} | LLAMA_3}),
+    ("LlamaForCausalLM", {"rope_parameters": LINEAR | {"rope_type": "yarn"}}),
+    ("LlamaForCausalLM", {"rope_parameters": LINEAR | {"rope_type": "yarn"} | DEEPSEEK}),
 ]
 
 
@@ -263,7 +275,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GPT2LMHeadModel", {"activation_function": "mish"}, "activation_function = 'mish'"),
     (
         "LlamaForCausalLM",
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10.0}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10.0}},
         "rope_parameters",
     ),
     ("MarianMTModel", {"decoder_ffn_dim": 28}, "decoder_ffn_dim is 28, the encoder has 20"),

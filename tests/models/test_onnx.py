@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import weft
 from weft.models.classifier import Classifier
 from weft.models.configuration import Architecture, PoolingKind
 from weft.models.convolutional import ConvolutionalClassifier, Convolutions, Region
@@ -35,6 +36,7 @@ CHOICES: list[dict[str, Any]] = [
     {"positions": "shaw-keys", "tied": False},
     {"positions": "alibi", "kv_heads": 1},
     {"positions": "rotary", "norm": "post"},
+    {"positions": "rotary", "rotary_scaling": weft.RotaryScaling("yarn", 4, 8)},
     {"positions": "none", "weights": "uniform", "activation": "gelu"},
     {
         "positions": "rotary",

@@ -9,6 +9,7 @@ import torch
 from tests.slow import slow
 from torch import Tensor, nn
 
+import weft
 from weft.errors import InputError
 from weft.models.classifier import Classifier
 from weft.models.configuration import Architecture
@@ -115,6 +116,7 @@ def test_language_models(
         {"norm_epsilon": 0.3, "norm": "post", "activation": "silu", "biases": False},
         {"positions": "rotary", "norm_epsilon": 0.3, "rotary_base": 30.0, "activation": "silu"},
         {"positions": "rotary", "biases": False, "scaled_embeddings": False},
+        {"positions": "rotary", "rotary_scaling": weft.RotaryScaling("yarn", 4, 20)},
     ],
 )
 def test_later_choices_of_language_models(choices: dict[str, Any]) -> None:
@@ -132,6 +134,10 @@ def test_later_choices_of_language_models(choices: dict[str, Any]) -> None:
         {},
         {"kv_heads": 2, "norm_epsilon": 0.3, "rotary_base": 30.0},
         {"kv_heads": 1, "depth": 6, "scaled_embeddings": False},
+        {"rotary_scaling": weft.RotaryScaling("linear", 4)},
+        {"rotary_scaling": weft.RotaryScaling("ntk", 4), "rotary_base": 30.0},
+        {"rotary_scaling": weft.RotaryScaling("llama3", 8, 20), "kv_heads": 2},
+        {"rotary_scaling": weft.RotaryScaling("yarn", 4, 20), "rotary_base": 30.0},
     ],
 )
 def test_llama(choices: dict[str, Any], activation: str, biases: bool) -> None:

@@ -132,6 +132,22 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
             "positions turn them in pairs. Choose a model.width that is a multiple of 4.",
         ),
         (
+            '[model.rotary_scaling]\nkind = "linear"\nfactor = 4',
+            'model.rotary_scaling with model.positions "sinusoidal", which turns nothing. Choose',
+        ),
+        (
+            '[model]\npositions = "rotary"\nrotary_scaling = { kind = "yarn", factor = 4 }',
+            'RotaryScaling: kind="yarn" without original_length=, the length that the model was',
+        ),
+        (
+            '[model]\npositions = "rotary"\nrotary_scaling = { kind = "dynamic", factor = 4 }',
+            "model.rotary_scaling.kind = 'dynamic': input should be 'linear', 'ntk', 'llama3' or",
+        ),
+        (
+            '[model]\npositions = "rotary"\nrotary_scaling = { kind = "ntk", factor = 4, scale = 2 }',
+            "unknown key 'model.rotary_scaling.scale'",
+        ),
+        (
             '[task]\nkind = "translation"\ntrain = []\nvalid = ["a"]',
             "task.train = []: expected two line-aligned files, or one of tab-separated pairs.",
         ),

@@ -120,13 +120,15 @@ def _worked(
     if how.bias is not None or how.softcap is not None:
         raise _more(layer, "a bias or a bound enters its scores")
     module = network.get_submodule(layer.name)
-    turn = isinstance(module, MultiHeadAttention) and module.relative == "rotary"
+    turn = None
+    if isinstance(module, MultiHeadAttention) and module.relative == "rotary":
+        turn = module.turned
     queries, keys = heads.queries.shape[2], heads.keys.shape[2]
     allowed = None
     if how.mask is not None:
         cells = how.mask.block(range(queries), keys, torch.device("cpu"))
         allowed = cells[0, 0].expand(queries, keys)
-    projections = _projections(network, layer, matrices, call, turn)
+    projections = _projections(network, layer, matrices, call)
     worked = work(
         call.queries_from[0], call.keys_from[0], projections, allowed, relative=how.relative,
         turn=turn,
@@ -139,7 +141,7 @@ def _worked(
 
 
 def _projections(
-    network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: LayerCalled, turn: bool
+    network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: LayerCalled
 ) -> Projections:
     """W_Q, W_K, W_V, W_O of every head, and their biases."""
     repeated, module = matrices.repeated(), network.get_submodule(layer.name)

@@ -20,7 +20,8 @@ from weft.mechanism.constants import WithConstants
 from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask, ends_before
-from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, checked_base, rotary
+from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes
+from weft.mechanism.rotary import RotaryScaling, checked_base, checked_scaling, rotary
 from weft.mechanism.shapes import (
     chosen,
     describe,
@@ -50,6 +51,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             alone), "alibi" or "rotary".
         clip: the largest distance that Shaw's positions tell apart.
         rotary_base: of rotary positions, see `weft.rotary`.
+        rotary_scaling: of rotary positions: slows the turns down, see `weft.RotaryScaling`.
         source_width: width of what keys and values are made from. None: width.
         kind: what the layer is in its model: "encoder", "decoder" or "cross".
         weights: "learned"; or "uniform", the baseline of attention that chooses nothing: scores
@@ -79,6 +81,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         relative: RelativeKind = "none",
         clip: int = 16,
         rotary_base: float = 10_000.0,
+        rotary_scaling: RotaryScaling | None = None,
         source_width: int | None = None,
         kind: LayerKind = "encoder",
         weights: WeightsKind = "learned",
@@ -118,6 +121,13 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         self.width, self.source_width, self.depth = width, source_width, depth
         self.dropout = finite_number(name, "dropout", dropout, 0, 1)
         self.rotary_base = checked_base(name, rotary_base)
+        checked_scaling(name, rotary_scaling, self.rotary_base)
+        if rotary_scaling is not None and relative != "rotary":
+            raise InputError(
+                f"{name}: rotary_scaling= with relative={in_words(relative)}, which turns nothing. "
+                'Choose relative="rotary", or leave it out.'
+            )
+        self.rotary_scaling = rotary_scaling
         self.scale = 0.0 if weights == "uniform" else None
         self.w_q = nn.Linear(width, heads * self.depth, bias)
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
@@ -203,13 +213,11 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             keys, values = cache.keys, cache.values
         else:
             queries, keys, values = self._project(queries_from, keys_from, values_from)
-            if self.relative == "rotary":
-                keys = rotary(keys, offset, self.rotary_base)
+            keys = self.turned(keys, offset)
             if cache is not None:
                 # An observer holds on to what it is shown.
                 keys, values = cache.append(keys, values, kept=self.observer is not None)
-        if self.relative == "rotary":
-            queries = rotary(queries, offset, self.rotary_base)
+        queries = self.turned(queries, offset)
 
         relative = self._relative_positions(offset)
         dropout = self.dropout if self.training else 0.0
@@ -218,6 +226,15 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         )
         (joined,) = linear_maps(self._join(output), [self.w_o])
         return joined
+
+    def turned(self, vectors: Tensor, offset: int = 0) -> Tensor:
+        """Queries or keys turned by their positions, `weft.rotary`; as they are without these.
+
+        vectors: (..., positions, depth), the first at position ``offset``.
+        """
+        if self.relative != "rotary":
+            return vectors
+        return rotary(vectors, offset, self.rotary_base, scaling=self.rotary_scaling)
 
     def _check(self, name: str, tensor: Tensor, width: int) -> None:
         """Raise where an input is no (batch, positions, width) of numbers."""

@@ -1,7 +1,7 @@
 """Positions: how attention learns the order of tokens.
 
-Absolute positions (sinusoidal, learned) are added to the embeddings, rotary positions turn
-queries and keys, relative positions (Shaw, ALiBi, buckets) enter the scores.
+Absolute positions (sinusoidal, learned) are added to the embeddings, relative positions (Shaw,
+ALiBi, buckets) enter the scores. Those that turn queries and keys are in weft.mechanism.rotary.
 
 A query's position is its row plus ``offset``: 0 where queries and keys begin together,
 ``keys - queries`` where the queries are the last ones, as with a cache.
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.backends import native_passes
-from weft.mechanism.parts import changed, without_float64
+from weft.mechanism.parts import changed
 from weft.mechanism.relative import ByDistance, DistanceBias, DistanceTables, Relative, distances
-from weft.mechanism.shapes import TYPES, describe, finite_number, real_tensor, whole_number
+from weft.mechanism.rotary import checked_base
+from weft.mechanism.shapes import describe, real_tensor, whole_number
 
 __all__ = [
     "ALiBi",
@@ -31,9 +31,7 @@ __all__ = [
     "Shaw",
     "alibi_slopes",
     "bucket_of_distance",
-    "checked_base",
     "distances",
-    "rotary",
     "sinusoidal",
 ]
 
@@ -64,60 +62,6 @@ def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
     frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = position * frequency
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.get_default_dtype())
-
-
-def rotary(tensor: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
-    """Turn queries or keys by their positions, so that their dot product knows the distance.
-
-    Each pair of coordinates (x_i, x_{i + depth/2}) is turned by the angle
-    ``position * base^(-2i / depth)``. Then ``rotary(q)_m . rotary(k)_n`` depends on q, k and
-    m - n only.
-
-    Args:
-        tensor: queries or keys, (..., positions, depth); the depth is even.
-        offset: the position of the first row.
-        base: sets the longest wavelength; above 0.
-
-    Returns: as the tensor.
-    Raises: ShapeError: an odd depth. InputError: no floating-point tensor, or another base.
-    Source: Su et al. 2021, equation 34, with the two halves paired as in GPT-NeoX.
-    """
-    tensor = real_tensor("rotary", "the tensor", tensor)
-    if tensor.dtype not in TYPES:
-        raise InputError(
-            f"rotary: the tensor is {tensor.dtype}; its numbers turn to fractions. Convert it, as "
-            "in tensor.float()."
-        )
-    if type(offset) is not int:  # a program that is compiled for any offset has no number yet
-        offset = whole_number("rotary", "offset", offset)
-    base = checked_base("rotary", base)
-    if tensor.ndim < 2:
-        raise ShapeError(
-            f"rotary: got {describe(tensor)}; expected (..., positions, depth), two dimensions or "
-            "more."
-        )
-    depth = tensor.shape[-1]
-    if depth % 2:
-        raise ShapeError(
-            f"rotary: depth {depth} is odd, from {describe(tensor)}; coordinates turn in pairs."
-        )
-    if native_passes.serves_rotary(tensor, offset):
-        return native_passes.rotary(tensor, offset, base)
-    # Angles of far positions need more digits than float32 has.
-    device = torch.device("cpu") if without_float64(tensor.device) else tensor.device
-    frequency = base ** (-torch.arange(0, depth, 2, dtype=torch.float64, device=device) / depth)
-    position = torch.arange(tensor.shape[-2], device=device, dtype=torch.float64) + offset
-    angle = position[:, None] * frequency
-    cos, sin = (part.to(tensor.dtype).to(tensor.device) for part in (angle.cos(), angle.sin()))
-    return native_passes.turn(tensor, cos, sin)
-
-
-def checked_base(operation: str, base: float) -> float:
-    """What the wavelengths of positions are powers of; an InputError where it is not above 0."""
-    base = finite_number(operation, "base", base)
-    if base <= 0:
-        raise InputError(f"{operation}: base={base:g}; expected a number above 0, as 10,000.")
-    return base
 
 
 def alibi_slopes(heads: int) -> Tensor:

@@ -13,7 +13,7 @@ Source: Vaswani et al. 2017, equation 1 and section 3.2.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.parts import with_tensors
-from weft.mechanism.positions import rotary
 from weft.mechanism.reference import attention as reference
 from weft.mechanism.relative import Relative
 
@@ -158,7 +157,7 @@ def work(
     allowed: Tensor | None = None,
     *,
     relative: Relative | None = None,
-    turn: bool = False,
+    turn: Callable[[Tensor], Tensor] | None = None,
 ) -> Worked:
     """Work multi-head attention through, for all positions at once.
 
@@ -168,7 +167,7 @@ def work(
         projections: the matrices.
         allowed: bool, (queries, keys), True = may look; None: all.
         relative: relative positions in the scores.
-        turn: rotary positions: turn Q and K by their positions.
+        turn: of rotary positions: turns Q and K, (heads, positions, depth), as `weft.rotary`.
 
     Raises: ShapeError: inputs, matrices and mask do not fit; InputError: a number is not finite.
 
@@ -195,7 +194,7 @@ def work(
             (Y, projections.W_V, projections.b_V),
         )
     )
-    Q_turned, K_turned = (rotary(Q), rotary(K)) if turn else (None, None)
+    Q_turned, K_turned = (None, None) if turn is None else (turn(Q), turn(K))
     queries, keys = (Q, K) if Q_turned is None or K_turned is None else (Q_turned, K_turned)
     rows = range(len(X))
     positions = (

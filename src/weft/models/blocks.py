@@ -109,6 +109,7 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
         depth=architecture.depth,
         bias=architecture.biases,
         rotary_base=architecture.rotary_base,
+        rotary_scaling=None if kind == "cross" else architecture.rotary_scaling,
         dropout=architecture.attention_dropout,
         # Between two texts there is no distance to speak of.
         relative="none" if kind == "cross" else architecture.relative,

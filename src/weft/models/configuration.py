@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from weft.errors import InputError
 from weft.mechanism.multihead import RelativeKind, WeightsKind
-from weft.mechanism.positions import checked_base
+from weft.mechanism.rotary import RotaryScaling, checked_base, checked_scaling
 from weft.mechanism.shapes import chosen, finite_number, whole_number
 
 __all__ = [
@@ -75,6 +76,7 @@ class Architecture:
         biases: whether the linear layers of the blocks have them.
         depth: of a head's queries and keys; None: width / heads.
         rotary_base: of rotary positions, which sets the longest wavelength.
+        rotary_scaling: of rotary positions, for longer texts; see `weft.RotaryScaling`.
         scaled_embeddings: whether embeddings are multiplied by sqrt(width).
         output_bias: whether one is added to the scores of the tokens.
         dropout: of embeddings and of what each layer adds.
@@ -101,6 +103,7 @@ class Architecture:
     biases: bool = True
     depth: int | None = None
     rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
     scaled_embeddings: bool = True
     output_bias: bool = False
     dropout: float = 0.1
@@ -135,12 +138,26 @@ class Architecture:
             finite_number(name, f"model.{probability}", getattr(self, probability), 0, 1)
         finite_number(name, "model.norm_epsilon", self.norm_epsilon, 0)
         checked_base(f"{name}: model.rotary_base", self.rotary_base)
+        checked_scaling(f"{name}: model.rotary_scaling", self.rotary_scaling, self.rotary_base)
+        if self.rotary_scaling is not None and self.positions != "rotary":
+            raise InputError(
+                f'{name}: model.rotary_scaling with model.positions "{self.positions}", which '
+                'turns nothing. Choose "rotary", or leave it out.'
+            )
         heads, kv_heads = self.heads, self.kv_heads
         if kv_heads is not None and heads % kv_heads:
             raise InputError(
                 f"{name}: model.kv_heads {kv_heads} does not divide model.heads = {heads}. Choose "
                 "a divisor, or leave model.kv_heads out."
             )
+
+    @classmethod
+    def read(cls, choices: Mapping[str, Any]) -> Architecture:
+        """Of what `dataclasses.asdict` says of one."""
+        scaling = choices.get("rotary_scaling")
+        return cls(
+            **{**choices, "rotary_scaling": None if scaling is None else RotaryScaling(**scaling)}
+        )
 
     def later_choices(self) -> list[str]:
         """The choices that models before 2019 did not have, by their keys, for a message."""
@@ -151,6 +168,7 @@ class Architecture:
             "model.biases = false": not self.biases,
             f"model.norm_epsilon = {self.norm_epsilon}": self.norm_epsilon != 1e-5,
             f"model.rotary_base = {self.rotary_base}": self.rotary_base != 10_000.0,
+            "scaled rotary positions": self.rotary_scaling is not None,
             f"heads of depth {self.depth}": self.depth not in (None, self.width // self.heads),
             "embeddings that are not scaled": not self.scaled_embeddings,
             "a bias of the scores": self.output_bias,

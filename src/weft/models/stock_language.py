@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.models.blocks import DecoderBlock
 from weft.models.language_model import LanguageModel
+from weft.models.rotary_settings import rope_parameters
 from weft.models.stock_parts import (
     ACTIVATIONS,
     StockModel,
@@ -125,7 +126,7 @@ def _gpt_neox(model: LanguageModel) -> StockModel:
     architecture = model.architecture
     check_choices(
         architecture, "model.activation", "model.biases", "embeddings", "model.norm_epsilon",
-        "model.rotary_base",
+        "model.rotary_base", "scaled rotary positions",
     )  # fmt: skip
     weights = {"gpt_neox.embed_in.weight": scaled_tokens(model.embedding)}
     for number, block in enumerate(_decoder_blocks(model)):
@@ -152,10 +153,7 @@ def _gpt_neox(model: LanguageModel) -> StockModel:
         "intermediate_size": architecture.feed_forward,
         "hidden_act": ACTIVATIONS[architecture.activation],
         "max_position_embeddings": architecture.max_length,
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": architecture.rotary_base,
-            "partial_rotary_factor": 1.0,
-        },
+        "rope_parameters": rope_parameters(architecture) | {"partial_rotary_factor": 1.0},
         "layer_norm_eps": architecture.norm_epsilon,
         "use_parallel_residual": False,
         "attention_dropout": architecture.attention_dropout,
@@ -179,7 +177,8 @@ def _llama(model: LanguageModel) -> StockModel:
             )
     check_choices(
         architecture, "model.normalisation", "model.feed_forward_kind", "model.activation",
-        "model.biases", "embeddings", "model.norm_epsilon", "model.rotary_base", "heads of depth",
+        "model.biases", "embeddings", "model.norm_epsilon", "model.rotary_base",
+        "scaled rotary positions", "heads of depth",
     )  # fmt: skip
     weights = {"model.embed_tokens.weight": scaled_tokens(model.embedding)}
     for number, block in enumerate(_decoder_blocks(model)):
@@ -197,7 +196,7 @@ def _llama(model: LanguageModel) -> StockModel:
         "hidden_act": ACTIVATIONS[architecture.activation],
         "max_position_embeddings": architecture.max_length,
         "rms_norm_eps": architecture.norm_epsilon,
-        "rope_parameters": {"rope_type": "default", "rope_theta": architecture.rotary_base},
+        "rope_parameters": rope_parameters(architecture),
         "attention_bias": architecture.biases,
         "mlp_bias": architecture.biases,
         "attention_dropout": architecture.attention_dropout,

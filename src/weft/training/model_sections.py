@@ -7,7 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from weft.errors import InputError
 from weft.mechanism.multihead import WeightsKind
+from weft.mechanism.rotary import RotaryScaling, ScalingKind
 from weft.models.configuration import (
     ActivationKind,
     Architecture,
@@ -95,17 +97,46 @@ class _BlocksSection(ModelSection):
         return f"width {self.width} and feed_forward {self.feed_forward}"
 
 
+class RotaryScalingConfig(Section):
+    """The section [model.rotary_scaling]: see weft.RotaryScaling."""
+
+    kind: ScalingKind
+    factor: float
+    original_length: int | None = None
+    slow: float | None = None
+    fast: float | None = None
+    temperature: float | None = None
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> Self:
+        """Raise an error where the kind does not have these numbers."""
+        try:
+            RotaryScaling(**self.model_dump())
+        except InputError as error:
+            raise PydanticCustomError("misfit", "{error}", {"error": str(error)}) from error
+        return self
+
+
 class _AttentionSection(_BlocksSection):
     """What Transformers of texts share."""
 
     positions: PositionKind = "sinusoidal"
     clip: int = Field(16, ge=1, le=10_000_000)
     rotary_base: float = Field(10_000.0, gt=0, description="of rotary positions")
+    rotary_scaling: RotaryScalingConfig | None = Field(
+        None, description="of rotary positions, for longer texts"
+    )
     max_length: int = Field(1024, ge=1, le=10_000_000)
 
     @model_validator(mode="after")
     def _check_rotary(self) -> Self:
-        """Raise an error where rotary positions cannot turn a head's coordinates in pairs."""
+        """Raise an error where rotary positions cannot turn pairs, or a scaling has no turns."""
+        if self.rotary_scaling is not None and self.positions != "rotary":
+            raise PydanticCustomError(
+                "misfit",
+                f'model.rotary_scaling with model.positions "{self.positions}", which turns '
+                'nothing. Choose "rotary", or leave model.rotary_scaling out.',
+            )
         depth, rest = divmod(self.width, self.heads)
         if self.positions == "rotary" and not rest and depth % 2:
             raise PydanticCustomError(
@@ -127,7 +158,7 @@ class TransformerConfig(_AttentionSection):
 
     def architecture(self) -> Architecture:
         """The same as the model takes it."""
-        return Architecture(**self.model_dump(exclude={"kind"}))
+        return Architecture.read(self.model_dump(exclude={"kind"}))
 
     def layer_counts(self) -> str:
         """See _BlocksSection.layer_counts."""
@@ -151,7 +182,7 @@ class ClassifierConfig(_AttentionSection):
     def architecture(self) -> Architecture:
         """The same as the model takes it."""
         sizes = self.model_dump(exclude={"kind", "layers", "pooling", "embeddings"})
-        return Architecture(**sizes, encoder_layers=self.layers)
+        return Architecture.read(sizes | {"encoder_layers": self.layers})
 
     def layer_counts(self) -> str:
         """See _BlocksSection.layer_counts."""

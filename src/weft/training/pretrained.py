@@ -106,7 +106,7 @@ def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
     try:
         sizes = data.facts["pretrained"]
         family = sizes["family"]
-        architecture = Architecture(**sizes["architecture"])
+        architecture = Architecture.read(sizes["architecture"])
         count, padding = int(sizes["vocabulary"]), int(sizes["padding"])
         segments = int(sizes.get("segments", 0))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -8,7 +8,7 @@ Results do not depend on the number of threads, and masks not on the instruction
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from weft.mechanism.backends.recomputed import batched, by_operations
 __all__ = [
     "ACTIVATIONS",
     "activation",
+    "angles_kept",
     "dropout",
     "losses",
     "rotary",
@@ -113,14 +114,6 @@ def losses(logits: Tensor, targets: Tensor, smoothing: float, *, gradient: bool)
     return results
 
 
-@lru_cache(maxsize=8)
-def _angles(depth: int, base: float, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of ``position * base^(-2i / depth)``, (length, depth / 2) each."""
-    frequency = base ** (-torch.arange(0, depth, 2, dtype=torch.float64, device="cpu") / depth)
-    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequency
-    return angle.cos().float(), angle.sin().float()
-
-
 def serves_rotary(tensor: Tensor, offset: int) -> bool:
     """Whether `rotary` takes these queries or keys."""
     return (
@@ -142,19 +135,22 @@ def turn(tensor: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
 
 
-def rotary(tensor: Tensor, offset: int, base: float) -> Tensor:
-    """Queries or keys, (batch, heads, positions, depth), turned; see positions.rotary.
+def angles_kept(length: int) -> int:
+    """How many positions have their angles computed at once: a power of two, 64 or more."""
+    return 1 << max(length - 1, 63).bit_length()
 
-    The angles are computed once for each power of two of positions. The result lies in memory as
-    (batch, positions, heads, depth).
+
+def rotary(tensor: Tensor, offset: int, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Queries or keys, (batch, heads, positions, depth), turned; see weft.mechanism.rotary.
+
+    cosines, sines: of the angles of positions 0 and up, (positions, depth / 2), or times a number.
+    Returns: in memory (batch, positions, heads, depth).
     """
-    length = 1 << max(offset + tensor.shape[2] - 1, 63).bit_length()
-    cosines, sines = _angles(tensor.shape[3], base, length)
     return _rotary(tensor, cosines[offset:], sines[offset:], False)
 
 
 class _Rotary(torch.autograd.Function):
-    """The derivative of a turn is the turn back."""
+    """The derivative of a turn is the turn back, times the same number."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cosines: Tensor, sines: Tensor, back: bool) -> Tensor:

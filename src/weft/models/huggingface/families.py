@@ -13,6 +13,7 @@ from torch import nn
 
 from weft.errors import InputError
 from weft.mechanism.positions import sinusoidal
+from weft.mechanism.rotary import RotaryScaling
 from weft.models.blocks import DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
 from weft.models.huggingface.folder import Settings, Tensors, read_tensors
@@ -25,6 +26,7 @@ from weft.models.huggingface.parts import (
 )
 from weft.models.language_model import LanguageModel
 from weft.models.predictor import Predictor
+from weft.models.rotary_settings import read_rotary
 from weft.models.text_encoder import EncoderHead, TextEncoder
 from weft.models.transformer import Transformer
 
@@ -189,6 +191,7 @@ def _llama(settings: Settings, tensors: Tensors) -> LanguageModel:
     if heads % shared:
         raise settings.wrong("num_key_value_heads", f"a number that divides the heads, {heads}")
     biases = [settings.get(f"{part}_bias", False) for part in ("attention", "mlp")]
+    base, scaling = _rotary(settings)
     architecture = Architecture(
         width=width,
         heads=heads,
@@ -197,7 +200,8 @@ def _llama(settings: Settings, tensors: Tensors) -> LanguageModel:
         feed_forward=inner,
         decoder_layers=settings.size("num_hidden_layers", 32),
         positions="rotary",
-        rotary_base=_rotary_base(settings),
+        rotary_base=base,
+        rotary_scaling=scaling,
         max_length=settings.size("max_position_embeddings", 2048),
         normalisation="rms",
         norm_epsilon=settings.get("rms_norm_eps", 1e-6),
@@ -219,20 +223,23 @@ def _llama(settings: Settings, tensors: Tensors) -> LanguageModel:
     return model
 
 
-def _rotary_base(settings: Settings) -> float:
-    """Transformers 5 has it in rope_parameters, earlier ones beside rope_scaling."""
+def _rotary(settings: Settings) -> tuple[float, RotaryScaling | None]:
+    """Transformers 5 has both in rope_parameters, earlier ones the base beside rope_scaling."""
+    base = settings.get("rope_theta", 10_000.0)
     for key in ("rope_parameters", "rope_scaling"):
         given = settings.raw(key)
         if given is None:
             continue
         if not isinstance(given, dict):
             raise settings.wrong(key, "an object")
-        kind = given.get("rope_type", given.get("type", "default"))
-        if kind != "default" or given.get("partial_rotary_factor", 1.0) != 1.0:
+        try:
+            read = read_rotary(given, base, settings.size("max_position_embeddings", 2048))
+        except InputError as error:
+            raise settings.wrong(key, f"numbers that go together ({error})") from error
+        if read is None:
             raise settings.refused(key)
-        if isinstance(given.get("rope_theta"), (int, float)):
-            return float(given["rope_theta"])
-    return settings.get("rope_theta", 10_000.0)
+        return read
+    return base, None
 
 
 def _llama_layer(tensors: Tensors, name: str, block: DecoderBlock) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.positions import rotary
 from weft.models.onnx.graph import OnnxGraph
 
 __all__ = ["KeysValues", "Places", "attended", "keys_values", "linear", "multi_head"]
@@ -157,13 +156,13 @@ def _split(graph: OnnxGraph, layer: MultiHeadAttention, projected: str, heads: i
 
 
 def _turned(graph: OnnxGraph, layer: MultiHeadAttention, vectors: str, places: Places) -> str:
-    """Queries or keys turned by their positions: see `weft.mechanism.positions.rotary`."""
+    """Queries or keys turned by their positions: see `weft.mechanism.rotary`."""
     if layer.relative != "rotary":
         return vectors
     half = layer.depth // 2
     # What becomes of (1, 0) is (cos, sin).
     ones = torch.ones(places.longest, layer.depth) * (torch.arange(2 * half) < half)
-    table = rotary(ones, base=layer.rotary_base)
+    table = layer.turned(ones)
     cosines, sines = (
         graph.op(
             "Unsqueeze",
