@@ -48,6 +48,7 @@ const HELD = 400; // tiles in memory, 128 kB each and its picture
 export class Tiles {
   private readonly tiles = new Map<string, Tile>();
   private readonly awaited = new Set<string>();
+  private readonly failed = new Set<string>();
   private readonly left = new AbortController();
   private clock = 0;
   readonly top: number;
@@ -92,7 +93,7 @@ export class Tiles {
       found.used = ++this.clock;
       return found;
     }
-    if (ask && !this.awaited.has(name) && this.awaited.size < 6) {
+    if (ask && !this.awaited.has(name) && !this.failed.has(name) && this.awaited.size < 6) {
       this.awaited.add(name);
       this.read(level, row, column).then(
         (tile) => {
@@ -104,6 +105,8 @@ export class Tiles {
         (error) => {
           if (this.left.signal.aborted) return;
           // Not asked for again by itself: the view says what went wrong.
+          this.awaited.delete(name);
+          this.failed.add(name);
           this.problem = error.message;
           this.arrived();
         },

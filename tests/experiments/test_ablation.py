@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -96,6 +97,11 @@ def test_groups_of_heads_and_their_names() -> None:
     found = ablate(model, size, heads=[(0, 1), [(0, 0), (0, 1)]])
     assert [effect.heads for effect in found.effects] == [((0, 1),), ((0, 0), (0, 1))]
     assert found.effects[1].value == 0
+    # As tables have them.
+    pairs: Any = [(np.int64(0), np.int64(1)), [(np.int64(0), np.int64(0))]]
+    assert [effect.heads for effect in ablate(model, size, heads=pairs).effects] == [
+        ((0, 1),), ((0, 0),)
+    ]  # fmt: skip
     for wrong in ([(0, 2)], [(1, 0)], [(-1, 0)]):
         with pytest.raises(weft.InputError, match="no head"):
             ablate(model, size, heads=wrong)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -86,6 +89,9 @@ def test_one_sequence(case) -> None:
     assert float((expected - torch.eye(7)).abs().max()) > 1e-3
     several = relevance(model, {"input_ids": IDS}, target, position=4, rows=[0, 2, -1])
     assert torch.allclose(several, expected[[0, 2, 6]], rtol=1e-4, atol=1e-6)
+    row_of_numpy: Any = np.int64(2)
+    alone = relevance(model, {"input_ids": IDS}, target, position=4, rows=row_of_numpy)
+    assert torch.equal(alone[0], several[1])
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -32,7 +32,28 @@ def test_a_file_appears_at_the_end(tmp_path: Path) -> None:
         assert not (tmp_path / "a").exists()
     assert (tmp_path / "a").read_text() == "new"
     assert names(tmp_path) == ["a"]
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(("mask", "new"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_rights_are_those_that_the_user_gave(tmp_path: Path, mask: int, new: int) -> None:
+    """Of a new file by the mask; of one that was there, as they were."""
+    own = tmp_path / "own"
+    own.write_text("old")
+    own.chmod(0o640)
+    (tmp_path / "folder").mkdir(mode=0o700)
+    before = os.umask(mask)
+    try:
+        for name in ("own", "new"):
+            with atomic_file(tmp_path / name) as temporary:
+                temporary.write_text(name)
+        for name in ("folder", "another"):
+            with atomic_folder(tmp_path / name, lambda _: None) as temporary:
+                (temporary / "file").write_text(name)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"own": 0o640, "new": new, "folder": 0o700, "another": 0o777 & ~mask}
+    assert (tmp_path / "another" / "file").stat().st_mode & 0o777 == new
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt()])

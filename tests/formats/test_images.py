@@ -73,6 +73,21 @@ def test_a_folder_of_grey_and_coloured_files_is_coloured(tmp_path) -> None:
     assert read_images(path, colour=False).images.shape == (2, 1, 2, 3)
 
 
+def test_a_png_whose_chunks_are_broken_is_damaged(tmp_path) -> None:
+    """Pillow raises a SyntaxError of some of them."""
+    path = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40)).astype(np.uint8)).save(path)
+    whole = path.read_bytes()
+    kinds = set()
+    for place in range(30, 60):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
+        try:
+            open_image(path)
+        except DataError as error:
+            kinds.add(str(error).split("(")[-1][:6])
+    assert "broken" in kinds
+
+
 def test_files_are_scaled_where_a_size_is_asked_for(tmp_path) -> None:
     path = folder(tmp_path, a=[GREY], b=[np.full((8, 8), 51, dtype=np.uint8)])
     with pytest.raises(InputError, match=r"0.png: 8 x 8 pixels, .*0.png has 2 x 3; a model reads"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from tests.formats.conftest import TENSORS, assert_same
 
 import weft
+from weft.formats import trace_reader
+from weft.formats.files import file_digest
 
 
 def damage(folder: Path, name: str, change) -> None:
@@ -197,3 +201,20 @@ def test_a_path_that_the_system_cannot_take_is_no_damage(pair_trace, tmp_path, m
     monkeypatch.setattr(layer.digests, "verify", refuse)
     with pytest.raises(UnicodeEncodeError):
         layer.verify("März")
+
+
+def test_threads_that_read_a_file_at_once_both_find_it_sound(
+    pair_trace, tmp_path, monkeypatch
+) -> None:
+    """Each computed the digest, the first forgot what was expected, the second missed it."""
+    pair_trace.save(tmp_path / "t")
+    digests = weft.open(tmp_path / "t").layers[0].data.digests
+
+    def slowly(path: Path) -> str:
+        time.sleep(0.05)
+        return file_digest(path)
+
+    monkeypatch.setattr(trace_reader, "file_digest", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        for found in [pool.submit(digests.verify, "rows.parquet") for _ in range(4)]:
+            found.result()

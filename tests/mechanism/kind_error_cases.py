@@ -14,6 +14,7 @@ import weft
 from weft.mechanism import scores
 from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
+from weft.mechanism.positions import bucket_of_distance
 from weft.mechanism.shapes import check_flag, check_type, chosen, finite_number
 
 untyped: Any = weft
@@ -141,6 +142,18 @@ KIND_CASES: Cases = [
     ("ALiBi, list", lambda: attention(relative=untyped.ALiBi([1.0])), "ALiBi", "as_tensor"),
     ("Buckets, none", lambda: attention(relative=untyped.Buckets(None)), "Buckets", "as_tensor"),
     ("complex ALiBi", lambda: attention(relative=weft.ALiBi(zeros(2).cfloat())), "ALiBi", "real"),
+    (
+        "a bucket for all",
+        lambda: bucket_of_distance(torch.arange(3), 1, 8, False),
+        "bucket_of_distance",
+        "2 buckets or more",
+    ),
+    (
+        "a bucket of its own",
+        lambda: bucket_of_distance(torch.arange(3), 4, 1, True),
+        "bucket_of_distance",
+        "max_distance above 1",
+    ),
     ("rotary of an array", lambda: untyped.rotary(array((4, 4))), "rotary", "as_tensor"),
     ("rotary of whole numbers", lambda: weft.rotary(zeros(4, 4).long()), "rotary", ".float()"),
     ("rotary of base 0", lambda: weft.rotary(zeros(4, 4), base=0), "rotary", "above 0"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.models.classifier import Classifier, pooled
+from weft.models.classifier import Classifier, pooled, pooled_parts
 from weft.models.configuration import Architecture, PoolingKind
 
 VOCABULARY, CLASSES, WIDTH = 13, 3, 16
@@ -129,6 +129,8 @@ def test_pooled_rows_by_hand() -> None:
     assert pooled(outputs, real, "first").tolist() == [[1.0, 6.0]]
     with pytest.raises(InputError, match='expected "mean", "first" or "max"'):
         pooled(outputs, real, "sum")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="pooled_parts: pooling='median'"):
+        pooled_parts(outputs, real, "median")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

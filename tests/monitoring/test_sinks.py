@@ -153,6 +153,19 @@ def test_a_sink_that_fails_does_not_stop_a_training(
     assert len(reports) == len(other.told) == 3
 
 
+def test_a_sink_that_cannot_be_closed_keeps_no_other_open(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor]
+) -> None:
+    class Full(Listener):
+        def close(self) -> None:
+            raise OSError("disk full")
+
+    other = Listener()
+    with pytest.warns(UserWarning, match="the end: OSError: disk full"):
+        watched(tmp_path / "run", gpt2(), batches, sinks=[Full(), other])
+    assert other.closed
+
+
 @pytest.mark.parametrize(
     ("sink", "message"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from weft.pictures.palette import palette
 from weft.studio.overviews import Overviews
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
+from weft.studio.tiles import MatrixTiles
 from weft.traces import Trace
 
 Known = Callable[..., tuple[Trace, torch.Tensor]]
@@ -207,6 +209,33 @@ def test_without_queries_and_keys_each_head_says_what_is_not_shown(
     said = f"of the kept edges: {shares[0]} of the mass is not shown"
     page.locator(".panel", has_text=said).wait_for()
     assert f"Drawn from the kept edges: {shares[0]}" in page.locator(".panel").inner_text()
+
+
+def test_an_error_is_told_once_and_asking_again_tries_again(
+    known_trace: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One passing error must not end the pictures of all layers."""
+    trace, weights = known_trace(100)
+    monkeypatch.setattr("weft.studio.overviews._CHEAP_CELLS", 0)
+    example = collect([trace]).examples[0]
+    fails = [OSError("the disk is away for a moment")]
+    make = MatrixTiles.matrix
+
+    def matrix(self: MatrixTiles, number: int) -> Any:
+        if fails:
+            raise fails.pop()
+        return make(self, number)
+
+    monkeypatch.setattr(MatrixTiles, "matrix", matrix)
+    with pytest.raises(OSError, match="away for a moment"):
+        until(lambda: example.overviews.means(0)[1])
+    until(lambda: example.overviews.means(0)[1])
+    assert len(example.overviews.means(0)[0]) == weights.numel()
+
+
+def until(done: Callable[[], bool]) -> None:
+    while not done():
+        time.sleep(0.01)
 
 
 def test_until_the_whole_is_worked_out_pictures_say_so(

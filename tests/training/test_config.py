@@ -144,8 +144,8 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
             "model.rotary_scaling.kind = 'dynamic': input should be 'linear', 'ntk', 'llama3' or",
         ),
         (
-            '[model]\npositions = "rotary"\nrotary_scaling = { kind = "ntk", factor = 4, scale = 2 }',
-            "unknown key 'model.rotary_scaling.scale'",
+            '[model]\npositions = "rotary"\nrotary_scaling = { kind = "ntk", factor = 4, s = 2 }',
+            "unknown key 'model.rotary_scaling.s'",
         ),
         (
             '[task]\nkind = "translation"\ntrain = []\nvalid = ["a"]',

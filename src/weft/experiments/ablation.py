@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -287,7 +288,7 @@ def groups_of(
         ]
     groups: list[tuple[tuple[int, int], ...]] = []
     for group in heads:
-        pairs: Any = [group] if group and isinstance(group[0], int) else group
+        pairs: Any = [group] if group and isinstance(group[0], Integral) else group
         places = tuple((int(layer), int(head)) for layer, head in pairs)
         for layer, head in places:
             if not (0 <= layer < len(layers) and 0 <= head < layers[layer].heads):

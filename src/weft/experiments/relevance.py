@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -119,7 +120,8 @@ def first_rows(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
                 "positions. Give a number for each."
             )
         return rows.detach()[:, None]
-    wanted = [rows] if isinstance(rows, int) else list(rows)
+    given: Any = [rows] if isinstance(rows, Integral) else rows
+    wanted = [int(row) for row in given]
     if not all(-length <= row < length for row in wanted):
         raise InputError(
             f"relevance: rows {list(wanted)}; the last layer has positions 0 to {length - 1}."

@@ -8,13 +8,13 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import stat
-import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from weft.errors import DataError
 from weft.formats.locks import FOLDERS, lock
@@ -32,6 +32,7 @@ __all__ = [
     "finite",
     "in_brief",
     "is_there",
+    "keep_mode",
     "not_utf8",
     "open_file",
     "parse_json",
@@ -41,6 +42,7 @@ __all__ = [
     "remove_leftovers",
     "sync",
     "unpacked",
+    "unused",
     "write_json",
 ]
 
@@ -129,7 +131,8 @@ def disk_errors(path: Path | str, remedy: str = "") -> Iterator[None]:
 def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
     """A temporary path to write to; becomes `path` when the block ends well, else is removed.
 
-    A link stays a link: the file that it leads to is written.
+    A link stays a link: the file that it leads to is written. Its rights stay, too; a new file has
+    those that the user's mask leaves.
 
     remedy: see `disk_errors`.
 
@@ -142,8 +145,7 @@ def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
             what = "a folder" if path.is_dir() else "a pipe or a device"
             raise DataError(f"cannot write {given}: it is {what}. Give the name of a file.")
         _remove_begun(path)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_start(path))
-    temporary = Path(name)
+        descriptor, temporary = unused(path.parent / _start(path), _new_file)
     open_descriptor: int | None = descriptor
     if not _lock(descriptor) and not FOLDERS:
         # Windows renames no file that is open.
@@ -152,7 +154,7 @@ def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
     try:
         with disk_errors(path, remedy):
             yield temporary
-            temporary.chmod(0o644)
+            keep_mode(path, temporary)
             sync(temporary)
             temporary.replace(path)
             sync(path.parent)
@@ -160,6 +162,30 @@ def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         if open_descriptor is not None:
             os.close(open_descriptor)
+
+
+Made = TypeVar("Made")
+
+
+def unused(start: Path, make: Callable[[Path], Made]) -> tuple[Made, Path]:
+    """What `make` makes at a path that begins so and that nothing has, and the path."""
+    while True:
+        path = start.with_name(f"{start.name}{secrets.token_hex(4)}")
+        try:
+            return make(path), path
+        except FileExistsError:
+            continue
+
+
+def _new_file(path: Path) -> int:
+    """A descriptor of a new file, with the rights that the user's mask leaves."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+
+
+def keep_mode(path: Path, new: Path) -> None:
+    """Give what is to stand at a path the rights of what stands there, if anything does."""
+    with suppress(FileNotFoundError):
+        new.chmod(stat.S_IMODE(path.stat().st_mode))
 
 
 def _lock(descriptor: int) -> bool:

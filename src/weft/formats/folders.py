@@ -20,7 +20,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft.errors import DataError
-from weft.formats.files import MARK, NOT_WRITABLE, disk_errors, is_there, reason_of, sync
+from weft.formats.files import (
+    MARK,
+    NOT_WRITABLE,
+    disk_errors,
+    is_there,
+    keep_mode,
+    reason_of,
+    sync,
+    unused,
+)
 from weft.formats.locks import FOLDERS, lock, open_folder
 
 __all__ = ["Leftovers", "atomic_folder", "check_there", "own_folder"]
@@ -54,7 +63,7 @@ def atomic_folder(
     try:
         with disk_errors(path):
             yield temporary
-            temporary.chmod(0o755)
+            keep_mode(path, temporary)
             for file in temporary.rglob("*"):
                 sync(file)
             if path.exists():
@@ -73,7 +82,7 @@ def atomic_folder(
 def _locked_folder(path: Path) -> tuple[Path, int | None]:
     """A new temporary folder for a path, and the descriptor that holds its lock, if it has one."""
     while True:
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{MARK}"))
+        _, temporary = unused(path.with_name(f".{path.name}{MARK}"), Path.mkdir)
         locked = _lock(temporary)
         # Another writer may have taken it for a leftover before it was locked.
         if temporary.exists():

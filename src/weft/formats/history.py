@@ -200,7 +200,7 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
         )
         or (product is not None and (product.ndim != 3 or len(product) != heads))
         or any(not matrix.is_floating_point() for matrix in (*matrices.values(), *parts[1:6]))
-        or not (-1 <= int(parts[0].amin()) <= int(parts[0].amax()) < length)
+        or bool(((parts[0] < -1) | (parts[0] >= length)).any())
     ):
         raise ValueError("a graph that fits its tokens")
     keys, scores, weights, lse, entropy, rest, count = parts

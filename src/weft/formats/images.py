@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from weft.errors import DataError, InputError
 from weft.formats.arrays import read_npz
-from weft.formats.files import cannot_read, check_file
+from weft.formats.files import cannot_read, check_file, in_brief
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,6 +22,8 @@ __all__ = ["LabelledImages", "image_array", "open_image", "read_images"]
 _ENDINGS = (".png", ".jpg", ".jpeg")
 #: Pillow's modes that have no colour.
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
+#: What Pillow raises of damaged files; SyntaxError of the chunks of a PNG.
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +75,12 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
             turned = ImageOps.exif_transpose(opened)
             picture = _of_bytes(turned) if turned.mode[0] in "IF" else turned
             return picture.convert(mode or ("L" if picture.mode in _GREY else "RGB"))
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+    except (*_UNREADABLE, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = "not an image that Pillow can read"
         if isinstance(error, Image.DecompressionBombError):
             reason = "too many pixels"
         elif not isinstance(error, UnidentifiedImageError):
-            reason = f"damaged, or not readable ({str(error).splitlines()[0].rstrip('.')})"
+            reason = f"damaged, or not readable ({in_brief(error)})"
         raise DataError(f"{path}: {reason}. Give a PNG or JPEG file.") from None
 
 

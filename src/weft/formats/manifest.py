@@ -143,6 +143,7 @@ _POSITIONS: JsonObject = {
     "rows": lambda entry: _is_count(entry, least=-1),
     "columns": lambda entry: _is_count(entry, least=-1),
     "seconds": _is_number,
+    "parts": _is_count,
     "images": lambda entry: _is_count(entry, least=-1),
     "tiles": lambda entry: _is_count(entry, least=-1),
 }

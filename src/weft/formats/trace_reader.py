@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class Digests:
 
     def __init__(self, folder: Path, manifest: JsonMapping) -> None:
         self._folder = folder
+        # Threads of the studio read one trace at once.
+        self._verifying = threading.Lock()
         self._seen = {MANIFEST: _identity(folder / MANIFEST)}
         self._open = {
             name: entry["sha256"]
@@ -119,15 +122,16 @@ class Digests:
 
     def verify(self, name: str) -> None:
         """Raises: ValueError: the file is not as it was written. DataError: see `check_same`."""
-        self.check_same(name)
-        expected = self._open.get(name)
-        if expected is None:
-            return
-        before = _identity(self._folder / name)
-        if file_digest(self._folder / name) != expected:
-            raise ValueError("the file does not match its digest")
-        self._seen[name] = before
-        del self._open[name]
+        with self._verifying:
+            self.check_same(name)
+            expected = self._open.get(name)
+            if expected is None:
+                return
+            before = _identity(self._folder / name)
+            if file_digest(self._folder / name) != expected:
+                raise ValueError("the file does not match its digest")
+            self._seen[name] = before
+            del self._open[name]
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -40,7 +40,7 @@ def write_huggingface(run: TrainedRun, folder: Path) -> str:
         _built(stock, run).save_pretrained(folder)
         _tokenizer(run, longest=_longest(stock)).save_pretrained(folder)
     for file in folder.iterdir():
-        file.chmod(0o644)
+        file.chmod(folder.stat().st_mode & 0o666)  # for whom the folder is, so are its files
     return stock.architecture
 
 

@@ -95,11 +95,13 @@ def bucket_of_distance(
         bidirectional: whether keys after the query have buckets of their own (the upper half);
             otherwise they share bucket 0.
 
+    Raises: InputError: too few buckets, or a max_distance that has a bucket of its own.
     Source: Raffel et al. 2020, section 2.1.
 
     >>> bucket_of_distance(torch.tensor([-200, -9, -1, 0, 1, 9]), 32, 128, True)
     tensor([15,  8,  1,  0, 17, 24])
     """
+    _check_buckets("bucket_of_distance", buckets, max_distance, bidirectional=bidirectional)
     first = torch.zeros_like(distance)
     if bidirectional:
         buckets //= 2
@@ -111,6 +113,19 @@ def bucket_of_distance(
     ratio = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
     far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
     return first + torch.where(distance < exact, distance, far)
+
+
+def _check_buckets(operation: str, buckets: int, max_distance: int, *, bidirectional: bool) -> None:
+    """Raise an InputError where some distances would have no bucket."""
+    whole_number(operation, "buckets", buckets, 0)
+    whole_number(operation, "max_distance", max_distance, 1)
+    exact = (buckets // 2 if bidirectional else buckets) // 2
+    if exact < 1 or max_distance <= exact:
+        raise InputError(
+            f"{operation}: {buckets} buckets with max_distance={max_distance}; expected "
+            f"{4 if bidirectional else 2} buckets or more, and a max_distance above {exact}, the "
+            "first distance that shares its bucket."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,15 +264,8 @@ class Buckets(DistanceBias):
                 f"Buckets: the table is {describe(self.table)}; expected (buckets, {heads}), one "
                 "column a head."
             )
-        whole_number("Buckets", "max_distance", self.max_distance, 1)
         buckets = self.table.shape[0]
-        exact = (buckets // 2 if self.bidirectional else buckets) // 2
-        if exact < 1 or self.max_distance <= exact:
-            raise InputError(
-                f"Buckets: {buckets} buckets with max_distance={self.max_distance}; expected "
-                f"{4 if self.bidirectional else 2} buckets or more, and a max_distance above "
-                f"{exact}, the first distance that shares its bucket."
-            )
+        _check_buckets("Buckets", buckets, self.max_distance, bidirectional=self.bidirectional)
 
     def bias_of(self, distance: Tensor) -> Tensor:
         """See DistanceBias.bias_of."""

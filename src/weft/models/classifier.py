@@ -54,7 +54,11 @@ def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
         return outputs.masked_fill(~real[..., None], -torch.inf).amax(1)
     if pooling == "first":
         return outputs[:, 0]
-    raise InputError(f'pooled: pooling={pooling!r}; expected "mean", "first" or "max".')
+    raise _no_such_pooling("pooled", pooling)
+
+
+def _no_such_pooling(operation: str, pooling: str) -> InputError:
+    return InputError(f'{operation}: pooling={pooling!r}; expected "mean", "first" or "max".')
 
 
 def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
@@ -72,6 +76,8 @@ def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
         return outputs.masked_fill(~real[..., None], 0.0) / real.sum(1)[:, None, None]
     if pooling == "first":
         return outputs * (torch.arange(outputs.shape[1], device=outputs.device) == 0)[:, None]
+    if pooling != "max":
+        raise _no_such_pooling("pooled_parts", pooling)
     seen = outputs.masked_fill(~real[..., None], -torch.inf)
     chosen = seen == seen.amax(1, keepdim=True)
     return outputs * chosen / chosen.sum(1, keepdim=True)

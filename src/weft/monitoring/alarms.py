@@ -51,6 +51,8 @@ class Alarms:
     limits: Limits = field(default_factory=Limits)
     #: Mean evenness and largest score of each layer when the watch began.
     _first: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    #: The heads of each layer that had an entropy then: those that may look at no key have none.
+    _finite: dict[str, set[int]] = field(default_factory=dict)
     #: What is wrong already, by layer and kind.
     _wrong: set[tuple[str, str]] = field(default_factory=set)
 
@@ -61,6 +63,8 @@ class Alarms:
                 _mean(measures.get("evenness", ())),
                 _largest(measures.get("largest_score", ())),
             )
+            entropy = measures.get("entropy", ())
+            self._finite[name] = {head for head, nats in enumerate(entropy) if nats is not None}
 
     def check(self, step: int, layers: Sequence[LayerSeen]) -> list[JsonObject]:
         """What is wrong now and was not before: the kind, the layer, the heads and the words."""
@@ -87,7 +91,9 @@ class Alarms:
         collapse = explosion = broken = None
         if now is not None and even is not None and now < min(self.limits.evenness, even / 2):
             least = self.limits.evenness
-            heads = [head for head, value in enumerate(evenness) if (value or 0) < least]
+            heads = [
+                head for head, value in enumerate(evenness) if value is not None and value < least
+            ]
             collapse = (
                 heads,
                 (
@@ -106,8 +112,12 @@ class Alarms:
                     f"{largest or 0:,.1f} when the watch began"
                 ),
             )
-        lost = [head for head, value in enumerate(evenness) if value is None]
-        if lost and even is not None:
+        lost = [
+            head
+            for head, value in enumerate(layer.measures["entropy"])
+            if value is None and head in self._finite.get(layer.name, ())
+        ]
+        if lost:
             broken = lost, f"numbers that are infinite or NaN in {_heads(lost)}"
         return {"entropy collapse": collapse, "score explosion": explosion, "not finite": broken}
 

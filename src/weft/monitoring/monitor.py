@@ -191,7 +191,8 @@ class Monitor:
             for sink in self._sinks:
                 close = getattr(sink, "close", None)
                 if close is not None:
-                    close()
+                    with self._going_on("the end"):
+                        close()
 
     def _probe_there(self) -> None:
         """Take the probe of a training that is taken up again."""

@@ -78,7 +78,8 @@ class Overviews:
         self._queueing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._problem: Exception | None = None
+        # By layer what went wrong; whoever asks for it next is told, and asking again tries again.
+        self._problems: dict[int, Exception] = {}
         self._complete = [layer.data.keeps_every_edge for layer in trace.layers]
         exact = [layer for number, layer in enumerate(trace.layers) if self._passes(number)]
         cells = sum(layer.shape[0] * layer.shape[1] * layer.shape[2] for layer in exact)
@@ -120,8 +121,8 @@ class Overviews:
                 self._work(number)
             else:
                 self._begin(number)
-        if self._problem is not None:
-            raise self._problem
+        if (problem := self._problems.pop(number, None)) is not None:
+            raise problem
         return b"".join(self._means.get(number, ())), self._done(number)
 
     def quick(self, first: int, seconds: float = 0.1) -> tuple[bytes, bool]:
@@ -192,9 +193,9 @@ class Overviews:
             except InterruptedError:
                 return
             except Exception as error:
-                # Whoever asks next is told.
-                self._problem = error
-                return
+                with self._queueing:
+                    self._problems[waiting[0]] = error
+                    self._queue.remove(waiting[0])
 
     def _work(self, number: int, heads: int | None = None) -> None:
         """The next heads of a layer; None: all that there are."""

@@ -121,6 +121,8 @@ def collect(
     """What is to be shown; takes what `export_page` takes, and what is known of a training that
     `weft.monitor` watches: `weft.studio.watched.watched_training`.
     """
+    if not traces:
+        raise InputError("page: no trace; expected one or more.")
     if names is not None and len(names) != len(traces):
         raise InputError(f"page: {len(names)} names for {len(traces)} traces; expected one each.")
     return Collection(

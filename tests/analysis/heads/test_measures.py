@@ -17,9 +17,12 @@ from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.heads import cells, measures, patterns, stripes
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.patterns import SEPARATORS
+from weft.analysis.heads.retrieval import find_needle, retrieval_score
 from weft.analysis.heads.scores import HeadScores
+from weft.formats.tokens import Tokens
 from weft.formats.trace import TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.reference import graphs as reference
 from weft.traces import Trace
 
 Make = Callable[..., tuple[TraceLayer, Tensor]]
@@ -137,6 +140,46 @@ def test_against_loops(
     kept = FUNCTIONS[measure](LayerWeights(layer, exact=False))
     assert not bool((kept.score > expected + 2e-6).any())
     assert not bool((kept.upper < expected - 2e-6).any())
+
+
+def test_punctuation_is_known_by_its_text() -> None:
+    """The vocabulary of GPT-2 spells a dash by its three bytes."""
+    tokens = Tokens(
+        ["a", "\u00e2\u0122\u0136", "b", "\u00e3\u0122", "\u0124"],
+        ["a", "\u2014", "b", "\u3002\u00b9\u2044\u2082", "\u3002\u00b2\u2044\u2082"],
+    )
+    layer = layer_of_weights(torch.full((1, 5, 5), 0.2), tokens)
+    # The dash, and the full stop that two tokens share, once.
+    assert measures.punctuation(layer).score.item() == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_formulas_of_the_reference(random_layer: Make, causal: bool) -> None:
+    """What stands under a measure's name in weft.mechanism.reference is what is measured."""
+    layer, weights = random_layer(causal=causal)
+    tokens = layer.query_tokens
+    separators = [j for j in range(1, len(tokens)) if tokens[j] in SEPARATORS]
+    of_reference: dict[str, Callable[[Tensor], float]] = {
+        "previous": reference.previous,
+        "same": reference.same,
+        "first": reference.first,
+        "separator": lambda head: reference.separator(head, separators, causal=causal),
+        "local": lambda head: reference.local(head, REACH),
+        "duplicate": lambda head: reference.duplicate(head, tokens, causal=causal),
+        "induction": lambda head: reference.induction(head, tokens, causal=causal),
+        "broad": lambda head: reference.broad(head, causal=causal),
+    }
+    if not causal:
+        of_reference["next"] = reference.next_token
+    for name, formula in of_reference.items():
+        measured = (FUNCTIONS | {"broad": measures.breadth})[name](layer).score
+        expected = torch.tensor([formula(head) for head in weights]).double()
+        if name != "separator" or separators:
+            assert torch.allclose(measured, expected, atol=2e-6), name
+    needle = find_needle(tokens)
+    places = (needle.start, needle.answer, needle.length)
+    expected = torch.tensor([reference.retrieval(head, tokens, *places) for head in weights])
+    assert torch.allclose(retrieval_score(layer, needle), expected)
 
 
 def test_scores_that_have_a_cap() -> None:

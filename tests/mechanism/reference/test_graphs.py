@@ -141,26 +141,31 @@ def test_induction_and_duplicate_look_one_key_apart() -> None:
     for query, copy in ((3, 0), (4, 1)):
         duplicate[query] = torch.eye(5)[copy]
         induction[query] = torch.eye(5)[copy + 1]
-    assert graphs.duplicate(duplicate, tokens) == 1
-    assert graphs.duplicate(induction, tokens) == 0
-    assert graphs.induction(induction, tokens) == 1
-    assert graphs.induction(duplicate, tokens) == 0
+    assert graphs.duplicate(duplicate, tokens, causal=True) == 1
+    assert graphs.duplicate(induction, tokens, causal=True) == 0
+    assert graphs.induction(induction, tokens, causal=True) == 1
+    assert graphs.induction(duplicate, tokens, causal=True) == 0
     assert graphs.induction(induction, [1, 2, 3, 4, 5]) == 0  # nothing repeats
+    # Where all may be seen, the first a and b have copies too, and look at themselves.
+    assert graphs.duplicate(duplicate, tokens) == 0.5
+    assert graphs.induction(torch.eye(5)[[4, 3, 2, 1, 0]], tokens) == pytest.approx(2 / 3)
 
 
 def test_local_broad_separator_retrieval() -> None:
     uniform = torch.full((4, 4), 0.25)
     assert graphs.broad(uniform) == pytest.approx(1)
-    assert graphs.broad(torch.eye(4)) == 0
+    assert graphs.broad(torch.eye(4)) == 0.25
     assert graphs.broad(torch.ones(3, 1)) == 0
+    assert graphs.broad(torch.eye(3), causal=True) == pytest.approx((1 / 2 + 1 / 3) / 2)
     assert graphs.local(uniform, 1) == pytest.approx((2 + 3 + 3 + 2) / 16)
     assert graphs.local(uniform, 3) == pytest.approx(1)
     assert graphs.separator(uniform, [1, 3]) == pytest.approx(0.5)
     assert graphs.separator(uniform, []) == 0
-    weights = shifted(5, -2)
-    assert graphs.retrieval(weights, [(3, 1), (4, 2)]) == 1
-    assert graphs.retrieval(weights, [(3, 0), (4, 2)]) == 0.5
-    assert graphs.retrieval(weights, []) == 0
+    # Each row looks two back: row 2, which writes the copy of a, at a, row 3 at b.
+    tokens = ["a", "b", "x", "a", "b"]
+    assert graphs.retrieval(shifted(5, -2), tokens, 0, 3, 2) == 1
+    assert graphs.retrieval(shifted(5, -1), tokens, 0, 3, 2) == 0
+    assert graphs.retrieval(shifted(5, -2), ["a", "a", "x", "a", "a"], 0, 3, 2) == 1
 
 
 def test_one_token_has_no_neighbours() -> None:

@@ -32,6 +32,7 @@ from weft.analysis.heads.scores import (
 from weft.analysis.heads.stripes import sink, vertical
 from weft.analysis.interval import Interval
 from weft.errors import InputError
+from weft.formats.tokens import each_once, shown
 from weft.formats.trace import TraceLayer
 from weft.mechanism.shapes import whole_number
 
@@ -232,7 +233,7 @@ def punctuation(layer: _Layer) -> HeadScores:
     0.5
     """
     weights = weights_of(layer)
-    at = punctuation_marks(weights.layer.key_tokens)
+    at = punctuation_marks(each_once(shown(weights.layer.key_tokens)))
     return on_pattern("punctuation", weights, Classes.of_keys_at(weights.layer, at))
 
 

@@ -25,6 +25,7 @@ class HeadScores:
     upper_total      (heads,): the upper bound
     chance_total     (heads,): what shuffled weights of the same entropy add up to in the mean
     chance_variance  (heads,): and its variance; NaN for a measure without a null distribution
+    tail_variance    (heads,): the part of it that bounds how far a sum may stray, for `p`
     cap              (heads,): how far above its mean one shuffled row can be; infinite where
                      rows are not independent of each other
     log_mean         (rates, heads): log of the mean of e^(rate total) of shuffled weights, or more

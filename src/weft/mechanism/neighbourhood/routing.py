@@ -27,7 +27,6 @@ from weft.mechanism.scores import (
     ScaledDot,
     check_per_head,
     node_terms,
-    symmetrised,
 )
 from weft.mechanism.shapes import Output, repeat_kv_heads
 
@@ -92,7 +91,7 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
     score = call.score
     queries = call.queries
     if isinstance(score, Bilinear):
-        matrix = symmetrised(score.matrix) if score.symmetric else score.matrix
+        matrix = score.form()
         wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
         with without_autocast(queries.device):
             queries = (queries.to(wide) @ matrix.to(wide)).to(queries.dtype)

@@ -7,7 +7,7 @@ over no query are 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -250,47 +250,44 @@ def first(weights: Tensor) -> float:
     return _mean([weights[i, 0] for i in range(len(weights))])
 
 
-def separator(weights: Tensor, separators: Sequence[int]) -> float:
-    """Mean mass on separators. separators: their positions.
+def separator(weights: Tensor, separators: Sequence[int], *, causal: bool = False) -> float:
+    """Mean mass on separators, over the queries that may look at one.
 
+    separators: their positions. causal: a query may look at keys up to itself, not at all.
     Source: Clark et al. 2019, section 3.2.
 
     >>> separator(torch.tensor([[0.5, 0.25, 0.25]]), [0, 2])
     0.75
     """
-    return _mean([sum(float(row[j]) for j in separators) for row in weights])
+    return _mean_mass(weights, lambda i, j: j in separators, causal=causal)
 
 
-def duplicate(weights: Tensor, tokens: Sequence[int]) -> float:
-    """Mean mass on earlier copies of the query's token, over the queries that have one.
+def duplicate(weights: Tensor, tokens: Sequence[object], *, causal: bool = False) -> float:
+    """Mean mass on other copies of the query's token, over the queries that may look at one.
 
-    Source: Wang et al. 2023, section 3.
+    causal: as for `separator`.
+    Source: Wang et al. 2022.
 
-    >>> duplicate(torch.tensor([[1., 0., 0.], [0., 1., 0.], [0.75, 0., 0.25]]), [7, 8, 7])
+    >>> duplicate(torch.tensor([[1., 0., 0.], [0., 1., 0.], [0.75, 0., 0.25]]), [7, 8, 7],
+    ...     causal=True)
     0.75
     """
-    masses = []
-    for i in range(len(tokens)):
-        copies = [j for j in range(i) if tokens[j] == tokens[i]]
-        if copies:
-            masses.append(sum(float(weights[i, j]) for j in copies))
-    return _mean(masses)
+    return _mean_mass(weights, lambda i, j: j != i and tokens[j] == tokens[i], causal=causal)
 
 
-def induction(weights: Tensor, tokens: Sequence[int]) -> float:
-    """Mean mass on the tokens after earlier copies of the query's, over the queries with one.
+def induction(weights: Tensor, tokens: Sequence[object], *, causal: bool = False) -> float:
+    """Mean mass on the tokens after other copies of the query's, over the queries with one.
 
+    causal: as for `separator`. The token right after the query follows the query itself.
     Source: Olsson et al. 2022.
 
-    >>> induction(torch.tensor([[1., 0., 0.], [0., 1., 0.], [0., 0.75, 0.25]]), [7, 8, 7])
+    >>> induction(torch.tensor([[1., 0., 0.], [0., 1., 0.], [0., 0.75, 0.25]]), [7, 8, 7],
+    ...     causal=True)
     0.75
     """
-    masses = []
-    for i in range(len(tokens)):
-        followers = [j + 1 for j in range(i) if tokens[j] == tokens[i]]
-        if followers:
-            masses.append(sum(float(weights[i, j]) for j in followers))
-    return _mean(masses)
+    return _mean_mass(
+        weights, lambda i, j: j > 0 and j != i + 1 and tokens[j - 1] == tokens[i], causal=causal
+    )
 
 
 def local(weights: Tensor, reach: int) -> float:
@@ -299,35 +296,60 @@ def local(weights: Tensor, reach: int) -> float:
     >>> local(torch.tensor([[0.5, 0.25, 0.25]]), 1)
     0.75
     """
-    return _mean(
-        [
-            sum(float(row[j]) for j in range(len(row)) if abs(j - i) <= reach)
-            for i, row in enumerate(weights)
-        ]
-    )
+    return _mean_mass(weights, lambda i, j: abs(j - i) <= reach)
 
 
-def broad(weights: Tensor) -> float:
-    """Mean of entropy / log(keys): 1 where every key gets the same, 0 where one gets all.
+def _mean_mass(
+    weights: Tensor, chosen: Callable[[int, int], bool], *, causal: bool = False
+) -> float:
+    """Mean mass on the chosen (query, key), over the queries that may look at one of them."""
+    masses = []
+    for i, row in enumerate(weights):
+        end = i + 1 if causal else len(row)
+        keys = [j for j in range(end) if chosen(i, j)]
+        if keys:
+            masses.append(sum(float(row[j]) for j in keys))
+    return _mean(masses)
 
-    A query with one key does not count.
-    Source: Clark et al. 2019, section 3.3 (there without the division).
 
-    >>> broad(torch.tensor([[0.5, 0.5], [1., 0.]]))
-    0.5
+def broad(weights: Tensor, *, causal: bool = False) -> float:
+    """Mean of e^entropy / keys: 1 where each key gets the same; of n keys 1/n where one gets all.
+
+    causal: as for `separator`. A query that may look at one key alone does not count.
+    Source: the perplexity of a row; Clark et al. 2019, section 3.3 (broad heads).
+
+    >>> round(broad(torch.tensor([[0.5, 0.5], [1., 0.]])), 4)
+    0.75
     """
-    keys = weights.shape[-1]
-    return _mean([value / math.log(keys) for value in entropy(weights)] if keys > 1 else [])
+    shares = []
+    for i, nats in enumerate(entropy(weights)):
+        keys = i + 1 if causal else weights.shape[-1]
+        if keys > 1:
+            shares.append(math.exp(nats) / keys)
+    return _mean(shares)
 
 
-def retrieval(weights: Tensor, copied: Sequence[tuple[int, int]]) -> float:
-    """Share of the copied tokens that the head looks at most strongly while they are copied.
+def retrieval(
+    weights: Tensor, tokens: Sequence[object], start: int, answer: int, length: int
+) -> float:
+    """The share of a needle's tokens that the head copies while they are written again.
 
-    copied: (query, key) pairs: at this query, the token at this key was copied.
-    Source: Wu et al. 2024, equation 1.
+        |g and k| / |k|
 
-    >>> weights = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]])
-    >>> retrieval(weights, [(0, 1), (1, 2)])
-    0.5
+    k: the needle's tokens, each once. g: those at whose writing, one row before each, the head's
+    strongest edge leads to the same token within the needle.
+    start, answer: the rows of the needle and of its copy; length: its tokens.
+    Source: Wu et al. 2024, section 2.
+
+    >>> weights = torch.tensor([[1., 0., 0.], [0.1, 0.7, 0.2], [0.7, 0.2, 0.1]])
+    >>> retrieval(weights, ["a", "b", "a"], 0, 2, 1)        # row 1 looks at b
+    0.0
     """
-    return _mean([float(int(weights[i].argmax()) == j) for i, j in copied])
+    needle = range(start, start + length)
+    sought = {tokens[j] for j in needle}
+    copied = set()
+    for place in range(length):
+        key = int(weights[answer + place - 1].argmax())
+        if key in needle and tokens[key] == tokens[answer + place]:
+            copied.add(tokens[key])
+    return len(copied) / len(sought) if sought else 0.0
