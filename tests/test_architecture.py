@@ -96,18 +96,20 @@ def test_the_docstring_rule_finds_what_is_missing() -> None:
     assert public_without_docstring(ast.parse(source)) == ["f", "C.g"]
 
 
+def exported(tree: ast.Module) -> list[str]:
+    """What `__all__` of a module names; nothing where it has none."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
+
+
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_exports_exist(path: Path) -> None:
     """__all__ names what the module defines or imports, each once."""
     tree = ast.parse(path.read_text())
-    lists = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
-    if not lists:
-        return
-    names = ast.literal_eval(lists[0])
+    names = exported(tree)
     assert len(set(names)) == len(names)
     defined = set()
     for node in tree.body:
@@ -122,6 +124,26 @@ def test_exports_exist(path: Path) -> None:
             defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     lazy = any(isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body)
     assert lazy or set(names) <= defined
+
+
+def test_what_others_import_is_exported() -> None:
+    """`__all__` is what a module gives to others: what it does not name is its own."""
+    trees = {
+        f"weft.{module_name(path)}".replace("/", ".").removesuffix(".__init__"): ast.parse(
+            path.read_text("utf-8")
+        )
+        for path in MODULES
+    }
+    exports = {name: set(exported(tree)) for name, tree in trees.items()}
+    hidden = {
+        f"{node.module}.{alias.name}"
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and exports.get(node.module)
+        for alias in node.names
+        if alias.name not in exports[node.module] and f"{node.module}.{alias.name}" not in trees
+    }
+    assert not hidden
 
 
 def test_the_face_is_one_list() -> None:

@@ -11,7 +11,7 @@ from tests.formats import earlier_form as earlier
 
 import weft
 from weft.formats.history import History
-from weft.jobs.model import TraceOptions
+from weft.jobs.model import TraceChoices
 from weft.jobs.run_model import RunModel
 from weft.training.inference import evaluate_run, generate_text, open_run
 
@@ -93,7 +93,7 @@ def test_the_model_of_a_run(run_path: Path, tmp_path: Path) -> None:
     expected = log(sum(exp(number) for number in range(6))) - 4.5
     assert measures["loss"] == pytest.approx(expected, abs=0.03)
     model = RunModel(run)
-    options = TraceOptions()
+    options = TraceChoices()
     traced = model.trace(model.inputs("abab", options), tmp_path / "t.weft", options)
     # W_Q and W_K are zero, so that every weight is that of chance.
     assert traced.layers[0].graph.dense()[0, 3].tolist() == pytest.approx([0.25] * 4)

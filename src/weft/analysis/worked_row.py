@@ -25,7 +25,12 @@ from weft.formats.trace import TraceLayer
 from weft.mechanism.parts import with_tensors
 from weft.mechanism.shapes import place_of
 
-__all__ = ["Term", "WorkedRow", "worked_row"]
+__all__ = [
+    "Term",
+    "WorkedRow",
+    "remedy",
+    "worked_row",
+]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,11 @@ from weft.cli.tables import print_table
 if TYPE_CHECKING:
     from weft.jobs.token_clusters import LayerClusters
 
-__all__ = ["print_clusters", "print_layers"]
+__all__ = [
+    "print_clusters",
+    "print_layers",
+    "say_of_fewer",
+]
 
 _HEADER = ("layer", "kind", "clusters", "cut", "cut_high", "least", "largest", "source")
 

@@ -10,7 +10,7 @@ from weft.cli.tables import print_table
 if TYPE_CHECKING:
     from weft.jobs.evaluation import Evaluated, Pair
     from weft.training.measures.corpus import CorpusMeasure
-    from weft.training.measures.resampling import Interval
+    from weft.training.measures.resampling import Confidence
 
 __all__ = ["print_one", "print_two"]
 
@@ -58,13 +58,13 @@ def _number(measure: CorpusMeasure, value: float) -> str:
     return f"{value:.{measure.digits}f}"
 
 
-def _range(measure: CorpusMeasure, part: Interval | None) -> str:
+def _range(measure: CorpusMeasure, part: Confidence | None) -> str:
     if part is None:
         return "-"
     return f"{part.low:.{measure.digits}f}-{part.high:.{measure.digits}f}"
 
 
-def print_one(evaluated: Evaluated, intervals: Mapping[str, Interval]) -> None:
+def print_one(evaluated: Evaluated, intervals: Mapping[str, Confidence]) -> None:
     """The measures of one model, with intervals."""
     how = evaluated.resampling
     print(_title(evaluated))

@@ -23,6 +23,7 @@ __all__ = [
     "print_lines",
     "progress_bar",
     "say",
+    "say_all",
     "working",
 ]
 

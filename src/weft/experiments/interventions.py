@@ -25,7 +25,13 @@ from weft.mechanism.observe import HeadOutputs
 from weft.mechanism.shapes import describe, place_of
 from weft.tracing.model_state import evaluation_mode
 
-__all__ = ["Intervention", "Kind", "editing_heads", "intervening"]
+__all__ = [
+    "Intervention",
+    "Kind",
+    "editing_heads",
+    "intervening",
+    "uniform",
+]
 
 Kind = Literal["zero", "mean", "uniform", "patch"]
 

@@ -32,7 +32,13 @@ from weft.formats.files import (
 )
 from weft.formats.locks import FOLDERS, lock, open_folder
 
-__all__ = ["Leftovers", "atomic_folder", "check_there", "own_folder"]
+__all__ = [
+    "AGAIN",
+    "Leftovers",
+    "atomic_folder",
+    "check_there",
+    "own_folder",
+]
 
 #: The remedy for a folder whose writing was stopped.
 AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."

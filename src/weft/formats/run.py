@@ -45,7 +45,13 @@ from weft.formats.reports import Reports
 from weft.formats.shards import Shards, latest_shards
 from weft.formats.tensors import read_notes
 
-__all__ = ["ENDS", "RunFolder", "is_free", "is_run"]
+__all__ = [
+    "ENDS",
+    "Completed",
+    "RunFolder",
+    "is_free",
+    "is_run",
+]
 
 #: Gives a configuration on disk the defaults of keys that came after it was written.
 Completed = Callable[[JsonObject], JsonObject]

@@ -17,7 +17,12 @@ from pathlib import Path
 from weft.errors import DataError
 from weft.formats.files import JsonObject, file_digest, read_json, sync, write_json
 
-__all__ = ["Shards", "latest_shards"]
+__all__ = [
+    "Shards",
+    "digests_of",
+    "latest_shards",
+    "remove_unfinished",
+]
 
 _FORMAT, _VERSION = "weft shards", 1
 

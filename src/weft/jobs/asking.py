@@ -9,7 +9,7 @@ from weft.errors import InputError
 from weft.formats.run import is_run
 from weft.formats.trace import TraceData
 from weft.jobs.layer_numbers import ModelLayers
-from weft.jobs.model import Model, TraceOptions, check_text
+from weft.jobs.model import Model, TraceChoices, check_text
 from weft.jobs.opening import open_model
 from weft.jobs.relevance import relevance_of_levels
 from weft.studio.asking import Asking
@@ -58,7 +58,7 @@ class Reader:
     def __call__(self, text: str) -> TraceData:
         """Trace a text. Raises: WeftError: it cannot be read."""
         check_text(text)
-        options = TraceOptions(keep=32, verify=False)
+        options = TraceChoices(keep=32, verify=False)
         model = self.model()
         unknown = model.unknown_parts(text)
         if unknown:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.jobs.model import Measure, Pooling, Prediction, TraceOptions, check_text, logit_name
+from weft.jobs.model import Measure, Pooling, Prediction, TraceChoices, check_text, logit_name
 from weft.jobs.run_model import RunModel
 from weft.models.classifier import Classifier
 from weft.tracing.names import token_names
@@ -41,7 +41,7 @@ class ClassifierModel(RunModel):
     def _labels(self) -> list[str]:
         return classes_of(self.run.data)
 
-    def inputs(self, text: str, options: TraceOptions) -> dict[str, Tensor]:
+    def inputs(self, text: str, options: TraceChoices) -> dict[str, Tensor]:
         """See Model."""
         if options.generate is not None:
             raise InputError("--generate: a classifier writes nothing. Leave it out.")

@@ -19,7 +19,7 @@ from weft.formats.folders import own_folder
 from weft.formats.lines import text_lines
 from weft.formats.trace_reader import open_folder
 from weft.jobs.engine import Do, Engine
-from weft.jobs.model import Model, TraceOptions, check_text
+from weft.jobs.model import Model, TraceChoices, check_text
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
 from weft.jobs.tracing import VerifiedOnce
@@ -78,7 +78,7 @@ def trace_corpus(
     name: str,
     corpus: Path,
     output: Path,
-    options: TraceOptions,
+    options: TraceChoices,
     *,
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -126,7 +126,7 @@ def trace_corpus(
     return done
 
 
-def remember(folder: Path, model: str, options: TraceOptions, texts: dict[str, str]) -> None:
+def remember(folder: Path, model: str, options: TraceChoices, texts: dict[str, str]) -> None:
     """Write what is traced here, or check that it is the same as before.
 
     Raises: DataError: the folder holds another corpus, or something else.
@@ -187,7 +187,7 @@ class CorpusWork:
 
     name: str
     folder: Path
-    options: TraceOptions
+    options: TraceChoices
 
     @property
     def reads(self) -> Sequence[Path]:

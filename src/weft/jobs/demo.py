@@ -14,7 +14,7 @@ from rich.table import Table
 from weft.formats.files import JsonObject
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.trace import TraceData
-from weft.jobs.model import TraceOptions
+from weft.jobs.model import TraceChoices
 from weft.jobs.run_model import RunModel
 from weft.training.config import RunConfig, load_config
 from weft.training.inference import TrainedRun, evaluate_run, open_run
@@ -109,7 +109,7 @@ def _translate(run: TrainedRun, console: Console) -> float:
 def _trace(run: TrainedRun) -> dict[str, TraceData]:
     folder = run.folder.path / "traces"
     folder.mkdir(exist_ok=True)
-    model, options = RunModel(run, beam=1), TraceOptions(keep=64, overwrite=True)
+    model, options = RunModel(run, beam=1), TraceChoices(keep=64, overwrite=True)
     traces = {}
     for index in TRACED:
         date, locale, style = SHOWN[index]

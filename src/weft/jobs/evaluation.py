@@ -15,14 +15,22 @@ from weft.models.language_model import LanguageModel
 from weft.training.inference import TrainedRun, open_run, text_writer
 from weft.training.measures.corpus import CorpusMeasure, Results
 from weft.training.measures.generated import diversity
-from weft.training.measures.resampling import Comparison, Interval, Resampling, compare, interval
+from weft.training.measures.resampling import Comparison, Confidence, Resampling, compare, interval
 from weft.training.measures.translation import translation_measures
 from weft.training.tasks import make_task
 from weft.training.tasks.language import LanguageTask
 from weft.training.tasks.pairs import PairsTask
 from weft.training.tasks.task import Task
 
-__all__ = ["Evaluated", "Evaluation", "Pair", "evaluate_one", "evaluate_two", "in_words"]
+__all__ = [
+    "Evaluated",
+    "Evaluation",
+    "Pair",
+    "evaluate_one",
+    "evaluate_two",
+    "in_words",
+    "resampling_notes",
+]
 
 #: Told how much is done, of how much or None, and of what.
 Progress = Callable[..., None]
@@ -62,12 +70,12 @@ class Evaluated:
     resampling: Resampling
     samples: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def intervals(self) -> dict[str, Interval]:
+    def intervals(self) -> dict[str, Confidence]:
         """The interval of each measure; of one example alone there is none."""
         measures = [m for m in self.results.measures if len(m.statistics) > 1]
         return {measure.name: interval(measure, self.resampling) for measure in measures}
 
-    def report(self, intervals: Mapping[str, Interval]) -> JsonObject:
+    def report(self, intervals: Mapping[str, Confidence]) -> JsonObject:
         """All numbers, for JSON."""
         return {
             **self.notes,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.errors import InputError
 from weft.formats.images import image_array
-from weft.jobs.model import Inputs, Measure, Prediction, TraceOptions
+from weft.jobs.model import Inputs, Measure, Prediction, TraceChoices
 from weft.jobs.run_model import RunModel
 from weft.training.tasks.images import normalised, shape_of
 from weft.training.validation import mean_loss
@@ -38,7 +38,7 @@ class ImageRunModel(RunModel):
         """See Model."""
         self._no_text("--text")
 
-    def inputs(self, text: str, options: TraceOptions) -> Inputs:
+    def inputs(self, text: str, options: TraceChoices) -> Inputs:
         """Raises an InputError: it reads no text."""
         self._no_text("--text")
 

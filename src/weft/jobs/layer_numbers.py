@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from weft.analysis.matrices.projections import LayerMatrices, matrices_of
 from weft.errors import InputError
-from weft.jobs.model import Model, TraceOptions
+from weft.jobs.model import Model, TraceChoices
 from weft.jobs.trained_head import LayerCalled, layer_calls, output_module
 from weft.studio.neuron import LayerNumbers
 
@@ -30,7 +30,7 @@ class ModelLayers:
         Raises: InputError: its learned matrices, or what enters it, could not be told.
         """
         if text != self._text:
-            inputs = model.inputs(text, TraceOptions(verify=False))
+            inputs = model.inputs(text, TraceChoices(verify=False))
             with torch.no_grad():
                 self._calls = layer_calls(model, inputs)
             self._text = text

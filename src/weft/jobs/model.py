@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from weft.formats.history import History
     from weft.formats.trace import TraceData
     from weft.mechanism.received import LastQueries
-    from weft.tracing.options import TraceOptions as Options
-    from weft.tracing.options import Verify
+    from weft.tracing.options import TraceOptions, Verify
 
 __all__ = [
     "Inputs",
@@ -30,7 +29,7 @@ __all__ = [
     "Pooling",
     "Prediction",
     "Progress",
-    "TraceOptions",
+    "TraceChoices",
     "check_text",
     "logit_name",
     "one_token",
@@ -43,7 +42,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
-class TraceOptions:
+class TraceChoices:
     """How a text is traced.
 
     target: the text that an encoder-decoder writes; None: a run's own translation.
@@ -77,7 +76,7 @@ class TraceOptions:
     def chosen_layers(self) -> list[int | str] | None:
         """The layers, as numbers and paths.
 
-        >>> TraceOptions(layers="0, *cross*").chosen_layers
+        >>> TraceChoices(layers="0, *cross*").chosen_layers
         [0, '*cross*']
         """
         if self.layers is None:
@@ -87,15 +86,15 @@ class TraceOptions:
             raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
         return [int(name) if name.isascii() and name.isdigit() else name for name in names]
 
-    def as_asked(self, tokenizer: Any, save: Path | None = None) -> Options:
+    def as_asked(self, tokenizer: Any, save: Path | None = None) -> TraceOptions:
         """The options as `weft.trace` takes them.
 
         tokenizer: who names the ids. save: the folder to write to while the model runs.
         """
         from weft.mechanism.graph import Top
-        from weft.tracing.options import TraceOptions as Options
+        from weft.tracing.options import TraceOptions
 
-        return Options(
+        return TraceOptions(
             tokenizer,
             Top(self.keep),
             self.queries_keys,
@@ -205,7 +204,7 @@ class Model(Protocol):
         """Characters, or words, of a text that its vocabulary lacks."""
         ...
 
-    def inputs(self, text: str, options: TraceOptions) -> Inputs:
+    def inputs(self, text: str, options: TraceChoices) -> Inputs:
         """What the model reads for a text, and for the target of the options."""
         ...
 
@@ -221,7 +220,7 @@ class Model(Protocol):
         """A long text in windows of so many tokens, each as the model reads it."""
         ...
 
-    def verify(self, inputs: Inputs, options: TraceOptions) -> None:
+    def verify(self, inputs: Inputs, options: TraceChoices) -> None:
         """Compare the model with itself without weft. Raises: VerificationError."""
         ...
 
@@ -229,7 +228,7 @@ class Model(Protocol):
         self,
         inputs: Inputs,
         output: Path | None,
-        options: TraceOptions,
+        options: TraceChoices,
         *,
         description: JsonMapping | None = None,
         progress: Progress | None = None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from weft.errors import InputError
 from weft.formats.run import is_run
 from weft.formats.trace import TraceData
-from weft.jobs.model import TraceOptions
+from weft.jobs.model import TraceChoices
 from weft.jobs.tracing import check_output
 from weft.tracing.sources.graphs import trace_nodes
 from weft.training.config import NodesConfig
@@ -39,7 +39,7 @@ def node_names(data: NodeData) -> list[str]:
     ]
 
 
-def trace_graph(run: TrainedRun, task: NodesTask, output: Path, options: TraceOptions) -> TraceData:
+def trace_graph(run: TrainedRun, task: NodesTask, output: Path, options: TraceChoices) -> TraceData:
     """Trace a run on its whole graph, every neighbour kept, into a folder."""
     check_output(output, options.overwrite)
     if options.received is not None:

@@ -22,7 +22,7 @@ from weft.jobs.model import (
     Pairs,
     Prediction,
     Progress,
-    TraceOptions,
+    TraceChoices,
     logit_name,
     one_token,
 )
@@ -60,7 +60,7 @@ class PretrainedModel:
             f"{self.name}: --history needs a training run. Give a run's folder, or leave it out."
         )
 
-    def inputs(self, text: str, options: TraceOptions) -> Inputs:
+    def inputs(self, text: str, options: TraceChoices) -> Inputs:
         """See Model."""
         generates = options.generate is not None
         return text_inputs(self.network, self.tokenizer, text, options.target, generates)
@@ -83,7 +83,7 @@ class PretrainedModel:
         """See Model."""
         return split_windows(self.network, self.tokenizer, text, window, overlap)
 
-    def verify(self, inputs: Inputs, options: TraceOptions) -> None:
+    def verify(self, inputs: Inputs, options: TraceChoices) -> None:
         """See Model."""
         generates = options.generate is not None
         keep = Top(options.keep)
@@ -93,7 +93,7 @@ class PretrainedModel:
         self,
         inputs: Inputs,
         output: Path | None,
-        options: TraceOptions,
+        options: TraceChoices,
         *,
         description: JsonMapping | None = None,
         progress: Progress | None = None,

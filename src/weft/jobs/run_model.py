@@ -22,7 +22,7 @@ from weft.jobs.model import (
     Pairs,
     Prediction,
     Progress,
-    TraceOptions,
+    TraceChoices,
     check_text,
     logit_name,
     one_token,
@@ -71,7 +71,7 @@ class RunModel:
         """See Model."""
         return History(self.run.folder.history)
 
-    def inputs(self, text: str, options: TraceOptions) -> Inputs:
+    def inputs(self, text: str, options: TraceChoices) -> Inputs:
         """See Model. A translator without a target reads the translation that it writes itself."""
         if self.run.translates and options.generate is not None:
             raise InputError(
@@ -152,7 +152,7 @@ class RunModel:
             for start in range(0, max(len(ids) - shared, 1), window - shared)
         ]
 
-    def verify(self, inputs: Inputs, options: TraceOptions) -> None:
+    def verify(self, inputs: Inputs, options: TraceChoices) -> None:
         """See Model."""
         verify_own(self.run.model, _without_offsets(inputs), Top(options.keep), options.verify)
 
@@ -160,7 +160,7 @@ class RunModel:
         self,
         inputs: Inputs,
         output: Path | None,
-        options: TraceOptions,
+        options: TraceChoices,
         *,
         description: JsonMapping | None = None,
         progress: Progress | None = None,

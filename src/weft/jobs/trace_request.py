@@ -13,7 +13,7 @@ from weft.formats.tokens import shown, visible
 from weft.formats.verification import in_words
 from weft.jobs.corpus import trace_corpus
 from weft.jobs.engine import Engine
-from weft.jobs.model import TraceOptions
+from weft.jobs.model import TraceChoices
 from weft.jobs.nodes import opened_graph, trace_graph
 from weft.jobs.tracing import trace_model
 from weft.jobs.windows import trace_windows
@@ -62,7 +62,7 @@ class Report:
     failed: str | None = None
 
 
-def run_trace(request: TraceRequest, options: TraceOptions, show: Show) -> Report:
+def run_trace(request: TraceRequest, options: TraceChoices, show: Show) -> Report:
     """Trace what is asked for.
 
     Raises: InputError: options that do not go together, or no text.
@@ -112,7 +112,7 @@ def verify_of(asked: str | None) -> Verify:
     raise InputError(f"--verify {asked}: expected a number of tokens, 1 or more, all or no.")
 
 
-def _one(request: TraceRequest, options: TraceOptions, show: Show) -> Report:
+def _one(request: TraceRequest, options: TraceChoices, show: Show) -> Report:
     def progress(path: str, number: int, total: int | None) -> None:
         show(number + 1, total, f"layer {path}" if options.generate is None else "tokens read")
 
@@ -153,7 +153,7 @@ def _description(trace: TraceData, output: Path, unit: str) -> list[str]:
 
 
 def _windows(
-    request: TraceRequest, text: str, window: int, options: TraceOptions, show: Show
+    request: TraceRequest, text: str, window: int, options: TraceChoices, show: Show
 ) -> Report:
     traces = trace_windows(
         request.model, text, request.output, options, window=window, overlap=request.overlap,
@@ -182,7 +182,7 @@ def _engine(request: TraceRequest) -> Engine:
     return Processes(request.workers, request.threads)
 
 
-def _corpus(request: TraceRequest, corpus: Path, options: TraceOptions, show: Show) -> Report:
+def _corpus(request: TraceRequest, corpus: Path, options: TraceChoices, show: Show) -> Report:
     done = trace_corpus(
         request.model, corpus, request.output, options, engine=_engine(request),
         progress=lambda count, total: show(count, total, "texts"),

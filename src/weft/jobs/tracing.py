@@ -12,7 +12,7 @@ from weft.formats.images import open_image
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import not_a_trace
 from weft.formats.verification import ON_ANOTHER_TEXT
-from weft.jobs.model import Inputs, Model, Progress, TraceOptions, check_text
+from weft.jobs.model import Inputs, Model, Progress, TraceChoices, check_text
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
 
@@ -26,7 +26,7 @@ class VerifiedOnce:
     says the same of it.
     """
 
-    def __init__(self, model: Model, options: TraceOptions) -> None:
+    def __init__(self, model: Model, options: TraceChoices) -> None:
         self._model, self._options, self._done = model, options, options.verify is False
 
     def check(self, inputs: Inputs) -> JsonMapping | None:
@@ -46,7 +46,7 @@ def trace_model(
     name: str,
     text: str | None,
     output: Path,
-    options: TraceOptions,
+    options: TraceChoices,
     *,
     image: Path | None = None,
     progress: Progress | None = None,
@@ -57,7 +57,7 @@ def trace_model(
         name: a run's folder; a folder or a name of a model of Hugging Face.
         text: what it reads; None: nothing but the image.
         output: the trace folder to write.
-        options: see TraceOptions.
+        options: see TraceChoices.
         image: a picture that it sees.
         progress: see `weft.jobs.model.Progress`.
     """

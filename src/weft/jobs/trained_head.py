@@ -16,7 +16,7 @@ from weft.errors import InputError
 from weft.experiments.head_outputs import Reached, reaching
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
-from weft.jobs.model import Model, TraceOptions
+from weft.jobs.model import Model, TraceChoices
 from weft.jobs.opening import open_model
 from weft.mechanism.graph import Top
 from weft.mechanism.multihead import MultiHeadAttention
@@ -58,7 +58,7 @@ def steps_of_model(
     model = open_model(name)
     if model.tokenizer is None:
         raise InputError(f"model: {name} reads images, and no text. Give a model that reads text.")
-    inputs = model.inputs(text, TraceOptions(target=target))
+    inputs = model.inputs(text, TraceChoices(target=target))
     with torch.no_grad():
         traced = trace(
             model.network, inputs, tokenizer=model.tokenizer, keep=Top(64), verify=False

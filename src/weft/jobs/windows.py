@@ -20,7 +20,7 @@ from weft.formats.files import JsonObject, reason_of
 from weft.formats.folders import own_folder
 from weft.formats.trace_reader import open_folder
 from weft.formats.trace_writer import not_a_trace
-from weft.jobs.model import Model, TraceOptions
+from weft.jobs.model import Model, TraceChoices
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
 from weft.jobs.tracing import VerifiedOnce, check_output
@@ -42,7 +42,7 @@ def trace_windows(
     name: str,
     text: str,
     output: Path,
-    options: TraceOptions,
+    options: TraceChoices,
     *,
     window: int,
     overlap: int | None,
@@ -101,7 +101,7 @@ def trace_windows(
     return WindowTraces(paths, there)
 
 
-def _requests(model: Model, parts: list[dict[str, Any]], options: TraceOptions) -> list[str]:
+def _requests(model: Model, parts: list[dict[str, Any]], options: TraceChoices) -> list[str]:
     """SHA-256 for each window of what its trace depends on: weft, weights, options, tokens."""
     same = [__version__, weights_digest(model.network), options.decisive, len(parts)]
     digests = []

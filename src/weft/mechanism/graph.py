@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
 
-__all__ = ["All", "AttentionGraph", "Keep", "Row", "Top"]
+__all__ = [
+    "DENSE_LIMIT",
+    "All",
+    "AttentionGraph",
+    "Keep",
+    "Row",
+    "Top",
+]
 
 #: Places of a row that a graph may hold empty; see `Top`.
 PLACES = 1024

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.mechanism.graph_layer import Flow, GraphConvolution, Nodes
+from weft.mechanism.graph_layer import Flow, GraphLayer, Nodes
 from weft.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
 from weft.mechanism.neighbourhood.edges import Edges
 from weft.mechanism.neighbourhood.loops import Fill
@@ -32,7 +32,7 @@ def _by_head(vector: Tensor) -> Tensor:
     return (vector[0, :, :, None] * torch.eye(heads).to(vector)[:, None]).flatten(0, 1)
 
 
-class GATConv(GraphConvolution):
+class GATConv(GraphLayer):
     """Graph attention, version 1, with the parameters of `torch_geometric.nn.GATConv`.
 
         score(i, j) = LeakyReLU(a_dst . W h_i + a_src . W h_j + a_edge . W_e e_ij)
@@ -124,7 +124,7 @@ class GATConv(GraphConvolution):
         return self._run(x, edge_index, edge_attr, size, bool(return_attention_weights))
 
     def projected(self, x: Nodes) -> tuple[Tensor, Tensor | None]:
-        """See GraphConvolution.projected."""
+        """See GraphLayer.projected."""
         sources, targets = (x, x) if isinstance(x, Tensor) else x
         for_sources, for_targets = self.projections
         projected = _heads(for_sources(sources), self.heads)
@@ -137,7 +137,7 @@ class GATConv(GraphConvolution):
     def call(
         self, edges: Edges, sources: Tensor, targets: Tensor | None, features: Tensor | None
     ) -> NeighbourCall:
-        """See GraphConvolution.call."""
+        """See GraphLayer.call."""
         by_source, by_target = _by_head(self.att_src), _by_head(self.att_dst)
         if targets is sources:
             terms = sources.flatten(1) @ torch.cat((by_target, by_source), 1)
@@ -161,7 +161,7 @@ class GATConv(GraphConvolution):
         )
 
 
-class GATv2Conv(GraphConvolution):
+class GATv2Conv(GraphLayer):
     """Graph attention, version 2, with the parameters of `torch_geometric.nn.GATv2Conv`.
 
         score(i, j) = a . LeakyReLU(W_r h_i + W_l h_j + W_e e_ij)
@@ -219,7 +219,7 @@ class GATv2Conv(GraphConvolution):
         return self._run(x, edge_index, edge_attr, None, bool(return_attention_weights))
 
     def projected(self, x: Nodes) -> tuple[Tensor, Tensor | None]:
-        """See GraphConvolution.projected."""
+        """See GraphLayer.projected."""
         sources, targets = (x, x) if isinstance(x, Tensor) else x
         if targets is None:
             raise InputError("GATv2Conv: x has no targets; its scores need them. Give (x, x_t).")
@@ -231,7 +231,7 @@ class GATv2Conv(GraphConvolution):
     def call(
         self, edges: Edges, sources: Tensor, targets: Tensor | None, features: Tensor | None
     ) -> NeighbourCall:
-        """See GraphConvolution.call."""
+        """See GraphLayer.call."""
         matrix = None
         if features is not None and self.lin_edge is not None:
             matrix = _heads(self.lin_edge.weight.T.contiguous(), self.heads)

@@ -27,14 +27,14 @@ from weft.mechanism.neighbourhood.loops import Fill, with_self_loops
 from weft.mechanism.neighbourhood.projection import glorot, projection
 from weft.mechanism.shapes import describe, in_words, whole_number
 
-__all__ = ["Flow", "GraphConvolution", "GraphObserver", "Nodes"]
+__all__ = ["Flow", "GraphLayer", "GraphObserver", "Nodes"]
 
 #: Features of the nodes, (nodes, width); or those of the sources, and those of the targets or None.
 Nodes = Tensor | tuple[Tensor, Tensor | None]
 Flow = Literal["source_to_target", "target_to_source"]
 
 
-class GraphConvolution(nn.Module):
+class GraphLayer(nn.Module):
     """What `GATConv` and `GATv2Conv` share: edges, self-loops, heads, residual and bias.
 
     observer: normally None; while set, it is handed this layer, each of its calls before dropout,
@@ -197,7 +197,7 @@ class GraphConvolution(nn.Module):
 class GraphObserver(Protocol):
     """Who watches graph layers."""
 
-    def __call__(self, layer: GraphConvolution, call: NeighbourCall, of_one: bool) -> None:
+    def __call__(self, layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
         """Receive one call of a layer.
 
         of_one: whether the nodes that look are those that are looked at.

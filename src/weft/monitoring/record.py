@@ -27,7 +27,14 @@ from weft.formats.run import RunFolder, is_free, is_run
 from weft.mechanism.head_matrices import matrix_measures, product_cells
 from weft.monitoring.measures import LayerSeen
 
-__all__ = ["Record", "opened"]
+__all__ = [
+    "LARGE",
+    "Record",
+    "bytes_of",
+    "check_folder",
+    "opened",
+    "probe_differs",
+]
 
 #: Bytes of the matrices of a snapshot above which only their pictures are kept.
 LARGE = 64 * 2**20

@@ -105,6 +105,7 @@ class MonitorCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
         """The training has ended."""
+        self._begun.pop(self._folder.resolve(), None)
         if self.monitor is not None:
             self.monitor.__exit__(None, None, None)
 

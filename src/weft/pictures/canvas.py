@@ -97,7 +97,6 @@ def weight_scale(
     figure: Figure,
     place: tuple[float, float, float, float],
     colours: Palette,
-    name: str = "weight",
 ) -> None:
     """The legend of the weight ramp: a bar from 0 to 1, at left, bottom, width, height."""
     axes = figure.add_axes(place)
@@ -110,7 +109,7 @@ def weight_scale(
     axes.set_xticks(np.sqrt(ticks), ["0", ".01", ".1", ".25", ".5", "1"])
     axes.tick_params(axis="x", length=2, width=0.5, pad=1.5, labelsize=6,
                      color=colours.faint, labelcolor=colours.faint)  # fmt: skip
-    axes.set_title(name, fontsize=6.5, color=colours.faint, pad=3, loc="left")
+    axes.set_title("weight", fontsize=6.5, color=colours.faint, pad=3, loc="left")
 
 
 def weights_of(

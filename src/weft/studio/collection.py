@@ -55,7 +55,13 @@ from weft.version import __version__
 if TYPE_CHECKING:
     from weft.studio.asking import Asking
 
-__all__ = ["Collection", "Example", "as_json", "name_of"]
+__all__ = [
+    "Collection",
+    "Example",
+    "as_json",
+    "name_of",
+    "note_shown",
+]
 
 #: Cells of a layer up to which their sums are made at once.
 _CHEAP_CELLS = 2**28

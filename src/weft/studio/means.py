@@ -17,7 +17,14 @@ from weft.analysis.graphs.head_average import average_rows, averaged
 from weft.formats.trace import TraceData, TraceLayer
 from weft.studio.arrays import Array, LayerArrays
 
-__all__ = ["LOCAL", "layer_mean", "mean_rows", "most_kept", "rows_at_once"]
+__all__ = [
+    "LOCAL",
+    "layer_mean",
+    "mean_rows",
+    "most_kept",
+    "partial_rows",
+    "rows_at_once",
+]
 
 #: Rows of a layer up to which a browser works with its mean.
 LOCAL = 2048

@@ -23,7 +23,10 @@ from weft.studio.asking import LONGEST, SupersededError
 from weft.studio.collection import Collection, Example, as_json
 from weft.studio.pieces import Binary, within
 
-__all__ = ["add_questions"]
+__all__ = [
+    "Whole",
+    "add_questions",
+]
 
 _ANSWER: dict[int | str, JsonObject] = {
     200: {"content": {"application/json": {"schema": {"type": "object"}}}},

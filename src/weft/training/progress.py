@@ -19,7 +19,7 @@ from rich.progress import (
 from torch import nn
 
 from weft.formats.files import JsonObject
-from weft.mechanism.graph_layer import GraphConvolution
+from weft.mechanism.graph_layer import GraphLayer
 from weft.mechanism.watching import layers_of
 from weft.training.checkpoint import Position
 from weft.training.tasks.task import Task
@@ -75,7 +75,7 @@ class SeveralListeners:
 
 def _attention_of(model: nn.Module) -> str:
     """The attention layers of a model in words, and what each head learns."""
-    graphs = [module for module in model.modules() if isinstance(module, GraphConvolution)]
+    graphs = [module for module in model.modules() if isinstance(module, GraphLayer)]
     layers = [layer for _, layer in layers_of(model)]
     each = [layer.heads for layer in graphs or layers]
     if not each:

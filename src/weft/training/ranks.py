@@ -28,7 +28,14 @@ from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.validation import Evaluation
 
-__all__ = ["GroupError", "Objective", "Parallel", "Ranks", "joined"]
+__all__ = [
+    "MEETING",
+    "GroupError",
+    "Objective",
+    "Parallel",
+    "Ranks",
+    "joined",
+]
 
 Parallel = Literal["ddp", "fsdp"]
 

@@ -12,7 +12,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from weft.errors import DataError, InputError
 from weft.formats.files import atomic_file, read_text
 
-__all__ = ["Vocabulary"]
+__all__ = [
+    "SPECIALS",
+    "Vocabulary",
+]
 
 #: Ids of the special tokens: filler, unknown, start and end of a sequence.
 SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")

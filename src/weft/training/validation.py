@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +35,6 @@ def evaluate_batches(
     model: Predictor,
     batches: Iterable[Batch],
     ignored: int,
-    progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
     """Score the predictions of a model against the targets of batches.
 
@@ -45,15 +44,13 @@ def evaluate_batches(
         model: in evaluation mode.
         batches: what it reads, and the targets.
         ignored: the number that is no target; nothing is scored for it.
-        progress: told how many batches are done.
     """
     total, right, count = 0.0, 0, 0
-    for done, batch in enumerate(batches, 1):
+    for batch in batches:
         logits, targets = _predictions(model, batch, ignored)
         total += float(smoothed_cross_entropy(logits, targets, smoothing=0.0, ignore=ignored))
         right += int((logits.argmax(-1) == targets).sum())
         count += len(targets)
-        progress(done)
     return Evaluation(total / max(count, 1), right / max(count, 1), count)
 
 
@@ -88,9 +85,9 @@ class TargetScores:
 
 
 @torch.no_grad()
-def score_targets(model: Predictor, batch: Batch, filler: int) -> TargetScores:
+def score_targets(model: Predictor, batch: Batch, ignored: int) -> TargetScores:
     """Score each prediction of a model against its target; see `evaluate_batches`."""
-    logits, targets = _predictions(model, batch, filler)
+    logits, targets = _predictions(model, batch, ignored)
     nats = cross_entropy(logits, targets, reduction="none").double()
-    rows = (batch.targets != filler).nonzero()[:, 0]
+    rows = (batch.targets != ignored).nonzero()[:, 0]
     return TargetScores(nats, logits.argmax(-1) == targets, rows)

@@ -16,7 +16,11 @@ from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import whole_number
 
-__all__ = ["effective_rank", "energy_rank"]
+__all__ = [
+    "EXACT_RANK",
+    "effective_rank",
+    "energy_rank",
+]
 
 #: Positions up to which a head's matrix is formed and all its singular values are found.
 DENSE = 2048

@@ -27,7 +27,13 @@ from weft.formats.tokens import shown
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import AttentionGraph
 
-__all__ = ["CorpusLayer", "Exemplar", "Spread", "Word"]
+__all__ = [
+    "QUANTILES",
+    "CorpusLayer",
+    "Exemplar",
+    "Spread",
+    "Word",
+]
 
 _Array = np.ndarray[Any, Any]
 #: Bins of a spread.

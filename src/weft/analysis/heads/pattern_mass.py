@@ -28,7 +28,14 @@ from weft.mechanism.masks import causal
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import check_flag, repeat_kv_heads
 
-__all__ = ["LayerWeights", "in_half_precision", "only_edges_exact", "rounded_to", "weights_of"]
+__all__ = [
+    "CHEAP_CELLS",
+    "LayerWeights",
+    "in_half_precision",
+    "only_edges_exact",
+    "rounded_to",
+    "weights_of",
+]
 
 #: Cells computed at a time: 64 MiB of float32.
 BLOCK_CELLS = 2**24

@@ -16,7 +16,12 @@ from weft.errors import InputError
 from weft.formats.files import atomic_file, finite
 from weft.formats.tokens import visible
 
-__all__ = ["WRITERS", "Answer", "cells"]
+__all__ = [
+    "WRITERS",
+    "Answer",
+    "cells",
+    "rows_of_csv",
+]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,10 @@ def trace(
     threads: option.Threads = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Run a model on a text, and keep the attention graph of every layer."""
-    from weft.jobs.model import TraceOptions
+    from weft.jobs.model import TraceChoices
     from weft.jobs.trace_request import TraceRequest, run_trace, verify_of
 
-    options = TraceOptions(
+    options = TraceChoices(
         target, generate, keep, layers, dtype and dtype.value, queries_keys, overwrite,
         verify_of(verify), received,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why
 from weft.mechanism.backends.recomputed import by_operations
 
 __all__ = [
+    "LEAST_ROWS",
     "address",
     "backward_by_torch",
     "linear_maps",

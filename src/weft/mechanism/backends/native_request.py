@@ -28,6 +28,7 @@ from weft.mechanism.relative import Relative
 from weft.mechanism.scores import Bilinear, Dot, ScaledDot, bilinear, symmetrised
 
 __all__ = [
+    "DEEPEST",
     "INSTRUCTION_SET",
     "NO_KERNELS",
     "NativeCall",

@@ -56,12 +56,10 @@ class OnnxGraph:
         self._inputs.append(_described(name, sizes, dtype))
         return name
 
-    def output(
-        self, name: str, value: str, sizes: Sequence[Dimension], dtype: torch.dtype = torch.float32
-    ) -> None:
-        """Give a value to the caller, under a name."""
+    def output(self, name: str, value: str, sizes: Sequence[Dimension]) -> None:
+        """Give a value of float32 to the caller, under a name."""
         self._add("Identity", [value], name)
-        self._outputs.append(_described(name, sizes, dtype))
+        self._outputs.append(_described(name, sizes, torch.float32))
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """The result of an operation of ONNX with one output."""

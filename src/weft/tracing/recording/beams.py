@@ -31,9 +31,7 @@ class Beams:
     batch: int
 
     @classmethod
-    def returned(
-        cls, indices: Tensor, orders: Sequence[Tensor | None], batch: int, operation: str = "watch"
-    ) -> Beams:
+    def returned(cls, indices: Tensor, orders: Sequence[Tensor | None], batch: int) -> Beams:
         """Of the sequences that a generation of Transformers returns.
 
         Args:
@@ -56,7 +54,7 @@ class Beams:
             before = order.cpu()[rows[alive, number]]
             if not torch.equal(before, rows[alive, number - 1]):
                 raise InputError(
-                    f"{operation}: the beams that were returned do not go through the rows that "
+                    "watch: the beams that were returned do not go through the rows that "
                     f"the cache was reordered by before pass {number}. Trace the text that was "
                     "generated."
                 )

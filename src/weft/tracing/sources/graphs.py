@@ -13,7 +13,7 @@ from weft.errors import InputError
 from weft.formats.terms import Terms
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
-from weft.mechanism.graph_layer import GraphConvolution
+from weft.mechanism.graph_layer import GraphLayer
 from weft.mechanism.module_paths import named_modules
 from weft.mechanism.neighbourhood.call import NeighbourCall
 from weft.mechanism.neighbourhood.function import neighbour_graph, neighbour_weights
@@ -30,13 +30,9 @@ __all__ = ["SOURCE", "reads_a_graph", "trace_nodes"]
 Told = Callable[[str, NeighbourCall, bool], None]
 
 
-def _layers(model: nn.Module) -> Mapping[str, GraphConvolution]:
+def _layers(model: nn.Module) -> Mapping[str, GraphLayer]:
     """The graph layers of a model, by their paths."""
-    return {
-        path: module
-        for path, module in named_modules(model)
-        if isinstance(module, GraphConvolution)
-    }
+    return {path: module for path, module in named_modules(model) if isinstance(module, GraphLayer)}
 
 
 def reads_a_graph(model: nn.Module) -> bool:
@@ -50,7 +46,7 @@ def _observed(model: nn.Module, told: Told) -> Iterator[None]:
     layers = {layer: path for path, layer in _layers(model).items()}
     before = {layer: layer.observer for layer in layers}
 
-    def observe(layer: GraphConvolution, call: NeighbourCall, of_one: bool) -> None:
+    def observe(layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
         told(layers[layer], call, of_one)
 
     try:

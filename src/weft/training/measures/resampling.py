@@ -12,7 +12,7 @@ from weft.errors import InputError
 from weft.training.measures.corpus import CorpusMeasure, Floats
 from weft.training.measures.labels import mcnemar
 
-__all__ = ["Comparison", "Interval", "Resampling", "compare", "interval"]
+__all__ = ["Comparison", "Confidence", "Resampling", "compare", "interval"]
 
 #: Examples times draws that are held at once.
 CELLS = 4_000_000
@@ -33,14 +33,14 @@ class Resampling:
 
 
 @dataclass(frozen=True)
-class Interval:
+class Confidence:
     """From one number to another."""
 
     low: float
     high: float
 
     @classmethod
-    def of(cls, values: Floats, level: float) -> Interval:
+    def of(cls, values: Floats, level: float) -> Confidence:
         """The middle share of values (percentile interval). Source: Efron 1979."""
         low, high = np.quantile(values, ((1 - level) / 2, (1 + level) / 2))
         return cls(float(low), float(high))
@@ -58,10 +58,10 @@ class Comparison:
     measure: CorpusMeasure
     first: float
     second: float
-    first_interval: Interval
-    second_interval: Interval
+    first_interval: Confidence
+    second_interval: Confidence
     difference: float
-    interval: Interval
+    interval: Confidence
     p: float
     p_bootstrap: float
     p_mcnemar: float | None
@@ -92,13 +92,13 @@ def _resampled(measure: CorpusMeasure, how: Resampling) -> Floats:
     return measure.formula(np.concatenate(sums))
 
 
-def interval(measure: CorpusMeasure, how: Resampling) -> Interval:
+def interval(measure: CorpusMeasure, how: Resampling) -> Confidence:
     """The interval of a measure by the bootstrap: of corpora drawn from its examples, with
     replacement, as large as it is.
 
     Source: Efron 1979; Koehn 2004, section 3.
     """
-    return Interval.of(_resampled(measure, how), how.level)
+    return Confidence.of(_resampled(measure, how), how.level)
 
 
 def compare(first: CorpusMeasure, second: CorpusMeasure, how: Resampling) -> Comparison:
@@ -133,8 +133,8 @@ def compare(first: CorpusMeasure, second: CorpusMeasure, how: Resampling) -> Com
         p_mcnemar = mcnemar(first.statistics[:, 0] > 0, second.statistics[:, 0] > 0)
     return Comparison(
         first, first.value, second.value,
-        Interval.of(values, how.level), Interval.of(others, how.level),
-        difference, Interval.of(differences, how.level),
+        Confidence.of(values, how.level), Confidence.of(others, how.level),
+        difference, Confidence.of(differences, how.level),
         float((1 + trials.sum()) / (1 + len(trials))), float((1 + far.sum()) / (1 + len(far))),
         p_mcnemar,
     )  # fmt: skip
