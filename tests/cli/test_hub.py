@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -192,7 +193,10 @@ def test_damage_on_the_way(weft_main: Command, hub: Hub, made: Path, tmp_path: P
     edges = files["made.weft/edges.parquet"]
     files["made.weft/edges.parquet"] = edges[:40] + bytes([edges[40] ^ 1]) + edges[41:]
     line = weft_main("pull", "me/traces", "-o", tmp_path / "back.weft").one_line()
-    assert "this trace is damaged: the file does not match its digest" in line
+    assert line == (
+        "weft: me/traces: made.weft/edges.parquet: this trace is damaged: the file does not match "
+        "its digest. Pull again, or push it anew."
+    )
     assert "back.weft-part" not in str(list(tmp_path.iterdir()))
     assert not (tmp_path / "back.weft").exists()
     del files["made.weft/trace.json"]
@@ -203,6 +207,117 @@ def test_damage_on_the_way(weft_main: Command, hub: Hub, made: Path, tmp_path: P
     hub.repositories["models/me/traces"] = {}
     line = weft_main("pull", "me/traces", "-o", "x").one_line()
     assert "a data set and a model of this name" in line
+
+
+def test_half_a_file_is_said_of_the_repository(
+    weft_main: Command, hub: Hub, made: Path, runs: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Not of the place where it lay meanwhile, which is gone; also where the output is relative."""
+    monkeypatch.chdir(tmp_path)
+    assert weft_main("push", made, "me/traces").code == 0
+    assert weft_main("push", runs / "translation", "me/model").code == 0
+    traces, model = "datasets/me/traces", "models/me/model"
+    for kind, file, expected in (
+        (traces, "made.weft/edges.parquet", "made.weft: this trace is damaged: edges.parquet has "),
+        (traces, "made.weft/trace.json", "made.weft/trace.json: this trace is damaged: line "),
+        (model, "weft/config.json", "weft/config.json: this configuration is damaged: line "),
+        (model, "weft/best.safetensors", "weft/best.safetensors: this checkpoint is damaged "),
+    ):
+        files = hub.repositories[kind]
+        whole = files[file]
+        files[file] = whole[: len(whole) // 2]
+        for output in ("out", tmp_path / "out"):
+            line = weft_main("pull", kind, "-o", output).one_line()
+            assert line.startswith(f"weft: {kind.split('/', 1)[1]}: {expected}")
+            assert line.endswith(". Pull again, or push it anew.")
+            assert "fetched" not in line
+            assert "part-" not in line
+        files[file] = whole
+
+
+def test_a_newer_version_keeps_its_remedy(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path
+) -> None:
+    assert weft_main("push", made, "me/traces").code == 0
+    files = hub.repositories["datasets/me/traces"]
+    manifest = json.loads(files["made.weft/trace.json"])
+    files["made.weft/trace.json"] = json.dumps({**manifest, "version": 99}).encode()
+    line = weft_main("pull", "me/traces", "-o", tmp_path / "x").one_line()
+    assert line.startswith("weft: me/traces: made.weft: a trace of version 99, made by weft ")
+    assert line.endswith("Upgrade weft: pip install -U weft.")
+
+
+@pytest.mark.parametrize("name", ["a[1].weft", "*.weft", "?1.weft", "[!x]*", "a.weft"])
+def test_a_name_is_no_pattern(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path, name: str
+) -> None:
+    """What lies on the Hub beside a trace that is sent stays, whatever its name would match."""
+    assert weft_main("push", made, "me/traces").code == 0
+    files = hub.repositories["datasets/me/traces"]
+    others = [f"{other}/{file}" for other in ("a1.weft", "b1.weft") for file in ("x", "trace.json")]
+    others += ["1.weft/edges.parquet", "sub/a.weft/edges.parquet", f"{name}/sub/edges.parquet"]
+    stay = dict.fromkeys([*others, f"{name}/notes.txt", "list.md"], b"of others") | files
+    files.update(stay)
+    files[f"{name}/keys.parquet"] = b"of an earlier trace of this name"
+    made.rename(tmp_path / name)
+    assert weft_main("push", tmp_path / name, "me/traces").code == 0
+    assert {file: files.get(file) for file in stay} == stay
+    sent = {file for file in files if file.startswith(f"{name}/")} - set(stay)
+    assert sent >= {f"{name}/{file}" for file in content(tmp_path / name)}
+    assert f"{name}/keys.parquet" not in files
+
+
+def test_a_run_that_is_sent_again_replaces_what_it_had(
+    weft_main: Command, hub: Hub, runs: Path
+) -> None:
+    assert weft_main("push", runs / "language", "me/model", "--history").code == 0
+    files = hub.repositories["models/me/model"]
+    snapshots = {file for file in files if file.startswith("weft/history/")}
+    assert snapshots
+    files["weft/notes.md"] = files["weft-notes.md"] = b"mine"
+    files["weft/probe.safetensors"] = b"of an earlier run"
+    assert weft_main("push", runs / "language", "me/model").code == 0
+    assert not snapshots & set(files)
+    assert "weft/probe.safetensors" not in files
+    assert files["weft/notes.md"] == files["weft-notes.md"] == b"mine"
+
+
+def test_names_are_those_that_one_sees(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links to traces whose folders have one name, and the folder that one stands in."""
+    folder = tmp_path / "links"
+    folder.mkdir()
+    for place, link in (("x", "one.weft"), ("y", "two.weft")):
+        target = tmp_path / place / "t.weft"
+        target.parent.mkdir()
+        weft.from_queries_keys(*torch.randn(2, 1, 2, 5, 4), mask=weft.causal(), save=target)
+        (folder / link).symlink_to(target)
+    assert weft_main("push", folder, "me/links").code == 0
+    files = hub.repositories["datasets/me/links"]
+    assert {file.split("/")[0] for file in files if "/" in file} == {"one.weft", "two.weft"}
+    assert "`one.weft`" in files["README.md"].decode()
+    assert weft_main("pull", "me/links", "-o", tmp_path / "back").code == 0
+    assert content(tmp_path / "back" / "one.weft") == content(tmp_path / "x" / "t.weft")
+    assert content(tmp_path / "back" / "two.weft") == content(tmp_path / "y" / "t.weft")
+    (made / "deep").mkdir()
+    for here, path in ((made, "."), (made / "deep", ".."), (tmp_path, "made.weft/deep/..")):
+        monkeypatch.chdir(here)
+        assert weft_main("push", path, "me/one").code == 0
+        files = hub.repositories.pop("datasets/me/one")
+        assert {file.split("/")[0] for file in files if "/" in file} == {"made.weft"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="such names cannot be there")
+@pytest.mark.parametrize("name", ["a\\b.weft", "c:x.weft"])
+def test_a_name_that_pull_would_not_take_is_not_sent(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path, name: str
+) -> None:
+    made.rename(tmp_path / name)
+    line = weft_main("push", tmp_path / name, "me/traces").one_line()
+    assert "takes no trace of this name" in line
+    assert "datasets/me/traces" not in hub.repositories
 
 
 @pytest.mark.parametrize("name", ["../secret.txt", "notes.txt", "SECRET"])

@@ -115,10 +115,15 @@ def push(path: Path, repository: str, *, private: bool = False, history: bool = 
             new_card = not api.file_exists(name, "README.md", repo_type=kind)
             if new_card:
                 (folder / "README.md").write_text(card, encoding="utf-8")
+            places = {place.name for place in folder.iterdir() if place.is_dir()}
+            before = api.list_repo_files(name, repo_type=kind)
             api.upload_folder(
                 repo_id=name, folder_path=folder, repo_type=kind,
-                commit_message=f"{path.resolve().name}, by weft push",
-                delete_patterns=[f"{place.name}/*" for place in folder.iterdir() if place.is_dir()],
+                commit_message=f"{_name_of(path)}, by weft push",
+                delete_patterns=[
+                    glob.escape(file) for file in before
+                    if _FETCHED[kind].fullmatch(file) and file.split("/")[0] in places
+                ],
             )  # fmt: skip
     return Pushed(name, kind, _public(str(url)), len(files), size, new_card, tuple(names))
 
@@ -138,7 +143,7 @@ def pull(repository: str, output: Path) -> Pulled:
     with atomic_folder(output) as new:
         kind = _kind_of(api, asked, name)
         # Within what is given up as a whole: a kill leaves nothing else.
-        fetched = new / ".fetched"
+        fetched = (new / ".fetched").absolute()
         fetched.mkdir()
         with _told(name):
             found = api.repo_info(name, repo_type=kind)
@@ -150,7 +155,8 @@ def pull(repository: str, output: Path) -> Pulled:
                     name, repo_type=kind, revision=commit, local_dir=fetched, allow_patterns=own
                 )
         take = _take_run if kind == "model" else _take_traces
-        what = take(fetched, new, name)
+        with _said_of(name, fetched):
+            what = take(fetched, new, name)
         shutil.rmtree(fetched)
     return Pulled(output, what, commit)
 
@@ -188,13 +194,24 @@ def _stage_traces(path: Path, folder: Path, repository: str) -> str:
         raise DataError(f"{path}: no run, and no trace is in it. Check the path.")
     from weft.jobs.hub_tables import write_tables
 
-    for place, trace in zip(places, traces, strict=True):
-        into = folder / place.resolve().name
+    names = [_name_of(place) for place in places]
+    for place, trace, seen in zip(places, traces, names, strict=True):
+        if not _FETCHED["dataset"].fullmatch(f"{seen}/{MANIFEST}"):
+            raise InputError(
+                f"{place}: `weft pull` takes no trace of this name, which is a path elsewhere. "
+                "Rename it, without \\ and without : after one letter."
+            )
+        into = folder / seen
         into.mkdir()
         for name in _verified_files(place):
             (into / name).symlink_to((place / name).resolve())
         write_tables(trace, into)
-    return trace_card(repository, traces, [place.resolve().name for place in places])
+    return trace_card(repository, traces, names)
+
+
+def _name_of(path: Path) -> str:
+    """The last name of a path as it is written, a link's own; of . and .. that of the folder."""
+    return path.name if path.name not in ("", "..") else path.resolve().name
 
 
 def _verified_files(folder: Path) -> list[str]:
@@ -254,6 +271,20 @@ def _paths_in(run: Path) -> list[str]:
 
 
 # What is fetched.
+
+
+@contextmanager
+def _said_of(repository: str, fetched: Path) -> Iterator[None]:
+    """Errors in what was fetched, said of the files on the Hub: those that lie here go away."""
+    try:
+        yield
+    except (DataError, InputError) as error:
+        text = str(error).replace(f"{fetched}{os.sep}", f"{repository}: ")
+        if isinstance(error, DataError) and str(fetched) in str(error) and "Upgrade" not in text:
+            # The last sentence is the remedy where a trace or a run was made.
+            what = text.rpartition(". ")[0] or text.removesuffix(".")
+            text = f"{what}. Pull again, or push it anew."
+        raise type(error)(text) from None
 
 
 def _take_traces(fetched: Path, new: Path, repository: str) -> str:
