@@ -136,6 +136,50 @@ def test_transformers_writes_what_the_run_writes(
         assert found == expected
 
 
+BATCHES = [
+    ("language", "left", {"positions": "learned", "max_length": 64}),
+    ("language", "left", LLAMA),
+    ("translation", "right", {}),
+    *slow(
+        ("language", "left", {"positions": "rotary"}),
+        ("language", "left", {"norm": "post", "feed_forward": 64, "positions": "none"}),
+        ("translation", "right", {"norm": "post", "feed_forward": 64}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "side", "choices"), BATCHES)
+def test_transformers_writes_in_a_batch_what_it_writes_alone(
+    task: str, side: str, choices: dict[str, Any], runs: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Prompts of different lengths, padded as the tokenizer of the folder does without a word."""
+    import transformers
+
+    run = changed(runs / task, {"decoder_layers": 2, "heads": 2} | choices)
+    with torch.no_grad():
+        for name, parameter in run.model.named_parameters():
+            parameter.normal_(std=0.1 if "embedding" in name else 1.0)
+    monkeypatch.setattr(model_export, "open_run", lambda path: run)
+    exported = export_model(runs / task, tmp_path / "model", "huggingface")
+    model = eval(exported.loading, {"transformers": transformers})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.padding_side == side
+    texts = ["A man", "Two men talk to a dog."]
+
+    def written(prompts: list[str]) -> list[list[int]]:
+        batch = tokenizer(prompts, padding=True, return_tensors="pt")
+        read = 0 if run.translates else batch["input_ids"].shape[1]
+        ids = model.generate(
+            **batch, num_beams=1, do_sample=False, max_new_tokens=16, min_new_tokens=16
+        )
+        return list(ids[:, read:].tolist())
+
+    together = written(texts)
+    assert together == [row for text in texts for row in written([text])]
+    assert run.translates or together[0] != together[1]
+
+
 @pytest.mark.parametrize("task", ["dates", "language"])
 def test_ctranslate2_scores_as_the_run_does(
     task: str, runs: Path, weft_main: Command, tmp_path: Path

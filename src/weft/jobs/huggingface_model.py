@@ -134,6 +134,8 @@ def _tokenizer(run: TrainedRun, *, longest: int) -> Any:
         tokenizer_object=tokenizer,
         **{name: tokenizer.id_to_token(index) for name, index in names if index != NO_TOKEN},
         model_max_length=longest,
+        # What goes on from a text needs its last token last; a source is only looked at.
+        padding_side="right" if run.translates else "left",
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )
