@@ -318,7 +318,22 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
-        """A layer with the weights of a torch.nn.MultiheadAttention, which gives equal outputs."""
+        """A layer with the weights of a torch.nn.MultiheadAttention.
+
+        Its outputs are equal, and always batch first: (batch, positions, width). A module with
+        batch_first=False, as torch has it, takes and gives (positions, batch, width): transpose
+        both, as below.
+
+        >>> theirs = nn.MultiheadAttention(8, 2)
+        >>> ours = MultiHeadAttention.from_torch(theirs)
+        >>> x = torch.randn(5, 3, 8)
+        >>> output = ours(x.transpose(0, 1)).transpose(0, 1)
+        >>> torch.allclose(output, theirs(x, x, x)[0], atol=1e-5)
+        True
+
+        Raises: InputError: no such module, one that adds keys, or whose keys and values come from
+            different widths.
+        """
         if not isinstance(module, nn.MultiheadAttention):
             raise InputError(
                 f"from_torch: got {type(module).__name__}; expected a torch.nn.MultiheadAttention."
