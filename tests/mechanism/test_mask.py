@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from torch import Tensor
 
 import weft
 from weft.mechanism.adjacency import Neighbours
-from weft.mechanism.mask import Both, Either, Explicit, Mask
+from weft.mechanism.mask import Both, Either, Explicit, Mask, Not
 from weft.mechanism.masks import Lengths, Padding, Ranges, RealKeys, Window
 
 BATCH, HEADS = 2, 2
@@ -30,6 +32,28 @@ class Striped(Mask):
         head = torch.arange(HEADS, device=device)[:, None, None]
         query = torch.arange(rows.start, rows.stop, device=device)[:, None]
         return ((head + query + torch.arange(keys, device=device)) % self.step == 0)[None]
+
+
+@dataclass(frozen=True)
+class Flat(Mask):
+    """Likewise, of two dimensions: the same for all."""
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Mask.block."""
+        query = torch.arange(rows.start, rows.stop, device=device)[:, None]
+        return torch.arange(keys, device=device) <= query
+
+
+@dataclass(frozen=True)
+class ByHead(Mask):
+    """Likewise, of three: head 0 sees what is before, head 1 every second key of it."""
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Mask.block."""
+        back = torch.arange(rows.start, rows.stop, device=device)[:, None] - torch.arange(
+            keys, device=device
+        )
+        return torch.stack([(back >= 0) & (back % (head + 1) == 0) for head in range(HEADS)])
 
 
 def bits(draw: st.DrawFn, *shape: int) -> Tensor:
@@ -57,7 +81,7 @@ def ranges(draw: st.DrawFn, batch: int, queries: int, keys: int) -> Mask:
 
 def pair(kind: Callable[[Mask, Mask], Mask]) -> Callable[[st.DrawFn, int, int, int], Mask]:
     def draw_pair(draw: st.DrawFn, batch: int, queries: int, keys: int) -> Mask:
-        simple = st.sampled_from([one for one in MASKS if one not in (Both, Either)])
+        simple = st.sampled_from([one for one in MASKS if one not in (Both, Either, Not)])
         return kind(*(MASKS[draw(simple)](draw, batch, queries, keys) for _ in range(2)))
 
     return draw_pair
@@ -74,6 +98,13 @@ MASKS: dict[type[Mask], Callable[[st.DrawFn, int, int, int], Mask]] = {
     Neighbours: lambda draw, _, queries, keys: weft.neighbours(bits(draw, queries, keys).float()),
     Both: pair(Both),
     Either: pair(Either),
+    Not: lambda draw, batch, queries, keys: Not(
+        MASKS[draw(st.sampled_from([Striped, Window, Ranges, Explicit, Flat, ByHead]))](
+            draw, batch, queries, keys
+        )
+    ),
+    Flat: lambda draw, *_: Flat(),
+    ByHead: lambda draw, *_: ByHead(),
 }
 
 
@@ -84,7 +115,33 @@ def test_every_mask_of_weft_is_here() -> None:
         below += kind.__subclasses__()
         if kind.__module__.startswith("weft.") and not kind.__name__.startswith("_"):
             kinds.add(kind)
-    assert kinds - {Mask, Padding} == set(MASKS) - {Striped}
+    assert kinds - {Mask, Padding} == set(MASKS) - {Striped, Flat, ByHead}
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (torch.zeros(3, 4), "Own.block: gave torch.float32; expected a tensor of bool"),
+        ([[True]], "Own.block: gave list; expected a tensor of bool"),
+        (torch.ones(2, 4).bool(), r"Own.block: gave \(2, 4\) for 3 rows and 4 keys; expected"),
+        (torch.ones(3, 3).bool(), "what broadcasts to .batch, heads, rows, keys."),
+        (torch.ones(1, 1, 1, 3, 4).bool(), "what broadcasts to"),
+    ],
+)
+def test_blocks_that_are_no_cells(block: Any, message: str) -> None:
+    class Own(Mask):
+        def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+            return block
+
+    queries, keys = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 4, 4)
+    for ask in (
+        lambda: Own().dense(3, 4),
+        lambda: Own().ranges(3, 4),
+        lambda: weft.attention(queries, keys, keys, mask=Own(), backend="torch"),
+        lambda: weft.attend(queries, keys, keys, mask=Own()),
+    ):
+        with pytest.raises(weft.WeftError, match=message):
+            ask()
 
 
 @st.composite

@@ -275,6 +275,7 @@ def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, m
 
     # An observed layer that looks ahead: the output is another one than unobserved.
     from weft.mechanism import attention_layer
+    from weft.tracing.recording import recorder
 
     own = attention_layer.attend
     monkeypatch.setattr(
@@ -282,6 +283,9 @@ def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, m
         "attend",
         lambda *given, **options: own(*given, **{**options, "mask": None}),
     )
+    with pytest.raises(weft.VerificationError, match=r"layer \S+ differ by .* from the formula"):
+        weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
+    monkeypatch.setattr(recorder, "reference_deviation", lambda *given, **named: 0.0)
     with pytest.raises(weft.VerificationError, match=r"layer \S+ is not what it is without weft"):
         weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
 
@@ -308,4 +312,6 @@ def test_a_wrong_graph_of_wefts_own_layer_deviates(positions) -> None:
     assert reference_deviation(call, graph, 0) < 2e-6
     wrong = replace(graph, weights=graph.weights * 1.01)
     assert reference_deviation(call, wrong, 0) > 1e-3
+    with pytest.raises(weft.VerificationError, match="from the formula in float64"):
+        reference_deviation(call, wrong, 0, strict=True)
     assert reference_deviation(replace(call, mask=None), graph, 0) > 1e-3

@@ -210,8 +210,8 @@ def worked_row(
         scores = scores if more is None else scores + more
     allowed = torch.ones(length, dtype=torch.bool)
     if terms.mask is not None:
-        seen = terms.mask.block(rows, length, device).reshape(-1, length)
-        allowed = seen[head if len(seen) > 1 else 0].clone()
+        seen = terms.mask.cells(rows, length, device)[0, :, 0]
+        allowed = seen[head if len(seen) > 1 else 0].expand(length).clone()
     # A bias of minus infinity hides a key as a mask does; what is no number hides nothing.
     allowed &= scores != -math.inf
     scores = scores.masked_fill(~allowed, -math.inf)

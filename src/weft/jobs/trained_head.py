@@ -126,7 +126,7 @@ def _worked(
     queries, keys = heads.queries.shape[2], heads.keys.shape[2]
     allowed = None
     if how.mask is not None:
-        cells = how.mask.block(range(queries), keys, torch.device("cpu"))
+        cells = how.mask.cells(range(queries), keys, torch.device("cpu"))
         allowed = cells[0, 0].expand(queries, keys)
     projections = _projections(network, layer, matrices, call)
     worked = work(

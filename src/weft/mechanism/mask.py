@@ -1,7 +1,7 @@
 """`Mask`: a rule that says which keys a query may look at, and what can be asked of every mask.
 
 A mask is a rule, not a matrix: it is asked for a block of rows at a time, so that a causal mask
-over 100,000 tokens costs nothing. Rules combine by ``&`` and ``|``.
+over 100,000 tokens costs nothing. Rules combine by ``&``, ``|`` and ``~``.
 
 A new mask is a class with `block`. Everything else has a default, right for any mask, that goes
 through its cells. A mask that knows its ranges overrides `bounds`, and the kernels then skip the
@@ -20,14 +20,28 @@ from torch import Tensor
 from weft.errors import InputError, ShapeError
 from weft.mechanism.shapes import describe, real_tensor
 
-__all__ = ["Both", "Either", "Explicit", "KeyRanges", "Mask", "as_mask", "without_empty"]
+__all__ = ["Both", "Either", "Explicit", "KeyRanges", "Mask", "Not", "as_mask", "without_empty"]
 
 #: Cells of a mask that are looked at together.
 BLOCK_CELLS = 2**24
 
 
 class Mask(ABC):
-    """A rule that says which keys a query may look at."""
+    """A rule that says which keys a query may look at.
+
+    Rules combine: ``a & b`` may look where both allow it, ``a | b`` where one does, ``~a`` where a
+    does not. One of your own is a class with `block`:
+
+    >>> import weft
+    >>> class EverySecond(weft.Mask):
+    ...     def block(self, rows, keys, device):
+    ...         i = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    ...         return (i - torch.arange(keys, device=device)) % 2 == 0
+    >>> (weft.causal() & ~EverySecond()).dense(3, 3)[0, 0].int()
+    tensor([[0, 0, 0],
+            [1, 0, 0],
+            [0, 1, 0]], dtype=torch.int32)
+    """
 
     #: Whether it may differ from head to head.
     by_head: ClassVar[bool] = True
@@ -45,6 +59,29 @@ class Mask(ABC):
 
         Returns: bool, broadcastable to (batch, heads, rows, keys); True = may look.
         """
+
+    def cells(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """Some rows of the mask, `block` with four dimensions.
+
+        Returns: bool, (batch or 1, heads or 1, rows or 1, keys or 1).
+        Raises: InputError, ShapeError: `block` gave no bool tensor of these sizes.
+        """
+        block = self.block(rows, keys, device)
+        name = f"{type(self).__name__}.block"
+        if not isinstance(block, Tensor) or block.dtype != torch.bool:
+            given = block.dtype if isinstance(block, Tensor) else type(block).__name__
+            raise InputError(f"{name}: gave {given}; expected a tensor of bool, True = may look.")
+        # A program that is compiled for any length has no sizes yet.
+        fits = torch.compiler.is_compiling() or all(
+            size in (1, want)
+            for size, want in zip(block.shape[::-1], (keys, len(rows)), strict=False)
+        )
+        if block.ndim > 4 or not fits:
+            raise ShapeError(
+                f"{name}: gave {describe(block)} for {len(rows)} rows and {keys} keys; expected "
+                "what broadcasts to (batch, heads, rows, keys)."
+            )
+        return block.reshape((1,) * (4 - block.ndim) + tuple(block.shape))
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:  # noqa: B027
         """Raise a ShapeError where the mask does not fit a call of these sizes."""
@@ -93,13 +130,16 @@ class Mask(ABC):
                 [1, 1, 0],
                 [0, 1, 1]], dtype=torch.int32)
         """
-        return self.block(range(queries), keys, torch.device(device))
+        return self.cells(range(queries), keys, torch.device(device))
 
     def __and__(self, other: Mask | Tensor) -> Mask:
         return Both(self, as_mask(other))
 
     def __or__(self, other: Mask | Tensor) -> Mask:
         return Either(self, as_mask(other))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
 
     def __rand__(self, other: Mask | Tensor) -> Mask:
         return Both(as_mask(other), self)
@@ -176,7 +216,7 @@ def _ranges_by_cells(mask: Mask, queries: int, keys: int, sample: int) -> Tensor
     parts = []
     for start in range(0, queries, size):
         rows = range(start, min(start + size, queries))
-        cells = mask.block(rows, keys, torch.device("cpu"))
+        cells = mask.cells(rows, keys, torch.device("cpu"))
         cells = cells[min(sample, len(cells) - 1)]
         part = _ranges_of_cells(cells.expand(*cells.shape[:2], keys))
         if part is None:
@@ -228,7 +268,7 @@ class Both(_Pair):
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
-        return self.first.block(rows, keys, device) & self.second.block(rows, keys, device)
+        return self.first.cells(rows, keys, device) & self.second.cells(rows, keys, device)
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
         """See Mask.bounds."""
@@ -241,7 +281,30 @@ class Either(_Pair):
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
-        return self.first.block(rows, keys, device) | self.second.block(rows, keys, device)
+        return self.first.cells(rows, keys, device) | self.second.cells(rows, keys, device)
+
+
+@dataclass(frozen=True)
+class Not(Mask):
+    """May look where a mask does not allow it: ``~mask``."""
+
+    mask: Mask
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """See Mask.check."""
+        self.mask.check(batch, heads, queries, keys)
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Mask.block."""
+        return ~self.mask.cells(rows, keys, device)
+
+    def transposed(self, queries: int, keys: int) -> Mask:
+        """See Mask.transposed."""
+        return Not(self.mask.transposed(queries, keys))
+
+    def of_head(self, head: int) -> Mask:
+        """See Mask.of_head."""
+        return Not(self.mask.of_head(head))
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +347,7 @@ class _OfHead(Mask):
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
-        allowed = self.mask.block(rows, keys, device)
+        allowed = self.mask.cells(rows, keys, device)
         return allowed if allowed.shape[1] == 1 else allowed[:, self.head : self.head + 1]
 
 

@@ -318,7 +318,7 @@ class _Part(Mask):
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
         start = self.first_query
-        whole = self.mask.block(range(rows.start + start, rows.stop + start), self.keys, device)
+        whole = self.mask.cells(range(rows.start + start, rows.stop + start), self.keys, device)
         return whole[..., self.first_key : self.first_key + keys]
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:

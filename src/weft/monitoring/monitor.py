@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject
@@ -34,6 +35,7 @@ from weft.monitoring.settings import Settings
 from weft.monitoring.sinks import Sink, as_sinks, values_of
 from weft.tracing.capture import trace_as
 from weft.tracing.description import describe
+from weft.tracing.hooks import Hook
 from weft.tracing.model_state import same_random_numbers, unchanged, unwrapped
 from weft.tracing.options import TraceOptions
 
@@ -140,6 +142,8 @@ class Monitor:
         self._limits = Limits(settings.least_evenness, settings.largest_score)
         self._steps = settings.step or 0
         self._stack: ExitStack | None = None
+        #: The hook that waits for the first batch.
+        self._first_call: RemovableHandle | None = None
         self._record: Record | None = None
         self._probe: Probe | None = None
         self._sinks: list[Sink] = []
@@ -169,8 +173,9 @@ class Monitor:
             if self._asked is not None:
                 self._begin(self._asked)
             else:
-                hook = self._given.register_forward_pre_hook(self._called, with_kwargs=True)
+                hook = self._given.register_forward_pre_hook(Hook(self._called), with_kwargs=True)
                 stack.callback(hook.remove)
+                self._first_call = hook
             self._stack = stack.pop_all()
         return self
 
@@ -212,6 +217,8 @@ class Monitor:
         if compiled or self._busy or self._probe is not None or not torch.is_grad_enabled():
             return
         self._begin(Probe.taken(self._model, args, keywords, self._settings.sequences))
+        if self._first_call is not None:
+            self._first_call.remove()
 
     def _begin(self, probe: Probe) -> None:
         """Measure for the first time; what is wrong with the model or the probe is an error."""

@@ -160,7 +160,7 @@ class MatrixTiles:
         layer = self._trace.layers[number]
         if layer.terms is None or layer.terms.mask is None:
             return True
-        shown = layer.terms.mask.block(range(row, row + 1), layer.shape[2], torch.device("cpu"))
+        shown = layer.terms.mask.cells(range(row, row + 1), layer.shape[2], torch.device("cpu"))
         return bool(shown[..., column].any())
 
     def matrix(self, number: int) -> AttentionMatrix | None:

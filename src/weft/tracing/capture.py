@@ -171,7 +171,7 @@ def _trace_layers(
         passes = Passes()
         recorder = CallRecorder(
             calls.append if generate is None else passes, keep, options.layers,
-            lambda: options.sampled, received=options.received,
+            lambda: options.sampled, options.verify is not False, options.received,
             new_keys=None if generate is None else passes.new_keys,
         )  # fmt: skip
         with (

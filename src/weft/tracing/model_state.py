@@ -64,6 +64,13 @@ class _Recording:
     """Stands for one recording of a model, as long as it goes on."""
 
 
+class _Mark(weakref.ref[_Recording]):
+    """Says of a module that it is being recorded; a pickled one says nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
 @contextmanager
 def recording_alone(model: nn.Module, operation: str) -> Iterator[None]:
     """Let no other trace or watch of a model, or of a part of it, begin while the block runs.
@@ -72,13 +79,13 @@ def recording_alone(model: nn.Module, operation: str) -> Iterator[None]:
     """
     recording = _Recording()
     # A copy of the model that is made meanwhile must not be marked for good.
-    mark = weakref.ref(recording)
+    mark = _Mark(recording)
     marked = []
     try:
         for module in model.modules():
             attributes = vars(module)
             there = attributes.setdefault(_MARK, mark)
-            if there is not mark and there() is None:
+            if there is not mark and (there is None or there() is None):
                 attributes[_MARK] = there = mark
             if there is not mark:
                 raise InputError(

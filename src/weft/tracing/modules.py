@@ -95,6 +95,7 @@ class ModuleRun:
         keep, layers: as for `weft.trace`.
         untouched: what the run is held against; None: nothing.
         received: what is asked of keys, as for `weft.trace`.
+        strict: whether a call that differs from its layer's own attention is an error.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class ModuleRun:
         layers: Sequence[int | str] | None,
         untouched: UntouchedRun | None = None,
         received: bool | LastQueries = False,
+        strict: bool = True,
     ) -> None:
         self._received = last_queries(received, "trace")
         self._model, self._inputs = model, inputs
@@ -112,7 +114,7 @@ class ModuleRun:
         receive: Callable[[RecordedCall], None] = self._calls.append
         if untouched is not None:
             receive = untouched.comparing(receive)
-        self.recorder = CallRecorder(receive, keep, layers, received=received)
+        self.recorder = CallRecorder(receive, keep, layers, strict=strict, received=received)
 
     def traces(
         self,
@@ -182,7 +184,10 @@ def _traces(model: nn.Module, arguments: Arguments, options: TraceOptions) -> li
     """The trace of each input of a module that reads them once."""
     with explained(model, arguments):
         untouched = untouched_module(model, arguments, options.verify)
-        run = ModuleRun(model, arguments, options.keep, options.layers, untouched, options.received)
+        run = ModuleRun(
+            model, arguments, options.keep, options.layers, untouched, options.received,
+            strict=options.verify is not False,
+        )  # fmt: skip
         again = as_recorded(model, options.keep)
         with (
             untouched.verifying(again) if untouched else nullcontext(),

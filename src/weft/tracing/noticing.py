@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.mechanism.function import attend, attention
 from weft.mechanism.module_paths import named_modules
+from weft.tracing.hooks import Hook
 from weft.tracing.sources.transformers import is_transformers_model
 from weft.tracing.sources.weft_models import reads_sequences
 from weft.tracing.written_softmax import PRODUCTS, QUOTIENTS, WrittenSoftmax
@@ -165,8 +166,8 @@ class AttentionNotice(TorchFunctionMode):
             while self._running and self._running.pop() is not running:
                 pass
 
-        yield module.register_forward_pre_hook(begin)
-        yield module.register_forward_hook(end, always_call=True)
+        yield module.register_forward_pre_hook(Hook(begin))
+        yield module.register_forward_hook(Hook(end), always_call=True)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

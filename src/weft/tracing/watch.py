@@ -23,6 +23,7 @@ from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import CACHES, Arguments, Inputs, cache_among, positions_in
 from weft.tracing.description import describe
 from weft.tracing.first_pass import FirstPass
+from weft.tracing.hooks import Hook
 from weft.tracing.inputs import batch_of
 from weft.tracing.model_state import as_written, recording_alone, unwrapped
 from weft.tracing.modules import check_visible
@@ -469,9 +470,9 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
             parts.append(model.get_encoder())  # type: ignore[operator]
         watched.parts = list(dict.fromkeys(parts))
         for part in watched.parts:
-            before = part.register_forward_pre_hook(watched.before, with_kwargs=True)
+            before = part.register_forward_pre_hook(Hook(watched.before), with_kwargs=True)
             stack.callback(before.remove)
-            stack.callback(part.register_forward_hook(watched.after, always_call=True).remove)
+            stack.callback(part.register_forward_hook(Hook(watched.after), always_call=True).remove)
         stack.callback(watched.leave)
         if hasattr(model, "generate"):
             stack.callback(vars(model).pop, "generate", None)

@@ -21,6 +21,7 @@ from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.watching import watching as observing
 from weft.tracing.arguments import Arguments
 from weft.tracing.description import describe
+from weft.tracing.hooks import Hook
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify
 from weft.tracing.recording.layer_call import LayerCall
@@ -126,10 +127,10 @@ class WatchedWeftModel(Watched):
             if not hasattr(model, "outputs"):  # somebody's own, which may attend in other ways too
                 self._notice = stack.enter_context(noticing(model))
             stack.enter_context(observing(model, self._observer))
-            before = model.register_forward_pre_hook(self._before, with_kwargs=True)
+            before = model.register_forward_pre_hook(Hook(self._before), with_kwargs=True)
             stack.callback(before.remove)
-            stack.callback(model.register_forward_hook(lambda *_: self._after()).remove)
-            stopped = model.register_forward_hook(lambda *_: self._stop(), always_call=True)
+            stack.callback(model.register_forward_hook(Hook(lambda *_: self._after())).remove)
+            stopped = model.register_forward_hook(Hook(lambda *_: self._stop()), always_call=True)
             stack.callback(stopped.remove)
             step, start = getattr(model, "step", None), getattr(model, "start", None)
             # A language model; a translator's steps look at a source too.
@@ -183,8 +184,9 @@ class WatchedWeftModel(Watched):
             passes = Passes()
             options = self._options
             recorder = CallRecorder(
-                passes, options.keep, options.layers, passes.are_verified, new_keys=passes.new_keys
-            )
+                passes, options.keep, options.layers, passes.are_verified,
+                options.verify is not False, new_keys=passes.new_keys,
+            )  # fmt: skip
             self._text = _Text(recorder, passes, [])
         longest = position + longest_of(ids)
         self._observer.keep = self._text.recorder.places(longest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.arguments import Arguments
+from weft.tracing.hooks import Hook
 from weft.tracing.modules import (
     ModuleRun,
     around_of,
@@ -37,6 +39,7 @@ class WatchedModule(Watched):
     def __init__(self, model: nn.Module, options: TraceOptions) -> None:
         super().__init__(model, options)
         self._run: ModuleRun | None = None
+        self._thread = get_ident()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -50,11 +53,11 @@ class WatchedModule(Watched):
             def begin(module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
                 self._begin(notice, calls, args, keywords)
 
-            before = model.register_forward_pre_hook(begin, with_kwargs=True)
+            before = model.register_forward_pre_hook(Hook(begin), with_kwargs=True)
             stack.callback(before.remove)
-            after = model.register_forward_hook(lambda *_: self._finish(notice, calls))
+            after = model.register_forward_hook(Hook(lambda *_: self._finish(notice, calls)))
             stack.callback(after.remove)
-            stopped = model.register_forward_hook(lambda *_: self._stop(), always_call=True)
+            stopped = model.register_forward_hook(Hook(lambda *_: self._stop()), always_call=True)
             stack.callback(stopped.remove)
             yield
         warn_of_layers_outside(model, self._outside, around_of(model))
@@ -86,8 +89,9 @@ class WatchedModule(Watched):
         calls.refused.clear()
         asked = self._options
         self._run = ModuleRun(
-            self._model, arguments, asked.keep, asked.layers, received=asked.received
-        )
+            self._model, arguments, asked.keep, asked.layers, received=asked.received,
+            strict=asked.verify is not False,
+        )  # fmt: skip
         self._recorder = self._run.recorder
 
     def _check(self, arguments: Arguments, named: bool) -> None:
@@ -107,7 +111,13 @@ class WatchedModule(Watched):
             return
         self._run = None
         if not run.recorder.paths:
-            warnings.warn(f"watch: {nothing_seen(self._model, notice, calls)}", stacklevel=2)
+            reason = nothing_seen(self._model, notice, calls)
+            if get_ident() != self._thread:
+                reason = (
+                    f"{type(self._model).__name__} was called in another thread, whose functions "
+                    "of torch are not seen. Enter the watch in the thread that calls the model."
+                )
+            warnings.warn(f"watch: {reason}", stacklevel=2)
             return
         run.recorder.check()
         self.traces += run.traces(

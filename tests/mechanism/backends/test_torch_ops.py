@@ -202,3 +202,15 @@ def test_a_peaked_row_has_an_entropy_of_plus_zero() -> None:
     one = torch.ones(1, 1, 4)
     _, graph = weft.attend(one, one, one, backend="torch")
     assert str(float(graph.entropy[0, 0])) == "0.0"
+
+
+@pytest.mark.parametrize("keys", [3, 5, 7, 16])
+@pytest.mark.parametrize("mask", [None, weft.causal()], ids=["plain", "causal"])
+def test_queries_that_are_no_numbers_give_none(keys: int, mask: Any) -> None:
+    """torch's fused attention on the CPU gives 0 where keys are fewer than its vectors are long."""
+    queries, others, values = torch.randn(3, 1, 2, keys, 8)
+    queries[0, 1, 2, 0] = torch.nan
+    output = weft.attention(queries, others, values, mask=mask, backend="torch")
+    expected = torch.zeros(1, 2, keys, 8).bool()
+    expected[0, 1, 2] = True
+    assert torch.equal(output.isnan(), expected)

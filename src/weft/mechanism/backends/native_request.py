@@ -239,7 +239,7 @@ def _why_mask_not_served(call: AttentionCall) -> str | None:
     if rest is None:
         return None
     # Two rows tell the size of all, or that all are one.
-    rows = rest.block(range(min(2, queries)), keys, call.queries.device)
+    rows = rest.cells(range(min(2, queries)), keys, call.queries.device)
     cells = rows.shape[0] * rows.shape[1] * keys * (1 if rows.shape[2] == 1 else queries)
     if cells <= MASK_CELLS:
         return None
@@ -328,6 +328,6 @@ def _mask_rules(call: AttentionCall, mask: Mask) -> dict[str, Any]:
     if bounds.by_sequence is not None:
         rules["key_range"] = bounds.by_sequence.expand(2, batch).contiguous()
     if bounds.rest is not None:
-        cells = bounds.rest.block(range(rows), length, call.queries.device)
+        cells = bounds.rest.cells(range(rows), length, call.queries.device)
         rules["allowed"] = _as_cells(cells, length)
     return rules

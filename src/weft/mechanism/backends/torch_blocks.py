@@ -157,7 +157,7 @@ def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range)
         bias = bias if bias.shape[2] == 1 else bias[:, :, rows.start : rows.stop]
         scores = scores + bias.to(scores.dtype)
     if call.mask is not None:
-        scores = scores.masked_fill(~call.mask.block(rows, length, scores.device), -torch.inf)
+        scores = scores.masked_fill(~call.mask.cells(rows, length, scores.device), -torch.inf)
     return scores
 
 

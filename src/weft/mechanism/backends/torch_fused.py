@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from weft.mechanism.backends.native_request import why_wrapped
 from weft.mechanism.backends.recomputed import batched, products_again
 from weft.mechanism.backends.torch_blocks import (
     block_scores,
@@ -24,7 +25,7 @@ from weft.mechanism.masks import Window
 from weft.mechanism.scores import Dot, ScaledDot
 from weft.mechanism.shapes import repeat_kv_heads
 
-__all__ = ["fused", "fused_serves"]
+__all__ = ["fused", "fused_serves", "zeros_for_nan"]
 
 
 def fused_serves(call: AttentionCall) -> bool:
@@ -47,6 +48,18 @@ def fused_serves(call: AttentionCall) -> bool:
         and (exact or not half)
         and not in_transform()
     )
+
+
+def zeros_for_nan(call: AttentionCall, output: Tensor) -> bool:
+    """Whether torch's fused attention gave 0 in rows whose scores are not numbers (NaN).
+
+    On the CPU it does where there are fewer keys than its vectors are long.
+    """
+    inputs = (call.queries, call.keys)
+    if output.device.type != "cpu" or why_wrapped(inputs) is not None:
+        return False
+    nothing = (output.detach() == 0).all(-1)
+    return bool(nothing.any()) and any(bool(part.detach().isnan().any()) for part in inputs)
 
 
 #: The backward pass that torch cannot differentiate.
@@ -126,7 +139,7 @@ def fused(call: AttentionCall) -> Tensor:
                 bias = bias if bias.shape[2] == 1 else bias[:, :, rows.start : rows.stop]
                 added = added + bias.to(added.dtype)
         if call.mask is not None:
-            allowed = call.mask.block(rows, keys.shape[2], queries.device)
+            allowed = call.mask.cells(rows, keys.shape[2], queries.device)
             added = allowed if added is None else added.masked_fill(~allowed, -torch.inf)
         blind = None
         if queries.device.type != "cpu" and added is not None:

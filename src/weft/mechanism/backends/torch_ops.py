@@ -31,7 +31,7 @@ from weft.mechanism.backends.torch_blocks import (
     run_block,
     weigh,
 )
-from weft.mechanism.backends.torch_fused import fused, fused_serves
+from weft.mechanism.backends.torch_fused import fused, fused_serves, zeros_for_nan
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.received import Received, of_rows
@@ -180,7 +180,9 @@ def attend_all(call: AttentionCall) -> tuple[Output, Weights]:
 def attention(call: AttentionCall) -> Output:
     """The output alone: torch's fused attention where it serves the call, blocks elsewhere."""
     if fused_serves(call):
-        return fused(call)
+        output = fused(call)
+        if not zeros_for_nan(call, output):
+            return output
     dtype = call.queries.dtype
     call = in_float(call)
     keys = repeat_kv_heads(call.keys, call.heads)

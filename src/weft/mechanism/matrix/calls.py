@@ -202,7 +202,7 @@ class MatrixCall:
         )[0]
         if self.mask is None:
             return scores
-        allowed = self.mask.block(rows, self.shape[2], scores.device)[0]
+        allowed = self.mask.cells(rows, self.shape[2], scores.device)[0]
         allowed = allowed if allowed.shape[2] == 1 else allowed[..., inside]
         return scores.masked_fill(~allowed, -torch.inf)
 

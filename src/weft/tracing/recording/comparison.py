@@ -209,6 +209,15 @@ class Comparison:
         own, other = in_float64(own), in_float64(other)
         self.nan += warn_of_nan(what, own, other)
         largest = largest_difference(own, other)
+        alone = int((other.isnan() & own.isfinite()).sum())
+        if alone:
+            raise VerificationError(
+                f"trace: {what} is not a number (NaN) in {alone} of {own.numel()} cells with weft, "
+                f"and is one without ({self._where}). torch's attention on the CPU gives 0 for "
+                "some scores that are no numbers, and weft gives NaN: look for NaN in the weights "
+                "and inputs of the model, and report the model if there is none. verify=False "
+                "traces it all the same."
+            )
         finite = torch.where(own.isfinite(), own, 0)
         allowed = share * largest_difference(finite, torch.zeros_like(finite))
         if largest > allowed:

@@ -99,7 +99,7 @@ class LayerCall:
         if self.mask is None:
             return None
         keys = self.keys.shape[2]
-        cells = [self.mask.block(range(row, row + 1), keys, rows.device) for row in rows.tolist()]
+        cells = [self.mask.cells(range(row, row + 1), keys, rows.device) for row in rows.tolist()]
         return torch.cat(cells, 2)
 
     def bias_of(self, rows: Tensor) -> Tensor | None:

@@ -306,7 +306,7 @@ def _seen_end(call: LayerCall, ranges: Ranges) -> int:
     ends = [int(own[1].max()) for own in ranges or () if own is not None and own.numel()]
     if len(ends) == len(call.queries):
         return max(ends)
-    cells = call.mask.block(range(call.queries.shape[2]), keys, call.queries.device)
+    cells = call.mask.cells(range(call.queries.shape[2]), keys, call.queries.device)
     seen = cells.expand(*cells.shape[:-1], keys).flatten(0, -2).any(0).nonzero()
     return int(seen[-1]) + 1 if len(seen) else 0
 

@@ -102,7 +102,9 @@ class CallRecorder:
         if self._is_wanted(number, call.path):
             verified = self._verified() and not call.weights_only
             samples = range(len(call.queries)) if verified else ()
-            differ = [reference_deviation(call, graph, sample) for sample in samples] or [None]
+            differ = [
+                reference_deviation(call, graph, sample, strict=self._strict) for sample in samples
+            ] or [None]
             self._hand_on(call, number, index, graph, differ)
 
     def places(self, keys: int) -> Top:

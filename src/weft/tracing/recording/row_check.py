@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -80,6 +81,18 @@ def deviation(
         if not bool(looks.any()):
             return None
         own, again, went_on = (torch.where(looks, part, 0) for part in (own, again, went_on))
+    # Queries or keys that are no numbers make weights that are none; torch's attention on the CPU
+    # takes such scores for hidden keys, and gives 0.
+    unknown = again.isnan().any(-1, keepdim=True)
+    if bool(unknown.any()):
+        warnings.warn(
+            f"trace: the scores of layer {call.path} are not numbers (NaN) in "
+            f"{int(unknown.sum())} of the {unknown.numel()} rows that are held against its own "
+            "attention: there it cannot be verified.",
+            stacklevel=2,
+        )
+        own, again, went_on = (part.masked_fill(unknown, 0) for part in (own, again, went_on))
+        weights, kept_weights = (part.masked_fill(unknown, 0) for part in (weights, kept_weights))
     outputs = max(largest_difference(own, again), largest_difference(own, went_on))
     if not math.isfinite(float(own.sum())):
         warn_of_nan(f"the output of layer {call.path}", own, went_on)
@@ -133,16 +146,24 @@ def _largest(values: Tensor) -> float:
 
 
 @torch.no_grad()
-def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> float | None:
+def reference_deviation(
+    call: LayerCall, graph: AttentionGraph, sample: int, *, strict: bool = False
+) -> float | None:
     """How far the edges of some rows are from the formula as the papers write it, in float64.
 
     Args:
         call: of a layer of weft, or of `weft.attention`.
         graph: its edges, with a batch.
         sample: which input of its batch.
+        strict: whether more than rounding explains is an error: the
+            `weft.tracing.recording.comparison.tolerance` of the queries' type, and what float32
+            rounds off the largest score.
 
     Returns: the largest difference of a weight, or of the mass that a row left over; None where
-    there is no row, or positions of a kind that the models of weft do not have.
+    there is no row, or positions of a kind that the models of weft do not have. Rows that are no
+    numbers (NaN) here and there differ by nothing.
+
+    Raises: VerificationError: `strict`, and the edges differ.
     """
     # The papers' formulas, step by step, are for the CPU; not every GPU has float64.
     graph = graph[sample].cpu()
@@ -159,7 +180,7 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
             return None
         allowed = None
         if call.mask is not None:
-            cells = call.mask.block(range(row, row + 1), length, keys.device)
+            cells = call.mask.cells(range(row, row + 1), length, keys.device)
             allowed = cells[min(sample, len(cells) - 1)][None]
         bias = call.bias_of(torch.tensor([row]))
         if bias is not None:
@@ -172,13 +193,29 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
         weights = reference.weights[0, :, 0]
         places = graph.keys[:, row].long()
         kept = torch.where(places >= 0, weights.gather(-1, places.clamp(min=0).long()), 0)
+        lse, own_lse = reference.lse[0, :, 0], graph.lse[:, row]
         # The mass of a sink is on no kept edge either.
-        rest = (reference.lse[0, :, 0] > -torch.inf).double() - kept.sum(-1)
+        rest = (lse > -torch.inf).double() - kept.sum(-1)
+        unknown = lse.isnan() & own_lse.isnan()
         largest = max(
             largest or 0.0,
-            largest_difference(kept, graph.weights[:, row].double()),
-            largest_difference(rest, graph.rest[:, row].double()),
+            *(
+                largest_difference(first.masked_fill(where, 0), second.masked_fill(where, 0))
+                for first, second, where in (
+                    (kept, graph.weights[:, row].double(), unknown[:, None]),
+                    (rest, graph.rest[:, row].double(), unknown),
+                )
+            ),
         )
+    if strict and largest is not None:
+        scores = graph.scores[graph.keys >= 0]
+        size = float(scores[scores.isfinite()].abs().max()) if scores.isfinite().any() else 0.0
+        explained = tolerance(call.queries.dtype) + 4 * size * torch.finfo(torch.float32).eps
+        if largest > explained:
+            raise VerificationError(
+                f"trace: the weights of layer {call.path} differ by {largest:.1e} from the formula "
+                f"in float64, where rounding explains {explained:.1e}. {REMEDY}"
+            )
     return largest
 
 

@@ -1,0 +1,170 @@
+"""A training copies and saves its model while weft looks on; the copies know nothing of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft.mechanism.mask import Mask
+
+INPUTS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def encoder() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval()
+
+
+def copies(model: nn.Module) -> list[nn.Module]:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    return [copy.deepcopy(model), averaged.module, torch.load(file, weights_only=False)]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_monitored_model_is_copied_and_saved(tmp_path: Path, before: bool) -> None:
+    """Before its first batch, which a hook waits for, and after it."""
+    model = encoder()
+    expected = model(INPUTS)
+    with weft.monitor(model, tmp_path / "run") as monitor:
+        if not before:
+            model(INPUTS)
+            monitor.step(0.1)
+            assert not model._forward_pre_hooks
+        for other in copies(model):
+            assert torch.equal(other(INPUTS), expected)
+        assert (monitor._probe is None) == before  # a copy is not the model that is watched
+
+
+def test_a_watched_model_is_copied_and_saved() -> None:
+    model = encoder()
+    with weft.watch(model) as watched:
+        expected = model(INPUTS)
+        made = copies(model)
+    assert len(watched.traces) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in made:
+            assert torch.allclose(other(INPUTS), expected, atol=1e-6)
+    assert len(watched.traces) == 2
+    for other in made:  # and each can be traced
+        assert isinstance(weft.trace(other, INPUTS[:1]), weft.Trace)
+
+
+def test_a_call_in_another_thread_is_said_to_be_one() -> None:
+    model = encoder()
+    with pytest.warns(UserWarning, match="was called in another thread"), weft.watch(model):
+        thread = threading.Thread(target=model, args=(INPUTS,))
+        thread.start()
+        thread.join()
+
+
+class Attends(nn.Module):
+    """One layer of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.attention(inputs, inputs, inputs)[0]
+        return output
+
+
+@pytest.mark.parametrize("length", [5, 12])
+def test_weights_that_are_no_numbers_are_said_to_be_that(tmp_path: Path, length: int) -> None:
+    """torch's attention on the CPU gives 0 for them where keys are few: no fault of a trace."""
+    model, inputs = Attends(), torch.randn(1, length, 8)
+    with weft.monitor(model, tmp_path / "run", every=1, budget=None) as monitor:
+        model(inputs)
+        monitor.step(0.1)
+        with torch.no_grad():
+            model.attention.in_proj_weight[:8] = math.nan
+        with pytest.warns(UserWarning, match="infinite or NaN"):
+            monitor.step(0.1)
+    assert len(monitor.warnings) == 1
+    with pytest.warns(UserWarning, match=r"not numbers \(NaN\)"):
+        trace = weft.trace(model, inputs, verify=False)
+    assert isinstance(trace, weft.Trace) and trace.layers[0].graph.lse.isnan().all()
+
+
+class WithOwnMask(nn.Module):
+    """A layer of weft with a mask of somebody's own."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self.mask = mask
+        self.layer = weft.MultiHeadAttention(8, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layer(inputs, mask=self.mask)
+        return output
+
+
+class ByHead(Mask):
+    """(heads, rows, keys): head 1 sees every second of the keys of head 0."""
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        back = torch.arange(rows.start, rows.stop)[:, None] - torch.arange(keys)
+        return torch.stack([(back >= 0) & (back % (head + 1) == 0) for head in range(2)])
+
+
+class Flat(Mask):
+    """(rows, keys)."""
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        return torch.arange(keys) <= torch.arange(rows.start, rows.stop)[:, None]
+
+
+@pytest.mark.parametrize("mask", [ByHead(), Flat()], ids=["by head", "flat"])
+def test_a_mask_of_ones_own_of_fewer_dimensions(mask: Mask) -> None:
+    torch.manual_seed(0)
+    model, inputs = WithOwnMask(mask), torch.randn(1, 9, 8)
+    trace = weft.trace(model, inputs, keep=weft.All())
+    assert isinstance(trace, weft.Trace)
+    (layer,) = trace.layers
+    projected = (
+        linear(inputs).view(1, 9, 2, 4).transpose(1, 2).double()
+        for linear in (model.layer.w_q, model.layer.w_k)
+    )
+    queries, keys = projected
+    allowed = mask.dense(9, 9).expand(1, 2, 9, 9)
+    scores = (queries @ keys.mT / 2).masked_fill(~allowed, -math.inf)
+    expected = scores.softmax(-1)[0].detach()
+    assert torch.allclose(layer.graph.dense().double(), expected, atol=1e-6)
+    if isinstance(mask, Flat):
+        assert layer.mask == "causal"
+        assert torch.allclose(layer.matrix.dense().double(), expected, atol=1e-6)
+    else:
+        assert layer.matrix is None and "not side by side" in layer.no_matrix
+    again: Any = weft.from_queries_keys(queries[0].float(), keys[0].float(), mask=mask)
+    assert again.layers[0].mask == layer.mask
+
+
+def test_a_graph_that_is_not_the_formulas_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of weft's own layers too: here with a mask that is lost on its way to the kernels."""
+    from weft.mechanism import attention_layer
+
+    own = attention_layer.attend
+
+    def without(*given: Any, **options: Any) -> Any:
+        return own(*given, **{**options, "mask": None})
+
+    monkeypatch.setattr(attention_layer, "attend", without)
+    model = WithOwnMask(weft.causal())
+    with pytest.raises(weft.VerificationError, match=r"differ by .* from the formula in float64"):
+        weft.trace(model, torch.randn(1, 9, 8))
+    wrong = weft.trace(model, torch.randn(1, 9, 8), verify=False)
+    assert isinstance(wrong, weft.Trace) and wrong.deviation is not None and wrong.deviation > 0.1
