@@ -157,6 +157,16 @@ KIND_CASES: Cases = [
     ("rotary of an array", lambda: untyped.rotary(array((4, 4))), "rotary", "as_tensor"),
     ("rotary of whole numbers", lambda: weft.rotary(zeros(4, 4).long()), "rotary", ".float()"),
     ("rotary of base 0", lambda: weft.rotary(zeros(4, 4), base=0), "rotary", "above 0"),
+    ("odd dims", lambda: weft.rotary(zeros(4, 8), dims=3), "rotary", "from 2 to the depth, 8"),
+    ("no dims", lambda: weft.rotary(zeros(4, 8), dims=0), "rotary", "from 2 to the depth, 8"),
+    ("dims past the depth", lambda: weft.rotary(zeros(4, 8), dims=10), "rotary", "to the depth, 8"),
+    ("dims by words", lambda: untyped.rotary(zeros(4, 8), dims="a"), "rotary", "whole number"),
+    (
+        "interleaved by a word",
+        lambda: untyped.rotary(zeros(4, 4), interleaved="yes"),
+        "rotary",
+        "True or False",
+    ),
     (
         "scaling by a number",
         lambda: untyped.rotary(zeros(4, 4), scaling=8),

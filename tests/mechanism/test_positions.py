@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,15 +24,25 @@ def test_sinusoidal(length: int, half: int) -> None:
     torch.testing.assert_close(weft.sinusoidal(length, 2 * half).double(), expected)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 6), st.integers(1, 4), st.integers(-5, 10_000), st.integers(0, 99))
-def test_rotary(length: int, half: int, offset: int, seed: int) -> None:
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 6), st.integers(1, 4), st.sampled_from([None, 0, 1, 5]), st.booleans(),
+    st.integers(-5, 10_000), st.integers(0, 99),
+)  # fmt: skip
+def test_rotary(
+    length: int, half: int, stay: int | None, interleaved: bool, offset: int, seed: int
+) -> None:
+    """Of the whole depth, or of its first coordinates; by halves and by neighbours."""
     generator = torch.Generator().manual_seed(seed)
-    vectors = torch.randn(2, 3, length, 2 * half, dtype=torch.float64, generator=generator)
-    turned = weft.rotary(vectors, offset)
+    depth, dims = 2 * half + (stay or 0), None if stay is None else 2 * half
+    vectors = torch.randn(2, 3, length, depth, dtype=torch.float64, generator=generator)
+    turned = weft.rotary(vectors, offset, dims=dims, interleaved=interleaved)
     assert turned.shape == vectors.shape
     for ours, own in zip(turned.flatten(0, 1), vectors.flatten(0, 1), strict=True):
-        torch.testing.assert_close(ours, reference.rotary(own, offset), rtol=1e-9, atol=1e-9)
+        exact = reference.rotary(own, offset, dims=dims, interleaved=interleaved)
+        torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
+    by_default = weft.rotary(vectors[..., : 2 * half], offset)
+    assert torch.equal(by_default, weft.rotary(vectors, offset, dims=2 * half)[..., : 2 * half])
 
 
 @settings(max_examples=20, deadline=None)
@@ -49,6 +61,41 @@ def test_rotary_keeps_float32_precise_at_far_positions() -> None:
     vectors = torch.ones(1, 4)
     exact = reference.rotary(vectors.double(), 1_000_000)
     torch.testing.assert_close(weft.rotary(vectors, 1_000_000).double(), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0, 9])
+def test_rotary_as_other_models_turn(offset: int) -> None:
+    """GPT-J: neighbours, of a part of the depth; Phi: halves of a part; Llama: halves of it all."""
+    gptj = pytest.importorskip("transformers.models.gptj.modeling_gptj")
+    phi = pytest.importorskip("transformers.models.phi.modeling_phi")
+    torch.manual_seed(0)
+    queries = torch.randn(1, 5, 2, 24)  # (batch, positions, heads, depth), as GPT-J has them
+    places = torch.arange(offset, offset + 5)
+    sines, cosines = gptj.create_sinusoidal_positions(64, 16)[places][None].chunk(2, -1)
+    part = gptj.apply_rotary_pos_emb(queries[..., :16], sines, cosines)
+    theirs = torch.cat((part, queries[..., 16:]), -1).transpose(1, 2)
+    ours = weft.rotary(queries.transpose(1, 2), offset, dims=16, interleaved=True)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+
+    config = phi.PhiConfig(hidden_size=48, num_attention_heads=2, num_hidden_layers=1)
+    assert config.rope_parameters["partial_rotary_factor"] == 0.5
+    embedding = phi.PhiRotaryEmbedding(config)
+    cosines, sines = embedding(queries, places[None])
+    queries = queries.transpose(1, 2)
+    part, _ = phi.apply_rotary_pos_emb(queries[..., :12], queries[..., :12], cosines, sines)
+    theirs = torch.cat((part, queries[..., 12:]), -1)
+    torch.testing.assert_close(weft.rotary(queries, offset, dims=12), theirs, rtol=0, atol=2e-6)
+
+
+def test_rotary_of_neighbours_is_llamas_own_code() -> None:
+    """``view_as_complex`` of neighbours times e^(i m theta), as Meta's code has it."""
+    torch.manual_seed(0)
+    queries = torch.randn(2, 3, 7, 8, dtype=torch.float64)
+    angle = torch.arange(7.0).double()[:, None] * 500.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    numbers = torch.view_as_complex(queries.unflatten(-1, (4, 2)))
+    exact = torch.view_as_real(numbers * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+    ours = weft.rotary(queries, base=500.0, interleaved=True)
+    torch.testing.assert_close(ours, exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("heads", range(1, 33))
@@ -143,9 +190,11 @@ def test_biases_of_blocks_are_rows_of_the_whole(queries: int, keys: int, offset:
 
 @pytest.mark.parametrize("instruction_set", native.instruction_sets())
 @pytest.mark.parametrize(("length", "depth", "offset"), [(1, 2, 0), (5, 6, 3), (70, 64, 60)])
+@pytest.mark.parametrize("choice", [{}, {"interleaved": True}, {"dims": 2, "interleaved": True}])
 def test_rotary_of_heads_by_the_kernel(
-    length: int, depth: int, offset: int, instruction_set: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    length: int, depth: int, offset: int, choice: dict[str, Any], instruction_set: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Forward against the formula number by number; the gradient turns back."""
     monkeypatch.setattr(native_passes, "INSTRUCTION_SET", instruction_set)
     torch.manual_seed(length)
@@ -154,14 +203,14 @@ def test_rotary_of_heads_by_the_kernel(
         torch.randn(2, length, 3, depth).transpose(1, 2),
     ):
         vectors.requires_grad_()
-        turned = weft.rotary(vectors, offset)
+        turned = weft.rotary(vectors, offset, **choice)
         for ours, own in zip(turned.flatten(0, 1), vectors.flatten(0, 1), strict=True):
-            exact = reference.rotary(own.detach().double(), offset)
+            exact = reference.rotary(own.detach().double(), offset, **choice)
             torch.testing.assert_close(ours.detach().double(), exact, rtol=0, atol=2e-6)
         by_turned = torch.randn_like(turned)
         (gradient,) = torch.autograd.grad(turned, vectors, by_turned)
         # Turning back what the gradient is turned by gives it again: the map is orthogonal.
-        torch.testing.assert_close(weft.rotary(gradient.detach(), offset), by_turned)
+        torch.testing.assert_close(weft.rotary(gradient.detach(), offset, **choice), by_turned)
         torch.testing.assert_close(
             (gradient * vectors.detach()).sum(), (by_turned * turned.detach()).sum()
         )

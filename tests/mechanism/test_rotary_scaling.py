@@ -131,6 +131,22 @@ def test_by_the_kernel_and_its_gradient(
     assert_close(weft.rotary(vectors[0], 5, 300.0, scaling=scaling), turned[0], rtol=0, atol=3e-6)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
+def test_of_a_part_and_of_neighbours(scaling: weft.RotaryScaling, interleaved: bool) -> None:
+    """The depth of the formulas is that of the part; what stays is not multiplied either."""
+    vectors = torch.randn(2, 3, 33, 20, dtype=torch.float64)
+    part = vectors[..., :16]
+    if interleaved:
+        part = torch.cat((part[..., 0::2], part[..., 1::2]), -1)
+    exact = by_hand(part, 5, 300.0, scaling)
+    if interleaved:
+        exact = torch.stack(exact.chunk(2, -1), -1).flatten(-2)
+    turned = weft.rotary(vectors, 5, 300.0, dims=16, interleaved=interleaved, scaling=scaling)
+    assert_close(turned[..., :16], exact, rtol=0, atol=1e-11)
+    assert torch.equal(turned[..., 16:], vectors[..., 16:])
+
+
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 def test_a_layer_is_the_formula(scaling: weft.RotaryScaling) -> None:
     """Also with a cache, whose keys are turned by the positions that they have."""
@@ -161,9 +177,12 @@ def test_a_layer_is_the_formula(scaling: weft.RotaryScaling) -> None:
 def test_compiled() -> None:
     """The same numbers in a program that torch compiles, for any length."""
     scaling = weft.RotaryScaling("llama3", 8, 64)
-    compiled = torch.compile(
-        lambda vectors: weft.rotary(vectors, scaling=scaling), backend="aot_eager", dynamic=True
-    )
+
+    def both(vectors: Tensor) -> tuple[Tensor, Tensor]:
+        part = weft.rotary(vectors, dims=6, interleaved=True, scaling=scaling)
+        return weft.rotary(vectors, scaling=scaling), part
+
+    compiled = torch.compile(both, backend="aot_eager", dynamic=True)
     for length in (5, 9):
         vectors = torch.randn(1, 2, length, 8)
-        assert_close(compiled(vectors), weft.rotary(vectors, scaling=scaling))
+        assert_close(compiled(vectors), both(vectors))

@@ -318,11 +318,12 @@ def some_edges() -> Tensor:
     "function",
     (
         lambda x: weft.rotary(x, 3),
+        lambda x: weft.rotary(x, 3, dims=6, interleaved=True),
         lambda x: native_passes.activation(x, "gelu"),
         lambda x: native_passes.dropout(x, 0.3, x),
         lambda x: weft.attention(x, x, x, mask=weft.neighbours(some_edges())),
     ),
-    ids=("rotary", "activation", "dropout", "neighbours"),
+    ids=("rotary", "rotary of neighbours", "activation", "dropout", "neighbours"),
 )
 @pytest.mark.skipif(not native.instruction_sets(), reason="built without the native kernels")
 def test_several_gradients_at_once_through_other_kernels(

@@ -20,6 +20,7 @@ from weft.mechanism.backends import native_passes
 from weft.mechanism.parts import without_float64
 from weft.mechanism.shapes import (
     TYPES,
+    check_flag,
     chosen,
     describe,
     finite_number,
@@ -198,23 +199,42 @@ def rotary(
     offset: int = 0,
     base: float = 10_000.0,
     *,
+    dims: int | None = None,
+    interleaved: bool = False,
     scaling: RotaryScaling | None = None,
 ) -> Tensor:
     """Turn queries or keys by their positions, so that their dot product knows the distance.
 
-    Each pair of coordinates (x_i, x_{i + depth/2}) is turned by the angle
-    ``position * base^(-2i / depth)``. Then ``rotary(q)_m . rotary(k)_n`` depends on q, k and
-    m - n only.
+    Pair i, (a, b), of the row at position m is turned by the angle m theta_i:
+
+        (a, b)  ->  (a cos(m theta_i) - b sin(m theta_i), a sin(m theta_i) + b cos(m theta_i))
+        theta_i  =  base^(-2i / dims),                    i = 0, ..., dims/2 - 1
+        (a, b)   =  (x_i, x_{i + dims/2}),                or, interleaved, (x_{2i}, x_{2i + 1})
+
+    Coordinates x_dims and up stay as they are. Then ``rotary(q)_m . rotary(k)_n`` depends on q, k
+    and m - n only. A model that learned with one order of pairs is another with the other one.
 
     Args:
-        tensor: queries or keys, (..., positions, depth); the depth is even.
+        tensor: queries or keys, (..., positions, depth).
         offset: the position of the first row.
         base: sets the longest wavelength; above 0.
-        scaling: slows the turns down, for longer texts; see `RotaryScaling`.
+        dims: how many coordinates turn, the first ones, an even number (GPT-NeoX, Phi). None: the
+            whole depth.
+        interleaved: whether neighbours are pairs (GPT-J, Llama's own code); else the two halves of
+            what turns are paired (GPT-NeoX, Llama in Transformers).
+        scaling: slows the turns down, for longer texts; see `RotaryScaling`, whose depth is
+            ``dims`` here.
 
     Returns: as the tensor.
-    Raises: ShapeError: an odd depth. InputError: no floating-point tensor, another base or scaling.
-    Source: Su et al. 2021, equation 34, with the two halves paired as in GPT-NeoX.
+    Raises: ShapeError: an odd depth, or dims that are no pairs of it. InputError: no floating-point
+        tensor, another base or scaling, an interleaved= that is neither True nor False.
+    Source: Su et al. 2021, equation 34, whose pairs are interleaved; by halves: GPT-NeoX.
+
+    One pair of neighbours turns by one radian from position 0 to 1, the other two numbers stay:
+
+    >>> rotary(torch.tensor([[1.0, 0.0, 5.0, 6.0]] * 2), dims=2, interleaved=True)
+    tensor([[1.0000, 0.0000, 5.0000, 6.0000],
+            [0.5403, 0.8415, 5.0000, 6.0000]])
     """
     tensor = real_tensor("rotary", "the tensor", tensor)
     if tensor.dtype not in TYPES:
@@ -231,11 +251,35 @@ def rotary(
             f"rotary: got {describe(tensor)}; expected (..., positions, depth), two dimensions or "
             "more."
         )
+    check_flag("rotary", "interleaved", interleaved)
     depth = tensor.shape[-1]
-    if depth % 2:
-        raise ShapeError(
-            f"rotary: depth {depth} is odd, from {describe(tensor)}; coordinates turn in pairs."
-        )
+    if dims is None:
+        if depth % 2:
+            raise ShapeError(
+                f"rotary: depth {depth} is odd, from {describe(tensor)}; coordinates turn in "
+                "pairs. Choose an even depth, or say how many turn, as dims=2."
+            )
+        dims = depth
+    else:
+        dims = whole_number("rotary", "dims", dims)
+        if not 2 <= dims <= depth or dims % 2:
+            raise ShapeError(
+                f"rotary: dims={dims}, from {describe(tensor)}; expected an even number from 2 to "
+                f"the depth, {depth}: coordinates turn in pairs."
+            )
+    turns = tensor if dims == depth else tensor[..., :dims]
+    if interleaved:
+        # All first numbers of the pairs, then all second ones; and back.
+        turns = turns.unflatten(-1, (dims // 2, 2)).transpose(-2, -1).flatten(-2)
+    turned = _turned(turns, offset, base, scaling)
+    if interleaved:
+        turned = turned.unflatten(-1, (2, dims // 2)).transpose(-2, -1).flatten(-2)
+    return turned if dims == depth else torch.cat((turned, tensor[..., dims:]), -1)
+
+
+def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | None) -> Tensor:
+    """All coordinates turned, the two halves paired."""
+    depth = tensor.shape[-1]
     if native_passes.serves_rotary(tensor, offset):
         length = native_passes.angles_kept(offset + tensor.shape[2])
         return native_passes.rotary(tensor, offset, *_table(depth, base, scaling, length))

@@ -46,6 +46,26 @@ def test_rotary_turns_each_pair_by_a_matrix(base: float, slow: float) -> None:
     assert positions.rotary(vectors[:0]).shape == (0, 4)
 
 
+def test_rotary_of_neighbours_and_of_a_part() -> None:
+    """Depth 5, of which 4 turn: equation 34 of the paper, written out."""
+    vectors = exact([[1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 0.5, 0.25, -2.0, 6.0]])
+    for interleaved in (True, False):
+        expected = []
+        for row, (a, b, c, d, stays) in enumerate(vectors.tolist()):
+            b, c = (b, c) if interleaved else (c, b)
+            fast, slow = 3.0 + row, 0.01 * (3 + row)
+            turned = [
+                a * math.cos(fast) - b * math.sin(fast),
+                b * math.cos(fast) + a * math.sin(fast),
+                c * math.cos(slow) - d * math.sin(slow),
+                d * math.cos(slow) + c * math.sin(slow),
+            ]
+            order = (0, 1, 2, 3) if interleaved else (0, 2, 1, 3)
+            expected.append([*(turned[place] for place in order), stays])
+        turned = positions.rotary(vectors, 3, dims=4, interleaved=interleaved)
+        torch.testing.assert_close(turned, exact(expected), rtol=0, atol=1e-13)
+
+
 def test_alibi_slopes_of_the_paper_and_its_code() -> None:
     assert positions.alibi_slopes(1) == [2**-8]
     assert positions.alibi_slopes(8) == [2**-n for n in range(1, 9)]

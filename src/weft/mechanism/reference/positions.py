@@ -42,16 +42,25 @@ def sinusoidal(length: int, width: int) -> Tensor:
     return table
 
 
-def rotary(vectors: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
+def rotary(
+    vectors: Tensor,
+    offset: int = 0,
+    base: float = 10_000.0,
+    *,
+    dims: int | None = None,
+    interleaved: bool = False,
+) -> Tensor:
     """Rotary positions: pairs of coordinates are complex numbers, turned by the position.
 
-        z_m -> z_m e^{i m theta},  theta = base^(-2 pair / depth)
+        z_m -> z_m e^{i m theta},  theta = base^(-2 pair / dims)
 
-    Coordinates i and i + depth / 2 are the real and the imaginary part of pair i.
+    Coordinates i and i + dims / 2 are the real and the imaginary part of pair i; interleaved,
+    coordinates 2i and 2i + 1.
 
-    vectors: queries or keys of one head, (positions, depth), the depth even.
+    vectors: queries or keys of one head, (positions, depth).
+    dims: how many coordinates turn, an even number; the others stay. None: all, an even depth.
     Returns: as the vectors.
-    Source: Su et al. 2021, section 3.2; pairs as in GPT-NeoX.
+    Source: Su et al. 2021, section 3.2, whose pairs are interleaved; by halves: GPT-NeoX.
 
     Depth 2: one pair, theta = 1. The vector at position 1 turns by one radian.
 
@@ -59,15 +68,16 @@ def rotary(vectors: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
     tensor([[1.0000, 0.0000],
             [0.5403, 0.8415]])
     """
-    depth = vectors.shape[-1]
-    half = depth // 2
-    rows = []
-    for row, vector in enumerate(vectors):
-        numbers = torch.complex(vector[:half], vector[half:])
-        turns = [cmath.exp(1j * (row + offset) * base ** (-2 * i / depth)) for i in range(half)]
-        turned = numbers * torch.tensor(turns, dtype=numbers.dtype)
-        rows.append(torch.cat((turned.real, turned.imag)))
-    return torch.stack(rows) if rows else vectors
+    dims = vectors.shape[-1] if dims is None else dims
+    half = dims // 2
+    pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + half) for i in range(half)]
+    turned = vectors.clone()
+    for row, vector in enumerate(vectors.tolist()):
+        for i, (real, imaginary) in enumerate(pairs):
+            turn = cmath.exp(1j * (row + offset) * base ** (-2 * i / dims))
+            number = complex(vector[real], vector[imaginary]) * turn
+            turned[row, real], turned[row, imaginary] = number.real, number.imag
+    return turned
 
 
 def alibi_slopes(heads: int) -> list[float]:
