@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from weft.jobs.export import export_trace
 def test_graphml_holds_the_weights(pair_trace, tmp_path) -> None:
     layer, head = pair_trace.layer("cross", 0), 2
     dense = layer.graph.dense().numpy()[head]
-    write_graphml(layer, head, tmp_path / "head.graphml")
+    write_graphml(pair_trace, 2, head, tmp_path / "head.graphml")
     graph = networkx.read_graphml(tmp_path / "head.graphml")
     assert graph.is_directed()
     # An edge leads from the query to the key.
@@ -40,17 +41,18 @@ def test_all_layers_in_one_table(pair_trace, tmp_path) -> None:
 
 
 def test_networkx_nodes_carry_their_tokens(pair_trace) -> None:
-    self_attention = to_networkx(pair_trace.layer("decoder", 0), 0)
+    self_attention = to_networkx(pair_trace, 1, 0)
     assert [self_attention.nodes[i]["token"] for i in range(4)] == ["#1", "#8", "#30", "#41"]
     # Causal: nobody looks ahead.
     assert all(query >= key for query, key in self_attention.edges)
-    assert to_networkx(pair_trace.layer("cross", 0), 0).nodes["key", 6]["sequence"] == "source"
+    assert to_networkx(pair_trace, 2, 0).nodes["key", 6]["sequence"] == "source"
 
 
 def test_two_sequences_of_one_length_have_nodes_of_their_own(translator, tmp_path) -> None:
     source, target = torch.tensor([3, 9, 9, 2]), torch.tensor([1, 8, 30, 41])
-    layer = weft.trace(translator, {"source": source, "target": target}).layer("cross", 0)
-    write_graphml(layer, 0, tmp_path / "a.graphml")
+    trace = weft.trace(translator, {"source": source, "target": target})
+    assert trace.layers[2].kind == "cross"
+    write_graphml(trace, 2, 0, tmp_path / "a.graphml")
     nodes = networkx.read_graphml(tmp_path / "a.graphml").nodes
     assert [nodes[f"query{i}"]["token"] for i in range(4)] == ["#1", "#8", "#30", "#41"]
     assert [nodes[f"key{i}"]["token"] for i in range(4)] == ["#3", "#9", "#9", "#2"]
@@ -58,7 +60,7 @@ def test_two_sequences_of_one_length_have_nodes_of_their_own(translator, tmp_pat
 
 def test_hostile_tokens_survive_both_formats(make_trace, hostile_tokens, tmp_path) -> None:
     trace = make_trace(hostile_tokens)
-    write_graphml(trace.layers[0], 0, tmp_path / "a.graphml")
+    write_graphml(trace, 0, 0, tmp_path / "a.graphml")
     graph = networkx.read_graphml(tmp_path / "a.graphml")
     assert graph.nodes["0"]["token"] == "<script>alert(1)</script>"
     assert graph.nodes["7"]["token"] == "␀␇␛[31m"
@@ -82,15 +84,27 @@ def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_
     assert "cross layer 0, mean of 4 heads" in drawn("mean", 2, None)
     with pytest.raises(weft.InputError, match="--head 1 of no layer; give its --layer too"):
         drawn("none", None, 1)
-    saved = tmp_path / "g.graphml"
-    export_trace(tmp_path / "t", **{**nothing, "graphml": saved, "layer": 2, "head": 3})
-    of = networkx.read_graphml(saved).graph
-    assert (of["name"], of["kind"], of["layer"], of["head"]) == (
-        pair_trace.layers[2].name,
-        "cross",
-        0,
-        3,
+
+
+def test_graphml_and_parquet_say_the_same_of_a_layer(pair_trace, tmp_path) -> None:
+    """The second cross layer of an encoder-decoder: its place in the trace, and among its kind."""
+    first = pair_trace.layers
+    more = tuple(
+        dataclasses.replace(layer, index=1, name=f"second {layer.kind}") for layer in first
     )
+    trace = dataclasses.replace(pair_trace, layers=(*first, *more))
+    trace.save(tmp_path / "t")
+    graphml, parquet = tmp_path / "g.graphml", tmp_path / "p.parquet"
+    export_trace(
+        tmp_path / "t", html=None, picture=None, parquet=parquet, graphml=graphml, layer=5, head=3
+    )
+    of = networkx.read_graphml(graphml).graph
+    table = pandas.read_parquet(parquet)
+    names = ["layer", "kind", "index", "name", "head"]
+    assert [of[name] for name in names] == [5, "cross", 1, "second cross", 3]
+    rows = table[(table["layer"] == 5) & (table["head"] == 3)]
+    assert rows[names].drop_duplicates().to_numpy().tolist() == [[of[name] for name in names]]
+    assert len(rows) == networkx.read_graphml(graphml).number_of_edges()
 
 
 def test_a_matrix_that_is_no_picture_leaves_nothing_behind(

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["to_networkx", "write_graphml", "write_trace_parquet"]
 
 
-def to_networkx(layer: TraceLayer, head: int) -> networkx.DiGraph | networkx.Graph:
+def to_networkx(trace: TraceData, number: int, head: int) -> networkx.DiGraph | networkx.Graph:
     """A head as a NetworkX graph: `score` and `weight` on its edges, `token` on its nodes.
 
+    number: of the layer, from 0 in the order of the trace.
+
     Nodes are 0, 1, ... where a sequence looks at itself, else ("query", i) and ("key", j); each
-    carries its `token` and its `position`, and its `sequence`. The graph itself carries the `name`
-    of its layer, `kind` and `layer`, which count as in the model, and `head`.
+    carries its `token` and its `position`, and its `sequence`. The graph itself carries what
+    `write_trace_parquet` says of an edge: `layer`, its number; `kind`, `index`, the number among
+    those of its kind, and `name` of the layer; and `head`.
     """
+    layer = trace.layers[number]
     found = layer.graph.to_networkx(head, one_sequence=layer.one_sequence)
-    found.graph.update(name=layer.name, kind=layer.kind, layer=layer.index, head=head)
+    found.graph.update(name=layer.name, kind=layer.kind, layer=number, index=layer.index, head=head)
     for node, values in found.nodes(data=True):
         side, position = node if isinstance(node, tuple) else ("query", node)
         tokens = layer.query_tokens if side == "query" else layer.key_tokens
@@ -34,15 +38,15 @@ def to_networkx(layer: TraceLayer, head: int) -> networkx.DiGraph | networkx.Gra
     return found
 
 
-def write_graphml(layer: TraceLayer, head: int, path: Path | str) -> None:
-    """A head as GraphML, for Gephi, Cytoscape, igraph, yEd.
+def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) -> None:
+    """A head as GraphML, for Gephi, Cytoscape, igraph, yEd; number: of its layer in the trace.
 
     XML has no control characters: in tokens they become their pictures, as everywhere that weft
     shows a token.
     """
     import networkx
 
-    graph = to_networkx(layer, head)
+    graph = to_networkx(trace, number, head)
     named = networkx.relabel_nodes(
         graph,
         {node: "".join(map(str, node)) for node in graph.nodes if isinstance(node, tuple)},

@@ -103,6 +103,6 @@ def export_trace(
         exchange.write_trace_parquet(trace, parquet)
         written.append(parquet)
     if graphml is not None:
-        exchange.write_graphml(trace.layers[layer or 0], head or 0, graphml)
+        exchange.write_graphml(trace, layer or 0, head or 0, graphml)
         written.append(graphml)
     return written
