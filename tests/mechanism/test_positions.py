@@ -92,7 +92,7 @@ def test_rotary_of_neighbours_is_llamas_own_code() -> None:
     torch.manual_seed(0)
     queries = torch.randn(2, 3, 7, 8, dtype=torch.float64)
     angle = torch.arange(7.0).double()[:, None] * 500.0 ** (-torch.arange(0, 8, 2).double() / 8)
-    numbers = torch.view_as_complex(queries.unflatten(-1, (4, 2)))
+    numbers = torch.view_as_complex(queries.reshape(2, 3, 7, 4, 2))
     exact = torch.view_as_real(numbers * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
     ours = weft.rotary(queries, base=500.0, interleaved=True)
     torch.testing.assert_close(ours, exact, rtol=0, atol=1e-12)

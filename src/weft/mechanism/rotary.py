@@ -270,10 +270,10 @@ def rotary(
     turns = tensor if dims == depth else tensor[..., :dims]
     if interleaved:
         # All first numbers of the pairs, then all second ones; and back.
-        turns = turns.unflatten(-1, (dims // 2, 2)).transpose(-2, -1).flatten(-2)
+        turns = turns.reshape(*turns.shape[:-1], dims // 2, 2).transpose(-2, -1).flatten(-2)
     turned = _turned(turns, offset, base, scaling)
     if interleaved:
-        turned = turned.unflatten(-1, (2, dims // 2)).transpose(-2, -1).flatten(-2)
+        turned = turned.reshape(*turned.shape[:-1], 2, dims // 2).transpose(-2, -1).flatten(-2)
     return turned if dims == depth else torch.cat((turned, tensor[..., dims:]), -1)
 
 
