@@ -2,7 +2,7 @@
 
 import type { Heads, HeadScores, Layer, RoleWords } from "./model";
 import type { Theme } from "./colour";
-import { counted, percent } from "./text";
+import { counted, percent, weight2, weightText } from "./text";
 
 /** A measure that can be a role, of one head. */
 export interface Bar {
@@ -33,6 +33,12 @@ export function barsOf(heads: Heads, layer: number, head: number): Bar[] {
 
 /** A number, marked where it is a lower bound. */
 export const bounded = (text: string, bound: boolean) => (bound ? `≥${text}` : text);
+
+/** A weight in two digits, or "" of none; a lower bound too small for two with those that count. */
+export function besideToken(weight: number, bound: boolean): string {
+  if (!weight) return "";
+  return bounded(bound && weight < 0.005 ? weightText(weight) : weight2(weight), bound);
+}
 
 /** What a head's rows have on no kept edge; null: it is not known yet. */
 export const unkeptOf = (heads: Heads | null, layer: number, head: number) =>

@@ -78,6 +78,9 @@ export const weightText = (weight: number) =>
 /** What sums of float32 may lack of all. */
 const ROUNDING = 1e-5;
 
+/** A weight where there is room for two digits. */
+export const weight2 = (weight: number) => (weight < 0.005 ? "<.01" : weight.toFixed(2));
+
 /** A share in percent; 100 of all alone. */
 export const percent = (share: number) => {
   const of = share < 1 - ROUNDING ? Math.min(100 * share, 99.9) : 100 * share;

@@ -3,6 +3,7 @@
 
 import { RAMPS, SCALES, type Theme } from "./colour";
 import { BLOCK, type Example, type Layer } from "./model";
+import { weight2 } from "./text";
 
 export const SIDE = 256;
 
@@ -71,8 +72,7 @@ export class Tiles {
 
   /** The number of a cell as it stands in it. */
   word(bits: number): string {
-    const weight = whole(bits);
-    return weight < 0.005 ? "<.01" : weight.toFixed(2);
+    return weight2(whole(bits));
   }
 
   /** Where the server has a tile. */

@@ -2,6 +2,7 @@ import { describe, expect, test } from "vitest";
 import { UNMEASURED, type Heads, type Layer } from "../src/model";
 import {
   barsOf,
+  besideToken,
   leftOut,
   measureOf,
   measuresOf,
@@ -91,4 +92,17 @@ test("what a picture leaves out", () => {
 test("sinks are the first token and the separators of the trace", () => {
   expect([...sinksOf({ columns: 5, separators: [4] })]).toEqual([0, 4]);
   expect([...sinksOf({ columns: 0, separators: [] })]).toEqual([]);
+});
+
+test("a weight beside a token is never left out for being small", () => {
+  expect([besideToken(0.123, false), besideToken(0.0044, false), besideToken(0, false)]).toEqual([
+    "0.12",
+    "<.01",
+    "",
+  ]);
+  expect([besideToken(0.123, true), besideToken(0.0044, true), besideToken(3e-5, true)]).toEqual([
+    "≥0.12",
+    "≥0.0044",
+    "≥3.0e−5",
+  ]);
 });

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import type { Kind, Layer } from "../src/model";
 import { blocksOf, dotOf, massOf } from "../src/overview";
-import { sparkline } from "../src/parts/sparkline";
+import { fromTo, sparkline, stepEnds, stepline } from "../src/parts/sparkline";
 import { APART, arrange, LABEL, roomFor } from "../src/views/arrangement";
 import { groupInOrder, groupsByKind, notesOf } from "../src/views/headGroups";
 
@@ -101,4 +101,24 @@ test("a sparkline is scaled to its numbers and broken where one is missing", () 
   expect(path).toBe("M0,10ZM20,2L30,6");
   expect([x, y]).toEqual([30, 6]);
   expect(sparkline([1, null], 1, 30, 12).y).toBeNull();
+});
+
+test("beside a sparkline stands where it begins and ends, not its least and its largest", () => {
+  const ranks = [30.000042, 30.5, 25, 28.749939];
+  expect(sparkline(ranks, 1, 30, 12).ends).toBe("from 30.0 to 28.7");
+  expect(fromTo([30, null])).toBe("from 30.0 to none");
+  expect([fromTo([2, 2]), fromTo([null, null]), fromTo([2, 3, 2])]).toEqual([
+    "",
+    "",
+    "from 2.00 to 2.00",
+  ]);
+  // Along steps of which not each was measured, from the first that was to the last.
+  expect(stepline([null, 5, 7, 6, null], [0, 1, 2, 3, 4], 4, 30, 12).ends).toBe(
+    "from 5.00 to 6.00",
+  );
+});
+
+test("what stands at the ends of an axis of steps", () => {
+  expect(stepEnds(0, 60_000)).toEqual(["step 0", "60,000"]);
+  expect(stepEnds(7, 7)).toEqual(["step 7"]);
 });

@@ -221,15 +221,15 @@ def test_the_text_is_among_the_examples_while_it_is_shown(
     collection = collect(traces, "a model", names=["one", "two"])
     collection.asking = Asking("a model", lambda text: make_trace(text.split()))
     page = studio.served(serving(collection))
-    page.locator("h1", has_text="1 token").wait_for()
+    page.locator(".facts", has_text="1 token").wait_for()
     chooser = page.get_by_label("Example", exact=True).locator("option:checked")
     assert chooser.inner_text() == "one"
     text = "a text that is longer than a line of a list of examples is"
     page.get_by_label("a model reads").fill(text)
-    page.locator("h1", has_text="14 tokens").wait_for()
+    page.locator(".facts", has_text="14 tokens").wait_for()
     assert chooser.inner_text() == f"“{text[:40]}…”"
     page.locator("select#weft-example").select_option("two")
-    page.locator("h1", has_text="2 tokens").wait_for()
+    page.locator(".facts", has_text="2 tokens").wait_for()
     names = page.locator("#weft-example option").all_inner_texts()
     assert (names, chooser.inner_text()) == (["one", "two"], "two")
 

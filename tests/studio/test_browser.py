@@ -207,7 +207,7 @@ def test_several_examples(studio, make_trace) -> None:
     page = studio.file(collect(traces, names=["first", "second"]))
     page.locator(".stage .tile").first.wait_for()
     page.keyboard.press("]")
-    until(page, "document.querySelector('h1').textContent.includes('3 tokens')")
+    until(page, "document.querySelector('.facts').textContent.includes('3 tokens')")
     chosen = page.locator("#weft-example").evaluate("select => select.selectedOptions[0].text")
     assert chosen == "second"
 

@@ -62,11 +62,15 @@ def kept_of(weights: torch.Tensor) -> torch.Tensor:
 
 
 def compare(texts: list[str], expected: torch.Tensor, bound: bool) -> None:
-    """Whether numbers are there from 0.005 on, and marked where they are bounds."""
+    """Whether numbers are there, however small they are, and marked where they are bounds."""
     assert len(texts) == len(expected)
     assert any(texts)
     for text, value in zip(texts, expected.tolist(), strict=True):
+        if text == "<.01":
+            assert 0 < value < ROUNDED and not bound
+            continue
         assert abs((number_of(text) if text else 0) - value) < ROUNDED
+        assert bool(text) == (value > 0)
         assert not text or text.startswith("≥") == bound
 
 

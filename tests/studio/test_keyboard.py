@@ -41,7 +41,7 @@ def page(studio, pair_trace, history_of) -> Any:
 def test_back_leads_to_the_example_before(studio, pair_trace, make_trace) -> None:
     page = studio.file(collect([pair_trace, make_trace(["a", "b", "c"])]))
     page.locator(".stage .tile").first.wait_for()
-    facts = page.locator("h1 span")
+    facts = page.locator(".facts")
     assert facts.get_attribute("title") == facts.inner_text() != ""
     chosen = "document.querySelector('#weft-example').value === '%d'"
     for key, other in (("]", 1), ("[", 0)):

@@ -72,6 +72,22 @@ def test_nothing_is_cut_in_any_view(studio, two_texts, pair_trace, history_of, w
             assert page.evaluate("document.documentElement.scrollWidth") <= width, view
 
 
+def test_what_is_known_of_a_text_is_not_cut_where_there_are_many_views(
+    studio, serving, minilm_trace, history_of
+) -> None:
+    """At 1280 pixels: two traces on a server, of which there are nine views, and a run."""
+    traces = serving(collect([minilm_trace, minilm_trace]))
+    run = serving(collect([minilm_trace], "a run", history=history_of(minilm_trace)))
+    for viewer, views in (traces, 9), (run, 8):
+        page = studio.served(viewer, "#view=threads&layer=1")
+        page.locator(".short-threads").wait_for()
+        assert page.locator("header nav a").count() == views
+        facts = page.locator(".facts")
+        assert " tokens · 6 layers × 12 heads · " in facts.inner_text()
+        for part in (facts, page.locator("h1"), page.locator("header")):
+            assert part.evaluate("of => of.scrollWidth <= of.clientWidth"), part
+
+
 def test_scores_stand_under_the_tiles_at_1024_pixels(studio, minilm_page) -> None:
     page = studio.file(minilm_page, width=1024)
     page.locator(".stage .tile small").nth(71).wait_for()

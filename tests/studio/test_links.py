@@ -221,7 +221,7 @@ def test_a_trace_that_fails_after_another_was_chosen_hides_nothing(
     page.locator("#weft-example").select_option("1")
     until(page, lambda: bool(held))
     page.locator("#weft-example").select_option("2")
-    page.locator("h1", has_text="4 tokens").wait_for()
+    page.locator(".facts", has_text="4 tokens").wait_for()
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
     headers = {"Weft-Traces": three.traces}
     held.pop().fulfill(status=404, headers=headers, json={"detail": "this trace is damaged"})

@@ -226,7 +226,7 @@ def test_measures_may_be_missing(pair_trace) -> None:
 
 def test_what_does_not_fit_is_refused(pair_trace, make_trace, tmp_path) -> None:
     good = snapshots(pair_trace, [0, 1])
-    with pytest.raises(weft.InputError, match="nothing to show"):
+    with pytest.raises(weft.InputError, match="page: no trace; expected one or more"):
         collect([])
     with pytest.raises(weft.InputError, match="2 names for 1 traces"):
         collect([pair_trace], names=["a", "b"])

@@ -10,6 +10,7 @@ import torch
 
 import weft.cli
 from weft.formats.history import History
+from weft.studio.page import collect
 from weft.studio.runs import open_collection
 
 RUN = """
@@ -102,3 +103,27 @@ def test_the_training_says_what_its_pictures_leave_out(
     assert largest > 0 and [float(text) for text in texts] == pytest.approx(expected, rel=6e-3)
     places = [float(ticks.nth(n).get_attribute("x")) for n in range(5)]
     assert places == pytest.approx([0, 82.5, 165, 247.5, 330])
+
+
+def test_measures_are_said_from_the_first_snapshot_to_the_last(
+    studio: Any, pair_trace: Any, history_of: Any
+) -> None:
+    """And once rounded: 28.749939 is 28.7, which 28.750 would not be."""
+    history = history_of(pair_trace)
+    for snapshot, rank in zip(history, (30.0, 28.749939), strict=True):
+        for layer in snapshot["layers"].values():
+            layer["effective_rank"] = torch.full((len(layer["norm"]),), rank)
+    page = studio.file(collect([pair_trace], history=history), "#view=training&step=1")
+    sparks = page.locator(".sparks")
+    sparks.wait_for()
+    lines = sparks.inner_text().split("\n")
+    rank = lines.index(next(line for line in lines if "effective rank" in line))
+    assert [line.strip() for line in lines[rank : rank + 3]] == [
+        "effective rank", "from 30.0 to 28.7", "28.7",
+    ]  # fmt: skip
+    # An axis of steps, as wide as the curves above it.
+    along, curve = (page.locator(of).last.bounding_box() for of in (".along", ".sparks svg"))
+    assert page.locator(".along span").all_inner_texts() == ["step 0", "500"]
+    assert (along["x"], along["width"]) == pytest.approx((curve["x"], curve["width"]), abs=1)
+    assert along["y"] >= curve["y"] + curve["height"]
+    assert "snapshot by snapshot, from step 0 to 500" in page.locator(".stage").inner_text()

@@ -42,6 +42,7 @@ from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import MANIFEST
 from weft.studio.arrays import Array, LayerCache
+from weft.studio.digits import few_digits
 from weft.studio.heads import WORDS
 from weft.studio.means import LOCAL, layer_mean
 from weft.studio.neuron import Neurons
@@ -211,7 +212,7 @@ class Example:
         with self._lock:
             if self._unkept is None:
                 self._unkept = [
-                    [float(f"{share:.5g}") for share in self.layers[number].left_out.tolist()]
+                    [few_digits(share) for share in self.layers[number].left_out.tolist()]
                     for number in range(len(self.trace.layers))
                 ]
             if self._measuring is None and self.roles is not None:

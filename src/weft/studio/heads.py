@@ -10,6 +10,7 @@ from weft.analysis.heads.roles import MEASURES, ROLE_WORDS, HeadRole
 from weft.analysis.heads.roles import head_roles as roles_of
 from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData
+from weft.studio.digits import few_digits
 
 __all__ = ["WORDS", "head_roles"]
 
@@ -35,7 +36,7 @@ def head_roles(trace: TraceData) -> list[list[JsonObject]]:
     """By layer a list by head of
 
     role      one of WORDS["roles"]
-    scores    {measure: score} of those that apply, as in `trace.heads()`, 5 significant digits
+    scores    {measure: score} of those that apply, as in `trace.heads()`, with few digits
     bounds    which of them are lower bounds
     chance    {measure: [mean, standard deviation]} of random weights of the same entropy
     """
@@ -58,6 +59,6 @@ def _shown(head: HeadRole) -> JsonObject:
 
 
 def _known(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Those that are numbers, in the order of the table, with 5 significant digits."""
+    """Those that are numbers, in the order of the table, with few digits."""
     finite = (name for name in MEASURES if math.isfinite(numbers.get(name, math.nan)))
-    return {name: float(f"{numbers[name]:.5g}") for name in finite}
+    return {name: few_digits(numbers[name]) for name in finite}

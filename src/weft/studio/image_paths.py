@@ -16,6 +16,7 @@ from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject, finite
 from weft.formats.trace import TraceData
 from weft.formats.traced_images import Size
+from weft.studio.digits import few_digits
 from weft.studio.pieces import JSON, Number, Pieces, within
 
 __all__ = ["add_images"]
@@ -93,7 +94,7 @@ def _looks(
             "problem": None,
             "rows": rows,
             "columns": columns,
-            "weights": [float(f"{weight:.7g}") for weight in seen.weights.flatten().tolist()],
+            "weights": [few_digits(weight, 7) for weight in seen.weights.flatten().tolist()],
             "mass": seen.mass,
             "outside": seen.outside,
             "pixels": None if seen.pixels is None else list(seen.pixels),

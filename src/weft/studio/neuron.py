@@ -25,6 +25,7 @@ from weft.errors import InputError, WeftError
 from weft.formats.files import JsonObject, finite
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.positions import Relative
+from weft.studio.digits import few_digits
 from weft.studio.tiles import MatrixTiles
 
 __all__ = ["LayerNumbers", "Neurons", "Through"]
@@ -201,7 +202,7 @@ class Neurons:
             return {"missing": str(error)}
         return {
             "missing": None,
-            "shares": [round(share, 6) for share in found.shares],
+            "shares": [few_digits(share) for share in found.shares],
             "queries": _points(found.queries),
             "keys": _points(found.keys),
             "counts": [len(found.queries), len(found.keys)],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.formats.files import JsonObject, finite
+from weft.studio.digits import few_digits
 
 __all__ = ["RelevanceShown"]
 
@@ -86,5 +87,5 @@ def _over_zero(number: float) -> float:
 
 
 def _short(number: float) -> float:
-    """Six digits that count."""
-    return float(f"{number:.6g}")
+    """Six digits that count, or more."""
+    return few_digits(number, 6)

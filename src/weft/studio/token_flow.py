@@ -19,6 +19,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData, TraceLayer
 from weft.studio.arrays import Array, LayerCache
+from weft.studio.digits import few_digits
 
 __all__ = ["PATHS", "TokenFlows"]
 
@@ -179,5 +180,5 @@ def _edges(
 
 
 def _short(number: float) -> float:
-    """Six digits that count."""
-    return 0.0 if not math.isfinite(number) else float(f"{number:.6g}")
+    """Six digits that count, or more."""
+    return few_digits(number, 6) if math.isfinite(number) else 0.0

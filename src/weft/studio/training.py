@@ -4,7 +4,7 @@ steps, losses                one a snapshot; a loss may be None
 curves                       {"training loss": [[step, loss], ...], ...}
 sequences                    the probe's tokens
 layers                       name, kind, index, queries, keys, shape, and
-norm, effective_rank, symmetry   [snapshots][heads], 5 significant digits; or absent
+norm, effective_rank, symmetry   [snapshots][heads], as `few_digits` has them; or absent
 left_out                         likewise: what `weights` lack of a row's mass, on average
 weights                   whether there are: uint8 (snapshots, heads, queries, keys),
 255 sqrt(weight), of the probe
@@ -29,6 +29,7 @@ from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.history import PRODUCT_SIZE
 from weft.formats.trace import TraceData, TraceLayer
 from weft.studio.arrays import Array
+from weft.studio.digits import few_digits
 
 __all__ = ["TrainingHistory", "training_history"]
 
@@ -103,10 +104,10 @@ def _thinned(points: list[tuple[float | None, float | None]]) -> list[list[float
 
 
 def _number(value: Any) -> float | None:
-    """A number with 5 significant digits; None where there is none or it is not finite."""
+    """A number with few digits; None where there is none or it is not finite."""
     if value is None or not math.isfinite(float(value)):
         return None
-    return float(f"{float(value):.5g}")
+    return few_digits(value)
 
 
 def _array(value: Any) -> Array:

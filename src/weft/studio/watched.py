@@ -18,6 +18,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.run import RunFolder
+from weft.studio.digits import few_digits
 
 __all__ = ["watched_summary", "watched_training"]
 
@@ -80,7 +81,7 @@ def _series(reports: Sequence[JsonMapping], name: str) -> JsonObject:
     """The measures of a layer's heads, step by step."""
 
     def numbers(values: Any) -> list[float | None]:
-        return [None if value is None else float(f"{float(value):.5g}") for value in values]
+        return [None if value is None else few_digits(value) for value in values]
 
     return {
         measure: [numbers(report["layers"][name][measure]) for report in reports]

@@ -55,7 +55,7 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
   const LEFT = EDGE + widthOf("effective rank", SMALLEST) + 6;
   const STEP = Math.min(68, (wide - LEFT - EDGE + 4) / columns),
     TILE = STEP - Math.min(8, STEP * 0.15);
-  const wideCurve = wide - LEFT - EDGE - widthOf("0.00123 to 0.0123", SMALLEST) - 6;
+  const wideCurve = wide - LEFT - EDGE - widthOf("from 0.00123 to 0.0123", SMALLEST) - 6;
   const parts: string[] = [];
   for (
     let which = 0;
@@ -142,10 +142,10 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
     y += 10;
   }
 
-  /** A measure along the training, with its value now, and all that it ranges over. */
+  /** A measure along the training, with its value now, and from where to where it went. */
   const curve = (
     title: string,
-    { path, x, range }: { path: string; x: number; range: string },
+    { path, x, ends }: { path: string; x: number; ends: string },
     now: number | null,
   ) => {
     const transform = `translate(${LEFT} ${y})`;
@@ -156,7 +156,7 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
       element("path", { d: path, fill: "none", stroke: ink.ink, transform }),
       line(LEFT + x, y, LEFT + x, y + 24, ink.query, 1.5),
       text(right, y + 10, value, { size: SMALLEST }),
-      text(right, y + 22, range, label),
+      text(right, y + 22, ends, label),
     );
     y += 30;
   };

@@ -2,11 +2,21 @@
 
 import { line } from "d3-shape";
 import { stepScale } from "../losses";
-import { significant3 } from "../text";
+import { grouped, significant3 } from "../text";
 
-/** From its least number to its largest, as one reads it; "": it is the same all along. */
-const rangeOf = (low: number, top: number): string =>
-  top > low ? `${significant3(low)} to ${significant3(top)}` : "";
+/** A number of a series in words. */
+export const numberWords = (number: number | null) =>
+  number === null ? "none" : significant3(number);
+
+/** Where a series begins and where it ends; "": it is the same all along. */
+export function fromTo(series: (number | null)[]): string {
+  if (series.every((number) => number === series[0])) return "";
+  return `from ${numberWords(series[0])} to ${numberWords(series[series.length - 1])}`;
+}
+
+/** What stands at the ends of an axis of steps: the first, and the last where it is another. */
+export const stepEnds = (first: number, last: number): string[] =>
+  last > first ? [`step ${grouped(first)}`, grouped(last)] : [`step ${grouped(first)}`];
 
 /** The path of a series, and where it is at one of its places; null: there it has no number.
  *
@@ -21,7 +31,7 @@ export function sparkline(series: (number | null)[], at: number, wide: number, h
     .x((_, n) => x(n))
     .y((number) => y(number ?? 0))(series);
   const now = series[at];
-  return { path: path ?? "", x: x(at), y: now === null ? null : y(now), range: rangeOf(low, top) };
+  return { path: path ?? "", x: x(at), y: now === null ? null : y(now), ends: fromTo(series) };
 }
 
 /** Likewise along the steps of a training, on a logarithmic axis as the loss has it.
@@ -45,6 +55,6 @@ export function stepline(
   const place = steps.findLastIndex((step, n) => step <= now && series[n] !== null);
   const value = place < 0 ? null : series[place];
   const at = place < 0 ? 0 : steps[place];
-  const range = rangeOf(low, top);
-  return { path: path ?? "", x: x(at), y: value === null ? null : y(value), value, range };
+  const ends = fromTo(numbers);
+  return { path: path ?? "", x: x(at), y: value === null ? null : y(value), value, ends };
 }
