@@ -71,7 +71,7 @@ def test_the_commands_run_as_they_stand(
         result = weft_main(*words[1:])
         assert result.code == 0, f"{line}\n{result.err}"
         ran += 1
-    assert ran == 14
+    assert ran == 15
     assert {path.name for path in demo.iterdir()} >= {"t.weft", "u.weft", "page.html", "heads.png"}
 
 

@@ -26,6 +26,17 @@ def attention(**options: Any) -> object:
     return untyped.attention(tokens, tokens, tokens, **options)
 
 
+class OwnMask(weft.Mask):
+    """Somebody's own, whose block is always the same."""
+
+    def __init__(self, cells: torch.Tensor) -> None:
+        self.cells_given = cells
+
+    def block(self, rows: range, keys: int, device: torch.device) -> torch.Tensor:
+        """See Mask.block."""
+        return self.cells_given
+
+
 def matrix() -> Any:
     return weft.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4))
 
@@ -133,6 +144,13 @@ KIND_CASES: Cases = [
         ),
         "mask",
         "broadcasts to (queries, keys)",
+    ),
+    ("a mask of numbers", lambda: attention(mask=OwnMask(zeros(5, 5))), "OwnMask.block", "of bool"),
+    (
+        "a mask of other sizes",
+        lambda: attention(mask=OwnMask(zeros(5, 4).bool())),
+        "OwnMask.block",
+        "what broadcasts to",
     ),
     ("few cells", lambda: weft.neighbours(torch.eye(3)).dense(5, 5), "neighbours", "each query"),
     ("bool lengths", lambda: untyped.packed([True]), "packed", "whole numbers"),
@@ -256,6 +274,12 @@ KIND_CASES: Cases = [
     ("kind foo", lambda: layer(kind="foo"), "MultiHeadAttention", '"encoder", "decoder", "cross"'),
     ("odd heads", lambda: layer(depth=3, relative="rotary"), "MultiHeadAttention", "even depth"),
     ("base 0", lambda: layer(rotary_base=0, relative="rotary"), "MultiHeadAttention", "above 0"),
+    ("few buckets of a layer", lambda: layer(relative="buckets", buckets=3), "MultiHeadAttention",
+     "4 buckets or more"),
+    ("a near end of buckets", lambda: layer(relative="buckets", max_distance=8),
+     "MultiHeadAttention", "a max_distance above 8"),
+    ("buckets by words", lambda: layer(buckets="a"), "MultiHeadAttention", "whole number"),
+    ("a distance by words", lambda: layer(max_distance="a"), "MultiHeadAttention", "whole number"),
     ("one sequence", lambda: layer()(zeros(5, 8)), "MultiHeadAttention", "(batch, positions, 8)"),
     ("width 7", lambda: layer()(zeros(2, 5, 7)), "MultiHeadAttention", "queries_from is (2, 5, 7)"),
     ("keys of width 7", lambda: layer()(zeros(2, 5, 8), zeros(2, 5, 7)), "MultiHeadAttention",

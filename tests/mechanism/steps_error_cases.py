@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+import weft
 from weft.mechanism.worked import Projections, work
+from weft.mechanism.worked_back import learn, work_back
 
 zeros = torch.zeros
 
@@ -19,6 +22,17 @@ def projections(**changes: torch.Tensor) -> Projections:
 
 def worked(inputs: torch.Tensor, allowed: torch.Tensor | None = None) -> object:
     return work(inputs, inputs, projections(), allowed)
+
+
+def backward(by_output: torch.Tensor | None = None, **options: Any) -> object:
+    made = work(zeros(3, 4), zeros(3, 4), projections(), None, **options)
+    return work_back(made, zeros(3, 4) if by_output is None else by_output)
+
+
+def learning() -> object:
+    ones = {name: torch.ones(2, 4, 2) for name in ("W_Q", "W_K", "W_V")}
+    made = work(torch.ones(3, 4), torch.ones(3, 4), projections(**ones, W_O=torch.ones(4, 4)), None)
+    return learn(made, zeros(3, 4).double(), 9, 1e9)
 
 
 STEPS_CASES: list[tuple[str, Callable[[], object], str, str]] = [
@@ -36,4 +50,7 @@ STEPS_CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "steps",
         "Give finite numbers",
     ),
+    ("steps turned", lambda: backward(turn=weft.rotary), "steps", "not worked backward"),
+    ("steps gradient", lambda: backward(zeros(3, 2)), "steps", "expected that of the output"),
+    ("steps too far", learning, "steps", "Give a smaller --rate"),
 ]

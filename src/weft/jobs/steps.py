@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject
+from weft.mechanism.shapes import finite_number, whole_number
 from weft.mechanism.worked import work
+from weft.mechanism.worked_back import learn as learn_from
 from weft.walkthrough.lesson import AllKinds, Steps, View
 from weft.walkthrough.matrices import MATRICES, Matrices, read_matrices, words_of
 from weft.walkthrough.walk import Kind, mask_of
+from weft.walkthrough.wishes import wanted_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -39,6 +42,9 @@ def steps(
     positions: str = "sinusoidal",
     seed: int = 1,
     digits: int = 2,
+    learn: int = 0,
+    wanted: str | ArrayLike | Tensor | None = None,
+    rate: float = 0.1,
     **arrays: ArrayLike | Tensor | None,
 ) -> Steps | AllKinds:
     """Work attention through on a short sentence: every matrix, from embeddings to the output.
@@ -61,6 +67,12 @@ def steps(
         positions: "sinusoidal" or "none"; added to the embeddings.
         seed: of what is drawn.
         digits: decimals shown, 0 to 6.
+        learn: steps of gradient descent, worked through backward from the output; 0: none. Not
+            with a model, whose training `weft train` keeps.
+        wanted: what each word's output should be: the vector of the word "previous", "next",
+            "same" (at its place), "first", "last" or "reversed"; or vectors, as the output. None:
+            "previous", of a decoder "next", of "cross" "same".
+        rate: how far a step of gradient descent goes.
         arrays: embeddings, target_embeddings, positions of your own (in a file), W_Q, W_K, W_V,
             W_O, b_Q, b_K, b_V, b_O; what is missing is drawn. See
             `weft.walkthrough.matrices.Matrices`.
@@ -86,6 +98,19 @@ def steps(
                 f"steps: no argument {name!r}; there are {', '.join(list(others)[:-1])}, and the "
                 f"arrays {', '.join(MATRICES)}."
             )
+    learn = whole_number("steps", "learn", learn, 0)
+    if finite_number("steps", "rate", rate) <= 0:
+        raise InputError(f"rate={rate:g}; expected a number above 0, as 0.1.")
+    if not learn and wanted is not None:
+        raise InputError("wanted: nothing learns. Give the steps, as --learn 100, or leave it out.")
+    if learn and model is not None:
+        raise InputError(
+            "learn: the matrices of a model have learned already, from all of its data. `weft "
+            "train` shows how (`weft view RUN`); leave out the model for matrices that learn here."
+        )
+    if learn and kind == "all":
+        raise InputError('learn: kind="all" shows three layers side by side. Choose one kind.')
+    lesson = _Lesson(learn, wanted, rate)
     view = View(query, head, digits)
     if model is not None:
         from weft.jobs.trained_head import steps_of_model
@@ -115,9 +140,19 @@ def steps(
             raise InputError('query: kind="all" works no word through alone. Choose one kind.')
         if sentence is None and target is None:
             target = _TARGET
-        each = (_walk(known, sentence, target, name, positions, view) for name in _KINDS[:3])
+        each = (
+            _walk(known, sentence, target, name, positions, view, lesson) for name in _KINDS[:3]
+        )
         return AllKinds(*each)
-    return _walk(known, sentence, target, kind or "encoder", positions, view)
+    return _walk(known, sentence, target, kind or "encoder", positions, view, lesson)
+
+
+class _Lesson(NamedTuple):
+    """What the matrices learn: see `steps`."""
+
+    steps: int
+    wanted: str | ArrayLike | Tensor | None
+    rate: float
 
 
 def _walk(
@@ -127,6 +162,7 @@ def _walk(
     kind: str,
     positions: str,
     view: View,
+    lesson: _Lesson,
 ) -> Steps:
     """A walk of one kind with matrices that are given or drawn."""
     projections = known.projections()
@@ -146,4 +182,8 @@ def _walk(
         keys = source if kind == "cross" else queries
     chosen: Kind = "cross" if kind == "cross" else "decoder" if kind == "decoder" else "encoder"
     worked = work(queries.X, keys.X, projections, mask_of(chosen, len(queries.tokens)))
-    return view.of(chosen, queries, keys, worked, known.origin)
+    if not lesson.steps:
+        return view.of(chosen, queries, keys, worked, known.origin)
+    wanted, wish = wanted_of(lesson.wanted, chosen, worked.output, worked.Y)
+    learned = learn_from(worked, wanted, lesson.steps, lesson.rate)
+    return view.of(chosen, queries, keys, worked, known.origin, (learned, wish))

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from weft.analysis import six_steps
 from weft.analysis.six_steps import Wording
-from weft.formats.tokens import visible
+from weft.mechanism.positions import Buckets
 from weft.mechanism.worked import row_of
+from weft.walkthrough.learning import explain_learning
 from weft.walkthrough.parts import Ledger, Row, Step, Table, TableKind, number
 from weft.walkthrough.walk import Walk
+from weft.walkthrough.words import head_suffix, named, of_head, shape_of
 
 __all__ = ["SOURCES", "explain", "is_lower_triangle"]
 
@@ -27,7 +29,6 @@ SOURCES = {
 }  # fmt: skip
 #: Numbers of a vector, and products of a sum, that are written out; the rest is an ellipsis.
 _NUMBERS, _PRODUCTS = 4, 3
-_LONGEST_WORD = 10
 
 
 def explain(walk: Walk) -> list[Step]:
@@ -36,7 +37,8 @@ def explain(walk: Walk) -> list[Step]:
         _inputs(walk), _project(walk), _turn(walk), _score(walk), _scale(walk), _mask(walk),
         _softmax(walk), _weigh(walk), _join(walk), _alone(walk), _equal(walk),
     ]  # fmt: skip
-    return [step for step in shown if step is not None]
+    steps = [step for step in shown if step is not None]
+    return steps if walk.learned is None else steps + explain_learning(walk, walk.learned)
 
 
 def is_lower_triangle(allowed: Tensor) -> bool:
@@ -53,7 +55,7 @@ def _inputs(walk: Walk) -> Step:
     rows: list[Row] = []
     sides = [("X", walk.queries)] + ([("Y", walk.keys)] if walk.kind == "cross" else [])
     for name, words in sides:
-        tokens = _words(words.tokens)
+        tokens = named(words.tokens)
         last = Table(name, words.X, tokens)
         if words.E is not None and words.P is not None:
             rows.append(
@@ -67,7 +69,7 @@ def _inputs(walk: Walk) -> Step:
             rows.append((last,))
     embedded, placed = walk.queries.E is not None, walk.queries.P is not None
     said = six_steps.inputs(walk.kind, embedded=embedded, placed=placed)
-    return _step(said, _shape(walk.X), (*rows,))
+    return _step(said, shape_of(walk.X), (*rows,))
 
 
 def _project(walk: Walk) -> Step:
@@ -76,25 +78,25 @@ def _project(walk: Walk) -> Step:
     rows: list[Row] = []
     for head in walk.shown:
         matrices = (("W_Q", p.W_Q), ("W_K", p.W_K), ("W_V", p.W_V))
-        rows.append(tuple(Table(_of(name, walk, head), each[head]) for name, each in matrices))
+        rows.append(tuple(Table(of_head(name, walk, head), each[head]) for name, each in matrices))
         if biases:
             vectors = (("b_Q", p.b_Q), ("b_K", p.b_K), ("b_V", p.b_V))
             rows.append(
                 tuple(
-                    Table(_of(name, walk, head), each[head][None])
+                    Table(of_head(name, walk, head), each[head][None])
                     for name, each in vectors
                     if each is not None
                 )
             )
-        queries, keys = _words(walk.queries.tokens), _words(walk.keys.tokens)
+        queries, keys = named(walk.queries.tokens), named(walk.keys.tokens)
         rows.append(
             (
-                Table(_of("Q", walk, head), worked.Q[head], queries),
-                Table(_of("K", walk, head), worked.K[head], keys),
-                Table(_of("V", walk, head), worked.V[head], keys),
+                Table(of_head("Q", walk, head), worked.Q[head], queries),
+                Table(of_head("K", walk, head), worked.K[head], keys),
+                Table(of_head("V", walk, head), worked.V[head], keys),
             )
         )
-    shapes = f"{_shape(walk.X)} {_shape(p.W_Q[0])} = {_shape(worked.Q[0])}"
+    shapes = f"{shape_of(walk.X)} {shape_of(p.W_Q[0])} = {shape_of(worked.Q[0])}"
     return _step(six_steps.project(walk.kind, biases=biases), shapes, (*rows,))
 
 
@@ -102,11 +104,11 @@ def _turn(walk: Walk) -> Step | None:
     worked = walk.worked
     if worked.Q_turned is None or worked.K_turned is None:
         return None
-    tokens = _words(walk.queries.tokens)
+    tokens = named(walk.queries.tokens)
     rows = tuple(
         (
-            Table(_of("R Q", walk, head), worked.Q_turned[head], tokens),
-            Table(_of("R K", walk, head), worked.K_turned[head], tokens),
+            Table(of_head("R Q", walk, head), worked.Q_turned[head], tokens),
+            Table(of_head("R K", walk, head), worked.K_turned[head], tokens),
         )
         for head in walk.shown
     )
@@ -115,21 +117,21 @@ def _turn(walk: Walk) -> Step | None:
 
 def _score(walk: Walk) -> Step:
     worked = walk.worked
-    columns = _words(walk.keys.tokens)
+    columns = named(walk.keys.tokens)
     if worked.by_position is None:
         rows = _by_heads(walk, "S", worked.scores, "scores")
     else:
-        tokens = _words(walk.queries.tokens)
+        tokens = named(walk.queries.tokens)
         rows = tuple(
             (
-                Table(_of("Q Kᵀ", walk, head), worked.content[head], tokens, columns, "scores"),
+                Table(of_head("Q Kᵀ", walk, head), worked.content[head], tokens, columns, "scores"),
                 Table("Q Aᵀ", worked.by_position[head], tokens, columns, "scores", "+"),
                 Table("S", worked.scores[head], tokens, columns, "scores", "="),
             )
             for head in walk.shown
         )
     keys = f"({walk.K.shape[2]}×{walk.K.shape[1]})"
-    shapes = f"{_shape(walk.Q[0])} {keys} = {_shape(walk.scores[0])}"
+    shapes = f"{shape_of(walk.Q[0])} {keys} = {shape_of(walk.scores[0])}"
     words = six_steps.score(shaw=worked.by_position is not None)
     return _step(words, shapes, rows)
 
@@ -138,14 +140,16 @@ def _scale(walk: Walk) -> Step:
     depth = walk.worked.projections.depth
     root = f"√{depth}"
     bias = walk.worked.bias
-    words = six_steps.scale(depth, walk.digits, alibi=bias is not None)
+    learned = isinstance(walk.worked.relative, Buckets)
+    alibi = bias is not None and not learned
+    words = six_steps.scale(depth, walk.digits, alibi=alibi, buckets=learned)
     if bias is None:
         rows = _by_heads(walk, f"S / {root}", walk.scaled, "scores")
         return _step(words, "", rows)
-    tokens, columns = _words(walk.queries.tokens), _words(walk.keys.tokens)
+    tokens, columns = named(walk.queries.tokens), named(walk.keys.tokens)
     rows = tuple(
         (
-            Table(_of(f"S / {root}", walk, head), walk.scaled[head], tokens, columns, "scores"),
+            Table(of_head(f"S / {root}", walk, head), walk.scaled[head], tokens, columns, "scores"),
             Table("B", bias[head], tokens, columns, "scores", "+"),
             Table("sum", walk.scaled[head] + bias[head], tokens, columns, "scores", "="),
         )
@@ -166,10 +170,10 @@ def _softmax(walk: Walk) -> Step:
     rows = []
     for head in walk.shown:
         weights = walk.weights[head]
-        names = _words(walk.queries.tokens), _words(walk.keys.tokens)
+        names = named(walk.queries.tokens), named(walk.keys.tokens)
         rows.append(
             (
-                Table(_of("A", walk, head), weights, *names, "weights"),
+                Table(of_head("A", walk, head), weights, *names, "weights"),
                 Table("", weights.sum(-1, keepdim=True), names[0], ("sum",)),
             )
         )
@@ -180,10 +184,10 @@ def _softmax(walk: Walk) -> Step:
 def _weigh(walk: Walk) -> Step:
     worked = walk.worked
     if worked.values_by_position is not None:
-        tokens = _words(walk.queries.tokens)
+        tokens = named(walk.queries.tokens)
         rows: tuple[Row, ...] = tuple(
             (
-                Table(_of("A V", walk, head), walk.Z[head] - worked.values_by_position[head],
+                Table(of_head("A V", walk, head), walk.Z[head] - worked.values_by_position[head],
                       tokens),
                 Table("Σ A a", worked.values_by_position[head], tokens, before="+"),
                 Table("Z", walk.Z[head], tokens, before="="),
@@ -191,8 +195,8 @@ def _weigh(walk: Walk) -> Step:
             for head in walk.shown
         )  # fmt: skip
     else:
-        rows = _by_heads(walk, "Z", walk.Z, "numbers", named=False)
-    shapes = f"{_shape(walk.weights[0])} {_shape(walk.V[0])} = {_shape(walk.Z[0])}"
+        rows = _by_heads(walk, "Z", walk.Z, "numbers", labelled=False)
+    shapes = f"{shape_of(walk.weights[0])} {shape_of(walk.V[0])} = {shape_of(walk.Z[0])}"
     words = six_steps.weigh(shaw=worked.values_by_position is not None)
     return _step(words, shapes, rows)
 
@@ -200,19 +204,19 @@ def _weigh(walk: Walk) -> Step:
 def _join(walk: Walk) -> Step:
     p, heads = walk.worked.projections, len(walk.Z)
     parts = "Z" if heads == 1 else "[Z_0 Z_1]" if heads == 2 else f"[Z_0 … Z_{heads - 1}]"
-    tokens = _words(walk.queries.tokens)
+    tokens = named(walk.queries.tokens)
     rows: list[Row] = [(Table(parts, walk.joined, tokens), Table("W_O", p.W_O))]
     if p.b_O is not None:
         rows.append((Table("b_O", p.b_O[None]),))
     rows.append((Table("output", walk.output, tokens),))
-    shapes = f"{_shape(walk.joined)} {_shape(p.W_O)} = {_shape(walk.output)}"
+    shapes = f"{shape_of(walk.joined)} {shape_of(p.W_O)} = {shape_of(walk.output)}"
     return _step(six_steps.join(heads, bias=p.b_O is not None), shapes, (*rows,))
 
 
 def _alone(walk: Walk) -> Step:
     worked, digits = walk.worked, walk.digits
     row = row_of(worked, walk.head, walk.query)
-    tokens = _words(walk.keys.tokens)
+    tokens = named(walk.keys.tokens)
     root = f"√{worked.projections.depth}"
     plus = "" if worked.bias is None else " + B"
     power = "e^x" if not row.lowered else "e^(x−max)"
@@ -236,9 +240,9 @@ def _alone(walk: Walk) -> Step:
     ]  # fmt: skip
     taken.append(("z", "", "", "", "=", _vector(row.output, digits)))
     sums = Ledger(("key", "weight", "", "value", "", "taken"), (*taken,), 1, 4)
-    word = _words(walk.queries.tokens)[walk.query]
+    word = named(walk.queries.tokens)[walk.query]
     q = worked.Q if worked.Q_turned is None else worked.Q_turned
-    table = Table(f"q of “{word}”{_suffix(walk, walk.head)}", q[walk.head, walk.query][None])
+    table = Table(f"q of “{word}”{head_suffix(walk, walk.head)}", q[walk.head, walk.query][None])
     return Step(
         None, "One word at a time", "z = Σ_j (e^(q·k_j/√d) / Σ_l e^(q·k_l/√d)) v_j", "",
         f"The same for “{word}” alone, without any matrix: its query meets one key after the "
@@ -294,29 +298,13 @@ def _vector(numbers: list[float] | tuple[float, ...], digits: int) -> str:
 
 
 def _by_heads(
-    walk: Walk, name: str, matrices: Tensor, kind: TableKind, *, named: bool = True
+    walk: Walk, name: str, matrices: Tensor, kind: TableKind, *, labelled: bool = True
 ) -> tuple[Row, ...]:
     """A table for each head that is shown, side by side."""
-    columns = _words(walk.keys.tokens) if named else ()
-    tokens = _words(walk.queries.tokens)
+    columns = named(walk.keys.tokens) if labelled else ()
+    tokens = named(walk.queries.tokens)
     tables = [
-        Table(_of(name, walk, head), matrices[head], tokens, columns, kind) for head in walk.shown
+        Table(of_head(name, walk, head), matrices[head], tokens, columns, kind)
+        for head in walk.shown
     ]
     return (tuple(tables),)
-
-
-def _of(name: str, walk: Walk, head: int) -> str:
-    return f"{name}{_suffix(walk, head)}"
-
-
-def _suffix(walk: Walk, head: int) -> str:
-    return f", head {head}" if len(walk.Z) > 1 else ""
-
-
-def _words(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """Tokens as they are shown."""
-    return tuple(visible(token, _LONGEST_WORD) for token in tokens)
-
-
-def _shape(matrix: Tensor) -> str:
-    return f"({matrix.shape[0]}×{matrix.shape[1]})"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weft.errors import InputError
 from weft.formats.files import atomic_file
 from weft.mechanism.worked import Worked
+from weft.mechanism.worked_back import Learned
 from weft.walkthrough.matrices import Words
 from weft.walkthrough.walk import Kind, Kinds, Walk, place_of, title_of
 
@@ -124,7 +125,15 @@ class View:
     head: int | None = None
     digits: int = 2
 
-    def of(self, kind: Kind, queries: Words, keys: Words, worked: Worked, origin: str) -> Steps:
+    def of(
+        self,
+        kind: Kind,
+        queries: Words,
+        keys: Words,
+        worked: Worked,
+        origin: str,
+        learned: tuple[Learned | None, str] = (None, ""),
+    ) -> Steps:
         """The walk. Raises: InputError: no such head or word."""
         heads = len(worked.Z)
         if self.head is not None and not 0 <= self.head < heads:
@@ -132,8 +141,9 @@ class View:
         shown = range(heads) if self.head is None and heads <= _FEW else (self.head or 0,)
         place = place_of(self.query, queries.tokens)
         return Steps(
-            kind, queries, keys, worked, place, shown[0], tuple(shown), origin, self.digits
-        )
+            kind, queries, keys, worked, place, shown[0], tuple(shown), origin, self.digits,
+            *learned,
+        )  # fmt: skip
 
 
 def _write(path: Path | str, text: str) -> None:

@@ -26,7 +26,15 @@ from weft.mechanism.worked import Projections
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["MATRICES", "Matrices", "Words", "check_length", "read_matrices", "words_of"]
+__all__ = [
+    "MATRICES",
+    "Matrices",
+    "Words",
+    "as_tensor",
+    "check_length",
+    "read_matrices",
+    "words_of",
+]
 
 #: What may be given, by these names.
 MATRICES = (
@@ -108,7 +116,12 @@ class Matrices:
 
         Raises: InputError: no such name, or what is no array of numbers.
         """
-        known = {name: _tensor(name, array) for name, array in arrays.items() if array is not None}
+        for name in arrays:
+            if name not in MATRICES:
+                raise InputError(f"{name}: no such matrix; there are {', '.join(MATRICES)}.")
+        known = {
+            name: as_tensor(name, array) for name, array in arrays.items() if array is not None
+        }
         for name, size in (("width", width), ("heads", heads)):
             if size is not None and not 1 <= size <= _LARGEST_WIDTH:
                 raise InputError(f"{name} is {size}; expected 1 to {_LARGEST_WIDTH:,}.")
@@ -253,9 +266,8 @@ def read_matrices(path: Path) -> JsonObject:
     return content
 
 
-def _tensor(name: str, array: ArrayLike | Tensor) -> Tensor:
-    if name not in MATRICES:
-        raise InputError(f"{name}: no such matrix; there are {', '.join(MATRICES)}.")
+def as_tensor(name: str, array: ArrayLike | Tensor) -> Tensor:
+    """An array, a tensor or lists as a tensor in float64; an InputError where it is no numbers."""
     if isinstance(array, Tensor):
         return array.detach().cpu().double()
     try:

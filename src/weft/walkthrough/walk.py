@@ -12,6 +12,7 @@ from weft.errors import InputError
 from weft.formats.tokens import visible
 from weft.mechanism.multihead import LayerKind as Kind
 from weft.mechanism.worked import Worked, largest_difference
+from weft.mechanism.worked_back import Learned
 from weft.walkthrough.matrices import Words
 
 __all__ = ["Kind", "Kinds", "Walk", "mask_of", "place_of", "title_of"]
@@ -28,6 +29,8 @@ class Walk:
     shown       the heads whose tables are shown
     origin      where the matrices come from, in words
     digits      decimals that are shown; everything is computed in float64
+    learned     what gradient descent made of the matrices; None: they did not learn
+    wish        what the output should be, as a sentence, where they did
 
     Each matrix of `worked` is an attribute here too, (heads, ...) where heads differ.
     """
@@ -41,6 +44,8 @@ class Walk:
     shown: tuple[int, ...]
     origin: str
     digits: int = 2
+    learned: Learned | None = None
+    wish: str = ""
 
     # The matrices, by the names that they have in formulas.
 

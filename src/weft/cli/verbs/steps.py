@@ -40,7 +40,9 @@ def steps(
     sentence: Sentence = None, kind: Kind = None, target: Target = None, query: Query = None,
     head: Head = None, matrices: File = None, model: Trained = None, layer: Layer = 0,
     width: Width = None, num_heads: Heads = None, positions: Positions = "sinusoidal",
-    seed: option.Seed = 1, digits: Digits = 2, picture: option.PictureToo = None, html: Page = None,
+    seed: option.Seed = 1, digits: Digits = 2, learn: option.Learn = 0,
+    wanted: option.Wanted = None, rate: option.Rate = 0.1, picture: option.PictureToo = None,
+    html: Page = None,
 ) -> None:  # fmt: skip
     """Work attention through on a short sentence: every matrix, one step after the other."""
     from weft.jobs.steps import steps as work_through
@@ -49,7 +51,7 @@ def steps(
         walk = work_through(
             sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
             model=model, layer=layer, width=width, heads=num_heads, positions=positions, seed=seed,
-            digits=digits,
+            digits=digits, learn=learn, wanted=wanted, rate=rate,
         )  # fmt: skip
     print_lines(walk.lines())
     for path, write in ((picture, walk.picture), (html, walk.page)):
