@@ -175,3 +175,19 @@ def test_every_public_name_is_in_the_reference() -> None:
         if not any(f"::: {path}\n" in said for path in places(place, name))
     ]
     assert missing == ["__version__"]
+
+
+def test_every_formula_of_a_score_is_in_the_reference() -> None:
+    """Those that are no public names, too, and what the classes say of themselves."""
+    from weft.mechanism import scores
+
+    said = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    formulas = {*scores.__all__} - {"check_per_head", "node_terms"}
+    missing = [name for name in formulas if f"::: weft.mechanism.scores.{name}\n" not in said]
+    assert missing == []
+    for path in ("positions.bucket_of_distance", "key_value_cache.KeyValueCache"):
+        assert f"::: weft.mechanism.{path}\n" in said
+    for name in ("Bilinear", "Additive", "GraphAttention", "GraphAttentionV2"):
+        text = inspect.getdoc(getattr(scores, name)) or ""
+        assert re.search(r"^    score\(\w, \w\) = ", text, re.MULTILINE), name
+        assert "Args:" in text and "depth" in text and "Source: " in text, name

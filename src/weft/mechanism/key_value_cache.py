@@ -26,6 +26,17 @@ class KeyValueCache:
     doubles when it is full, so that a step copies what is new alone. What `keys` and `values` give
     may then be written over by `reorder`. In a compiled program all steps of a cache are in
     `torch.inference_mode`, or none.
+
+    Position by position, the rows of one call over all of them:
+
+    >>> import weft
+    >>> layer, tokens = weft.MultiHeadAttention(8, 2, kind="decoder"), torch.randn(1, 5, 8)
+    >>> cache, rows = KeyValueCache(), []
+    >>> for token in tokens.split(1, dim=1):
+    ...     mask = weft.causal(offset=cache.length)  # the first new query is at this position
+    ...     rows.append(layer(token, mask=mask, cache=cache))
+    >>> torch.allclose(torch.cat(rows, 1), layer(tokens, mask=weft.causal()), atol=1e-6)
+    True
     """
 
     def __init__(self) -> None:

@@ -207,11 +207,14 @@ def graph_attention(
 def graph_attention_v2(queries: Tensor, keys: Tensor, vector: Tensor, slope: float = 0.2) -> Tensor:
     """Score of a graph attention network, version 2, which can rank keys differently per query.
 
-        score(i, j) = a . LeakyReLU(W_l h_i + W_r h_j)
+        score(i, j) = a . LeakyReLU(W_r h_i + W_l h_j)
+
+    W_r and W_l are the halves of the paper's W, by the names of PyTorch Geometric: r is the target
+    of an edge, which looks, l its source, which is looked at.
 
     Args:
-        queries: W_l h, (..., queries, depth).
-        keys: W_r h, (..., keys, depth).
+        queries: W_r h, (..., queries, depth).
+        keys: W_l h, (..., keys, depth).
         vector: a, (depth,) or (heads, depth).
         slope: of the LeakyReLU below 0.
 
@@ -232,7 +235,8 @@ class Score(ABC):
     A call gets some rows of the queries, (batch, heads, rows, depth), and the keys (batch, heads,
     keys, depth), one head for each of the queries', and gives (batch, heads, rows, keys), which
     depend on nothing but the query and the key. Tensors that the object holds are trained with the
-    rest; they have the type of the queries. Computed by torch, some rows at a time.
+    rest; they have the type of the queries, and `tensors` names those that must be there. Computed
+    by torch, some rows at a time.
 
     >>> from torch.nn.functional import normalize
     >>> class Cosine(Score):
@@ -243,6 +247,27 @@ class Score(ABC):
     >>> matrix = weft.AttentionMatrix(queries, keys, score=Cosine(), scale=math.log(3))
     >>> matrix.dense()                                   # cosines 1 and 0: e^score is 3 and 1
     tensor([[[0.7500, 0.2500]]])
+
+    A score with numbers for each head holds a tensor whose first dimension counts heads, and says
+    in `by_head` how many dimensions such a tensor has; those of another number are for all heads.
+    By that, `of_head` has the score of one head, which is asked for where one head is computed, and
+    a tensor for another number of heads is an error.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, eq=False)
+    ... class Sharpened(Score):
+    ...     sharpness: Tensor                            # (heads, 1, 1)
+    ...     tensors = ("sharpness",)
+    ...     by_head = 3
+    ...     def __call__(self, queries, keys):
+    ...         return self.sharpness * (queries @ keys.mT)
+    >>> score = Sharpened(torch.tensor([[[0.]], [[math.log(3)]]]))
+    >>> queries, keys = torch.ones(2, 1, 1), torch.tensor([[[1.], [0.]]]).expand(2, 2, 1)
+    >>> weft.AttentionMatrix(queries, keys, score=score).dense()[:, 0]
+    tensor([[0.5000, 0.5000],
+            [0.7500, 0.2500]])
+    >>> score.of_head(1).sharpness.shape
+    torch.Size([1, 1, 1])
     """
 
     #: Its parameters that are tensors, by name.
@@ -252,7 +277,7 @@ class Score(ABC):
     #: Whether exchanging a query and a key leaves the score unchanged.
     symmetric: bool = False
 
-    #: Dimensions of a parameter that has one for each head, where there may be.
+    #: Dimensions of a tensor that has numbers for each head, heads first; None: none has.
     by_head: int | None = None
 
     def __init__(self, *given: object, **named: object) -> None:
@@ -338,7 +363,26 @@ class ScaledDot(Score):
 
 @dataclass(frozen=True, eq=False)
 class Bilinear(Score):
-    """``q^T A k``. See `bilinear`. ``Bilinear(A, symmetric=True)`` uses ``(A + A^T) / 2``."""
+    """Score by a bilinear form.
+
+        score(q, k) = q^T A k
+
+    Queries and keys may have different depths; scores are not scaled where no `scale` is given.
+
+    Args:
+        matrix: A, (query_depth, key_depth); or one for each head, (heads, query_depth, key_depth).
+        symmetric: whether ``(A + A^T) / 2`` is used in its place, so that score(q, k) is
+            score(k, q): of tokens that look at themselves, an undirected graph. A must be square.
+
+    Raises: ShapeError, in a call: A does not fit between queries and keys.
+    Source: Luong et al. 2015, section 3.1 ("general"). Without the object: `bilinear`.
+
+    >>> import weft
+    >>> A = torch.tensor([[0., 1.], [0., 0.]])           # score(q, k) = q_1 k_2
+    >>> queries, keys = torch.tensor([[[1., 2.]]]), torch.tensor([[[3., math.log(3)], [4., 0.]]])
+    >>> weft.AttentionMatrix(queries, keys, score=Bilinear(A)).dense()
+    tensor([[[0.7500, 0.2500]]])
+    """
 
     matrix: Tensor
     symmetric: bool = False
@@ -365,7 +409,26 @@ class Bilinear(Score):
 
 @dataclass(frozen=True, eq=False)
 class Additive(Score):
-    """``v . tanh(W q + U k)``. See `additive`."""
+    """Score by a one-layer network (additive attention).
+
+        score(q, k) = v . tanh(W q + U k)
+
+    Queries and keys may have different depths; W, U and v are the same for all heads.
+
+    Args:
+        query_matrix: W, (hidden, query_depth).
+        key_matrix: U, (hidden, key_depth).
+        vector: v, (hidden,).
+
+    Raises: ShapeError, in a call: W, U and v do not fit.
+    Source: Bahdanau et al. 2015, appendix A.1.2. Without the object: `additive`.
+
+    >>> import weft
+    >>> W, U, v = torch.zeros(1, 2), torch.tensor([[9., 0., 0.]]), torch.tensor([math.log(3)])
+    >>> queries, keys = torch.ones(1, 1, 2), torch.eye(3)[None, :2]      # tanh is 1 and 0
+    >>> weft.AttentionMatrix(queries, keys, score=Additive(W, U, v)).dense()
+    tensor([[[0.7500, 0.2500]]])
+    """
 
     query_matrix: Tensor
     key_matrix: Tensor
@@ -383,7 +446,29 @@ class Additive(Score):
 
 @dataclass(frozen=True, eq=False)
 class GraphAttention(Score):
-    """``LeakyReLU(a_1 . q + a_2 . k)``. See `graph_attention`."""
+    """Score of a graph attention network.
+
+        score(i, j) = LeakyReLU(a_1 . q_i + a_2 . k_j)
+
+    The paper's q_i and k_j are both W h, the node after the layer's matrix; they may have different
+    depths here. All queries rank the keys alike, where the slope is above 0: see
+    `GraphAttentionV2`.
+
+    Args:
+        query_vector: a_1, the half of a for the node that looks, (query_depth,); or one for each
+            head, (heads, query_depth).
+        key_vector: a_2, the half for the node looked at, (key_depth,) or (heads, key_depth).
+        slope: of the LeakyReLU below 0.
+
+    Raises: InputError: the slope is no finite number; ShapeError, in a call: a vector does not fit.
+    Source: Velickovic et al. 2018, equation 3. Without the object: `graph_attention`.
+
+    >>> import weft
+    >>> a_1, a_2 = torch.tensor([1.]), torch.tensor([math.log(3)])
+    >>> queries, keys = torch.tensor([[[0.]]]), torch.tensor([[[1.], [0.]]])
+    >>> weft.AttentionMatrix(queries, keys, score=GraphAttention(a_1, a_2)).dense()
+    tensor([[[0.7500, 0.2500]]])
+    """
 
     query_vector: Tensor
     key_vector: Tensor
@@ -401,7 +486,28 @@ class GraphAttention(Score):
 
 @dataclass(frozen=True, eq=False)
 class GraphAttentionV2(Score):
-    """``a . LeakyReLU(q + k)``. See `graph_attention_v2`."""
+    """Score of a graph attention network, version 2, which can rank keys differently per query.
+
+        score(i, j) = a . LeakyReLU(q_i + k_j)
+
+    q_i is W_r h_i and k_j is W_l h_j, by the names of `weft.GATv2Conv` and of PyTorch Geometric.
+    Queries and keys have one depth. Each pair has a vector of its own, so this takes `depth` times
+    the memory of `GraphAttention` on the way.
+
+    Args:
+        vector: a, (depth,); or one for each head, (heads, depth).
+        slope: of the LeakyReLU below 0.
+
+    Raises: InputError: the slope is no finite number; ShapeError, in a call: a does not fit.
+    Source: Brody et al. 2022, equation 7. Without the object: `graph_attention_v2`.
+
+    >>> import weft
+    >>> queries, keys = torch.tensor([[[1.], [-1.]]]), torch.tensor([[[1.], [-1.]]])
+    >>> score = GraphAttentionV2(torch.tensor([math.log(3)]), slope=0.5)
+    >>> score(queries, keys) / math.log(3)               # LeakyReLU of 2, 0 and -2
+    tensor([[[ 2.,  0.],
+             [ 0., -1.]]])
+    """
 
     vector: Tensor
     slope: float = 0.2

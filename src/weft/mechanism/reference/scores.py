@@ -95,9 +95,9 @@ def graph_attention(queries: Tensor, keys: Tensor, a: Tensor, *, slope: float = 
 
 
 def graph_attention_v2(queries: Tensor, keys: Tensor, a: Tensor, *, slope: float = 0.2) -> Tensor:
-    """``score(i, j) = a^T LeakyReLU(W_l h_i + W_r h_j)``, (queries, keys).
+    """``score(i, j) = a^T LeakyReLU(W_r h_i + W_l h_j)``, (queries, keys).
 
-    queries: W_l h_i, (queries, depth); keys: W_r h_j; a: (depth,).
+    queries: W_r h_i, (queries, depth); keys: W_l h_j; a: (depth,).
     Source: Brody et al. 2022, equation 7.
 
     >>> graph_attention_v2(torch.tensor([[1.]]), torch.tensor([[2.], [-6.]]), torch.tensor([2.]))
