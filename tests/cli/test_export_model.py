@@ -11,6 +11,7 @@ from tests.cli.conftest import Command
 from tests.slow import slow
 from tokenizers import Tokenizer
 
+from weft.errors import InputError
 from weft.jobs import model_export
 from weft.jobs.model_export import export_model
 from weft.models.decoding import greedy, sample
@@ -255,6 +256,22 @@ def changed(path: Path, choices: dict[str, Any]) -> TrainedRun:
     config = run.config.model_copy(update={"model": model})
     torch.manual_seed(2)
     return dataclasses.replace(run, config=config, model=build_model(config, run.data).eval())
+
+
+@pytest.mark.parametrize("positions", ["alibi", "buckets"])
+@pytest.mark.parametrize("task", ["dates", "language"])
+def test_positions_that_no_other_program_computes(
+    task: str, positions: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(
+        model_export, "open_run", lambda path: changed(path, {"positions": positions})
+    )
+    programs: list[Any] = ["huggingface", "ctranslate2"]
+    for program, says in zip(programs, ("has .* and", "does not compute"), strict=True):
+        with pytest.raises(InputError, match=rf'{says} model.positions "{positions}"'):
+            export_model(runs / task, tmp_path / program, program)
+        assert not (tmp_path / program).exists()
 
 
 @pytest.mark.parametrize("task", ["dates", "language"])

@@ -146,6 +146,7 @@ SCALING = '{ kind = "yarn", factor = 4.0, original_length = 8 }'
     [
         pytest.param("shaw", "Q Aᵀ", marks=pytest.mark.slow),
         pytest.param("alibi", "ALiBi (Press et al. 2022)", marks=pytest.mark.slow),
+        pytest.param("buckets", "Buckets (Raffel et al. 2020)", marks=pytest.mark.slow),
         pytest.param("rotary", "Q := R Q", marks=pytest.mark.slow),
         (f'rotary"\nrotary_base = 50.0\nrotary_scaling = {SCALING}\n#"', "Q := R Q"),
     ],

@@ -266,7 +266,7 @@ def test_layers_that_are_no_blocks_or_not_needed() -> None:
         relevance(model, IDS, 17)
 
 
-@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "rotary"])
+@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "buckets", "rotary"])
 @pytest.mark.parametrize("mask", [None, weft.causal(), weft.window(2, 1)])
 def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch) -> None:
     """A of one layer, in tiles, against autograd through a dense softmax of the same scores."""

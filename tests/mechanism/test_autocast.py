@@ -17,7 +17,7 @@ def parts(*shape: int) -> list[Tensor]:
     return list(torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)))
 
 
-@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "rotary"])
+@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "buckets", "rotary"])
 def test_gradients_of_a_layer_are_the_same_where_backward_is_called_inside(
     relative: str,
 ) -> None:

@@ -16,7 +16,7 @@ import weft
 from weft.mechanism.multihead import KeyValueCache, MultiHeadAttention, RelativeKind
 from weft.mechanism.reference import attention as reference
 
-RELATIVES: list[RelativeKind] = ["none", "shaw", "shaw-keys", "alibi", "rotary"]
+RELATIVES: list[RelativeKind] = ["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
 
 
 def layer_of(*arguments: Any, seed: int = 0, **options: Any) -> MultiHeadAttention:
@@ -161,7 +161,9 @@ def test_slopes_are_there_after_a_start_on_meta_and_weights_that_are_loaded(assi
     (pytest.param(None, marks=pytest.mark.slow), weft.window(3, 2)),
     ids=("padding", "window"),
 )
-@pytest.mark.parametrize("relative", ["shaw", "rotary", *slow("none", "shaw-keys", "alibi")])
+@pytest.mark.parametrize(
+    "relative", ["shaw", "rotary", *slow("none", "shaw-keys", "alibi", "buckets")]
+)
 def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.Mask | None) -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:

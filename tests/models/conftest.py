@@ -31,6 +31,8 @@ ARCHITECTURES = {
         ("shaw", "post", 2, True),
         ("alibi", "pre", 2, True),
         ("alibi", "post", None, True),
+        ("buckets", "pre", 2, True),
+        ("buckets", "post", None, False),
         ("rotary", "pre", None, True),
         ("rotary", "post", 1, False),
         ("none", "pre", 2, True),

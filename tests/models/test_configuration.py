@@ -23,6 +23,16 @@ def test_width_that_does_not_split() -> None:
         Architecture(width=10, heads=4)
 
 
+def test_buckets_that_some_layer_could_not_have() -> None:
+    with pytest.raises(InputError, match=r"Architecture: 3 buckets .* expected 4 buckets or more"):
+        Architecture(positions="buckets", buckets=3)
+    with pytest.raises(InputError, match=r"max_distance=16; .* a max_distance above 16"):
+        Architecture(positions="buckets", max_distance=16)
+    assert Architecture(buckets=3, max_distance=1).relative == "none"  # of no layer
+    read = Architecture.read({"positions": "buckets", "width": 8})
+    assert (read.buckets, read.max_distance) == (32, 128)
+
+
 @pytest.mark.parametrize(
     ("positions", "relative"),
     [
@@ -32,6 +42,7 @@ def test_width_that_does_not_split() -> None:
         ("shaw", "shaw"),
         ("shaw-keys", "shaw-keys"),
         ("alibi", "alibi"),
+        ("buckets", "buckets"),
         ("rotary", "rotary"),
     ],
 )

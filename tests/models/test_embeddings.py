@@ -35,7 +35,7 @@ def test_formula_with_learned_positions() -> None:
     torch.testing.assert_close(layer(torch.tensor([[3, 3]]), offset=1)[0], expected)
 
 
-@pytest.mark.parametrize("positions", ["shaw", "shaw-keys", "alibi", "rotary", "none"])
+@pytest.mark.parametrize("positions", ["shaw", "shaw-keys", "alibi", "buckets", "rotary", "none"])
 def test_positions_inside_attention_add_nothing(positions: PositionKind) -> None:
     layer = embedding(positions)
     ids = torch.tensor([[3, 3, 3]])

@@ -35,6 +35,8 @@ CHOICES: list[dict[str, Any]] = [
     {"positions": "shaw", "kv_heads": 2},
     {"positions": "shaw-keys", "tied": False},
     {"positions": "alibi", "kv_heads": 1},
+    {"positions": "buckets", "kv_heads": 2, "buckets": 8, "max_distance": 7},
+    {"positions": "buckets"},
     {"positions": "rotary", "norm": "post"},
     {"positions": "rotary", "rotary_scaling": weft.RotaryScaling("yarn", 4, 8)},
     {"positions": "none", "weights": "uniform", "activation": "gelu"},

@@ -182,6 +182,8 @@ def test_later_choices_of_translators(norm: str) -> None:
             'model.normalisation "layer" beside a gate',
         ),
         (LanguageModel, {"positions": "alibi"}, "sinusoidal, learned, none, rotary"),
+        (LanguageModel, {"positions": "buckets"}, "sinusoidal, learned, none, rotary"),
+        (Transformer, {"positions": "buckets"}, "sinusoidal, learned, none"),
         (
             LanguageModel,
             {"norm": "post", "activation": "gelu"},

@@ -290,7 +290,9 @@ def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, m
         weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "shaw", "shaw-keys"])
+@pytest.mark.parametrize(
+    "positions", ["sinusoidal", "rotary", "alibi", "buckets", "shaw", "shaw-keys"]
+)
 def test_a_wrong_graph_of_wefts_own_layer_deviates(positions) -> None:
     """Four rows are held against the formula in float64, whatever the positions."""
     from dataclasses import replace

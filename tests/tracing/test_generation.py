@@ -375,7 +375,9 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
         pass
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "shaw", "shaw-keys", "alibi", "rotary"])
+@pytest.mark.parametrize(
+    "positions", ["sinusoidal", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
+)
 def test_wefts_own_language_model_continues_a_text(positions, tmp_path) -> None:
     torch.manual_seed(4)
     architecture = Architecture(

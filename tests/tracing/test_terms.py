@@ -94,7 +94,7 @@ def test_a_mask_with_holes_is_missing_and_said_so(language_model, tmp_path) -> N
         assert layer.queries is not None
 
 
-@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "rotary"])
+@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "buckets", "rotary"])
 def test_the_matrix_of_wefts_own_layers(relative, tmp_path) -> None:
     class Model(torch.nn.Module):
         padding = 0

@@ -46,6 +46,14 @@ def test_values_arrive(tmp_path: Path) -> None:
     assert (architecture.kv_heads, architecture.positions) == (2, "shaw")
 
 
+def test_buckets_arrive(tmp_path: Path) -> None:
+    text = '[model]\npositions = "buckets"\nbuckets = 8\nmax_distance = 20\n'
+    for task in ("", '[task]\nkind = "labels"\ntrain = "a.tsv"\n'):
+        architecture = load_config(write(tmp_path, task + text)).model.architecture()
+        assert architecture.positions == architecture.relative == "buckets"
+        assert (architecture.buckets, architecture.max_distance) == (8, 20)
+
+
 def test_a_model_without_a_kind_has_that_of_its_task(tmp_path: Path) -> None:
     for text, named in (("[model]\nwidth = 8", {"model"}), ("", set())):
         config = load_config(write(tmp_path, text))
@@ -130,6 +138,15 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
             '[model]\nheads = 2\nwidth = 6\npositions = "rotary"',
             "model.width 6, model.heads 2: each head has 3 coordinates, an odd number, and rotary "
             "positions turn them in pairs. Choose a model.width that is a multiple of 4.",
+        ),
+        (
+            '[model]\npositions = "buckets"\nbuckets = 3',
+            "model.buckets: 3 buckets with max_distance=128; expected 4 buckets or more",
+        ),
+        (
+            '[model]\npositions = "buckets"\nmax_distance = 16',
+            "model.buckets: 32 buckets with max_distance=16; expected 2 buckets or more, and a "
+            "max_distance above 16",
         ),
         (
             '[model.rotary_scaling]\nkind = "linear"\nfactor = 4',

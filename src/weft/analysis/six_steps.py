@@ -124,8 +124,8 @@ def scale(depth: int | None, digits: int, *, alibi: bool, buckets: bool = False)
         )
     if buckets:
         sentence += (
-            " Buckets (Raffel et al. 2020) then add B: a learned number for each distance; far ones "
-            "share theirs."
+            " Buckets (Raffel et al. 2020) then add B: a learned number for each distance, and one "
+            "for several where they are far."
         )
     return Wording(3, "Scale", formula, sentence)
 

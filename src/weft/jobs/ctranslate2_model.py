@@ -79,7 +79,10 @@ def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
 def _check(architecture: Architecture, *, translator: bool) -> None:
     unknown = [
         (architecture.weights == "uniform", 'model.weights "uniform"'),
-        (architecture.positions == "alibi", 'model.positions "alibi"'),
+        (
+            architecture.positions in ("alibi", "buckets"),
+            f'model.positions "{architecture.positions}"',
+        ),
         (translator and architecture.positions == "rotary", "a translator with rotary positions"),
     ]
     unknown += [(True, choice) for choice in architecture.later_choices()]

@@ -16,7 +16,7 @@ from weft.mechanism.positions import Relative
 
 __all__ = ["AttentionLayer", "LayerKind", "RelativeKind"]
 
-RelativeKind = Literal["none", "shaw", "shaw-keys", "alibi", "rotary"]
+RelativeKind = Literal["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
 LayerKind = Literal["encoder", "decoder", "cross"]
 
 

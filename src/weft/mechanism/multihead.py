@@ -20,7 +20,14 @@ from weft.mechanism.constants import WithConstants
 from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask, ends_before
-from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes
+from weft.mechanism.positions import (
+    ALiBi,
+    Buckets,
+    Relative,
+    Shaw,
+    alibi_slopes,
+    check_buckets,
+)
 from weft.mechanism.rotary import RotaryScaling, checked_base, checked_scaling, rotary
 from weft.mechanism.shapes import (
     chosen,
@@ -48,8 +55,12 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         bias: whether the four projections have one.
         dropout: probability that a weight is set to 0 in training.
         relative: relative positions: "none", "shaw" (of keys and values), "shaw-keys" (of keys
-            alone), "alibi" or "rotary".
+            alone), "alibi", "buckets" (T5's) or "rotary".
         clip: the largest distance that Shaw's positions tell apart.
+        buckets: of distances, each with a learned bias for every head, see `weft.Buckets`. A layer
+            of kind "decoder" has one for all keys after the query, any other as many for keys after
+            it as for keys before it.
+        max_distance: all keys farther away share the last bucket.
         rotary_base: of rotary positions, see `weft.rotary`.
         rotary_scaling: of rotary positions: slows the turns down, see `weft.RotaryScaling`.
         source_width: width of what keys and values are made from. None: width.
@@ -60,6 +71,10 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
 
     W_Q of head i is rows ``i * depth`` to ``(i + 1) * depth`` of ``w_q.weight`` (torch's linear
     layers hold the transpose: projected = x W^T).
+
+    Whatever the positions, products are divided by sqrt(depth) before a bias is added. T5 does not
+    divide: a layer with its matrices needs W_Q times sqrt(depth), and the table as it is. T5's
+    layers share one table; each layer here has its own, `bucket_table`, (buckets, heads).
     """
 
     w_q: nn.Linear
@@ -80,6 +95,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         dropout: float = 0.0,
         relative: RelativeKind = "none",
         clip: int = 16,
+        buckets: int = 32,
+        max_distance: int = 128,
         rotary_base: float = 10_000.0,
         rotary_scaling: RotaryScaling | None = None,
         source_width: int | None = None,
@@ -117,6 +134,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 '"learned", or "uniform" without relative positions, which act on the weights.'
             )
         clip = whole_number(name, "clip", clip, 0)
+        buckets = whole_number(name, "buckets", buckets, 1)
+        max_distance = whole_number(name, "max_distance", max_distance, 1)
         super().__init__(heads, kv_heads, kind, relative)
         self.width, self.source_width, self.depth = width, source_width, depth
         self.dropout = finite_number(name, "dropout", dropout, 0, 1)
@@ -128,6 +147,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 'Choose relative="rotary", or leave it out.'
             )
         self.rotary_scaling = rotary_scaling
+        self.max_distance = max_distance
         self.scale = 0.0 if weights == "uniform" else None
         self.w_q = nn.Linear(width, heads * self.depth, bias)
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
@@ -138,6 +158,9 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             self.key_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
         if relative == "shaw":
             self.value_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
+        if relative == "buckets":
+            check_buckets(name, buckets, max_distance, bidirectional=kind != "decoder")
+            self.bucket_table = nn.Parameter(torch.empty(buckets, heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -151,6 +174,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             nn.init.normal_(self.key_table, std=1 / math.sqrt(self.depth))
         if self.value_table is not None:
             nn.init.normal_(self.value_table, std=1 / math.sqrt(self.depth))
+        if self.relative == "buckets":
+            nn.init.normal_(self.bucket_table, std=1 / math.sqrt(self.width))
 
     def constants(self) -> dict[str, Tensor]:
         """See WithConstants.constants."""
@@ -219,7 +244,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 keys, values = cache.append(keys, values, kept=self.observer is not None)
         queries = self.turned(queries, offset)
 
-        relative = self._relative_positions(offset)
+        relative = self.relative_positions(offset)
         dropout = self.dropout if self.training else 0.0
         output = self.attend(
             queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout
@@ -271,11 +296,18 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             self._split(values, self.kv_heads),
         )
 
-    def _relative_positions(self, offset: int) -> Relative | None:
+    def relative_positions(self, offset: int = 0) -> Relative | None:
+        """What enters the scores besides products, as `weft.attention` takes it; None: nothing.
+
+        offset: the position of the first query.
+        """
         if self.relative in ("shaw", "shaw-keys"):
             return Shaw(self.key_table, self.value_table, offset)
         if self.relative == "alibi":
             return ALiBi(self.slopes, offset)
+        if self.relative == "buckets":
+            ahead = self.kind != "decoder"
+            return Buckets(self.bucket_table, ahead, self.max_distance, offset)
         return None
 
     def _split(self, projected: Tensor, heads: int) -> Tensor:

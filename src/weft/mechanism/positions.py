@@ -31,6 +31,7 @@ __all__ = [
     "Shaw",
     "alibi_slopes",
     "bucket_of_distance",
+    "check_buckets",
     "distances",
     "sinusoidal",
 ]
@@ -101,7 +102,7 @@ def bucket_of_distance(
     >>> bucket_of_distance(torch.tensor([-200, -9, -1, 0, 1, 9]), 32, 128, True)
     tensor([15,  8,  1,  0, 17, 24])
     """
-    _check_buckets("bucket_of_distance", buckets, max_distance, bidirectional=bidirectional)
+    check_buckets("bucket_of_distance", buckets, max_distance, bidirectional=bidirectional)
     first = torch.zeros_like(distance)
     if bidirectional:
         buckets //= 2
@@ -115,7 +116,7 @@ def bucket_of_distance(
     return first + torch.where(distance < exact, distance, far)
 
 
-def _check_buckets(operation: str, buckets: int, max_distance: int, *, bidirectional: bool) -> None:
+def check_buckets(operation: str, buckets: int, max_distance: int, *, bidirectional: bool) -> None:
     """Raise an InputError where some distances would have no bucket."""
     whole_number(operation, "buckets", buckets, 0)
     whole_number(operation, "max_distance", max_distance, 1)
@@ -265,7 +266,7 @@ class Buckets(DistanceBias):
                 "column a head."
             )
         buckets = self.table.shape[0]
-        _check_buckets("Buckets", buckets, self.max_distance, bidirectional=self.bidirectional)
+        check_buckets("Buckets", buckets, self.max_distance, bidirectional=self.bidirectional)
 
     def bias_of(self, distance: Tensor) -> Tensor:
         """See DistanceBias.bias_of."""

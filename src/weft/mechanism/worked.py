@@ -117,7 +117,7 @@ class Worked:
     by_position     with Shaw's positions: what they add to the raw scores; None: without
     scores          the raw scores: content + by_position
     scaled          scores / sqrt(depth)
-    bias            with ALiBi: what it adds to the scaled scores; None: without
+    bias            with ALiBi or buckets: what they add to the scaled scores; None: without
     masked          scaled + bias, minus infinity where a query may not look
     weights         the softmax of each row
     values_by_position   with Shaw's positions: what they add to Z; None: without
@@ -233,7 +233,7 @@ class Row:
     allowed: whether the key may be looked at; what follows is None or 0 where it may not.
     products: the numbers q_d k_jd that are added up to q . k_j.
     dots: q . k_j; with Shaw's positions q . (k_j + a_ij).
-    scaled: dots / sqrt(depth), plus what ALiBi adds.
+    scaled: dots / sqrt(depth), plus what ALiBi or buckets add.
     lowered: taken off every scaled score before e^x, since it would be too large; 0: nothing.
     exponentials: e^(scaled - lowered), and total: their sum.
     weights: exponentials / total.

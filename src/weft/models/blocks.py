@@ -114,6 +114,8 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
         # Between two texts there is no distance to speak of.
         relative="none" if kind == "cross" else architecture.relative,
         clip=architecture.clip,
+        buckets=architecture.buckets,
+        max_distance=architecture.max_distance,
         kind=kind,
         weights=architecture.weights,
     )

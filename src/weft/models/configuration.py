@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from weft.errors import InputError
 from weft.mechanism.multihead import RelativeKind, WeightsKind
+from weft.mechanism.positions import check_buckets
 from weft.mechanism.rotary import RotaryScaling, checked_base, checked_scaling
 from weft.mechanism.shapes import chosen, finite_number, whole_number
 
@@ -19,10 +20,13 @@ __all__ = [
     "NormalisationKind",
     "PoolingKind",
     "PositionKind",
+    "check_model_buckets",
     "checked_architecture",
 ]
 
-PositionKind = Literal["sinusoidal", "learned", "shaw", "shaw-keys", "alibi", "rotary", "none"]
+PositionKind = Literal[
+    "sinusoidal", "learned", "shaw", "shaw-keys", "alibi", "buckets", "rotary", "none"
+]
 PoolingKind = Literal["mean", "first", "max"]
 NormalisationKind = Literal["layer", "rms"]
 FeedForwardKind = Literal["plain", "gated"]
@@ -47,6 +51,8 @@ _SIZES = {
     "encoder_layers": 0,
     "decoder_layers": 1,
     "clip": 0,
+    "buckets": 1,
+    "max_distance": 1,
     "depth": 1,
     "max_length": 1,
 }
@@ -63,9 +69,11 @@ class Architecture:
         feed_forward: inner width of the feed-forward layers (d_ff).
         encoder_layers: 0 for a language model.
         decoder_layers: with cross-attention in an encoder-decoder, without in a language model.
-        positions: how order is known. "shaw", "shaw-keys", "alibi" and "rotary" act inside
-            self-attention.
+        positions: how order is known. "shaw", "shaw-keys", "alibi", "buckets" and "rotary" act
+            inside self-attention.
         clip: the largest distance that Shaw's positions tell apart.
+        buckets: of "buckets": how many there are in each layer, see `weft.Buckets`.
+        max_distance: of "buckets": all keys farther away share the last one.
         norm: "pre" (normalise what enters a layer) or "post" (what leaves it, as in 2017).
         normalisation: "layer" (mean and deviation, Ba et al. 2016) or "rms" (root mean square
             alone, without a bias, Zhang and Sennrich 2019).
@@ -95,6 +103,8 @@ class Architecture:
     decoder_layers: int = 3
     positions: PositionKind = "sinusoidal"
     clip: int = 16
+    buckets: int = 32
+    max_distance: int = 128
     norm: Literal["pre", "post"] = "pre"
     normalisation: NormalisationKind = "layer"
     norm_epsilon: float = 1e-5
@@ -144,6 +154,8 @@ class Architecture:
                 f'{name}: model.rotary_scaling with model.positions "{self.positions}", which '
                 'turns nothing. Choose "rotary", or leave it out.'
             )
+        if self.positions == "buckets":
+            check_model_buckets(name, self.buckets, self.max_distance)
         heads, kv_heads = self.heads, self.kv_heads
         if kv_heads is not None and heads % kv_heads:
             raise InputError(
@@ -188,9 +200,15 @@ class Architecture:
     @property
     def relative(self) -> RelativeKind:
         """The positions that act inside self-attention."""
-        if self.positions in ("shaw", "shaw-keys", "alibi", "rotary"):
+        if self.positions in ("shaw", "shaw-keys", "alibi", "buckets", "rotary"):
             return self.positions
         return "none"
+
+
+def check_model_buckets(operation: str, buckets: int, max_distance: int) -> None:
+    """Raise an InputError where the layers of an encoder, or of a decoder, lack a bucket."""
+    for bidirectional in (True, False):
+        check_buckets(operation, buckets, max_distance, bidirectional=bidirectional)
 
 
 def checked_architecture(architecture: object) -> Architecture:

@@ -17,6 +17,7 @@ from weft.models.configuration import (
     NormalisationKind,
     PoolingKind,
     PositionKind,
+    check_model_buckets,
 )
 from weft.models.convolutional import Convolutions, Region
 from weft.models.vision_transformer import ReadOut
@@ -122,11 +123,25 @@ class _AttentionSection(_BlocksSection):
 
     positions: PositionKind = "sinusoidal"
     clip: int = Field(16, ge=1, le=10_000_000)
+    buckets: int = Field(32, ge=1, le=1_000_000, description='of "buckets" positions')
+    max_distance: int = Field(
+        128, ge=1, le=10_000_000, description='of "buckets" positions: what shares the last one'
+    )
     rotary_base: float = Field(10_000.0, gt=0, description="of rotary positions")
     rotary_scaling: RotaryScalingConfig | None = Field(
         None, description="of rotary positions, for longer texts"
     )
     max_length: int = Field(1024, ge=1, le=10_000_000)
+
+    @model_validator(mode="after")
+    def _check_buckets(self) -> Self:
+        """Raise an error where some distances would have no bucket."""
+        if self.positions == "buckets":
+            try:
+                check_model_buckets("model.buckets", self.buckets, self.max_distance)
+            except InputError as error:
+                raise PydanticCustomError("misfit", "{error}", {"error": str(error)}) from error
+        return self
 
     @model_validator(mode="after")
     def _check_rotary(self) -> Self:

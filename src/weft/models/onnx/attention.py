@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.positions import Buckets
 from weft.models.onnx.graph import OnnxGraph
 
 __all__ = ["KeysValues", "Places", "attended", "keys_values", "linear", "multi_head"]
@@ -85,6 +86,9 @@ def multi_head(
         far = graph.cast(graph.op("Abs", _there(places.distances)), torch.float32)
         bias = graph.op("Mul", slopes, far)
         output = attended(graph, queries, source, scale, places.mask, bias)
+    elif layer.relative == "buckets":
+        bias = _bucket_bias(graph, layer, places)
+        output = attended(graph, queries, source, scale, places.mask, bias)
     else:
         output = attended(graph, queries, source, scale, places.mask)
     output = graph.op("Transpose", output, perm=[0, 2, 1, 3])
@@ -147,6 +151,20 @@ def _shaw(
     empty = graph.op("Mul", by_distance, graph.real(0.0))
     summed = graph.op("ScatterElements", empty, index, weights, axis=-1, reduction="add")
     return graph.op("Add", output, graph.op("MatMul", summed, graph.weight(table)))
+
+
+def _bucket_bias(graph: OnnxGraph, layer: MultiHeadAttention, places: Places) -> str:
+    """``B``, (heads, queries, keys): see `weft.mechanism.positions.Buckets`."""
+    relative, far = layer.relative_positions(), layer.max_distance
+    if not isinstance(relative, Buckets):
+        raise TypeError("the layer has buckets of distances")
+    # All keys farther away than that share one number.
+    by_distance = relative.bias_of(torch.arange(-far, far + 1)).T
+    name = f"{graph.name_of(layer.bucket_table)}, by distance"
+    near = graph.op("Clip", _there(places.distances), graph.number(-far), graph.number(far))
+    rows = graph.op("Add", near, graph.number(far))
+    bias = graph.op("Gather", graph.weight(by_distance, name), rows)
+    return graph.op("Transpose", bias, perm=[2, 0, 1])
 
 
 def _split(graph: OnnxGraph, layer: MultiHeadAttention, projected: str, heads: int) -> str:

@@ -75,13 +75,17 @@ class OnnxGraph:
 
     def weight(self, tensor: Tensor, name: str | None = None) -> str:
         """A learned tensor, or one made of such, which then needs a name; kept once."""
-        name = self._names[id(tensor)] if name is None else name
+        name = self.name_of(tensor) if name is None else name
         self._weights[name] = tensor
         return name
 
+    def name_of(self, tensor: Tensor) -> str:
+        """What the model calls a learned tensor."""
+        return self._names[id(tensor)]
+
     def transposed(self, tensor: Tensor) -> str:
         """A learned matrix W as W^T."""
-        return self.weight(tensor.T, f"{self._names[id(tensor)]}.T")
+        return self.weight(tensor.T, f"{self.name_of(tensor)}.T")
 
     def numbers(self, *numbers: int) -> str:
         """Whole numbers, as (count,)."""

@@ -14,10 +14,10 @@ from weft.formats.files import JsonObject
 from weft.mechanism.function import attend
 from weft.mechanism.graph import All, AttentionGraph
 from weft.mechanism.parts import with_tensors
-from weft.mechanism.positions import ALiBi, Relative, Shaw
+from weft.mechanism.positions import ALiBi, Buckets, Relative, Shaw
 from weft.mechanism.reference.call import attend as attend_by_formula
 from weft.mechanism.reference.call import scores_of_heads
-from weft.mechanism.reference.positions import alibi_bias, shaw_embeddings
+from weft.mechanism.reference.positions import alibi_bias, bucket_bias, shaw_embeddings
 from weft.mechanism.scores import Score
 from weft.tracing.recording.comparison import REMEDY, largest_difference, tolerance, warn_of_nan
 from weft.tracing.recording.layer_call import LayerCall
@@ -241,6 +241,12 @@ def _terms(relative: Relative | None, query: Tensor, row: int, length: int) -> J
         return {}
     if isinstance(relative, ALiBi):
         bias = alibi_bias(relative.slopes.double(), 1, length, relative.offset + row)
+        return {"relative_bias": bias[None]}
+    if isinstance(relative, Buckets):
+        bias = bucket_bias(
+            relative.table.detach().double(), 1, length, bidirectional=relative.bidirectional,
+            max_distance=relative.max_distance, offset=relative.offset + row,
+        )  # fmt: skip
         return {"relative_bias": bias[None]}
     if isinstance(relative, Shaw) and relative.key_table.ndim == 2:
         table = relative.key_table.detach().double()

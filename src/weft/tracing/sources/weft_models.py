@@ -33,6 +33,8 @@ __all__ = [
 
 #: As many edges as there are keys, whatever their number.
 _EVERY = Top(2**31 - 1)
+#: What a trace calls the positions of a layer, where that is not what the layer does.
+_POSITIONS = {"shaw-keys": "shaw", "buckets": "bias"}
 #: Types of token ids.
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -73,7 +75,7 @@ class LayerObserver:
             scale=seen.scale,
             mask=seen.mask,
             relative=seen.relative,
-            positions="shaw" if layer.relative == "shaw-keys" else layer.relative,
+            positions=_POSITIONS.get(layer.relative, layer.relative),
             by_formula=True,
             grids=seen.grids,
         )

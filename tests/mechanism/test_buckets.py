@@ -1,0 +1,238 @@
+"""A layer with T5's buckets: against weft.Buckets, the formula, and Transformers' T5Attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import weft
+from weft.mechanism.multihead import KeyValueCache, MultiHeadAttention
+from weft.mechanism.positions import bucket_of_distance
+from weft.mechanism.reference import attention as reference
+from weft.mechanism.reference.positions import bucket_bias
+from weft.mechanism.watching import watching
+
+LENGTH = 40
+
+
+def layer_of(kind: Any = "encoder", **options: Any) -> MultiHeadAttention:
+    """A layer in float64 whose table has large numbers, so that a mistake in it is seen."""
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(12, 3, relative="buckets", kind=kind, **options).double()
+    nn.init.normal_(layer.bucket_table)
+    return layer
+
+
+def inputs_of(length: int = LENGTH, width: int = 12) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, length, width, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize(("kind", "ahead"), [("encoder", True), ("decoder", False)])
+def test_a_layer_is_the_formula(kind: str, ahead: bool) -> None:
+    """Row by row, with the bias of every cell by its bucket; also with a cache."""
+    layer, inputs = layer_of(kind, buckets=8, max_distance=20), inputs_of()
+    bias = bucket_bias(
+        layer.bucket_table.detach(), LENGTH, LENGTH, bidirectional=ahead, max_distance=20
+    )
+    mask, allowed = None, torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    if not ahead:
+        mask, allowed = weft.causal(), allowed.tril()
+    queries, keys, values = (
+        linear(inputs).view(2, LENGTH, 3, 4).transpose(1, 2)
+        for linear in (layer.w_q, layer.w_k, layer.w_v)
+    )
+    scores = (queries @ keys.mT) / math.sqrt(4) + bias
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    expected = layer.w_o((weights @ values).transpose(1, 2).flatten(-2))
+    assert_close(layer(inputs, mask=mask), expected, rtol=1e-9, atol=1e-9)
+    # The bias counts: without it the output is another.
+    assert not torch.allclose(reference.softmax(scores - bias) @ values, weights @ values)
+    if ahead:
+        return
+    cache = KeyValueCache()
+    steps = [
+        layer(part, mask=weft.causal(offset=cache.length), cache=cache)
+        for part in (inputs[:, :25], inputs[:, 25:26], inputs[:, 26:])
+    ]
+    assert_close(torch.cat(steps, 1), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ahead"), [("encoder", True), ("decoder", False), ("cross", True)]
+)
+def test_a_layer_hands_buckets_to_attention(kind: str, ahead: bool) -> None:
+    """What its observer sees is `weft.Buckets` with its table, and attention with that."""
+    layer, seen = layer_of(kind, buckets=8, max_distance=20), []
+
+    class Observer:
+        keep = weft.All()
+
+        def __call__(self, layer: Any, observation: Any) -> None:
+            seen.append(observation)
+
+    inputs = inputs_of()
+    with watching(layer, Observer()):
+        layer(inputs)
+    (call,) = seen
+    assert isinstance(call.relative, weft.Buckets)
+    assert call.relative.table is layer.bucket_table
+    assert (call.relative.bidirectional, call.relative.max_distance) == (ahead, 20)
+    relative = weft.Buckets(layer.bucket_table, bidirectional=ahead, max_distance=20)
+    _, weights = weft.attend(
+        call.queries, call.keys, call.values, relative=relative, keep=weft.All()
+    )
+    assert_close(call.caught, weights)
+    assert layer.relative_positions(7).offset == 7  # type: ignore[union-attr]
+
+
+def test_the_table_is_a_parameter_that_is_saved_and_learned() -> None:
+    layer = layer_of()
+    assert layer.bucket_table.shape == (32, 3)
+    assert layer.max_distance == 128
+    assert "bucket_table" in layer.state_dict()
+    other = layer_of()
+    nn.init.zeros_(other.bucket_table)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(inputs_of()), layer(inputs_of()))
+    layer(inputs_of()).square().sum().backward()
+    gradient = layer.bucket_table.grad
+    assert gradient is not None
+    far = torch.arange(1 - LENGTH, LENGTH)  # of 40 positions; some buckets are of keys farther away
+    reached = set(bucket_of_distance(far, 32, 128, True).tolist())
+    assert reached < set(range(32))
+    assert {place for place in range(32) if bool(gradient[place].any())} == reached
+
+    def loss(table: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(layer, {"bucket_table": table}, inputs_of(6))
+        return result
+
+    table = layer.bucket_table.detach().requires_grad_()
+    assert torch.autograd.gradcheck(loss, table, fast_mode=True)
+
+
+def test_a_new_table_is_drawn() -> None:
+    torch.manual_seed(0)
+    table = MultiHeadAttention(400, 4, relative="buckets", buckets=2000, max_distance=4000)
+    assert float(table.bucket_table.detach().std()) == pytest.approx(0.05, rel=0.05)
+
+
+def t5_of(kind: str, **options: Any) -> Any:
+    """A layer of Transformers with a table of large numbers."""
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    torch.manual_seed(3)
+    config = t5.T5Config(
+        d_model=12, d_kv=4, num_heads=3, dropout_rate=0.0, is_decoder=kind == "decoder", **options
+    )
+    config._attn_implementation = "eager"
+    theirs = t5.T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    theirs = theirs.double().eval()
+    nn.init.normal_(theirs.relative_attention_bias.weight)
+    return theirs
+
+
+def ours_of(theirs: Any, kind: Any) -> MultiHeadAttention:
+    """The same layer of weft, as the docstring says: T5 does not divide by sqrt(depth)."""
+    layer = MultiHeadAttention(
+        12, 3, depth=4, bias=False, relative="buckets", kind=kind,
+        buckets=theirs.relative_attention_num_buckets,
+        max_distance=theirs.relative_attention_max_distance,
+    ).double()  # fmt: skip
+    layer.load_state_dict(
+        {
+            "w_q.weight": theirs.q.weight * math.sqrt(4),
+            "w_k.weight": theirs.k.weight,
+            "w_v.weight": theirs.v.weight,
+            "w_o.weight": theirs.o.weight,
+            "bucket_table": theirs.relative_attention_bias.weight,
+        }
+    )
+    return layer.eval()
+
+
+SIZES = [
+    {},
+    {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_as_t5_has_it(kind: str, sizes: dict[str, int]) -> None:
+    """Its bias, number by number, and its outputs."""
+    theirs = t5_of(kind, **sizes)
+    ours = ours_of(theirs, kind)
+    for offset in (0, 5, 300):
+        queries, keys = 200, 200 + offset
+        bias = theirs.compute_bias(queries, keys, past_seen_tokens=offset)[0]
+        relative = ours.relative_positions(offset)
+        assert relative is not None
+        assert torch.equal(relative.bias(range(queries), keys, torch.device("cpu")), bias)
+    inputs = inputs_of(200)
+    hidden = torch.zeros(200, 200, dtype=torch.float64)
+    if kind == "decoder":
+        hidden = torch.full_like(hidden, -torch.inf).triu(1)
+    expected = theirs(inputs, mask=hidden[None, None])[0]
+    mask = weft.causal() if kind == "decoder" else None
+    assert_close(ours(inputs, mask=mask), expected, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", SIZES)
+def test_as_t5_writes_with_its_cache(sizes: dict[str, int]) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = t5_of("decoder", **sizes)
+    ours = ours_of(theirs, "decoder")
+    cache, own = transformers.DynamicCache(), KeyValueCache()
+    inputs = inputs_of(60)
+    for first, end in ((0, 50), (50, 51), (51, 60)):
+        part = inputs[:, first:end]
+        hidden = torch.full((end - first, end), -torch.inf, dtype=torch.float64).triu(first + 1)
+        expected = theirs(part, mask=hidden[None, None], cache=cache)[0]
+        output = ours(part, mask=weft.causal(offset=first), cache=own)
+        assert_close(output, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_trace_is_exact(kind: Any, tmp_path: Any) -> None:
+    """Of a module with such a layer: its graph and its matrix against dense weights in float64."""
+    layer = layer_of(kind, buckets=8, max_distance=20).float().eval()
+    mask = weft.causal() if kind == "decoder" else None
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = layer
+
+        def forward(self, states: Tensor) -> Tensor:
+            result: Tensor = self.attention(states, mask=mask)
+            return result
+
+    inputs = inputs_of()[:1].float()
+    traced = weft.trace(Module().eval(), inputs, keep=weft.All(), save=tmp_path / "t.weft")
+    assert isinstance(traced, weft.Trace)
+    exact = layer.double()
+    queries, keys = (
+        linear(inputs.double()).view(LENGTH, 3, 4).transpose(0, 1)
+        for linear in (exact.w_q, exact.w_k)
+    )
+    scores = queries @ keys.mT / 2 + bucket_bias(
+        exact.bucket_table.detach(), LENGTH, LENGTH, bidirectional=mask is None, max_distance=20
+    )
+    if mask is not None:
+        scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
+    weights = scores.softmax(-1).detach()
+    for trace in (traced, weft.open(tmp_path / "t.weft")):
+        (found,) = trace.layers
+        assert found.positions == "bias"
+        assert found.deviation is not None
+        assert found.deviation < 2e-6
+        assert found.matrix is not None
+        assert_close(found.graph.dense().double(), weights, rtol=0, atol=2e-6)
+        assert_close(found.matrix.dense().double(), weights, rtol=0, atol=2e-6)
