@@ -408,6 +408,12 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("matrix above", lambda: matrix(2, 3, 4).above(2), "above", "above 0, at most 1"),
     ("matrix head", lambda: matrix(2, 3, 4).head(2), "head", "heads 0 to 1"),
     ("matrix dense", lambda: matrix(1, 20_000, 1).dense(), "dense", "force=True"),
+    (
+        "matrix blocks",
+        lambda: matrix(2, 3, 4).block_summaries(0, 2, slice(None, None, 2)),
+        "block_summaries",
+        "without a step",
+    ),
     ("matrix row", lambda: matrix(2, 3, 4)[0, 0.5, 0], "matrix[0, 0.5, 0]", "no such query"),
     ("matrix block", lambda: matrix(2, 3, 4).block_maxima(0), "block_maxima", "1 or more"),
     ("matrix mass", lambda: matrix(2, 3, 4).mass([3]), "mass", "indices below 3"),

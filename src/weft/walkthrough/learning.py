@@ -175,7 +175,7 @@ def _after(walk: Walk, learned: Learned) -> Step:
         for head in walk.shown
     )
     return Step(
-        None, f"After {steps} step{'s' * (steps != 1)}", "again and again", "",
+        None, f"After {steps:,} step{'s' * (steps != 1)}", "again and again", "",
         "The same, over and over, and the loss falls. Weights move where that helps; where W_V and "
         "W_O can do it alone, they hardly do.",
         (*rows, (Table("output after", learned.last.output, queries),

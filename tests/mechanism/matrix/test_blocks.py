@@ -60,5 +60,7 @@ def test_no_such_head_and_no_such_size() -> None:
     matrix = weft.AttentionMatrix(torch.randn(2, 4, 8), torch.randn(2, 4, 8))
     with pytest.raises(weft.InputError, match="no such head"):
         matrix.block_summaries(2, 2)
+    with pytest.raises(weft.InputError, match="slices of queries and keys without a step"):
+        matrix.block_summaries(0, 2, slice(None, None, 2))
     with pytest.raises(weft.InputError, match="side of a block"):
         matrix.block_summaries(0, 0)

@@ -45,9 +45,32 @@ def test_any_part_is_that_of_numpy() -> None:
         (1, slice(-3, None, 1), 8), (0, slice(1, 2), slice(3, 4)), (0, 10, slice(8, 99)),
     ):  # fmt: skip
         close(matrix[index], dense[index])
-    for index in ((2, 0, 0), (-3, 0, 0), (0, -12, 0), (0, 0, 9), (0, 11, 0), (slice(0, 1), 0, 0)):
+    for index in (
+        (2, 0, 0), (-3, 0, 0), (0, -12, 0), (0, 0, 9), (0, 11, 0), ([0, 2], 0, 0), (0, [11], 0),
+        (0, [[1]], 0), (0, slice(None, None, 0), 0), (0, [0.5], 0), (0, 0), (0, ..., 0),
+    ):  # fmt: skip
         with pytest.raises(weft.InputError, match=r"^matrix\["):
             matrix[index]
+
+
+def test_several_heads_steps_and_lists() -> None:
+    """Slices as numpy has them; lists choose rows and columns, as numpy.ix_."""
+    matrix, dense = pair(softcap=None)
+    every = slice(None)
+    for index in (
+        (every, 3, 4), (slice(1), every, every), (slice(None, None, -1), 2, every),
+        (0, slice(None, None, 3), slice(8, 1, -2)), (every, slice(None, None, -1), every),
+        (slice(2, 2), every, 0), (every, every, slice(1, None, 5)),
+    ):  # fmt: skip
+        close(matrix[index], dense[index])
+    for heads, rows, columns in (
+        ([1, 0], [3, 4, 5, 1], [8, 0]), ([1], [], [2]), ([0], [2, 2], [3, 3, 1]),
+        ([-1, 0], [-1], [4, 5, 6]),
+    ):  # fmt: skip
+        expected = dense[np.ix_(heads, rows, columns)]
+        close(matrix[heads, rows, columns], expected)
+        close(matrix[heads, np.array(rows, dtype=int), torch.tensor(columns)], expected)
+    close(matrix[1, [4, 2], 3], dense[1, [4, 2], 3])
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(600, 550), (300, 700)])

@@ -35,8 +35,9 @@ from weft.mechanism.matrix.cells import (
     cells,
     diagonal,
     maxima_of_blocks,
-    ranges_of,
+    places_of,
     sizes_of_blocks,
+    tile,
 )
 from weft.mechanism.matrix.scipy_operator import linear_operator
 from weft.mechanism.matrix.transposed import TransposedMatrix
@@ -249,13 +250,25 @@ class AttentionMatrix:
     # Cells
 
     def __getitem__(self, index: Any) -> Tensor:
-        """``matrix[head, i, j]``, with slices for i and j: a cell, a row, a column or a tile."""
-        head, rows, columns, numbers = ranges_of(index, self.shape)
-        tile = cells(self._call.head(head), self.lse[head : head + 1], rows, columns)[0]
-        for dimension in (2, 1):
-            if dimension in numbers:
-                tile = tile.squeeze(dimension - 1)
-        return tile
+        """``matrix[head, i, j]``: a cell, a row, a column or a tile, of one head or of several.
+
+        Each of the three is a number, a slice, or a list of numbers; lists choose rows and columns
+        alike, as `numpy.ix_` does. It costs the cells between the first key and the last.
+
+        >>> tokens = torch.eye(4)[None]
+        >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))    # 2/5 and 1/5
+        >>> matrix[0, [0, 3], ::3]
+        tensor([[0.4000, 0.2000],
+                [0.2000, 0.4000]])
+        """
+        heads, rows, columns, numbers = places_of(index, self.shape)
+        tiles = [
+            tile(self._call.head(head), self.lse[head : head + 1], rows, columns) for head in heads
+        ]
+        found = torch.cat(tiles) if tiles else self.queries.new_zeros(0, len(rows), len(columns))
+        for dimension in reversed(numbers):
+            found = found.squeeze(dimension)
+        return found
 
     def dense(self, *, force: bool = False) -> Tensor:
         """The whole matrix, (heads, queries, keys).
@@ -309,7 +322,15 @@ class AttentionMatrix:
         [[1.2, 0.8], [0.8, 1.2]]
         """
         size = block_size_of("block_summaries", size)
-        chosen, rows, columns, _ = ranges_of((head, queries, keys), self.shape)
+        heads, rows, columns, numbers = places_of((head, queries, keys), self.shape)
+        if not (isinstance(rows, range) and isinstance(columns, range)) or (
+            0 not in numbers or (rows.step, columns.step) != (1, 1)
+        ):
+            raise InputError(
+                "block_summaries: expected the number of a head, and slices of queries and keys "
+                "without a step."
+            )
+        chosen = heads[0]
         lse = self.lse[chosen : chosen + 1]
         return summaries_of_blocks(self._call.head(chosen), lse, size, rows, columns)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +27,9 @@ __all__ = [
     "cells",
     "diagonal",
     "maxima_of_blocks",
-    "ranges_of",
+    "places_of",
     "sizes_of_blocks",
+    "tile",
 ]
 
 #: Cells of a block of rows that is formed on the way: 64 MiB of float32.
@@ -107,38 +109,68 @@ def _shown(index: object) -> str:
     return ", ".join(repr(part) if isinstance(part, slice) else in_words(part) for part in index)
 
 
-def ranges_of(index: Any, shape: tuple[int, int, int]) -> tuple[int, range, range, list[int]]:
-    """``matrix[index]`` as a head, a range of queries, a range of keys, and which were numbers.
+def tile(call: MatrixCall, lse: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """Weights of some rows and columns, wherever these are, (heads, rows, columns)."""
+    span = range(min(columns), max(columns) + 1) if columns else range(0)
+    parts = [cells(call, lse, run, span) for run in _runs(rows)]
+    if not parts:
+        return call.queries.new_zeros(call.shape[0], 0, len(columns))
+    found = torch.cat(parts, 1)
+    if len(columns) == len(span) and list(columns) == list(span):
+        return found
+    return found[:, :, [column - span.start for column in columns]]
 
-    Raises: InputError: it is no head, queries, keys, or one of them is not there.
+
+def _runs(places: Sequence[int]) -> Iterator[range]:
+    """Places as ranges of those that follow each other.
+
+    >>> list(_runs([3, 4, 5, 9, 1]))
+    [range(3, 6), range(9, 10), range(1, 2)]
     """
-    if not (isinstance(index, tuple) and len(index) == 3 and not isinstance(index[0], slice)):
+    start = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or places[end] != places[end - 1] + 1:
+            yield range(places[start], places[end - 1] + 1)
+            start = end
+
+
+def places_of(
+    index: Any, shape: tuple[int, int, int]
+) -> tuple[Sequence[int], Sequence[int], Sequence[int], list[int]]:
+    """``matrix[index]`` as heads, queries, keys, and which of the three were numbers.
+
+    Raises: InputError: it is no heads, queries, keys, or one of them is not there.
+    """
+    if not (isinstance(index, tuple) and len(index) == 3):
         raise InputError(
-            f"matrix[{_shown(index)}]: expected matrix[head, queries, keys], the head a number, "
-            "the others numbers or slices."
+            f"matrix[{_shown(index)}]: expected matrix[head, queries, keys], each a number, a "
+            "slice or a list of numbers."
         )
-    ranges, numbers = [], []
+    places: list[Sequence[int]] = []
+    numbers = []
     for n, (part, size, name) in enumerate(
         zip(index, shape, ("head", "query", "key"), strict=True)
     ):
-        if isinstance(part, slice) and part.step in (None, 1):
+        if isinstance(part, slice):
             try:
-                start, stop, _ = part.indices(size)
-            except TypeError:
+                places.append(range(*part.indices(size)))
+            except (TypeError, ValueError):
                 raise InputError(
-                    f"matrix[{_shown(index)}]: expected whole numbers as ends of the slice."
+                    f"matrix[{_shown(index)}]: expected whole numbers as ends of the slice, and a "
+                    "step that is not 0."
                 ) from None
-            ranges.append(range(start, max(start, stop)))
             continue
+        several = isinstance(part, list | tuple | np.ndarray | Tensor) and np.ndim(part) == 1
         try:
-            number = operator.index(part)
+            chosen = [operator.index(place) for place in (part if several else [part])]
         except TypeError:
-            number = size
-        if not -size <= number < size:
+            chosen = [size]
+        if not all(-size <= number < size for number in chosen):
             raise InputError(
-                f"matrix[{_shown(index)}]: no such {name}; expected a number below {size}, or a "
-                "slice without a step."
+                f"matrix[{_shown(index)}]: no such {name}; expected a number below {size}, a slice "
+                "or a list of numbers."
             )
-        ranges.append(range(number % size, number % size + 1))
-        numbers.append(n)
-    return ranges[0].start, ranges[1], ranges[2], numbers
+        places.append([number % size for number in chosen])
+        if not several:
+            numbers.append(n)
+    return places[0], places[1], places[2], numbers
