@@ -106,6 +106,18 @@ def test_a_corpus_goes_on_only_with_what_was_asked_of_keys(
     assert "received" not in json.loads((other / "corpus.json").read_text())["options"]
 
 
+def test_special_tokens_of_wefts_own_runs(weft_main: Command, runs: Path, tmp_path: Path) -> None:
+    """Its vocabulary knows them, so that SQL finds what goes to them."""
+    path = tmp_path / "t.weft"
+    assert weft_main("trace", runs / "dates", "--text", "3 May 1990", "-o", path).code == 0
+    trace = weft.open(path)
+    for name, tokens in trace.sequences.items():
+        marks = [token in ("<start>", "<end>") for token in tokens]
+        assert trace.positions[name]["special"] == marks and sum(marks) == 1
+    flags = trace.sql("select special from tokens").special.tolist()
+    assert sorted(set(flags)) == [False, True]
+
+
 def test_generate_of_wefts_own_runs(weft_main: Command, runs: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
     result = weft_main("trace", runs / "language", "--text", "the", "--generate", 4, "-o", path)

@@ -102,6 +102,7 @@ def test_windows_of_a_language_model_of_weft(
     for trace in traces:
         offsets = trace.positions["tokens"]["offsets"]
         assert [text[start:end] for start, end in offsets] == trace.tokens
+        assert trace.positions["tokens"]["special"] == [False] * len(trace.tokens)
     # Each is what the model does with its window alone.
     alone = tmp_path / "alone.weft"
     assert weft_main("trace", runs / "language", "--text", text[6:14], "-o", alone).code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 import weft
 from weft.formats.tokens import Tokens, each_once, shown, texts_of
 from weft.traces import Trace
-from weft.tracing.names import token_names
+from weft.tracing.names import special_known, token_names
 from weft.training.text import Vocabulary
 
 ENGLISH = "the price of the dog is of the cat, and the naïve café of the town\n" * 20
@@ -46,6 +47,17 @@ def metaspace() -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     return tokenizer
+
+
+def test_which_tokens_are_special_where_somebody_knows() -> None:
+    class Transformers:
+        all_special_ids: ClassVar[list[int]] = [2, 5]
+
+    assert special_known([5, 17, 2], Transformers()) == {"special": [True, False, True]}
+    words = Vocabulary.of_characters(["abc"])
+    ids = [words.start, *words.encode("ab?"), words.end, words.pad]
+    assert special_known(ids, words) == {"special": [True, False, False, True, True, True]}
+    assert special_known([1], byte_level()) == special_known([1], None) == {}
 
 
 def test_byte_level_pieces_are_read() -> None:

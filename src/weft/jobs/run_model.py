@@ -177,7 +177,8 @@ class RunModel:
             traced = replace(traced, verification=verification)
         if isinstance(inputs, Mapping) and "offset_mapping" in inputs:
             offsets = inputs["offset_mapping"][0].tolist()
-            traced = replace(traced, positions={"tokens": {"offsets": offsets}})
+            known = {**traced.positions.get("tokens", {}), "offsets": offsets}
+            traced = replace(traced, positions={**traced.positions, "tokens": known})
         if output is not None:
             traced.save(output, dtype=options.stored_dtype, overwrite=options.overwrite)
         return traced

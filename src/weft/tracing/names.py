@@ -15,7 +15,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.formats.tokens import Tokens, texts_of
 
-__all__ = ["texts_known", "token_names"]
+__all__ = ["special_known", "texts_known", "token_names"]
 
 
 def token_names(ids: Sequence[int], tokenizer: Any = None) -> list[str]:
@@ -62,6 +62,20 @@ def token_names(ids: Sequence[int], tokenizer: Any = None) -> list[str]:
 def texts_known(names: Sequence[str]) -> dict[str, list[str]]:
     """What `Trace.positions` says of the texts of tokens: nothing where they are the tokens."""
     return {"texts": names.texts} if isinstance(names, Tokens) else {}
+
+
+def special_known(ids: Sequence[int], tokenizer: Any) -> dict[str, list[bool]]:
+    """What `Trace.positions` says of special tokens: nothing where the tokenizer does not know.
+
+    tokenizer: of Transformers, or a vocabulary of weft.
+    """
+    listed = getattr(tokenizer, "all_special_ids", None)
+    if listed is not None:
+        listed = set(listed)
+        return {"special": [int(number) in listed for number in ids]}
+    if hasattr(tokenizer, "is_special"):
+        return {"special": [bool(tokenizer.is_special(int(number))) for number in ids]}
+    return {}
 
 
 #: The bytes that byte-level vocabularies write as other characters, by these: printable Latin-1

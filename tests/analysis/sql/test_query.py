@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -288,6 +289,20 @@ def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights) ->
     distance = (stack * (ends[:, None] - ends).abs()).sum(-1).mean(-1)
     far = asked["How far away do the heads look?"].iloc[0]
     assert far["distance"] == pytest.approx(float(distance.max()), abs=1e-4)
+
+
+def test_nothing_goes_to_special_tokens_where_there_are_none(pair_trace) -> None:
+    """Null says something else: nobody knows which they are."""
+    asked = dict(DOCUMENTED)["How much goes to special tokens, by layer, at least and at most?"]
+    assert pair_trace.sql(asked).at_least.isna().all()
+    special = {"source": [False] * 7, "target": [False] * 4}
+    positions = {name: {"special": flags} for name, flags in special.items()}
+    none = dataclasses.replace(pair_trace, positions=positions).sql(asked)
+    assert none.at_least.tolist() == none.at_most.round(5).tolist() == [0, 0, 0]
+    special["target"][0] = True
+    first = dataclasses.replace(pair_trace, positions=positions).sql(asked)
+    expected = pair_trace.layers[1].graph.dense()[..., 0].mean()
+    assert first.at_least.tolist() == pytest.approx([0, float(expected), 0], abs=1e-6)
 
 
 def test_answers_do_not_hang_on_what_was_kept(minilm_top, minilm_weights) -> None:

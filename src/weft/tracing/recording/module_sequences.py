@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.mechanism.grid import Grid
 from weft.tracing.arguments import Inputs
-from weft.tracing.names import texts_known, token_names
+from weft.tracing.names import special_known, texts_known, token_names
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.sequences import InputSequence, name_of_grid
 
@@ -155,8 +155,9 @@ class ModuleSequences:
         tokenizer = self._tokenizer
         if isinstance(tokenizer, Mapping):
             tokenizer = tokenizer.get(name)
-        names = token_names(ids[min(sample, len(ids) - 1)].tolist(), tokenizer)
-        return InputSequence(span, names, {**texts_known(names)})
+        read = ids[min(sample, len(ids) - 1)].tolist()
+        names = token_names(read, tokenizer)
+        return InputSequence(span, names, {**special_known(read, tokenizer), **texts_known(names)})
 
 
 def _grids(model: nn.Module, inputs: Inputs) -> list[Grid]:

@@ -17,7 +17,7 @@ from weft.formats.tokens import Tokens, shown
 from weft.formats.traced_images import TracedImage
 from weft.mechanism.grid import Grid
 from weft.tracing.arguments import BESIDE, Arguments, Inputs
-from weft.tracing.names import texts_known, token_names
+from weft.tracing.names import special_known, texts_known, token_names
 from weft.tracing.recording.sound import SoundAxis, is_sound
 from weft.tracing.vision_language.positions import ImagesOfText, images_of_texts
 
@@ -290,10 +290,7 @@ class Sequences:
         if hasattr(tokenizer, "feature_extractor") or hasattr(tokenizer, "image_processor"):
             # A processor, of sounds or images and of texts.
             tokenizer = getattr(tokenizer, "tokenizer", None)
-        known: dict[str, list[Any]] = {}
-        special = getattr(tokenizer, "all_special_ids", None)
-        if special is not None:
-            known["special"] = [number in set(special) for number in ids]
+        known: dict[str, list[Any]] = {**special_known(ids, tokenizer)}
         if self._offsets is not None and name in ("tokens", "source"):
             # What was generated is not in the text that was given.
             known["offsets"] = (self._offsets + [[0, 0]] * (span.stop - len(self._offsets)))[span]
