@@ -104,4 +104,6 @@ def test_of_long_texts_some_tokens_are_drawn(monkeypatch: pytest.MonkeyPatch) ->
     shown = RelevanceShown(("a", "b", "c"), "d", 0.0, 2, None, levels, edges).as_drawn("t")
     assert shown["tokens"] == [["t", 0], ["t", 2]]
     assert shown["relevance"] == pytest.approx([0.5, 0.1, 1.4])
-    assert shown["edges"] == [[[1, 0, 0.5], [1, 1, 0.4]]]
+    (drawn,) = shown["edges"]
+    assert [edge[:2] for edge in drawn] == [[1, 0], [1, 1]]
+    assert [edge[2] for edge in drawn] == pytest.approx([0.5, 0.4], abs=1e-7)

@@ -218,6 +218,20 @@ KIND_CASES: Cases = [
         "rotary",
         "base above 1",
     ),
+    ("layer softcap", lambda: layer(softcap=-1.0), "MultiHeadAttention", "above 0, or None"),
+    ("layer sinks", lambda: layer(sinks=3), "MultiHeadAttention", "True or False"),
+    (
+        "layer norms of uniform weights",
+        lambda: layer(weights="uniform", query_key_norm=True),
+        "MultiHeadAttention",
+        "a softcap, sinks or norms",
+    ),
+    (
+        "layer with sinks to torch",
+        lambda: layer(sinks=True).to_torch(),
+        "to_torch",
+        "no softcap, no sinks and no norms",
+    ),
     (
         "scaling of what turns nothing",
         lambda: layer(rotary_scaling=weft.RotaryScaling("linear", 8)),

@@ -146,4 +146,7 @@ class _Watcher:
         """What was seen last; it is let go."""
         seen, self._seen = self._seen, None
         assert seen is not None and isinstance(seen.caught, AttentionGraph)
-        return Scoring(seen.caught.lse.detach(), seen.mask, seen.scale, relative=seen.relative)
+        return Scoring(
+            seen.caught.lse.detach(), seen.mask, seen.scale, relative=seen.relative,
+            softcap=seen.softcap,
+        )  # fmt: skip

@@ -62,6 +62,8 @@ class AttentionLayer(nn.Module):
         scale: float | None = None,
         dropout: float = 0.0,
         grids: tuple[Grid, Grid] | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """The output of every head, seen by the observer and changed by the editor, if there are.
 
@@ -70,19 +72,21 @@ class AttentionLayer(nn.Module):
         """
         if self.observer is None:
             output = attention(
-                queries, keys, values, mask=mask, relative=relative, scale=scale, dropout=dropout
-            )
+                queries, keys, values, mask=mask, relative=relative, scale=scale, dropout=dropout,
+                softcap=softcap, sinks=sinks,
+            )  # fmt: skip
         else:
             output, caught = attend(
                 queries, keys, values, mask=mask, relative=relative, scale=scale, dropout=dropout,
-                keep=self.observer.keep,
+                softcap=softcap, sinks=sinks, keep=self.observer.keep,
             )  # fmt: skip
             factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
             rule = None if mask is None else as_mask(mask)
             places = self.grids if grids is None else grids
-            self.observer(
-                self, Observation(queries, keys, values, caught, factor, rule, relative, places)
+            seen = Observation(
+                queries, keys, values, caught, factor, rule, relative, places, softcap, sinks
             )
+            self.observer(self, seen)
         if self.editor is not None:
             output = self.editor(self, HeadOutputs(output, queries, keys, values, mask))
         return output

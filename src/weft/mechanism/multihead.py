@@ -30,6 +30,7 @@ from weft.mechanism.positions import (
 )
 from weft.mechanism.rotary import RotaryScaling, checked_base, checked_scaling, rotary
 from weft.mechanism.shapes import (
+    check_flag,
     chosen,
     describe,
     finite_number,
@@ -65,6 +66,12 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         rotary_scaling: of rotary positions: slows the turns down, see `weft.RotaryScaling`.
         source_width: width of what keys and values are made from. None: width.
         kind: what the layer is in its model: "encoder", "decoder" or "cross".
+        softcap: bounds the scores, softcap tanh(s / softcap), before the mask; None: no bound.
+        sinks: whether each head has a learned sink: a key without a value, whose score is one
+            number, that takes a part of every row's weight (`weft.attention`).
+        query_key_norm: whether the queries and the keys of each head are divided by the root of
+            their mean square, and multiplied by learned numbers, one for each of the depth,
+            before positions turn them.
         weights: "learned"; or "uniform", the baseline of attention that chooses nothing: scores
             are multiplied by 0, so that each query weighs the keys that it may look at alike,
             and W_Q and W_K have no effect.
@@ -75,6 +82,10 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
     Whatever the positions, products are divided by sqrt(depth) before a bias is added. T5 does not
     divide: a layer with its matrices needs W_Q times sqrt(depth), and the table as it is. T5's
     layers share one table; each layer here has its own, `bucket_table`, (buckets, heads).
+
+    Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped queries); Gemma Team
+    2024 (soft caps); OpenAI 2025, gpt-oss (learned sinks); Dehghani et al. 2023 (norms of queries
+    and keys).
     """
 
     w_q: nn.Linear
@@ -101,6 +112,9 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         rotary_scaling: RotaryScaling | None = None,
         source_width: int | None = None,
         kind: LayerKind = "encoder",
+        softcap: float | None = None,
+        sinks: bool = False,
+        query_key_norm: bool = False,
         weights: WeightsKind = "learned",
     ) -> None:
         name = "MultiHeadAttention"
@@ -128,11 +142,17 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 f"{name}: heads of depth {depth}, whose coordinates rotary positions turn in "
                 "pairs. Choose an even depth, or other positions."
             )
-        if weights not in ("learned", "uniform") or (weights == "uniform" and relative != "none"):
+        acts = relative != "none" or softcap is not None or sinks or query_key_norm
+        if weights not in ("learned", "uniform") or (weights == "uniform" and acts):
             raise InputError(
                 f"{name}: weights={in_words(weights)}, relative={in_words(relative)}; expected "
-                '"learned", or "uniform" without relative positions, which act on the weights.'
+                '"learned", or "uniform" without relative positions, a softcap, sinks or norms, '
+                "which act on the weights."
             )
+        if softcap is not None and finite_number(name, "softcap", softcap) <= 0:
+            raise InputError(f"{name}: softcap={softcap:g}; expected a number above 0, or None.")
+        check_flag(name, "sinks", sinks)
+        check_flag(name, "query_key_norm", query_key_norm)
         clip = whole_number(name, "clip", clip, 0)
         buckets = whole_number(name, "buckets", buckets, 1)
         max_distance = whole_number(name, "max_distance", max_distance, 1)
@@ -161,6 +181,10 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         if relative == "buckets":
             check_buckets(name, buckets, max_distance, bidirectional=kind != "decoder")
             self.bucket_table = nn.Parameter(torch.empty(buckets, heads))
+        self.softcap = softcap
+        self.sinks = nn.Parameter(torch.empty(heads)) if sinks else None
+        self.query_norm = nn.RMSNorm(depth, eps=1e-6) if query_key_norm else None
+        self.key_norm = nn.RMSNorm(depth, eps=1e-6) if query_key_norm else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -169,6 +193,11 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+        for norm in (self.query_norm, self.key_norm):
+            if norm is not None:
+                norm.reset_parameters()
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
         self.hold_constants()  # not drawn, but memory may be new
         if self.relative in ("shaw", "shaw-keys"):
             nn.init.normal_(self.key_table, std=1 / math.sqrt(self.depth))
@@ -234,7 +263,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             and cache.values is not None
         ):
             (projected,) = linear_maps(queries_from, [self.w_q])
-            queries = self._split(projected, self.heads)
+            queries = _normalised(self._split(projected, self.heads), self.query_norm)
             keys, values = cache.keys, cache.values
         else:
             queries, keys, values = self._project(queries_from, keys_from, values_from)
@@ -247,8 +276,9 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         relative = self.relative_positions(offset)
         dropout = self.dropout if self.training else 0.0
         output = self.attend(
-            queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout
-        )
+            queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout,
+            softcap=self.softcap, sinks=self.sinks,
+        )  # fmt: skip
         (joined,) = linear_maps(self._join(output), [self.w_o])
         return joined
 
@@ -291,8 +321,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                     linear_maps(values_from, maps[2:]),
                 )
         return (
-            self._split(queries, self.heads),
-            self._split(keys, self.kv_heads),
+            _normalised(self._split(queries, self.heads), self.query_norm),
+            _normalised(self._split(keys, self.kv_heads), self.key_norm),
             self._split(values, self.kv_heads),
         )
 
@@ -415,6 +445,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             raise InputError(f"to_torch: torch's layer has no {self.relative} positions.")
         if self.scale is not None:
             raise InputError("to_torch: torch's layer has no uniform weights.")
+        if not (self.softcap is None and self.sinks is None and self.query_norm is None):
+            raise InputError("to_torch: torch's layer has no softcap, no sinks and no norms.")
         has_bias = self.w_q.bias is not None
         module = nn.MultiheadAttention(
             width, self.heads, self.dropout, has_bias, kdim=source_width, vdim=source_width,
@@ -433,3 +465,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 module.in_proj_bias.copy_(torch.cat([linear.bias for linear in inputs]))
                 module.out_proj.bias.copy_(self.w_o.bias)
         return module.train(self.training)
+
+
+def _normalised(vectors: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    """Queries or keys by their norm, where the layer has one."""
+    return vectors if norm is None else norm(vectors)

@@ -39,7 +39,7 @@ class Observation:
     values: (batch, kv_heads, keys, value_depth).
     caught: the graph, or the dense weights, as the observer's `keep` asked.
     scale: the factor on the scores.
-    mask, relative: as the call took them.
+    mask, relative, softcap, sinks: as the call took them.
     grids: where queries and keys lie, if they are places of an image.
     """
 
@@ -51,6 +51,8 @@ class Observation:
     mask: Mask | None
     relative: Relative | None
     grids: tuple[Grid, Grid] | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 class Observer(Protocol):

@@ -78,6 +78,8 @@ class LayerObserver:
             positions=_POSITIONS.get(layer.relative, layer.relative),
             by_formula=True,
             grids=seen.grids,
+            softcap=seen.softcap,
+            sinks=None if seen.sinks is None else seen.sinks.detach(),
         )
         self._receive(call, graph.of_places(graph.length).detach())
 

@@ -1,0 +1,154 @@
+"""Soft caps, learned sinks and norms of queries and keys in a layer, against their formulas."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import weft
+from weft.experiments.relevance import relevance
+from weft.mechanism.key_value_cache import KeyValueCache
+from weft.mechanism.multihead import RelativeKind
+
+WIDTH, HEADS, LENGTH = 12, 4, 7
+CHOICES = [
+    {"softcap": cap, "sinks": sinks, "query_key_norm": norm}
+    for cap, sinks, norm in itertools.product((None, 1.5), (False, True), (False, True))
+    if cap or sinks or norm
+]
+
+
+def layer_of(relative: RelativeKind = "none", **options: Any) -> weft.MultiHeadAttention:
+    """Its learned numbers are all drawn, so that each must be at its place."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"kv_heads": 2, "depth": 6, "kind": "decoder", "relative": relative}
+    layer = weft.MultiHeadAttention(WIDTH, HEADS, **sizes | options).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.8)
+    return layer
+
+
+def by_formula(layer: weft.MultiHeadAttention, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and the weights on the keys, head by head and row by row."""
+    outputs, weights = [], torch.zeros(HEADS, LENGTH, LENGTH, dtype=torch.float64)
+    for head in range(HEADS):
+        shared = head // 2
+        parts = []
+        for linear, of, norm in (
+            (layer.w_q, head, layer.query_norm), (layer.w_k, shared, layer.key_norm),
+            (layer.w_v, shared, None),
+        ):  # fmt: skip
+            rows = slice(6 * of, 6 * of + 6)
+            part = inputs @ linear.weight[rows].T + linear.bias[rows]
+            if norm is not None:
+                part = part / (part.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
+            parts.append(part)
+        queries, keys, values = parts
+        if layer.relative == "rotary":
+            queries, keys = weft.rotary(queries), weft.rotary(keys)
+        for i in range(LENGTH):
+            scores = queries[i] @ keys[: i + 1].T / math.sqrt(6)
+            if layer.softcap is not None:
+                scores = layer.softcap * torch.tanh(scores / layer.softcap)
+            powers = scores.exp()
+            total = powers.sum() + (0 if layer.sinks is None else layer.sinks[head].exp())
+            weights[head, i, : i + 1] = (powers / total).detach()
+            outputs.append(powers / total @ values[: i + 1])
+    joined = torch.stack(outputs).view(HEADS, LENGTH, 6).transpose(0, 1).flatten(1)
+    return joined @ layer.w_o.weight.T + layer.w_o.bias, weights
+
+
+@pytest.mark.parametrize("relative", ["none", "rotary"])
+@pytest.mark.parametrize("options", CHOICES, ids=str)
+def test_a_layer_is_its_formula(options: dict[str, Any], relative: RelativeKind) -> None:
+    """Outputs, gradients of every parameter, with a cache, and as traced."""
+    layer = layer_of(relative, **options)
+    inputs = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
+    expected, weights = by_formula(layer, inputs[0])
+    output = layer(inputs, mask=weft.causal())
+    assert_close(output[0], expected, rtol=1e-9, atol=1e-10)
+    by_output = torch.randn_like(expected)
+    parameters = dict(layer.named_parameters())
+    found = torch.autograd.grad(output[0], list(parameters.values()), by_output)
+    wanted = torch.autograd.grad(expected, list(parameters.values()), by_output)
+    for name, one, other in zip(parameters, found, wanted, strict=True):
+        assert_close(one, other, rtol=1e-7, atol=1e-9, msg=name)
+    cache = KeyValueCache()
+    parts = [
+        layer(part, mask=weft.causal(offset=cache.length), cache=cache)
+        for part in (inputs[:, :4], inputs[:, 4:])
+    ]
+    assert_close(torch.cat(parts, 1)[0], expected, rtol=1e-9, atol=1e-10)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = copy.deepcopy(layer).float()
+
+        def forward(self, given: Tensor) -> Tensor:
+            made: Tensor = self.layer(given, mask=weft.causal())
+            return made
+
+    trace = weft.trace(Model(), inputs.float(), keep=weft.All())
+    assert isinstance(trace, weft.Trace)
+    (traced,) = trace.layers
+    assert_close(traced.graph.dense().double(), weights, rtol=0, atol=2e-5)
+    assert traced.matrix is not None
+    assert_close(traced.matrix.dense().double(), weights, rtol=0, atol=2e-5)
+    assert trace.deviation is not None and trace.deviation < 1e-5
+
+
+def test_relevance_goes_by_the_capped_scores() -> None:
+    """The gradient of the weights that the layer has, not of those without its bound."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(9, WIDTH)
+            self.layer = layer_of(softcap=0.7, sinks=True).float()
+
+        def forward(self, ids: Tensor) -> Tensor:
+            made: Tensor = self.layer(self.embedding(ids), mask=weft.causal())
+            return made
+
+    torch.manual_seed(0)
+    model, ids = Model(), torch.tensor([[1, 4, 2, 8, 5, 7, 1]])
+    found = relevance(model, {"ids": ids}, lambda output: output[0, -1, 3])
+    inputs = model.embedding(ids)[0].detach()
+    layer = model.layer
+    queries, keys, values = (
+        linear(inputs).view(LENGTH, -1, 6).transpose(0, 1)
+        for linear in (layer.w_q, layer.w_k, layer.w_v)
+    )
+    keys, values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)
+    scores = 0.7 * torch.tanh(queries @ keys.mT / math.sqrt(6) / 0.7)
+    scores = scores.masked_fill(~torch.ones(LENGTH, LENGTH).tril().bool(), -torch.inf)
+    assert layer.sinks is not None
+    both = torch.cat((scores, layer.sinks.view(HEADS, 1, 1).expand(HEADS, LENGTH, 1)), -1)
+    weights = both.softmax(-1)[..., :-1].detach().requires_grad_()
+    output = layer.w_o((weights @ values).transpose(0, 1).flatten(1))
+    (gradient,) = torch.autograd.grad(output[-1, 3], weights)
+    expected = torch.eye(LENGTH) + (weights * gradient).clamp(min=0).mean(0)
+    assert_close(found[0], expected[-1].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_new_layer_begins_plainly() -> None:
+    """Sinks with the score 0, norms without gain; saved and read by name."""
+    layer = weft.MultiHeadAttention(8, 2, sinks=True, query_key_norm=True)
+    assert layer.sinks is not None and layer.sinks.tolist() == [0, 0]
+    assert layer.query_norm is not None and layer.query_norm.weight.tolist() == [1] * 4
+    names = set(layer.state_dict())
+    assert {"sinks", "query_norm.weight", "key_norm.weight"} <= names
+    plain = set(weft.MultiHeadAttention(8, 2).state_dict())
+    assert names - plain == {"sinks", "query_norm.weight", "key_norm.weight"}
+    other = weft.MultiHeadAttention(8, 2, sinks=True, query_key_norm=True)
+    other.load_state_dict(layer.state_dict())
+    inputs = torch.randn(2, 5, 8)
+    assert torch.equal(other(inputs), layer(inputs))
