@@ -179,14 +179,10 @@ export class Edges {
     return found;
   }
 
-  /** The mass of a row on keys that were not kept, of which a sink may have some; of weights that
-   * are not numbers all of it. */
+  /** The mass of a row on keys that were not kept, of which a sink may have some where its logit is
+   * not known; of weights that are not numbers all of it. */
   missing(row: number): number {
-    if (Number.isNaN(this.lse[row])) return 1;
-    const last = (row + 1) * this.kept;
-    let kept = row * this.kept;
-    while (kept < last && this.keys[kept] !== this.none) kept++;
-    return kept - row * this.kept < this.count[row] ? Math.max(this.rest[row], 0) : 0;
+    return Number.isNaN(this.lse[row]) ? 1 : this.rest[row];
   }
 
   /** Calls back with every edge of the block. */

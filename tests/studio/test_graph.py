@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -21,6 +22,7 @@ from tests.studio.windows import until, windows
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
+from weft.formats.terms import Terms
 from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.studio.arrays import layer_arrays
@@ -163,6 +165,37 @@ def test_a_sink_is_on_no_edge(
         assert "36 of 36 kept edges hold 100 % of the mass. Not drawn: 0 %." in said
         assert "did not keep" not in said and "not in the mean" not in said and "≥" not in said
         page.keyboard.press("a")
+
+
+def test_what_was_not_kept_is_without_what_a_sink_takes(studio: Any) -> None:
+    """By the logits of sinks, which a trace knows without queries and keys too."""
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = torch.randn(2, 1, 2, 12, 8, generator=generator)
+    sinks = torch.tensor([1.0, 3.0])
+    trace = weft.from_queries_keys(queries, keys, sinks=sinks, keep=weft.Top(3), tokens=WORDS)
+    powers = (queries[0].double() @ keys[0].double().mT / 8**0.5).exp()
+    weights = powers / (powers.sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
+    kept, masses = weights.topk(3).values.sum(-1), weights.sum(-1)
+    (known,) = trace.layers
+    alone = dataclasses.replace(
+        known, data=LayerInMemory(known.graph, known_terms=Terms(sinks=sinks, missing="not kept"))
+    )
+    for layer in (known, alone):
+        arrays = layer_arrays(layer)
+        np.testing.assert_allclose(arrays.masses, masses, rtol=1e-5)
+        np.testing.assert_allclose(arrays.rest, masses - kept, rtol=1e-4)
+        np.testing.assert_allclose(arrays.left_out, (masses - kept).mean(-1), rtol=1e-5)
+        for head in (0, 1):
+            found = strongest_edges(layer, arrays, head)
+            assert found["mass"] == pytest.approx(float(masses[head].sum()), rel=1e-6)
+        mean = strongest_edges(layer, arrays, None)
+        assert mean["mass"] == pytest.approx(float(masses.sum() / 2), rel=1e-6)
+        page = studio.file(
+            collect([dataclasses.replace(trace, layers=(layer,))]), "#view=graph&head=1&mass=1"
+        )
+        share = 100 * float(kept[1].sum() / masses[1].sum())
+        assert f"36 of 36 kept edges hold {share:.0f} % of the mass." in (said := ready(page))
+        assert f" {100 - share:.0f} % of the mass is on edges that the trace did not keep." in said
 
 
 def test_before_the_edges_are_there_a_line_says_so(

@@ -27,6 +27,7 @@ __all__ = [
     "column_maxima",
     "keeps_all",
     "left_out",
+    "mass_on_keys",
     "to_others",
 ]
 
@@ -89,6 +90,25 @@ def keeps_all(graph: AttentionGraph) -> bool:
     [False, True]
     """
     return bool((graph.count <= (graph.keys >= 0).sum(-1)).all())
+
+
+def mass_on_keys(graph: AttentionGraph, sinks: Tensor) -> Tensor:
+    """What each row has on its keys where a sink takes the rest, (heads, queries), float64.
+
+        m_i = 1 - e^(sink - lse_i), 0 of a row without keys
+
+    sinks: the logit of each head's sink, (heads,).
+
+    >>> import math, weft
+    >>> tokens, sinks = torch.eye(3)[None], torch.tensor([math.log(4)])   # rows of 2, 1, 1, and 4
+    >>> _, graph = weft.attend(
+    ...     tokens, tokens, tokens, scale=math.log(2), sinks=sinks, keep=weft.Top(1)
+    ... )
+    >>> mass_on_keys(graph, sinks)
+    tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
+    """
+    taken = (sinks[:, None].double() - graph.lse.double()).exp()
+    return torch.where(graph.count > 0, (1 - taken).clamp(0, 1), 0.0)
 
 
 def left_out(graph: AttentionGraph, masses: Tensor | None = None) -> tuple[Tensor, Tensor]:

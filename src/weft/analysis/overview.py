@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.analysis.arguments import check_layer
-from weft.analysis.interval import left_out
+from weft.analysis.interval import left_out, mass_on_keys
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.masks import Window
@@ -83,13 +83,19 @@ def overview(layer: TraceLayer, most: int) -> Overview:
         means = [matrix_means(matrix, head, sizes) for head in range(heads)]
         return Overview(torch.stack(means).numpy(), sizes, True, nothing)
     kept = edge_means(graph.keys.numpy(), graph.weights.numpy(), keys, sizes)
-    return Overview(kept, sizes, not bool(partial.any()), mean_left_out(graph).numpy())
+    sinks = None if layer.terms is None else layer.terms.sinks
+    return Overview(kept, sizes, not bool(partial.any()), mean_left_out(graph, sinks).numpy())
 
 
-def mean_left_out(graph: AttentionGraph) -> Tensor:
-    """The mean share of a row on edges that were not kept, (heads,); a sink's is on no edge."""
+def mean_left_out(graph: AttentionGraph, sinks: Tensor | None = None) -> Tensor:
+    """The mean share of a row on edges that were not kept, (heads,).
+
+    sinks: their logits, (heads,): what they take is on no edge. None: there are none, or they are
+    not known, and what they take counts as left out.
+    """
     rows = (graph.count > 0).sum(-1).clamp(min=1)
-    return left_out(graph)[0].sum(-1, dtype=torch.float64) / rows
+    masses = None if sinks is None else mass_on_keys(graph, sinks)
+    return left_out(graph, masses)[0].sum(-1, dtype=torch.float64) / rows
 
 
 def matrix_means(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.analysis.interval import left_out
+from weft.analysis.interval import left_out, mass_on_keys
 from weft.analysis.overview import mean_left_out
 from weft.formats.trace import TraceData, TraceLayer
 
@@ -30,8 +30,11 @@ class LayerArrays:
 
     keys       int32 (heads, queries, kept), strongest first; -1: no edge
     weights    float32, likewise
-    lse, entropy, rest   float32 (heads, queries)
+    lse, entropy   float32 (heads, queries)
+    rest       float32, likewise: the mass of a row on keys that were not kept; a sink may have some
+               of it where its logit is not known
     count      uint32 (heads, queries)
+    left_out   (heads,): the mean of `rest` over rows that may look at a key
     received   float32 (heads, length): over all weights; None: the trace does not hold it
     """
 
@@ -41,9 +44,6 @@ class LayerArrays:
     entropy: Array
     rest: Array
     count: Array
-    #: Mass of each row on edges that were not kept, (heads, queries), and the mean over its rows,
-    #: (heads,).
-    missing: Array
     left_out: Array
     length: int
     received: Array | None = None
@@ -66,17 +66,16 @@ class LayerArrays:
     @property
     def nbytes(self) -> int:
         """Their size in memory."""
-        parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count,
-                 self.missing)  # fmt: skip
+        parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count)
         return sum(part.nbytes for part in parts) + getattr(self.received, "nbytes", 0)
 
     @property
     def masses(self) -> Array:
         """The mass of each row on its keys, kept or not, (heads, queries): 0 of a row without
-        keys, else 1 less what a sink takes. Where an edge was not kept, or weights are not numbers,
-        nobody knows what that is, and it is 1.
+        keys, else 1 less what a sink takes. Where weights are not numbers, nobody knows what that
+        is, and it is 1; so it is where an edge was not kept and the sink's logit neither.
         """
-        known = self.weights.sum(-1, dtype=np.float64) + self.missing
+        known = self.weights.sum(-1, dtype=np.float64) + self.rest
         masses: Array = np.where(np.isnan(known), 1, known)
         return masses
 
@@ -121,15 +120,17 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
     # Not layer.graph, which would stay in memory.
     graph = layer.data.graph().detach().cpu()
     most = int((graph.keys >= 0).sum(-1).max()) if graph.keys.numel() else 0
+    terms = layer.data.terms()
+    sinks = None if terms is None else terms.sinks
+    masses = None if sinks is None else mass_on_keys(graph, sinks.cpu())
     return LayerArrays(
         keys=np.ascontiguousarray(graph.keys[..., :most].numpy(), dtype=np.int32),
         weights=np.ascontiguousarray(graph.weights[..., :most].float().numpy()),
         lse=graph.lse.float().numpy(),
         entropy=graph.entropy.float().numpy(),
-        rest=graph.rest.float().numpy(),
+        rest=left_out(graph, masses)[0].float().numpy(),
         count=graph.count.numpy().astype(np.uint32),
-        missing=left_out(graph)[0].float().numpy(),
-        left_out=mean_left_out(graph).numpy(),
+        left_out=mean_left_out(graph, sinks).numpy(),
         length=graph.length,
         received=None if graph.received is None else graph.received.float().numpy(),
     )

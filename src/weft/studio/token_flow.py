@@ -152,7 +152,7 @@ class TokenFlows:
     def _kept(self, layer: TraceLayer) -> KeptEdges:
         arrays = self._arrays[self._number[id(layer)]]
         keys, weights = torch.from_numpy(arrays.keys), torch.from_numpy(arrays.weights)
-        return KeptEdges(keys, weights, arrays.missing.mean(0, dtype=np.float64))
+        return KeptEdges(keys, weights, arrays.rest.mean(0, dtype=np.float64))
 
 
 def _edges(

@@ -20,7 +20,7 @@ from weft.analysis.heads.patterns import (
     Pattern,
     allowed_keys,
 )
-from weft.analysis.interval import Interval, keeps_all, left_out
+from weft.analysis.interval import Interval, keeps_all, left_out, mass_on_keys
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -199,8 +199,7 @@ class LayerWeights:
         looks = (self.graph.count > 0).double()
         terms = self.layer.terms
         if terms is not None and terms.sinks is not None:
-            taken = (terms.sinks[:, None].double() - self.graph.lse.double()).exp()
-            return looks * (1 - taken).clamp(0, 1)
+            return mass_on_keys(self.graph, terms.sinks)
         if self.complete:
             return looks - self.graph.rest.double().clamp(0, 1)
         # Rows of half precision that were given may sum to some hundredths more.
