@@ -89,6 +89,14 @@ def test_a_hostile_question_in_the_address(
         assert answered(page) == [["<img src=x onerror=alert(1)>"]]
 
 
+def test_numbers_that_are_none_are_no_nulls(studio: Any, viewer: Viewer) -> None:
+    columns = "'nan'::double as a, 'inf'::double as b, '-inf'::double as c, null::double as d"
+    page = studio.served(viewer, f"#view=sql&sql={quote('select ' + columns)}")
+    assert answered(page) == [["nan", "inf", "-inf", "null"]]
+    # At the right, as numbers are.
+    assert page.locator(".answer td.number").count() == 4
+
+
 def test_a_question_that_is_too_long_is_not_cut(studio: Any, viewer: Viewer) -> None:
     page = studio.served(viewer, f"#view=sql&sql=select+1{'+' * 10_000}")
     notice = page.locator(".notices")

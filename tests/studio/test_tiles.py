@@ -10,6 +10,7 @@ import torch
 import weft
 from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.studio.arrays import LayerCache
+from weft.studio.page import collect
 from weft.studio.tiles import MatrixTiles, Tile, top_level
 
 
@@ -69,6 +70,24 @@ def test_cells_have_weight_score_and_rank(long_trace) -> None:
         assert found["score"] == pytest.approx(float(layer.graph.scores[1, 900, place]), abs=1e-3)
     hidden = tiles.cell(0, 1, 10, 11)
     assert hidden["hidden"] and hidden["weight"] is None
+
+
+def test_cells_that_float32_has_no_weight_for() -> None:
+    """Their scores are those of the neuron view, and so are their ranks among each other."""
+    generator = torch.Generator().manual_seed(3)
+    queries, keys = 12 * torch.randn(2, 1, 300, 16, generator=generator)
+    trace = weft.from_queries_keys([queries], [keys], mask=weft.causal(), keep=weft.Top(4))
+    (example,) = collect([trace]).examples
+    scores = (queries[0, 250].double() @ keys[0, :251].double().T / 4).sort(descending=True)
+    assert float(scores.values[0] - scores.values[-2]) > 110  # e^-110 is below float32
+    for rank in (1, 2, 100, 250, 251):
+        key = int(scores.indices[rank - 1])
+        found = example.matrix.cell(0, 0, 250, key)
+        assert found["rank"] == rank and not found["hidden"]
+        assert found["score"] == pytest.approx(float(scores.values[rank - 1]), rel=1e-12)
+        assert found["score"] == example.neurons.edge(0, 0, 250, key)["score"]
+    assert found["weight"] == 0
+    assert example.matrix.cell(0, 0, 250, 251)["hidden"]
 
 
 def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace) -> None:

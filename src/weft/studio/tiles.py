@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.analysis.worked_row import worked_row
 from weft.formats.files import JsonObject
-from weft.formats.trace import TraceData
+from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.studio.arrays import Array, LayerArrays, LayerCache
 
@@ -93,7 +94,7 @@ class MatrixTiles:
     def __init__(self, trace: TraceData, layers: LayerCache) -> None:
         self._trace = trace
         self._arrays = layers
-        self._matrices: OrderedDict[int, AttentionMatrix | None] = OrderedDict()
+        self._layers: OrderedDict[int, TraceLayer] = OrderedDict()
         self._passes: OrderedDict[tuple[int, int], _Pass] = OrderedDict()
         self._opening = threading.Lock()
         self._passing = threading.Lock()
@@ -143,37 +144,36 @@ class MatrixTiles:
         matrix = self.matrix(number)
         if matrix is None:
             return found | _kept_cell(arrays, head, row, column, lse)
-        weights = matrix[head, row, :]
-        weight = float(weights[column])
-        if weight == 0.0 and count < arrays.length and not self._allowed(number, row, column):
+        # Weights below the least of float32 are 0 alike, and their scores tell them apart.
+        scored = worked_row(self._layer(number), head, row)
+        if not bool(scored.allowed[column]):
             return found | {"weight": None, "score": None, "hidden": True}
-        rank = int((weights > weight).sum()) + 1
-        score = float(np.log(weight)) + lse if weight > 0 else None
-        return found | {"weight": weight, "score": score, "rank": rank}
+        score = scored.scores[column]
+        return found | {
+            "weight": float(matrix[head, row, column]),
+            "score": float(score) if bool(score.isfinite()) else None,
+            "rank": int((scored.scores > score).sum()) + 1,
+        }
 
     def exact(self, number: int) -> bool:
         """Whether tiles of a layer are of the whole matrix, not of kept edges alone."""
         return self._trace.layers[number].data.has_matrix
 
-    def _allowed(self, number: int, row: int, column: int) -> bool:
-        """Whether the mask lets a query see a key whose weight is 0 in float32."""
-        layer = self._trace.layers[number]
-        if layer.terms is None or layer.terms.mask is None:
-            return True
-        shown = layer.terms.mask.cells(range(row, row + 1), layer.shape[2], torch.device("cpu"))
-        return bool(shown[..., column].any())
-
     def matrix(self, number: int) -> AttentionMatrix | None:
         """The whole matrix of a layer, where it can be had; a few are kept."""
+        return self._layer(number).matrix
+
+    def _layer(self, number: int) -> TraceLayer:
+        """A layer of its own with its matrix, so that what it reads can be let go."""
         with self._opening:
-            if number not in self._matrices:
-                # A layer of its own, so that what it reads can be let go.
+            if number not in self._layers:
                 layer = dataclasses.replace(self._trace.layers[number])
-                self._matrices[number] = layer.matrix
-                while len(self._matrices) > _LAYERS:
-                    self._matrices.popitem(last=False)
-            self._matrices.move_to_end(number)
-            return self._matrices[number]
+                _ = layer.matrix  # read once, whoever asks first
+                self._layers[number] = layer
+                while len(self._layers) > _LAYERS:
+                    self._layers.popitem(last=False)
+            self._layers.move_to_end(number)
+            return self._layers[number]
 
     def _blocks(
         self, number: int, head: int, rows: range, columns: range, size: int

@@ -20,6 +20,7 @@ It ends where standard input does, so with the process that started it, in whate
 from __future__ import annotations
 
 import faulthandler
+import math
 import mmap
 import os
 import queue
@@ -49,7 +50,7 @@ from weft.analysis.sql.database import (
 )
 from weft.analysis.sql.messages import receive, send
 from weft.errors import DataError, WeftError
-from weft.formats.files import JsonObject, finite
+from weft.formats.files import JsonObject
 from weft.formats.tokens import visible
 
 __all__ = ["TOO_MUCH_MEMORY", "main"]
@@ -180,11 +181,14 @@ def _first(answer: Answer, rows: int) -> JsonObject:
 
 
 def _cell(value: Any) -> Any:
-    """What JSON holds of a cell: numbers as they are, all else as a text that is not too long."""
+    """What JSON holds of a cell: numbers as they are, all else as a text that is not too long.
+
+    Of numbers that JSON has not, the text is that of CSV: nan, inf, -inf.
+    """
     if value is None or isinstance(value, bool | int):
         return value if value is None or abs(value) < 2**53 else str(value)
     if isinstance(value, float):
-        return finite(value)
+        return value if math.isfinite(value) else str(value)
     return visible(str(value), _CELL)
 
 
