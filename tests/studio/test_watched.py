@@ -71,6 +71,15 @@ def test_every_view_of_a_watched_training(studio: Any, serving: Any, watched: Pa
         "entropy (nats)", "largest score", "on the first token", "|W_Q W_Kᵀ|", "effective rank",
         "symmetry",
     ]  # fmt: skip
+    # Names stand below each other, so do curves and the steps below them.
+    for selector, count in (("> span:not(.number)", 6), ("svg", 6), (".along", 2)):
+        places = [one.bounding_box() for one in page.locator(f".sparks {selector}").all()]
+        assert len(places) == count
+        assert len({round(place["x"]) for place in places}) == 1
+        assert places == sorted(places, key=lambda place: place["y"])
+    along, curves = (page.locator(f".sparks {of}").first.bounding_box() for of in (".along", "svg"))
+    assert along["width"] == pytest.approx(curves["width"], abs=1)
+    assert page.locator(".along span").all_inner_texts() == ["step 0", "5"] * 2
     page.goto(page.url.split("#")[0] + "#view=heads")
     page.locator(".stage .tile").first.wait_for()
     assert page.locator(".stage .tile").count() == 6
