@@ -37,6 +37,14 @@ class OwnMask(weft.Mask):
         return self.cells_given
 
 
+class Later(OwnMask):
+    """One whose first row alone fits."""
+
+    def block(self, rows: range, keys: int, device: torch.device) -> torch.Tensor:
+        """See Mask.block."""
+        return self.cells_given if len(rows) > 1 else self.cells_given[:1, :1]
+
+
 def matrix() -> Any:
     return weft.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4))
 
@@ -151,6 +159,18 @@ KIND_CASES: Cases = [
         lambda: attention(mask=OwnMask(zeros(5, 4).bool())),
         "OwnMask.block",
         "what broadcasts to",
+    ),
+    (
+        "a mask of other heads",
+        lambda: attention(mask=OwnMask(zeros(3, 1, 5).bool())),
+        "OwnMask.block",
+        "a batch of 1 and 2 heads",
+    ),
+    (
+        "a mask of more heads later",
+        lambda: attention(mask=Later(zeros(3, 5, 5).bool()), backend="native"),
+        "mask",
+        "a batch of 1 and 2 heads",
     ),
     ("few cells", lambda: weft.neighbours(torch.eye(3)).dense(5, 5), "neighbours", "each query"),
     ("bool lengths", lambda: untyped.packed([True]), "packed", "whole numbers"),

@@ -118,12 +118,33 @@ def test_every_mask_of_weft_is_here() -> None:
     assert kinds - {Mask, Padding} == set(MASKS) - {Striped, Flat, ByHead}
 
 
+@pytest.mark.parametrize("sizes", [(3, 1, 4), (2, 1, 1, 1), (1, 4, 3, 4)])
+def test_blocks_of_other_heads_or_batches(sizes: tuple[int, ...]) -> None:
+    """The kernels read a mask of each head that there is: of fewer they read past the end."""
+
+    class Own(Mask):
+        def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+            cells = torch.ones(sizes, dtype=torch.bool)
+            return cells if sizes[-2] == 1 else cells[..., rows.start : rows.stop, :]
+
+    queries, keys = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 4, 4)
+    for mask in (Own(), ~Own() & weft.causal(), Own() | weft.causal()):
+        for ask in (
+            lambda mask: weft.attention(queries, keys, keys, mask=mask, backend="torch"),
+            lambda mask: weft.attend(queries, keys, keys, mask=mask),
+            lambda mask: weft.AttentionMatrix(queries, keys, mask=mask),
+            lambda mask: weft.from_queries_keys(queries[0], keys[0], mask=mask),
+        ):
+            with pytest.raises(weft.ShapeError, match="the call has a batch of 1 and 2 heads"):
+                ask(mask)
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [
         (torch.zeros(3, 4), "Own.block: gave torch.float32; expected a tensor of bool"),
         ([[True]], "Own.block: gave list; expected a tensor of bool"),
-        (torch.ones(2, 4).bool(), r"Own.block: gave \(2, 4\) for 3 rows and 4 keys; expected"),
+        (torch.ones(2, 4).bool(), r"Own.block: gave \(2, 4\) for [13] rows and 4 keys; expected"),
         (torch.ones(3, 3).bool(), "what broadcasts to .batch, heads, rows, keys."),
         (torch.ones(1, 1, 1, 3, 4).bool(), "what broadcasts to"),
     ],

@@ -7,6 +7,7 @@ import io
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 
 import weft
 from weft.mechanism.mask import Mask
+from weft.models.configuration import Architecture
+from weft.models.language_model import LanguageModel
+from weft.models.transformer import Transformer
 
 INPUTS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -61,6 +65,76 @@ def test_a_watched_model_is_copied_and_saved() -> None:
     assert len(watched.traces) == 2
     for other in made:  # and each can be traced
         assert isinstance(weft.trace(other, INPUTS[:1]), weft.Trace)
+
+
+class WithLayer(nn.Module):
+    """Somebody's own, of a layer of weft."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = weft.MultiHeadAttention(8, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layer(inputs, mask=weft.causal())
+        return output
+
+
+def language() -> tuple[nn.Module, Any]:
+    architecture = Architecture(width=8, heads=2, feed_forward=8, decoder_layers=2)
+    return LanguageModel(20, architecture), torch.tensor([[3, 4, 5, 6]])
+
+
+def translator() -> tuple[nn.Module, Any]:
+    architecture = Architecture(width=8, heads=2, feed_forward=8)
+    return Transformer(20, architecture), (torch.tensor([[3, 4, 5]]), torch.tensor([[1, 6]]))
+
+
+def graph() -> tuple[nn.Module, Any]:
+    return weft.GATConv(8, 4, heads=2), (INPUTS[0], torch.tensor([[0, 1, 2], [1, 2, 3]]))
+
+
+def llama() -> tuple[nn.Module, Any]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config), torch.tensor([[3, 4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    "make", [language, translator, graph, llama, lambda: (WithLayer(), INPUTS)]
+)
+def test_copies_of_every_kind_of_watched_model(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+    """They compute, are traced, and generate as the model does that nobody watches."""
+    torch.manual_seed(0)
+    model, given = make()
+    model.eval()
+    inputs = given if isinstance(given, tuple) else (given,)
+
+    def result(of: nn.Module) -> Tensor:
+        found = of(*inputs)
+        output: Tensor = getattr(found, "logits", found)
+        return output
+
+    expected = result(model)
+    with weft.watch(model) as watched:
+        result(model)
+        made = copies(model)
+        for other in made:
+            assert torch.allclose(result(other), expected, atol=1e-5)
+    assert len(watched.traces) in (1, len(INPUTS))
+    for other in (model, *made):
+        assert torch.allclose(result(other), expected, atol=1e-5)
+        if hasattr(other, "generate"):
+            texts = [
+                each.generate(given, max_new_tokens=3, do_sample=False) for each in (model, other)
+            ]
+            assert torch.equal(*texts)
+        with weft.watch(other) as again:
+            result(other)
+        assert again.traces
+    assert len(watched.traces) in (1, len(INPUTS))
 
 
 def test_a_call_in_another_thread_is_said_to_be_one() -> None:
@@ -168,3 +242,21 @@ def test_a_graph_that_is_not_the_formulas_ends_the_trace(monkeypatch: pytest.Mon
         weft.trace(model, torch.randn(1, 9, 8))
     wrong = weft.trace(model, torch.randn(1, 9, 8), verify=False)
     assert isinstance(wrong, weft.Trace) and wrong.deviation is not None and wrong.deviation > 0.1
+
+
+def test_products_that_cancel_are_no_fault() -> None:
+    """Keys with a large part in common that no query has: float32 rounds it, not what is left."""
+    torch.manual_seed(1)
+    model = WithLayer()
+    with torch.no_grad():
+        common = model.layer.w_k.bias.copy_(torch.randn(8) * 1e5)
+        for head in (slice(0, 4), slice(4, 8)):
+            own = common[head]
+            weight = model.layer.w_q.weight[head]
+            weight -= torch.outer(own, own @ weight) / (own @ own)
+        model.layer.w_q.bias.zero_()
+        model.layer.w_q.weight *= 3
+        model.layer.w_k.weight *= 3
+    for length in (10, 100):
+        trace = weft.trace(model, torch.randn(1, length, 8))
+        assert isinstance(trace, weft.Trace)

@@ -162,7 +162,7 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         ),
         (
             '[model]\npositions = "rotary"\nrotary_scaling = { kind = "ntk", factor = 4, s = 2 }',
-            "unknown key 'model.rotary_scaling.s'",
+            "unknown key 'model.rotary_scaling.s'; known are kind, factor, original_length, slow,",
         ),
         (
             '[task]\nkind = "translation"\ntrain = []\nvalid = ["a"]',

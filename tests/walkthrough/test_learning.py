@@ -39,6 +39,12 @@ def test_the_text_has_the_numbers() -> None:
     assert "Back through the softmax" in walk._repr_html_()
 
 
+def test_a_loss_that_grew_is_said_to_have_grown() -> None:
+    walk = learning("hello", learn=2)
+    assert walk.learned is not None and walk.learned.losses[-1] > walk.learned.losses[0]
+    assert "The loss has not fallen" in str(walk) and "the loss falls" not in str(walk)
+
+
 def test_every_step_says_what_it_does() -> None:
     steps = [step for step in learning(kind="cross").steps if step.number is None]
     back = [step for step in steps if step.name.startswith("Back")]

@@ -220,7 +220,7 @@ def test_given_heads_and_drawn_rest() -> None:
         ({"positions": "rotary"}, InputError, "positions='rotary'; expected"),
         ({"W_Q": [[1, 2], [3]]}, InputError, "W_Q is no matrix of numbers"),
         ({"W_X": [[1]]}, InputError, "no argument 'W_X'; there are sentence, kind, target, query"),
-        ({"num_heads": 2}, InputError, "digits, learn, wanted, rate, and the arrays embeddings, targ"),
+        ({"num_heads": 2}, InputError, "learn, wanted, rate, and the arrays embeddings, target_em"),
         ({"W_Q": [1.0, 2.0]}, ShapeError, "W_Q is (2,); expected (width, heads * depth)"),
         ({"W_Q": [[1, 2, 3]], "heads": 2}, ShapeError, "do not split into 2 heads"),
         ({"embeddings": [[1, 2, 3, 4]]}, None, ""),

@@ -43,6 +43,10 @@ class AttentionLayer(nn.Module):
         self.editor: Editor | None = None
         self.grids: tuple[Grid, Grid] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy takes along, also a pickled one: nobody watches it, or changes it."""
+        return {**self.__dict__, "observer": None, "editor": None}
+
     @abstractmethod
     def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
         """W_Q, W_K (heads, width, depth), W_V (heads, width, value_depth) and W_O (heads,

@@ -85,6 +85,10 @@ class GraphLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(total)) if bias else None
         self.observer: GraphObserver | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy takes along, also a pickled one: nobody watches it."""
+        return {**self.__dict__, "observer": None}
+
     def reset_parameters(self) -> None:
         """Draw every matrix and vector anew; the bias becomes 0."""
         for module in self.children():

@@ -83,8 +83,20 @@ class Mask(ABC):
             )
         return block.reshape((1,) * (4 - block.ndim) + tuple(block.shape))
 
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:  # noqa: B027
-        """Raise a ShapeError where the mask does not fit a call of these sizes."""
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """Raise a ShapeError where the mask does not fit a call of these sizes.
+
+        By its first row, where a class knows no better.
+        """
+        if torch.compiler.is_compiling() or not queries:
+            return
+        sizes = self.cells(range(1), keys, torch.device("cpu")).shape
+        if sizes[0] not in (1, batch) or sizes[1] not in (1, heads):
+            raise ShapeError(
+                f"{type(self).__name__}.block: gave cells for a batch of {sizes[0]} and "
+                f"{sizes[1]} heads; the call has a batch of {batch} and {heads} heads. Give one "
+                "for each, or one for all."
+            )
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
         """The mask as ranges, which the kernels read, and what is left cell by cell."""

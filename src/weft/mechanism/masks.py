@@ -67,6 +67,9 @@ class Window(Mask):
             # bits holds every sum of position, offset and side.
             object.__setattr__(self, name, None if keys is None or keys > 4 * FARTHEST else keys)
 
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """See Mask.check: it fits every call."""
+
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
         position = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.offset

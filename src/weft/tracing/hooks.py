@@ -7,9 +7,10 @@ too, while weft looks on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import update_wrapper
 from typing import Any
 
-__all__ = ["Hook"]
+__all__ = ["Hook", "StandIn"]
 
 
 class Hook:
@@ -26,6 +27,20 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Hook, (_nothing,)
+
+
+class StandIn:
+    """What is called instead of a method of somebody's module; a copy has the method itself."""
+
+    def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        self._owner, self._name, self._call = owner, name, call
+        update_wrapper(self, getattr(type(owner), name))
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self._call(*given, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._owner, self._name)
 
 
 def _nothing(*_: object, **__: object) -> None:

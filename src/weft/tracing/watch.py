@@ -23,7 +23,7 @@ from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import CACHES, Arguments, Inputs, cache_among, positions_in
 from weft.tracing.description import describe
 from weft.tracing.first_pass import FirstPass
-from weft.tracing.hooks import Hook
+from weft.tracing.hooks import Hook, StandIn
 from weft.tracing.inputs import batch_of
 from weft.tracing.model_state import as_written, recording_alone, unwrapped
 from weft.tracing.modules import check_visible
@@ -476,7 +476,8 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
         stack.callback(watched.leave)
         if hasattr(model, "generate"):
             stack.callback(vars(model).pop, "generate", None)
-            vars(model)["generate"] = watched.generating(model.generate)  # type: ignore[arg-type]
+            generate: Any = watched.generating(model.generate)  # type: ignore[arg-type]
+            vars(model)["generate"] = StandIn(model, "generate", generate)
         yield
         watched._finish()
     warn_of_layers_outside(model, watched._outside)

@@ -21,7 +21,7 @@ from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.watching import watching as observing
 from weft.tracing.arguments import Arguments
 from weft.tracing.description import describe
-from weft.tracing.hooks import Hook
+from weft.tracing.hooks import Hook, StandIn
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify
 from weft.tracing.recording.layer_call import LayerCall
@@ -136,7 +136,7 @@ class WatchedWeftModel(Watched):
             # A language model; a translator's steps look at a source too.
             if step is not None and start and not inspect.signature(start).parameters:
                 stack.callback(vars(model).pop, "step", None)
-                vars(model)["step"] = self._stepping(step)
+                vars(model)["step"] = StandIn(model, "step", self._stepping(step))
             yield
             self._finish()
         warn_of_layers_outside(model, self._outside)

@@ -7,7 +7,7 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -172,10 +172,17 @@ def _names_at(place: tuple[int | str, ...]) -> list[str]:
         return list(RunConfig.model_fields)
     kinds = _kinds(str(place[0]))
     section = kinds.get(str(place[1])) if len(place) > 1 else None
-    annotation = section or RunConfig.model_fields[str(place[0])].annotation
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return list(annotation.model_fields)
-    return []
+    annotation: Any = section or RunConfig.model_fields[str(place[0])].annotation
+    for key in place[2:] if section else place[1:]:
+        field = annotation.model_fields.get(str(key)) if _is_section(annotation) else None
+        # Of a section that may be left out, the section.
+        known = () if field is None else (field.annotation, *get_args(field.annotation))
+        annotation = next(filter(_is_section, known), None)
+    return list(annotation.model_fields) if _is_section(annotation) else []
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _wrong_keys(kind: str, key: str) -> tuple[str, ...]:

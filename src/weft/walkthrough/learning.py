@@ -174,10 +174,16 @@ def _after(walk: Walk, learned: Learned) -> Step:
         )
         for head in walk.shown
     )
+    said = (
+        "The same, over and over, and the loss falls. Weights move where that helps; where W_V and "
+        "W_O can do it alone, they hardly do."
+        if losses[-1] < losses[0]
+        else "The same, over and over. The loss has not fallen: the steps are too long. A smaller "
+        "rate, or more of them, may help."
+    )
     return Step(
         None, f"After {steps:,} step{'s' * (steps != 1)}", "again and again", "",
-        "The same, over and over, and the loss falls. Weights move where that helps; where W_V and "
-        "W_O can do it alone, they hardly do.",
+        said,
         (*rows, (Table("output after", learned.last.output, queries),
                  Table("T, wanted", learned.wanted, queries))),
         (ledger,),

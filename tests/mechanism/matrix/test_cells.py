@@ -47,7 +47,8 @@ def test_any_part_is_that_of_numpy() -> None:
         close(matrix[index], dense[index])
     for index in (
         (2, 0, 0), (-3, 0, 0), (0, -12, 0), (0, 0, 9), (0, 11, 0), ([0, 2], 0, 0), (0, [11], 0),
-        (0, [[1]], 0), (0, slice(None, None, 0), 0), (0, [0.5], 0), (0, 0), (0, ..., 0),
+        (0, [[1]], 0), (True, 0, 0), (0, [True, 1], 0), (0, np.array([True, False]), 0),
+        (0, slice(None, None, 0), 0), (0, [0.5], 0), (0, 0), (0, ..., 0),
     ):  # fmt: skip
         with pytest.raises(weft.InputError, match=r"^matrix\["):
             matrix[index]
@@ -71,6 +72,10 @@ def test_several_heads_steps_and_lists() -> None:
         close(matrix[heads, rows, columns], expected)
         close(matrix[heads, np.array(rows, dtype=int), torch.tensor(columns)], expected)
     close(matrix[1, [4, 2], 3], dense[1, [4, 2], 3])
+    close(matrix[0, range(2, 6), range(8, 2, -3)], dense[0, 2:6, 8:2:-3])
+    some = np.arange(ROWS) % 3 == 1
+    for flags in (some, list(some), some.tolist(), torch.tensor(some)):
+        close(matrix[1, flags, 2], dense[1, some, 2])
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(600, 550), (300, 700)])

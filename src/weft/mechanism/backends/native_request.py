@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from weft.errors import ShapeError
 from weft.mechanism.autocast import without_autocast
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.compiling import constant_when_compiled, is_exporting
@@ -329,5 +330,12 @@ def _mask_rules(call: AttentionCall, mask: Mask) -> dict[str, Any]:
         rules["key_range"] = bounds.by_sequence.expand(2, batch).contiguous()
     if bounds.rest is not None:
         cells = bounds.rest.cells(range(rows), length, call.queries.device)
+        heads = call.queries.shape[1]
+        if cells.shape[0] not in (1, batch) or cells.shape[1] not in (1, heads):
+            # Its first row was another: the kernels read what they are told to be there.
+            raise ShapeError(
+                f"mask: gave cells for a batch of {cells.shape[0]} and {cells.shape[1]} heads; the "
+                f"call has a batch of {batch} and {heads} heads."
+            )
         rules["allowed"] = _as_cells(cells, length)
     return rules

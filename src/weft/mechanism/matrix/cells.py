@@ -134,6 +134,25 @@ def _runs(places: Sequence[int]) -> Iterator[range]:
             start = end
 
 
+def _numbers(parts: Any, size: int) -> list[int]:
+    """Places as whole numbers; of as many flags as there are places, those that are true.
+
+    A number that is no place stands for what is none.
+    """
+    flags = [isinstance(part, bool | np.bool_) or _is_flag(part) for part in parts]
+    if any(flags):
+        every = all(flags) and len(flags) == size
+        return [place for place, part in enumerate(parts) if part] if every else [size]
+    try:
+        return [operator.index(part) for part in parts]
+    except TypeError:
+        return [size]
+
+
+def _is_flag(part: object) -> bool:
+    return isinstance(part, Tensor) and part.dtype == torch.bool
+
+
 def places_of(
     index: Any, shape: tuple[int, int, int]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int], list[int]]:
@@ -160,11 +179,9 @@ def places_of(
                     "step that is not 0."
                 ) from None
             continue
-        several = isinstance(part, list | tuple | np.ndarray | Tensor) and np.ndim(part) == 1
-        try:
-            chosen = [operator.index(place) for place in (part if several else [part])]
-        except TypeError:
-            chosen = [size]
+        several = isinstance(part, list | tuple | range | np.ndarray | Tensor)
+        several = several and np.ndim(part) == 1
+        chosen = _numbers(part if several else [part], size)
         if not all(-size <= number < size for number in chosen):
             raise InputError(
                 f"matrix[{_shown(index)}]: no such {name}; expected a number below {size}, a slice "

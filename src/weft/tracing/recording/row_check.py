@@ -157,7 +157,7 @@ def reference_deviation(
         sample: which input of its batch.
         strict: whether more than rounding explains is an error: the
             `weft.tracing.recording.comparison.tolerance` of the queries' type, and what float32
-            rounds off the largest score.
+            rounds off the largest score, or off the products that it is the sum of.
 
     Returns: the largest difference of a weight, or of the mass that a row left over; None where
     there is no row, or positions of a kind that the models of weft do not have. Rows that are no
@@ -172,7 +172,7 @@ def reference_deviation(
     relative = None if relative is None else with_tensors(relative, Tensor.cpu)
     length, pair_scores = keys.shape[2], _pair_scores(call.score)
     nothing = keys.new_zeros(1, keys.shape[1], length, 1, dtype=torch.float64)
-    largest = None
+    largest, products = None, 0.0
     for row in sampled_rows(queries.shape[2]):
         query = queries[:, :, row : row + 1].double()
         terms = _terms(relative, query[0, :, 0], row, length)
@@ -186,6 +186,10 @@ def reference_deviation(
         if bias is not None:
             bias = bias[min(sample, len(bias) - 1)][None].cpu().double()
         raw = scores_of_heads(query, keys.double(), pair_scores)
+        if call.score is None:
+            # What float32 rounds is each product, also where their sum is small.
+            every = scores_of_heads(query.abs(), keys.double().abs(), pair_scores)
+            products = max(products, abs(call.scale) * float(every.max()) if length else 0.0)
         reference = attend_by_formula(
             raw, nothing, scale=call.scale, allowed=allowed, softcap=call.softcap, bias=bias,
             sinks=None if call.sinks is None else call.sinks.cpu().double(), **terms,
@@ -210,6 +214,7 @@ def reference_deviation(
     if strict and largest is not None:
         scores = graph.scores[graph.keys >= 0]
         size = float(scores[scores.isfinite()].abs().max()) if scores.isfinite().any() else 0.0
+        size = max(size, products if math.isfinite(products) else 0.0)
         explained = tolerance(call.queries.dtype) + 4 * size * torch.finfo(torch.float32).eps
         if largest > explained:
             raise VerificationError(

@@ -98,6 +98,13 @@ class _Implementation(str):
     stands_for: str | None = None
     own: str | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> str | None:
+        return self.own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is copied or saved while weft computes says what it said before.
+        return (type(None), ()) if self.own is None else (str, (str(self.own),))
+
     def __eq__(self, other: object) -> bool:
         if self.stands_for is not None and str(other) == self.stands_for:
             return isinstance(other, str)
