@@ -134,10 +134,6 @@ def test_later_choices_of_language_models(choices: dict[str, Any]) -> None:
         {},
         {"kv_heads": 2, "norm_epsilon": 0.3, "rotary_base": 30.0},
         {"kv_heads": 1, "depth": 6, "scaled_embeddings": False},
-        {"rotary_scaling": weft.RotaryScaling("linear", 4)},
-        {"rotary_scaling": weft.RotaryScaling("ntk", 4), "rotary_base": 30.0},
-        {"rotary_scaling": weft.RotaryScaling("llama3", 8, 20), "kv_heads": 2},
-        {"rotary_scaling": weft.RotaryScaling("yarn", 4, 20), "rotary_base": 30.0},
     ],
 )
 def test_llama(choices: dict[str, Any], activation: str, biases: bool) -> None:
@@ -149,6 +145,20 @@ def test_llama(choices: dict[str, Any], activation: str, biases: bool) -> None:
     with torch.no_grad():
         logits = theirs(model)(input_ids=ids(3, 30)).logits
         assert torch.allclose(logits, model(ids(3, 30)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"rotary_scaling": weft.RotaryScaling("linear", 4)},
+        {"rotary_scaling": weft.RotaryScaling("ntk", 4), "rotary_base": 30.0},
+        {"rotary_scaling": weft.RotaryScaling("llama3", 8, 20), "kv_heads": 2},
+        {"rotary_scaling": weft.RotaryScaling("yarn", 4, 20), "rotary_base": 30.0},
+    ],
+    ids=str,
+)
+def test_llama_with_slower_turns(choices: dict[str, Any]) -> None:
+    test_llama(choices, "silu", biases=True)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
