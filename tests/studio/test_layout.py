@@ -72,6 +72,26 @@ def test_nothing_is_cut_in_any_view(studio, two_texts, pair_trace, history_of, w
             assert page.evaluate("document.documentElement.scrollWidth") <= width, view
 
 
+def test_the_page_of_a_run_has_room_for_what_it_came_to(studio, pair_trace, history_of) -> None:
+    """As the demonstration's: a long example, three facts of the run, and those of the text."""
+    facts = {
+        "exactly right": "97.8% of held-out dates",
+        "training": "104 s, 600 steps",
+        "model": "719,104 parameters",
+    }
+    names = ["de: Sonntag, 17. März 2024 → 2024-03-17", "another"]
+    collection = collect(
+        [pair_trace] * 2, names=names, history=history_of(pair_trace), summary=facts
+    )
+    page = studio.file(collection, width=1280)
+    page.locator(".chooser .facts").wait_for()
+    cut = "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)"
+    assert page.locator(".chooser :is(.fact, .facts)").evaluate_all(cut) == []
+    assert page.locator(".chooser select").bounding_box()["width"] > 250
+    first, second = (part.bounding_box() for part in page.locator(".chooser kbd").all())
+    assert first["y"] == second["y"]
+
+
 def test_what_is_known_of_a_text_is_not_cut_where_there_are_many_views(
     studio, serving, minilm_trace, history_of
 ) -> None:
