@@ -294,6 +294,16 @@ def test_settings_that_weft_lacks(
     assert "weft.trace" in str(caught.value)
 
 
+@pytest.mark.parametrize("wrong", [{"factor": "four"}, {"factor": 0.0}, {"mscale": "a"}])
+def test_scalings_that_are_no_numbers(wrong: dict[str, Any], tmp_path: Path) -> None:
+    saved("LlamaForCausalLM", LLAMA, tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["rope_parameters"] = LINEAR | {"rope_type": "yarn"} | DEEPSEEK | wrong
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(weft.DataError, match="numbers that go together"):
+        weft.from_huggingface(tmp_path)
+
+
 def test_positions_that_marian_does_not_compute(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -174,6 +174,20 @@ def test_weights_that_are_no_numbers_are_said_to_be_that(tmp_path: Path, length:
     assert isinstance(trace, weft.Trace) and trace.layers[0].graph.lse.isnan().all()
 
 
+def test_values_that_are_no_numbers_are_not_called_scores() -> None:
+    """Their rows have weights as any others: these are verified."""
+    model, inputs = Attends(), torch.randn(1, 12, 8)
+    with torch.no_grad():
+        model.attention.in_proj_weight[16:] = math.nan
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trace = weft.trace(model, inputs, keep=weft.All())
+    said = " ".join(str(warning.message) for warning in told)
+    assert "the output of layer attention is not a number (NaN)" in said
+    assert "scores of layer" not in said
+    assert isinstance(trace, weft.Trace) and trace.layers[0].graph.lse.isfinite().all()
+
+
 class WithOwnMask(nn.Module):
     """A layer of weft with a mask of somebody's own."""
 

@@ -62,11 +62,15 @@ def read_rotary(
     }
     if "factor" not in numbers:
         raise InputError(f'rope_parameters: the kind "{kind}" without a factor.')
+    factor = finite_number("rope_parameters", "factor", numbers["factor"])
     if kind != "linear":
         numbers.setdefault("original_length", longest)
-    first, second = (settings.get(name) for name in ("mscale", "mscale_all_dim"))
+    first, second = (
+        finite_number("rope_parameters", name, settings.get(name) or 0)
+        for name in ("mscale", "mscale_all_dim")
+    )
     if kind == "yarn" and "temperature" not in numbers and first and second:
-        grows = 0.1 * math.log(numbers["factor"])
+        grows = 0.1 * math.log(max(factor, 1))
         numbers["temperature"] = (first * grows + 1) / (second * grows + 1)
     return base, RotaryScaling(_KINDS[kind], **numbers)
 

@@ -83,7 +83,7 @@ def deviation(
         own, again, went_on = (torch.where(looks, part, 0) for part in (own, again, went_on))
     # Queries or keys that are no numbers make weights that are none; torch's attention on the CPU
     # takes such scores for hidden keys, and gives 0.
-    unknown = again.isnan().any(-1, keepdim=True)
+    unknown = weights.isnan().any(-1, keepdim=True) & again.isnan().any(-1, keepdim=True)
     if bool(unknown.any()):
         warnings.warn(
             f"trace: the scores of layer {call.path} are not numbers (NaN) in "
