@@ -20,7 +20,6 @@ from weft.analysis.arguments import check_layer
 from weft.analysis.interval import left_out, mass_on_keys
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.masks import Window
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import whole_number
 
@@ -119,7 +118,7 @@ def matrix_means(
         if not go_on():
             raise InterruptedError
         stop = min(start + band, queries)
-        part = _band(matrix, head, start, stop) if band < queries else None
+        part = matrix.of_rows(head, start, stop) if band < queries else None
         if part is None:
             if start:
                 break
@@ -146,27 +145,6 @@ def layer_means(matrix: AttentionMatrix, sizes: tuple[int, int]) -> Tensor:
 def _member(keys: int, columns: int) -> Tensor:
     """Which block each key is in, as ones and zeros, (keys, blocks)."""
     return (torch.arange(keys)[:, None] // columns == torch.arange(-(-keys // columns))).float()
-
-
-def _band(matrix: AttentionMatrix, head: int, start: int, stop: int) -> AttentionMatrix | None:
-    """Some rows of a head as a matrix; None: what enters its scores cannot be cut in rows."""
-    call = matrix._call
-    mask = call.mask
-    if call.bias is not None or call.relative is not None or not call.of_products:
-        return None
-    if mask is not None:
-        if not isinstance(mask, Window):
-            return None
-        mask = Window(mask.left, mask.right, mask.offset + start)
-    group = matrix.shape[0] // matrix.keys.shape[0]
-    return AttentionMatrix(
-        matrix.queries[head : head + 1, start:stop],
-        matrix.keys[head // group : head // group + 1],
-        mask=mask,
-        scale=call.scale,
-        softcap=call.softcap,
-        lse=matrix.lse[head : head + 1, start:stop],
-    )
 
 
 def edge_means(keys: Array, weights: Array, length: int, sizes: tuple[int, int]) -> Array:

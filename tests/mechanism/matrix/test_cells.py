@@ -264,3 +264,28 @@ def test_blocks_of_scores_that_are_no_plain_products() -> None:
         largest, sums = matrix.block_summaries(0, 3)
         close(largest, parts.max((1, 3)))
         close(sums, parts.sum((1, 3)))
+
+
+def test_scores_are_what_softmax_takes() -> None:
+    matrix, _ = pair(mask=weft.causal(1), softcap=2.0)
+    q, k = numbers(HEADS, ROWS, DEPTH), numbers(HEADS, KEYS, DEPTH, seed=1)
+    scores = 2 * np.tanh(np.einsum("hid,hjd->hij", q, k) / math.sqrt(DEPTH) / 2)
+    hidden = np.arange(KEYS) > np.arange(ROWS)[:, None] + 1
+    expected = np.where(hidden, -math.inf, scores)
+    close(matrix.scores(1), expected[1])
+    close(matrix.scores(-1, slice(2, 5), slice(None, -4)), expected[1, 2:5, :-4])
+    assert matrix.largest_score() >= np.abs(scores).max()
+
+
+def test_some_rows_of_a_head_are_a_matrix() -> None:
+    for options in ({}, {"mask": weft.window(3, 2)}, {"sinks": torch.tensor([0.5, 1.5])}):
+        matrix, _ = pair(**options)
+        part = matrix.of_rows(1, 4, 9)
+        assert part is not None
+        close(part[0, :, :], matrix[1, 4:9, :].numpy())
+    for options in (
+        {"mask": weft.padding(torch.tensor([7]))},
+        {"bias": torch.zeros(HEADS, ROWS, KEYS)},
+        {"relative": weft.ALiBi(torch.ones(HEADS))},
+    ):
+        assert pair(**options)[0].of_rows(1, 4, 9) is None

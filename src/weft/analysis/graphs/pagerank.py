@@ -389,5 +389,5 @@ def _rounding(matrix: AttentionMatrix) -> float:
     if matrix.queries.dtype == torch.float64 or not matrix.queries.numel():
         return 0.0
     lse = matrix.lse[matrix.lse.isfinite()].abs()
-    largest = matrix._call.largest_score() + float(lse.max() if len(lse) else 0)
+    largest = matrix.largest_score() + float(lse.max() if len(lse) else 0)
     return 2.0**-24 * (1 + largest)

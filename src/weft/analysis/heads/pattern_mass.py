@@ -340,8 +340,7 @@ class LayerWeights:
         """How many keys of its set each row may look at, by the scores of every cell."""
         total = torch.zeros(self.graph.shape[:2], dtype=torch.int64)
         for head, rows, member in self._tiles(pattern):
-            call = self._whole_matrix._call.head(head)
-            shown = call.scores(rows, range(self.graph.length))[0] > -torch.inf
+            shown = self._whole_matrix.scores(head, slice(rows.start, rows.stop)) > -torch.inf
             total[head, rows.start : rows.stop] = (member & shown).sum(-1)
         return total
 

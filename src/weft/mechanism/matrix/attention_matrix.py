@@ -26,7 +26,7 @@ from torch import Tensor
 from weft.errors import InputError, ShapeError
 from weft.mechanism.function import Backend
 from weft.mechanism.graph import DENSE_LIMIT, AttentionGraph, Top
-from weft.mechanism.masks import Mask
+from weft.mechanism.masks import Mask, Window
 from weft.mechanism.matrix.blocks import summaries_of_blocks
 from weft.mechanism.matrix.calls import COLUMNS, matrix_call
 from weft.mechanism.matrix.cells import (
@@ -270,6 +270,27 @@ class AttentionMatrix:
             found = found.squeeze(dimension)
         return found
 
+    def scores(
+        self, head: int, queries: slice = slice(None), keys: slice = slice(None)
+    ) -> Tensor:
+        """The scores of a tile of one head, as softmax takes them: -inf where the mask hides.
+
+        queries, keys: which, without steps; all by default.
+        Returns: (queries, keys).
+
+        >>> from weft.mechanism.masks import causal
+        >>> tokens = torch.eye(3)[None]
+        >>> AttentionMatrix(tokens, tokens, mask=causal(), scale=2.0).scores(0, slice(1, 3))
+        tensor([[0., 2., -inf],
+                [0., 0., 2.]])
+        """
+        head, rows, columns = self._tile("scores", head, queries, keys)
+        return self._call.head(head).scores(rows, columns)[0]
+
+    def largest_score(self) -> float:
+        """What no score exceeds in magnitude: of products ``scale max|q| max|k|``."""
+        return self._call.largest_score()
+
     def dense(self, *, force: bool = False) -> Tensor:
         """The whole matrix, (heads, queries, keys).
 
@@ -322,17 +343,9 @@ class AttentionMatrix:
         [[1.2, 0.8], [0.8, 1.2]]
         """
         size = block_size_of("block_summaries", size)
-        heads, rows, columns, numbers = places_of((head, queries, keys), self.shape)
-        if not (isinstance(rows, range) and isinstance(columns, range)) or (
-            0 not in numbers or (rows.step, columns.step) != (1, 1)
-        ):
-            raise InputError(
-                "block_summaries: expected the number of a head, and slices of queries and keys "
-                "without a step."
-            )
-        chosen = heads[0]
-        lse = self.lse[chosen : chosen + 1]
-        return summaries_of_blocks(self._call.head(chosen), lse, size, rows, columns)
+        head, rows, columns = self._tile("block_summaries", head, queries, keys)
+        lse = self.lse[head : head + 1]
+        return summaries_of_blocks(self._call.head(head), lse, size, rows, columns)
 
     # Edges
 
@@ -385,6 +398,44 @@ class AttentionMatrix:
         one._own = None if self._own is None else self._own.of_head(h)
         one.lse = self.lse[h : h + 1]
         return one
+
+    def of_rows(self, h: int, start: int, stop: int) -> AttentionMatrix | None:
+        """Some rows of one head as a matrix, (1, stop - start, keys).
+
+        None where what enters the scores cannot be cut in rows: a bias, relative positions, a score
+        that is no product, or a mask that is not a window.
+        """
+        call = self._call
+        mask = call.mask
+        if call.bias is not None or call.relative is not None or not call.of_products:
+            return None
+        if mask is not None:
+            if not isinstance(mask, Window):
+                return None
+            mask = Window(mask.left, mask.right, mask.offset + start)
+        group = self.shape[0] // self.keys.shape[0]
+        return AttentionMatrix(
+            self.queries[h : h + 1, start:stop],
+            self.keys[h // group : h // group + 1],
+            mask=mask,
+            scale=call.scale,
+            softcap=call.softcap,
+            lse=self.lse[h : h + 1, start:stop],
+        )
+
+    def _tile(
+        self, operation: str, head: int, queries: slice, keys: slice
+    ) -> tuple[int, range, range]:
+        """The head, rows and columns that are asked for, checked."""
+        heads, rows, columns, numbers = places_of((head, queries, keys), self.shape)
+        if not (isinstance(rows, range) and isinstance(columns, range)) or (
+            0 not in numbers or (rows.step, columns.step) != (1, 1)
+        ):
+            raise InputError(
+                f"{operation}: expected the number of a head, and slices of queries and keys "
+                "without a step."
+            )
+        return heads[0], rows, columns
 
     def _vectors(self, vectors: Tensor, length: int, operation: str) -> tuple[Tensor, bool]:
         """Vectors as values of a call, and whether there was one without a column dimension."""
