@@ -270,9 +270,7 @@ class AttentionMatrix:
             found = found.squeeze(dimension)
         return found
 
-    def scores(
-        self, head: int, queries: slice = slice(None), keys: slice = slice(None)
-    ) -> Tensor:
+    def scores(self, head: int, queries: slice = slice(None), keys: slice = slice(None)) -> Tensor:
         """The scores of a tile of one head, as softmax takes them: -inf where the mask hides.
 
         queries, keys: which, without steps; all by default.
