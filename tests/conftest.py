@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.combinations import mark_the_others_slow
 from tests.forked import Loaded
 from torch import Tensor, nn
 
@@ -44,8 +45,11 @@ def pytest_collection_finish() -> None:
 LONG = ("studio", "training", "cli", "tracing", "scripts", "monitoring")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    # Before pytest leaves out what is slow.
+    mark_the_others_slow(items)
+    yield
     here = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:

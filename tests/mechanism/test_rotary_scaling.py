@@ -174,6 +174,7 @@ def test_a_layer_is_the_formula(scaling: weft.RotaryScaling) -> None:
     assert_close(torch.cat(parts, 1)[0], expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     """The same numbers in a program that torch compiles, for any length."""
     scaling = weft.RotaryScaling("llama3", 8, 64)

@@ -14,11 +14,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import cache
 from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from weft.cli import verbs
 from weft.cli.endings import left_by_reader, one_line
@@ -185,6 +187,12 @@ def _app() -> typer.Typer:
 app = _app()
 
 
+@cache
+def _command() -> Any:
+    """`app` as a command, which a program that runs several makes once."""
+    return get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. What a user can mend is one line on standard error, exit code 2."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -194,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with safe_output():
         try:
-            app([word for word in words if word != "--debug"], prog_name="weft")
+            _command()([word for word in words if word != "--debug"], prog_name="weft")
         except Exception as error:
             if left_by_reader(error):
                 raise SystemExit(0) from None

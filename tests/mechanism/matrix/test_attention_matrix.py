@@ -106,7 +106,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5 * scale)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(matrices())
 def test_every_question_is_answered_as_by_the_dense_matrix(
     pair: tuple[AttentionMatrix, Tensor],
