@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
+from weft.errors import InputError, VerificationError
 from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
@@ -117,6 +117,24 @@ def trace_huggingface(
         return replace(options, save=None).result(watched.traces)
 
 
+@contextmanager
+def _said_of_dense_weights(model: nn.Module) -> Iterator[None]:
+    """Say of a model that was not what it returns weights of, that this may be Transformers'."""
+    try:
+        yield
+    except VerificationError as error:
+        if routes(model):
+            raise
+        raise VerificationError(
+            str(error).replace(
+                "Please report the model.",
+                "Its weights are those that it returns with output_attentions=True, where "
+                "Transformers may compute attention in another way than without. Load it with "
+                'attn_implementation="eager", which computes both alike.',
+            )
+        ) from None
+
+
 def _one_pass(
     model: nn.Module,
     arguments: Arguments,
@@ -149,6 +167,7 @@ def _one_pass(
                 )
             )
         with (
+            _said_of_dense_weights(model),
             untouched.verifying(as_traced(model, options.keep)) if untouched else nullcontext(),
             evaluation_mode(model), torch.no_grad(),
             noticing(model) as notice, explained(model, arguments),

@@ -31,6 +31,7 @@ _WORDS = ("attention", "attn")
 #: Why a layer is not in a trace of some layers.
 NOT_ASKED_FOR = "it was not asked for"
 _OWN = "it takes attention by itself, not by {}"
+_OUTSIDE = "it ran outside of the model's forward"
 #: What softmax(scores) V is made of: functions of torch by name, some of them without its checks.
 _SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
 
@@ -255,6 +256,7 @@ def untraced(
     refused: Mapping[str, str],
     recorded_as: Literal["called", "computed", "returned"] = "called",
     left_out: Collection[str] = (),
+    outside: Collection[str] = (),
 ) -> list[dict[str, str]]:
     """The attention modules that ran and are in no trace, with a warning that names them.
 
@@ -270,6 +272,7 @@ def untraced(
         recorded_as: what was recorded: calls that weft computed; what modules computed by
             themselves; or weights that modules returned, which may be those of others inside.
         left_out: paths of those that were not asked for: named, but not in a warning.
+        outside: paths of those that ran, but not in a call of the model: likewise.
 
     Returns: for each its "name" (path), its "class" and the "reason".
     """
@@ -277,12 +280,12 @@ def untraced(
     computed = {
         path: kind
         for path, kind in notice.computed.items()
-        if not any(is_part(path, known) for known in recorded)
+        if not any(is_part(path, known) for known in (*recorded, *outside))
     }
     named = {
         path: kind
         for path, kind in notice.named.items()
-        if not any(_are_related(path, known) for known in (*recorded, *notice.computed))
+        if not any(_are_related(path, known) for known in (*recorded, *outside, *notice.computed))
     }
     usual = _usual(model)
     entries = [
@@ -308,8 +311,9 @@ def untraced(
             stacklevel=4,
         )
     return entries + [
-        {"name": path, "class": classes.get(path, path), "reason": NOT_ASKED_FOR}
-        for path in left_out
+        {"name": path, "class": classes.get(path, path), "reason": reason}
+        for paths, reason in ((dict.fromkeys(outside), _OUTSIDE), (left_out, NOT_ASKED_FOR))
+        for path in paths
     ]
 
 

@@ -153,7 +153,7 @@ class WatchedTransformer(Watched):
             maker.finish(
                 untraced(
                     self._model, self.notice, recorder.paths, maker.refused,
-                    left_out=recorder.left_out,
+                    left_out=recorder.left_out, outside=self._outside,
                 )
             )  # fmt: skip
         self.notice.clear()
@@ -278,24 +278,37 @@ class WatchedTransformer(Watched):
                 self._current.passes.reorder(beam_idx)
             return type(own).reorder_cache(own, beam_idx)
 
+        def batch_select_indices(own: Any, indices: Tensor) -> Any:
+            if self._current is not None and own is self._cache:
+                self._current.passes.reorder(indices)
+            return type(own).batch_select_indices(own, indices)
+
         def crop(own: Any, *args: Any, **keywords: Any) -> Any:
             result = type(own).crop(own, *args, **keywords)
             if self._current is not None and own is self._cache:
                 self._current.crop(positions_in(own), self._pair)
             return result
 
-        for function in (reorder_cache, crop):
+        for function in (reorder_cache, batch_select_indices, crop):
             if hasattr(type(cache), function.__name__):
                 # A method of this cache: that of a copy is one of the copy.
                 vars(cache)[function.__name__] = MethodType(function, cache)
         self._caches.append(cache)
+
+    def warn(self) -> None:
+        """Warn of the layers that ran outside of the model's forward."""
+        if self._one_text:
+            remedy = "Without generate=, one pass traces them too."
+            warn_of_layers_outside(self._model, self._outside, remedy, "trace")
+        else:
+            warn_of_layers_outside(self._model, self._outside)
 
     def leave(self) -> None:
         """Leave the caches, and a model that has failed, as they were."""
         if self._first is not None:
             self._first.leave()
         for cache in self._caches:
-            for name in ("reorder_cache", "crop"):
+            for name in ("reorder_cache", "batch_select_indices", "crop"):
                 vars(cache).pop(name, None)
         self._caches.clear()
         self._cache = None
@@ -480,4 +493,4 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
             vars(model)["generate"] = StandIn(model, "generate", generate)
         yield
         watched._finish()
-    warn_of_layers_outside(model, watched._outside)
+    watched.warn()

@@ -41,15 +41,18 @@ __all__ = ["Watched", "WatchedWeftModel", "warn_of_layers_outside"]
 
 
 def warn_of_layers_outside(
-    model: nn.Module, paths: Sequence[str], remedy: str | None = None
+    model: nn.Module,
+    paths: Sequence[str],
+    remedy: str | None = None,
+    operation: str = "watch",
 ) -> None:
     """Warn where layers ran, but not in a call of the model: they are in no trace."""
     layers = list(dict.fromkeys(paths))
     if layers:
         name, count = type(model).__name__, len(layers)
         warnings.warn(
-            f"watch: {count} attention layer{'s' * (count > 1)} ran outside of {name}.forward and "
-            f"{'are' if count > 1 else 'is'} in no trace: {layers[0]}"
+            f"{operation}: {count} attention layer{'s' * (count > 1)} ran outside of "
+            f"{name}.forward and {'are' if count > 1 else 'is'} in no trace: {layers[0]}"
             f"{' ... ' + layers[-1] if count > 1 else ''}. "
             + (remedy or "Call the model itself, or watch the part that is called."),
             stacklevel=4,

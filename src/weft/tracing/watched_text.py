@@ -48,7 +48,8 @@ class WatchedText:
         self.asked_mask: Tensor | None = None
         #: The images that `generate` was given, which it encodes before the first pass.
         self.images: Arguments = {}
-        self._given: Arguments = {}
+        #: What else the passes were given last, with the number of the pass.
+        self._given: dict[str, tuple[int, Tensor]] = {}
         #: The ids of each pass, with its number.
         self._ids: dict[str, list[tuple[int, Tensor]]] = {}
 
@@ -66,7 +67,7 @@ class WatchedText:
                     self.prompt = asked if asked > 0 else ids.shape[1]
         for name, value in tensors.items():
             if name != "attention_mask" or value.ndim == 2:
-                self._given[name] = value.detach()
+                self._given[name] = self.passes.passes - 1, value.detach()
         self.decoded = self.decoded or model
 
     def goes_on_from(self, before: int) -> bool:
@@ -95,10 +96,10 @@ class WatchedText:
         sizes = {len(ids) for parts in self._ids.values() for _, ids in parts}
         if self.returned is None and not searched and len(sizes) < 2:
             return None
-        batch = max(sizes)
-        if self.returned is None:
-            return Beams.followed(orders, batch)
-        return Beams.returned(self.returned, orders, batch)
+        if self.returned is not None:
+            return Beams.returned(self.returned, orders, max(sizes))
+        known = {number: len(ids) for parts in self._ids.values() for number, ids in parts}
+        return Beams.followed(orders, [known.get(n, max(sizes)) for n in range(len(orders))])
 
     def inputs(self, model: nn.Module, beams: Beams | None = None) -> Arguments:
         """The arguments of the model as one pass over the whole text would take them."""
@@ -108,8 +109,8 @@ class WatchedText:
             return value if rows is None else value[rows.to(value.device)]
 
         arguments: Arguments = self.images | {
-            name: taken(value, 0) if value.ndim > 1 else value
-            for name, value in self._given.items()
+            name: taken(value, number) if value.ndim > 1 else value
+            for name, (number, value) in self._given.items()
         }
         for name, parts in self._ids.items():
             arguments[name] = torch.cat([taken(ids, number) for number, ids in parts], 1)

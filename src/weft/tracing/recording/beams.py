@@ -23,12 +23,12 @@ __all__ = ["Beams", "chosen_rows"]
 class Beams:
     """The rows that sequences were in.
 
-    rows   (sequences, passes): a row of the batch of each pass, -1 after the sequence has ended
-    batch  how many rows a pass has
+    rows     (sequences, passes): a row of the batch of each pass, -1 after the sequence has ended
+    batches  how many rows each pass has
     """
 
     rows: Tensor
-    batch: int
+    batches: Sequence[int]
 
     @classmethod
     def returned(cls, indices: Tensor, orders: Sequence[Tensor | None], batch: int) -> Beams:
@@ -58,17 +58,28 @@ class Beams:
                     f"the cache was reordered by before pass {number}. Trace the text that was "
                     "generated."
                 )
-        return cls(rows, batch)
+        return cls(rows, [batch] * len(orders))
 
     @classmethod
-    def followed(cls, orders: Sequence[Tensor | None], batch: int) -> Beams:
-        """Of every row of the last pass, back to the first."""
-        row = torch.arange(batch)
+    def followed(cls, orders: Sequence[Tensor | None], batches: Sequence[int]) -> Beams:
+        """Of every row of the last pass, back to the first.
+
+        A cache whose rows were repeated has those of one side by side.
+
+        >>> Beams.followed([None, None, torch.tensor([3, 0])], [2, 4, 2]).rows
+        tensor([[1, 3, 0],
+                [0, 0, 1]])
+        """
+        row = torch.arange(batches[-1])
         rows = [row]
-        for order in reversed(orders[1:]):
-            row = row if order is None else order.cpu()[row]
+        for number in range(len(orders) - 1, 0, -1):
+            order, before = orders[number], batches[number - 1]
+            if order is not None:
+                row = order.cpu()[row]
+            elif before and batches[number] % before == 0:
+                row = row // (batches[number] // before)
             rows.append(row)
-        return cls(torch.stack(rows[::-1], 1), batch)
+        return cls(torch.stack(rows[::-1], 1), batches)
 
     @property
     def lengths(self) -> Tensor:
@@ -81,11 +92,11 @@ class Beams:
         A batch may hold each input once for all its hypotheses, as an encoder reads them, or each
         hypothesis in several parts. A sequence that has ended has the first place.
         """
-        rows = self.rows[:, number].clamp(min=0)
-        if size and self.batch % size == 0:
-            return rows // (self.batch // size)
-        if self.batch and size % self.batch == 0:
-            parts = size // self.batch
+        rows, batch = self.rows[:, number].clamp(min=0), self.batches[number]
+        if size and batch % size == 0:
+            return rows // (batch // size)
+        if batch and size % batch == 0:
+            parts = size // batch
             return (rows[:, None] * parts + torch.arange(parts)).flatten()
         return None
 

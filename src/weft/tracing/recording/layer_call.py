@@ -125,6 +125,7 @@ class RecordedCall:
     is_causal    whether the model says that no query looks ahead
     grids        as of LayerCall
     missing      what else enters its scores and is not here, with the reason; None: nothing
+    gone         how many positions its cache had let go of before the first pass that is recorded
 
     Of a batch of one, a bias stands for every input.
     """
@@ -149,3 +150,4 @@ class RecordedCall:
     by_formula: bool = False
     grids: tuple[Grid, Grid] | None = None
     missing: str | None = None
+    gone: int = 0

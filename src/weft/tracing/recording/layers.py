@@ -82,6 +82,8 @@ class LayerMaker:
             )
             return
         ends = self._sequences.ends(call.path, call.kind, queries, keys, call.grids)
+        if call.gone:
+            ends = ends[0], self._later(ends[1], keys, call.gone)
         parts = batch if batch != self._samples else 1
         if parts > 1:
             call = side_by_side(call)
@@ -184,6 +186,14 @@ class LayerMaker:
                 "compute its weights from",
             )
         return (queries.cpu(), keys.cpu()), terms, norms
+
+    def _later(self, name: str, length: int, first: int) -> str:
+        """The sequence of positions from one on: a cache had let go of those before it."""
+        name = f"{name.removesuffix(f'-{length}')}-{length}-from-{first}"
+        positions = [f"position {place}" for place in range(first, first + length)]
+        for named in self._named:
+            named[name] = InputSequence(slice(0, length), positions)
+        return name
 
     def _sequence(self, name: str, length: int, parts: int, sample: int) -> InputSequence:
         named = self._named[sample]

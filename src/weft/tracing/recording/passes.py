@@ -55,6 +55,8 @@ class Passes:
         self._queries_keys, self._file = queries_keys, file
         self._rooms: dict[tuple[str, int], StepRoom] = {}
         self._parts: dict[tuple[str, int], list[Part]] = {}
+        #: Of each layer, how many positions its cache had let go of before its first pass.
+        self._gone: dict[tuple[str, int], int] = {}
         self._seen: dict[str, int] = {}
         self._before = 0
         #: Of each pass, how many positions the cache held when it began.
@@ -143,7 +145,7 @@ class Passes:
             self._step(call, parts, place)
             return
         self._join_steps(parts)
-        part = self._part(call, parts) if grows else Part(call, 0, number)
+        part = self._part(call, parts, place) if grows else Part(call, 0, number)
         if not self._queries_keys:
             call.queries, call.keys = shape_of(call.queries), shape_of(call.keys)
         parts.append(self._put_if_long(part))
@@ -169,7 +171,7 @@ class Passes:
         # Copies: views would hold the cache until the next step of the layer has a longer one.
         if not room.take(call, waiting):
             call.keys, call.values = call.keys.clone(), call.values.clone()
-        first = max(0, self._before + 1 - there)
+        first = self._first_key(call, place, there)
         parts.append(Part(call, first, self.passes - 1, waits=True, own=call.keys))
         if waiting + 1 == TOGETHER:
             self._join_steps(parts)
@@ -248,13 +250,22 @@ class Passes:
             return part
         return replace(part, call=self._file.get(part.call, part.place), place=None)
 
-    def _part(self, call: RecordedCall, parts: list[Part]) -> Part:
+    def _first_key(self, call: RecordedCall, place: int, there: int) -> int:
+        """The place of the first key of a call among all that the layer's passes have.
+
+        Caches of windows let go of their first keys, some before the first pass that is recorded.
+        """
+        assert call.queries is not None
+        gone = max(0, self._before + call.queries.shape[2] - there)
+        call.gone = self._gone.setdefault((call.path, place), gone)
+        return gone - call.gone
+
+    def _part(self, call: RecordedCall, parts: list[Part], place: int) -> Part:
         """A pass of self-attention with its own keys alone."""
         assert call.queries is not None and call.keys is not None
         assert call.value_norms is not None
         own, there = call.queries.shape[2], call.keys.shape[2]
-        # Caches of windows have let go of the first keys.
-        first = max(0, self._before + own - there)
+        first = self._first_key(call, place, there)
         # Of the first pass as many as `new_keys` said, whose norms were taken.
         end = min(there, self._before + own) if parts else call.value_norms.shape[2]
         new = slice(end - own if parts else 0, end)

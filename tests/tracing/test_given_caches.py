@@ -1,0 +1,142 @@
+"""Texts that go on from a cache that was filled before, or is changed between two passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.tracing.conftest import cached
+from torch import Tensor
+
+import weft
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def model_and_eager(name: str, **options: Any) -> tuple[Any, Any]:
+    """A language model, and one with the same numbers that returns its weights."""
+    torch.manual_seed(0)
+    models = [
+        getattr(transformers, f"{name}ForCausalLM")
+        ._from_config(
+            getattr(transformers, f"{name}Config")(**SIZES, **options), attn_implementation=way
+        )
+        .eval()
+        for way in ("sdpa", "eager")
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    return models[0], models[1]
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.randint(3, 97, shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("received", [False, True])
+@pytest.mark.parametrize("keep", [weft.All(), weft.Top(32), weft.Top(2)])
+@pytest.mark.parametrize(
+    ("before", "passes"),
+    [(6, [4, 4]), (3, [4, 4]), (6, [1] * 14), (2, [1] * 18), (6, [3, *[1] * 9]), (7, [5])],
+)
+def test_a_window_whose_cache_has_let_go_of_keys(
+    before: int, passes: list[int], keep: weft.Keep, received: bool, tmp_path
+) -> None:
+    """Keys are those that its cache held, and are called by where they stand in the text."""
+    window = 5
+    model, eager = model_and_eager("Mistral", sliding_window=window)
+    text = ids(1, before + sum(passes))
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(text[:, :before], **cached(model, cache))
+    with weft.watch(model, keep=keep, received=received) as watched, torch.no_grad():
+        for part in text[:, before:].split(passes, 1):
+            model(part, **cached(model, cache))
+    gone = max(0, before - window + 1)
+    expected = [
+        weights[0, :, before:, gone:] for weights in eager(text, output_attentions=True).attentions
+    ]
+    watched.trace.save(tmp_path / "t.weft")
+    for layer, weights in zip(weft.open(tmp_path / "t.weft").layers, expected, strict=True):
+        assert layer.shape == tuple(weights.shape)
+        assert layer.key_tokens == [f"position {i}" for i in range(gone, text.shape[1])]
+        kept = layer.graph.dense()
+        known = kept > 0 if keep == weft.Top(2) else torch.ones_like(kept, dtype=torch.bool)
+        torch.testing.assert_close(kept[known], weights[known], rtol=0, atol=1e-5)
+        torch.testing.assert_close(layer.matrix.dense(), weights, rtol=0, atol=1e-5)
+        if received:
+            torch.testing.assert_close(layer.graph.received, weights.sum(1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("chosen", [[2, 0], [1], [0, 0], [2, 1, 0, 2]])
+def test_rows_that_were_chosen_of_a_cache_go_on(chosen: list[int]) -> None:
+    model, eager = model_and_eager("Llama")
+    prompt, more = ids(3, 8), ids(len(chosen), 2)
+    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        cache = transformers.DynamicCache(config=model.config)
+        model(prompt, **cached(model, cache))
+        cache.batch_select_indices(torch.tensor(chosen))
+        model(more, **cached(model, cache))
+    assert len(watched.traces) == len(chosen)
+    texts = torch.cat([prompt[chosen], more], 1)
+    attentions = eager(texts, output_attentions=True).attentions
+    for number, trace in enumerate(watched.traces):
+        assert trace.tokens == [f"#{token}" for token in texts[number].tolist()]
+        for layer, weights in zip(trace.layers, attentions, strict=True):
+            torch.testing.assert_close(layer.graph.dense(), weights[number], rtol=0, atol=1e-5)
+    assert "batch_select_indices" not in vars(cache)
+
+
+def test_towers_that_run_before_the_model_are_named_so() -> None:
+    """What generation encodes first is in no trace of it, and the reason is said as it is."""
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "image_size": 32, "patch_size": 16}  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(
+            vision_config=transformers.CLIPVisionConfig(**vision),
+            text_config=transformers.LlamaConfig(**SIZES),
+            image_token_index=90,
+            image_seq_length=4,
+        )
+    ).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    text = ids(1, 9).clamp(max=89)
+    text[:, 1:5] = 90
+    inputs = {"input_ids": text, "pixel_values": torch.randn(1, 3, 32, 32)}
+    with pytest.warns(UserWarning, match=r"^trace: 2 attention layers ran .* Without generate="):
+        trace = weft.trace(model, inputs, generate=2)
+    assert {entry["reason"] for entry in trace.not_traced} == {
+        "it ran outside of the model's forward"
+    }
+    assert {entry["class"] for entry in trace.not_traced} == {"CLIPAttention"}
+    assert len(weft.trace(model, inputs).layers) == 4
+
+
+def test_a_family_that_returns_weights_of_another_output_is_refused_with_a_way_out() -> None:
+    """Falcon with ALiBi: with output_attentions=True its logits are others than without."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    models = [
+        transformers.FalconForCausalLM._from_config(
+            transformers.FalconConfig(**sizes, alibi=True), attn_implementation=way
+        ).eval()
+        for way in ("sdpa", "eager")
+    ]
+    with torch.no_grad():
+        if torch.equal(
+            models[0](ids(1, 9)).logits, models[0](ids(1, 9), output_attentions=True).logits
+        ):
+            pytest.skip("this version of Transformers computes both alike")
+    with (
+        pytest.warns(UserWarning, match="does not use the attention interface"),
+        pytest.raises(weft.VerificationError, match=r'attn_implementation="eager"'),
+    ):
+        weft.trace(models[0], ids(1, 9))
+    with pytest.warns(UserWarning, match="does not use the attention interface"):
+        assert weft.trace(models[1], ids(1, 9)).deviation is None
