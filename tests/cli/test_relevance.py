@@ -123,7 +123,12 @@ def test_models_of_hugging_face(
         model.bert.save_pretrained(tmp_path)
         headless = weft_main("relevance", tmp_path, "--text", "a b")
         assert headless.code == 2
-        assert "predicts nothing" in headless.err
+        assert headless.err.startswith("weft: BertModel predicts nothing")
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["architectures"] = ["BertForTokenClassification"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        labelling = weft_main("relevance", tmp_path, "--text", "a b").err
+        assert "BertForTokenClassification, read as BertModel, predicts nothing" in labelling
     if kind == "classifier":
         for wrong, said in ((("--logit", "fair"), "bad, good"), (("--token", "1"), "classif")):
             result = weft_main("relevance", tmp_path, "--text", "a", *wrong)

@@ -183,9 +183,11 @@ class PretrainedModel:
                 self.network, given, tokens, [], self._label, lambda n: [labels[i] for i in n]
             )
         if not self._predicts_tokens:
+            saved = ", ".join(self._config.architectures or [])
+            read_as = f"{saved}, read as {kind}," if saved and saved != kind else kind
             raise InputError(
-                f"a {kind} predicts nothing that a token could be relevant for. Give a model that "
-                "was saved with its language model or its classifier."
+                f"{read_as} predicts nothing that a token could be relevant for. Give a language "
+                "model, or a classifier of whole texts (ForSequenceClassification)."
             )
         read = tokens
         if "decoder_input_ids" in given:
