@@ -256,7 +256,9 @@ class Passes:
         Caches of windows let go of their first keys, some before the first pass that is recorded.
         """
         assert call.queries is not None
-        gone = max(0, self._before + call.queries.shape[2] - there)
+        beyond = self._before + call.queries.shape[2] - there
+        # Without a cache keys may be pooled, and fewer than queries.
+        gone = max(0, beyond) if self._before else 0
         call.gone = self._gone.setdefault((call.path, place), gone)
         return gone - call.gone
 
