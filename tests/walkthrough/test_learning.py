@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +102,43 @@ def test_vectors_of_ones_own() -> None:
 def test_what_cannot_learn(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         weft.steps(**{"learn": 20, **options})
+
+
+@pytest.mark.parametrize("kind", ["encoder", "cross"])
+def test_tables_beside_each_other_have_their_words_in_one_line(kind: str) -> None:
+    """A table with names above its columns is a line higher than one without."""
+    target = "le chat" if kind == "cross" else None
+    walk = learning("the cat sat", kind=kind, target=target, learn=1)
+    assert walk.learned is not None
+    back, text = walk.learned.back, str(walk)
+    for heading, left, right, above in (
+        ("dA, head 0", back.weights, back.V, "dV, head 0"),
+        ("dS, head 0", back.scores, back.Q, "dQ, head 0"),
+    ):
+        lines = text.splitlines()
+        start = next(place for place, line in enumerate(lines) if heading in line)
+        assert above in lines[start + 1]
+        for row in range(min(left.shape[1], right.shape[1])):
+            shown = re.findall(r"-?\d+\.\d\d", lines[start + 2 + row])
+            numbers = [*left[0, row].tolist(), *right[0, row].tolist()]
+            assert [float(number) for number in shown[: len(numbers)]] == pytest.approx(
+                numbers, abs=0.00501
+            )
+
+
+def test_the_picture_has_the_way_back_too(tmp_path: Path) -> None:
+    for steps in (0, 3):
+        weft.steps("a b", learn=steps).picture(tmp_path / f"{steps}.svg")
+    plain, learned = ((tmp_path / f"{steps}.svg").read_text() for steps in (0, 3))
+    for said in ("Back: softmax", "One step down", "After 3 steps", "The loss, step by step"):
+        assert f">{said}<" not in plain
+        assert f">{said}<" in learned
+
+
+def test_drawn_matrices_have_full_rank() -> None:
+    """Of singular ones, words that differ could look alike to every head."""
+    for seed in range(12):
+        walk = weft.steps("a b c", seed=seed)
+        for matrices in (walk.W_Q, walk.W_K, walk.W_V):
+            assert torch.linalg.matrix_rank(torch.cat(list(matrices), 1)) == 4
+        assert torch.linalg.matrix_rank(walk.W_O) == 4

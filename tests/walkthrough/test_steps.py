@@ -64,7 +64,12 @@ def numbers_below(text: str, heading: str, rows: int) -> np.ndarray[Any, Any]:
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.strip().startswith(heading))
     chosen = lines[start + 2 : start + 2 + rows]
-    return np.array([[float(x) for x in re.findall(r"-?\d+\.\d+|-inf", line)] for line in chosen])
+    return np.array(
+        [
+            [float(x.replace("−∞", "-inf")) for x in re.findall(r"-?\d+\.\d+|−∞", line)]
+            for line in chosen
+        ]
+    )
 
 
 def test_the_text_shows_the_numbers_of_the_matrices() -> None:

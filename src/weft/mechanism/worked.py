@@ -26,8 +26,9 @@ from weft.mechanism.relative import Relative
 
 __all__ = ["Projections", "Row", "Worked", "largest_difference", "row_of", "work"]
 
-#: Scores above this are lowered by the row's largest before e^x, which float64 ends at e^709.
-_LARGEST_POWER = 100.0
+#: Scores above this are lowered by the row's largest before e^x, whose numbers would be too long
+#: to read, and beyond e^709 more than float64 holds.
+_LARGEST_POWER = 8.0
 
 
 @dataclass(frozen=True, eq=False)

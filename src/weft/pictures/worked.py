@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.mechanism.multihead import LayerKind as Kind
 from weft.mechanism.worked import Worked
+from weft.mechanism.worked_back import Learned
 from weft.pictures.canvas import Array, axes_of_cells, bare, new_figure, weight_norm
 from weft.pictures.fonts import Lettering, lettering
 from weft.pictures.palette import Palette, Theme, palette
@@ -24,6 +25,12 @@ __all__ = ["steps", "three_kinds"]
 _WRITTEN = 8
 _LEFT, _TOP, _GAP = 2.1, 0.62, 0.2
 _CELL, _HIGH = 0.37, 0.235
+#: Inches that a column has at least whose name is written, and that a letter of it takes.
+_NARROWEST, _LETTER = 0.14, 0.055
+#: Letters of a token.
+_LONGEST = 10
+#: Inches that the curve of the loss is high.
+_CURVE = 0.8
 #: Inches of a matrix whose numbers are not written.
 _WIDEST, _HIGHEST = 1.5, 1.6
 
@@ -74,9 +81,23 @@ class _Panel:
         least = rows * 0.15 if self.rows else min(rows * 0.15, _HIGHEST)
         return rows * _HIGH if self.written else least
 
+    @property
+    def turned(self) -> bool:
+        """Whether a column is narrower than its name, so that names are turned."""
+        longest = max(map(len, self.columns), default=0)
+        each = self.wide / self.shape[1]
+        return each >= _NARROWEST and min(longest, _LONGEST) * _LETTER > each
+
+    @property
+    def above(self) -> float:
+        """Inches of its own name, and those of its columns."""
+        if not self.turned:
+            return 0.34 if self.columns else 0.2
+        return 0.26 + _LETTER * min(max(map(len, self.columns)), _LONGEST)
+
     def left(self, letters: Lettering) -> float:
         """Inches that the sign and the names of its rows take."""
-        names = max((len(letters.token(name, 10)) for name in self.rows), default=0)
+        names = max((len(letters.token(name, _LONGEST)) for name in self.rows), default=0)
         return (0.3 if self.before else 0.0) + (0.062 * names + 0.08 if names else 0.0)
 
 
@@ -92,8 +113,12 @@ class _Band:
     @property
     def high(self) -> float:
         """Inches that it takes."""
-        above = 0.34 if any(panel.columns for panel in self.panels) else 0.2
-        return above + max((panel.high for panel in self.panels), default=0.18) + _GAP
+        return self.above + max((panel.high for panel in self.panels), default=0.18) + _GAP
+
+    @property
+    def above(self) -> float:
+        """Inches of the names above its matrices."""
+        return max(panel.above for panel in self.panels)
 
 
 def steps(
@@ -105,10 +130,14 @@ def steps(
     kind: Kind = "encoder",
     embeddings: tuple[Tensor, Tensor] | None = None,
     title: str = "The six steps of attention",
+    origin: str = "",
+    learned: Learned | None = None,
     digits: int = 2,
     theme: Theme = "light",
 ) -> Figure:
     """The six steps of one head from the inputs to the output, a band each, as matrices.
+
+    Below them, where the matrices learned, the way back to them, and what came of it.
 
     Numbers stand in their cells where there are few; their colour is their sign and size, on a
     scale of each matrix's own; that of weights goes from 0 to 1.
@@ -120,28 +149,37 @@ def steps(
         kind: who gives queries, keys and values.
         embeddings: E and P, whose sum is X, where they are known.
         title: above it.
+        origin: where the matrices come from.
+        learned: what gradient descent made of them.
         digits: decimals.
         theme: "light" or "dark".
     """
     colours = palette(theme)
-    letters = lettering([*queries, *keys, title, "Kᵀ√Σ−∞×→"])
+    letters = lettering([*queries, *keys, title, origin, "Kᵀ√Σ−∞×→"])
     bands = _bands(worked, queries, keys, head, kind, embeddings)
+    if learned is not None:
+        bands += _learning(worked, learned, queries, keys, head, kind)
     wide = max(_wide(band.panels, letters) for band in bands)
-    sizes = _LEFT + wide + 0.2, _TOP + sum(band.high for band in bands) + 0.1
+    curve = 0.0 if learned is None else _CURVE + 0.5
+    sizes = _LEFT + wide + 0.2, _TOP + sum(band.high for band in bands) + curve + 0.1
     figure = new_figure(*sizes, colours)
     families = list(letters.families)
     _say(figure, 0.16, 0.3, letters.text(title), 11, colours.ink, families, bold=True)
     about = f"{'; '.join(_SOURCES[kind])}. Head {head} of {len(worked.Z)}"
+    if origin:
+        about += f". {origin[:1].upper()}{origin[1:]}"
     _say(figure, 0.16, 0.49, about, 7, colours.faint, families)
     down = _TOP
     for band in bands:
-        above = 0.34 if any(panel.columns for panel in band.panels) else 0.2
+        above = band.above
         _say(figure, 0.16, down + above + 0.08, band.name, 9, colours.ink, families, bold=True)
         _say(figure, 0.16, down + above + 0.27, band.formula, 8, colours.query, families)
         if band.note:
             _say(figure, 0.16, down + above + 0.44, band.note, 6.5, colours.faint, families)
         _draw(figure, band.panels, _LEFT, down + above, digits, colours, letters)
         down += band.high
+    if learned is not None:
+        _draw_losses(figure, learned, down, colours, families)
     return figure
 
 
@@ -221,7 +259,8 @@ def _bands(
     moved = [] if worked.values_by_position is None else [
         _Panel("Σ A a", worked.values_by_position[head].numpy(), before="+")]  # fmt: skip
     return [
-        _Band("Words become vectors", "X = E + P" if embeddings else "X", before),
+        _Band("Words become vectors", "X = E + P", before) if embeddings
+        else _Band("What enters", "X" if kind != "cross" else "X, Y", before),
         *_projections(worked, queries, keys, head, source),
         _Band("2  Score", "S = Q Kᵀ" + (" + Q Aᵀ" if added else ""), [
             *turned, *added,
@@ -240,7 +279,7 @@ def _bands(
         _Band("The heads are joined", f"output = {joined} W_O" + (" + b" if p.b_O is not None
                                                                   else ""), [
             _Panel(joined, worked.joined.numpy(), queries),
-            _Panel("W_O", p.W_O.numpy(), before="×"),
+            _Panel("W_O", p.W_O.numpy(), before="×"), *_bias("b", p.b_O),
             _Panel("output", worked.output.numpy(), queries, before="=")]),
     ]  # fmt: skip
 
@@ -260,11 +299,83 @@ def _projections(
         panels = [
             _Panel(origin, inputs.numpy(), tokens),
             _Panel(f"W_{name}", matrices[head].numpy(), before="×"),
+            *_bias(f"b_{name}", None if bias is None else bias[head]),
             _Panel(name, made[head].numpy(), before="="),
         ]
         step = "1  Project" if name == "Q" else ""
         bands.append(_Band(step, f"{name} = {origin} W_{name}{plus}", panels))
     return bands
+
+
+def _bias(name: str, bias: Tensor | None) -> list[_Panel]:
+    return [] if bias is None else [_Panel(name, bias[None].numpy(), before="+")]
+
+
+def _learning(
+    worked: Worked,
+    learned: Learned,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    head: int,
+    kind: Kind,
+) -> list[_Band]:
+    """From the loss back to the matrices, a step down, and what came of them all."""
+    back, rate, losses = learned.back, f"{learned.rate:g}", learned.losses
+    source = "Y" if kind == "cross" else "X"
+    dA, dV, ds, dS, dQ, dK = (
+        each[head].numpy()
+        for each in (back.weights, back.V, back.scaled, back.scores, back.Q, back.K)
+    )
+    down: list[_Band] = []
+    for name, inputs in (("Q", "X"), ("K", source), ("V", source)):
+        before, gradient, after = (
+            getattr(projections, f"W_{name}")[head].numpy()
+            for projections in (worked.projections, back.projections, learned.next.projections)
+        )
+        panels = [
+            _Panel(f"W_{name}", before),
+            _Panel(f"{rate} dW_{name}", learned.rate * gradient, before="−"),
+            _Panel("new", after, before="="),
+        ]
+        step = "" if down else "One step down"
+        down.append(_Band(step, f"dW_{name} = {inputs}ᵀ d{name}", panels, f"W := W − {rate} dW"))
+    many = f"After {learned.steps:,} step{'s' * (learned.steps != 1)}"
+    return [
+        _Band("Learning: how wrong?", "dO = (output − T) / n", [
+            _Panel("output", worked.output.numpy(), queries),
+            _Panel("T, wanted", learned.wanted.numpy(), before="−"),
+            _Panel("dO", back.output.numpy(), queries, before="→")], f"loss {losses[0]:.4f}"),
+        _Band("Back: weighted sum", "dA = dZ Vᵀ,  dV = Aᵀ dZ", [
+            _Panel("dZ", back.Z[head].numpy(), queries), _Panel("dA", dA, queries, keys, "→"),
+            _Panel("dV", dV, keys, before=" ")]),
+        _Band("Back: softmax", "ds = A (dA − Σ A dA)", [
+            _Panel("ds", ds, queries, keys)], "each row adds up to 0"),
+        _Band("Back: scale, score", "dQ = dS K,  dK = dSᵀ Q", [
+            _Panel("dS", dS, queries, keys), _Panel("dQ", dQ, queries, before=" "),
+            _Panel("dK", dK, keys, before=" ")]),
+        *down,
+        _Band(many, "A before → A after", [
+            _Panel("A before", worked.weights[head].numpy(), queries, keys, of_weights=True),
+            _Panel("A after", learned.last.weights[head].numpy(), queries, keys, "→", True)],
+            f"loss {losses[0]:.4f} → {losses[-1]:.4f}"),
+    ]  # fmt: skip
+
+
+def _draw_losses(
+    figure: Figure, learned: Learned, down: float, colours: Palette, families: list[str]
+) -> None:
+    """The loss before each step and after the last."""
+    _say(figure, 0.16, down + 0.25, "The loss, step by step", 9, colours.ink, families, bold=True)
+    axes = axes_of_cells(figure, _LEFT, down + 0.15, 2.6, _CURVE)
+    axes.plot(range(len(learned.losses)), learned.losses, color=colours.query, linewidth=1.2)
+    axes.set_xlim(0, max(learned.steps, 1))
+    axes.set_ylim(0, max(learned.losses) * 1.05 or 1)
+    axes.set_xlabel("step", fontsize=6.5, color=colours.faint, labelpad=1)
+    axes.tick_params(labelsize=6, colors=colours.faint, length=2)
+    axes.set_facecolor(colours.ground)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(colours.line)
 
 
 def _low(number: int) -> str:
@@ -278,12 +389,14 @@ def _wide(panels: Sequence[_Panel], letters: Lettering) -> float:
 def _say(
     figure: Figure, across: float, down: float, text: str, size: float, colour: str,
     families: list[str], *, bold: bool = False, right: bool = False, middle: bool = False,
+    turned: bool = False,
 ) -> None:  # fmt: skip
-    """A text at a place, in inches from the left and the top."""
+    """A text at a place, in inches from the left and the top; turned, it goes up from there."""
     width, height = figure.get_size_inches()
     figure.text(
         across / width, 1 - down / height, text, fontsize=size, color=colour, family=families,
-        fontweight="bold" if bold else "normal", va="center",
+        fontweight="bold" if bold else "normal", va="bottom" if turned else "center",
+        rotation=90 if turned else 0,
         ha="right" if right else "center" if middle else "left", parse_math=False,
     )  # fmt: skip
 
@@ -307,17 +420,18 @@ def _draw(
         step = panel.high / len(panel.values)
         size = min(7.0, step * 72 * 0.62)
         for place, name in enumerate(panel.rows):
-            _say(figure, across - 0.05, top + (place + 0.5) * step, letters.token(name, 10), size,
-                 colours.ink, families, right=True)  # fmt: skip
+            _say(figure, across - 0.05, top + (place + 0.5) * step, letters.token(name, _LONGEST),
+                 size, colours.ink, families, right=True)  # fmt: skip
         each = panel.wide / panel.values.shape[1]
-        names = panel.columns if each >= 0.14 else ()
+        names = panel.columns if each >= _NARROWEST else ()
+        most = _LONGEST if panel.turned else max(int(each / _LETTER), 1)
         for place, name in enumerate(names):
-            short = letters.token(name, max(int(each / 0.055), 1))
-            _say(figure, across + (place + 0.5) * each, top - 0.08, short, min(6.0, each * 30),
-                 colours.ink, families, middle=True)  # fmt: skip
+            _say(figure, across + (place + 0.5) * each, top - (0.03 if panel.turned else 0.08),
+                 letters.token(name, most), min(6.0, each * 30), colours.ink, families,
+                 middle=True, turned=panel.turned)  # fmt: skip
         shape = f" {panel.values.shape[0]}×{panel.values.shape[1]}" if not panel.written else ""
-        _say(figure, across, top - (0.22 if names else 0.09), panel.name + shape, 7,
-             colours.faint, families)  # fmt: skip
+        name_at = panel.above - 0.12 if names else 0.09
+        _say(figure, across, top - name_at, panel.name + shape, 7, colours.faint, families)
         across += panel.wide + 0.12
 
 
@@ -346,6 +460,16 @@ def _fill(axes: Axes, panel: _Panel, digits: int, colours: Palette) -> None:
             text = f"{value:.{digits}f}"
             text = text.removeprefix("-") if not text.strip("-0.") else text.replace("-", "−")
             red, green, blue, _ = ramp(scale(value))
-            bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
-            colour = "#101317" if bright else "#ffffff"
+            colour = _on(red, green, blue)
         axes.text(j, i, text, ha="center", va="center", fontsize=6.2, color=colour)
+
+
+def _on(*ground: float) -> str:
+    """Black or white, whichever is read better on a colour: by the contrast of WCAG 2.
+
+    >>> _on(1.0, 1.0, 1.0), _on(0.7, 0.3, 0.1)
+    ('#101317', '#ffffff')
+    """
+    light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in ground]
+    luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+    return "#101317" if luminance > 0.185 else "#ffffff"

@@ -246,7 +246,8 @@ def _alone(walk: Walk) -> Step:
     return Step(
         None, "One word at a time", "z = Σ_j (e^(q·k_j/√d) / Σ_l e^(q·k_l/√d)) v_j", "",
         f"The same for “{word}” alone, without any matrix: its query meets one key after the "
-        "other.",
+        "other." + (" The largest score is taken off all, which changes no weight."
+                    if row.lowered else ""),
         ((table,),), (dots, sums),
     )  # fmt: skip
 

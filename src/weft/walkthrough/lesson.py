@@ -71,7 +71,7 @@ class Steps(Walk):
         figure = steps(
             self.worked, self.queries.tokens, self.keys.tokens, head=self.head, kind=self.kind,
             embeddings=None if E is None or P is None else (E, P), title=title_of(self),
-            digits=self.digits, theme=theme,
+            origin=self.origin, learned=self.learned, digits=self.digits, theme=theme,
         )  # fmt: skip
         save_picture(figure, path)
 

@@ -240,10 +240,18 @@ class Matrices:
         return heads, width, width // heads if depth is None else depth
 
     def _drawn(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Multiples of 1/2 from -1 to 1, by the seed and the name alone."""
+        """Multiples of 1/2 from -1 to 1, by the seed and the name alone.
+
+        Matrices are drawn until the heads beside each other have full rank: else words that differ
+        might look alike to all heads.
+        """
         text = f"{self.seed} {name}".encode("utf-8", "surrogatepass")
         generator = np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
-        return torch.from_numpy(generator.integers(-2, 3, shape) / 2)
+        while True:
+            drawn = generator.integers(-2, 3, shape) / 2
+            beside = drawn if drawn.ndim < 3 else np.concatenate(list(drawn), 1)
+            if not name.startswith("W_") or np.linalg.matrix_rank(beside) == min(beside.shape):
+                return torch.from_numpy(drawn)
 
 
 def read_matrices(path: Path) -> JsonObject:

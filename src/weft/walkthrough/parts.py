@@ -87,7 +87,9 @@ def number(value: float, digits: int) -> str:
     """A number with so many decimals; never "-0.00".
 
     >>> number(-0.001, 2), number(2.5, 2), number(float("-inf"), 2)
-    ('0.00', '2.50', '-inf')
+    ('0.00', '2.50', '−∞')
     """
+    if value == float("-inf"):
+        return "−∞"
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if not text.strip("-0.") else text

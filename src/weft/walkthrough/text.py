@@ -125,17 +125,23 @@ def _row(row: Row, digits: int) -> list[Line]:
     lines: list[Line] = []
     beside: _Block = []
     named: tuple[str, ...] = ()
+    #: Lines above the numbers of the tables so far.
+    above = 0
     for table in row:
+        own = 1 + bool(table.columns)
         if beside and named and table.rows == named:
             (block, *more) = _blocks(replace(table, rows=(), of_tokens=True), digits)
             if not more and _fits(beside, block):
-                beside = _joined(beside, block, table.before)
+                beside = _joined(_lowered(beside, own - above), block, table.before, above - own)
+                above = max(above, own)
                 continue
         for place, block in enumerate(_blocks(table, digits)):
             sign = table.before if place == 0 else ""
             if beside and _fits(beside, block):
-                beside = _joined(beside, block, sign)
+                beside = _joined(_lowered(beside, own - above), block, sign, above - own)
+                above = max(above, own)
                 continue
+            above = own
             lines += [[], *beside] if beside else []
             start: _Block = [[Span(_INDENT)] for _ in block]
             beside = _joined(start, block, sign) if sign else [
@@ -149,10 +155,19 @@ def _fits(left: _Block, right: _Block) -> bool:
     return _width(left) + 3 + _width(right) <= _WIDTH
 
 
-def _joined(left: _Block, right: _Block, sign: str) -> _Block:
-    """Two blocks beside each other; the sign stands in the middle of the right one's numbers."""
+def _lowered(block: _Block, by: int) -> _Block:
+    """A block so many lines lower."""
+    return [*([[Span(" " * _width(block))]] * by), *block]
+
+
+def _joined(left: _Block, right: _Block, sign: str, lower: int = 0) -> _Block:
+    """Two blocks beside each other; the sign stands in the middle of the right one's numbers.
+
+    lower: by how many lines the right one is, so that rows of numbers stand beside each other.
+    """
+    middle = max(lower, 0) + (len(right) + 1) // 2
+    right = _lowered(right, lower)
     height, wide = max(len(left), len(right)), _width(left)
-    middle = (len(right) + 1) // 2
     lines = []
     for place in range(height):
         start = left[place] if place < len(left) else [Span(" " * wide)]
