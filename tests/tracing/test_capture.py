@@ -317,3 +317,6 @@ def test_a_wrong_graph_of_wefts_own_layer_deviates(positions) -> None:
     with pytest.raises(weft.VerificationError, match="from the formula in float64"):
         reference_deviation(call, wrong, 0, strict=True)
     assert reference_deviation(replace(call, mask=None), graph, 0) > 1e-3
+    unknown = replace(call, queries=call.queries * torch.nan)
+    lse = graph.lse * torch.nan
+    assert reference_deviation(unknown, replace(graph, lse=lse), 0) is None

@@ -132,3 +132,21 @@ def test_a_model_that_is_to_return_its_weights_is_traced(family_named, family, h
         one = found[0] if isinstance(found, list) else found
         assert one.verification["layers"] == len(one.layers)
         assert 0 < one.verification["weights"] < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:trace")
+@pytest.mark.parametrize("verify", [None, False])
+def test_a_layer_whose_scores_are_all_nan_has_no_deviation(verify) -> None:
+    class Broken(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+            self.second = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x, x, x, need_weights=False)[0] * torch.nan
+            return self.second(x, x, x, need_weights=False)[0]
+
+    first, second = weft.trace(Broken().eval(), torch.randn(1, 4, 8), verify=verify).layers
+    assert first.deviation is not None and first.deviation < 1e-5
+    assert second.deviation is None

@@ -60,8 +60,9 @@ def deviation(
             `weft.tracing.recording.comparison.tolerance` of the largest value for outputs, of 1
             for weights.
 
-    Returns: the largest absolute difference; None where the model has no attention function that
-    could be asked, or no row that may look anywhere.
+    Returns: the largest absolute difference; None where nothing could be compared: the model has
+    no attention function that could be asked, no row may look anywhere, or the scores of all rows
+    are not numbers (NaN).
 
     Raises: VerificationError: `strict`, and the call differs.
     """
@@ -91,6 +92,8 @@ def deviation(
             "attention: there it cannot be verified.",
             stacklevel=2,
         )
+        if not bool((looks & ~unknown).any()):
+            return None
         own, again, went_on = (part.masked_fill(unknown, 0) for part in (own, again, went_on))
         weights, kept_weights = (part.masked_fill(unknown, 0) for part in (weights, kept_weights))
     outputs = max(largest_difference(own, again), largest_difference(own, went_on))
@@ -161,7 +164,7 @@ def reference_deviation(
 
     Returns: the largest difference of a weight, or of the mass that a row left over; None where
     there is no row, or positions of a kind that the models of weft do not have. Rows that are no
-    numbers (NaN) here and there differ by nothing.
+    numbers (NaN) here and there are left out; None where all are.
 
     Raises: VerificationError: `strict`, and the edges differ.
     """
@@ -201,6 +204,8 @@ def reference_deviation(
         # The mass of a sink is on no kept edge either.
         rest = (lse > -torch.inf).double() - kept.sum(-1)
         unknown = lse.isnan() & own_lse.isnan()
+        if bool(unknown.all()):
+            continue
         largest = max(
             largest or 0.0,
             *(
