@@ -62,6 +62,22 @@ def test_a_corpus(weft_main: Command, writer: Path, corpus: Path, tmp_path: Path
     )
 
 
+def test_a_command_that_traced_nothing_may_be_corrected(
+    weft_main: Command, writer: Path, tmp_path: Path
+) -> None:
+    texts, folder = tmp_path / "texts.txt", tmp_path / "out"
+    texts.write_text("a b\n")
+    (tmp_path / "nothing").mkdir()
+    rest = ("--corpus", texts, "-o", folder)
+    assert weft_main("trace", tmp_path / "nothing", *rest).code == 2
+    assert list(folder.iterdir()) == []
+    assert weft_main("trace", writer, *rest, "--layers", 99).code == 2
+    result = weft_main("trace", writer, *rest, "--layers", 0)
+    assert result.code == 0, result.err
+    assert traces_in(folder) == ["000001.weft"]
+    assert_one_line(weft_main("trace", writer, *rest), "were made with another option")
+
+
 def test_a_corpus_of_files(weft_main: Command, writer: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     (texts / "deep").mkdir(parents=True)

@@ -25,7 +25,7 @@ from weft.jobs.opening import open_model
 from weft.jobs.tracing import VerifiedOnce
 from weft.jobs.workers import Processes
 
-__all__ = ["Corpus", "CorpusTraces", "read_corpus", "remember", "trace_corpus"]
+__all__ = ["Corpus", "CorpusTraces", "read_corpus", "trace_corpus"]
 
 _LIST, _FORMAT = "corpus.json", "weft-corpus"
 
@@ -100,7 +100,7 @@ def trace_corpus(
     read = read_corpus(corpus)
     texts = read.texts
     with own_folder(output, "traces this corpus") as folder:
-        remember(folder, name, options, texts)
+        content = _listed(folder, name, options, texts)
         done = CorpusTraces(empty=read.empty)
         missing = {}
         for title, text in texts.items():
@@ -113,6 +113,7 @@ def trace_corpus(
             return done
         # Also where workers open it, so that an error of the model is one line, not one of each.
         model = open_model(name, predicting=options.generate is not None)
+        write_json(folder / _LIST, content)
         work = CorpusWork(name, folder, options)
         here = work.start(model)
         for title, reason in (engine or Processes()).results(folder, work, missing, here):
@@ -126,8 +127,8 @@ def trace_corpus(
     return done
 
 
-def remember(folder: Path, model: str, options: TraceChoices, texts: dict[str, str]) -> None:
-    """Write what is traced here, or check that it is the same as before.
+def _listed(folder: Path, model: str, options: TraceChoices, texts: dict[str, str]) -> JsonObject:
+    """The list of what is traced here; it fits the traces that are there.
 
     Raises: DataError: the folder holds another corpus, or something else.
     """
@@ -145,8 +146,9 @@ def remember(folder: Path, model: str, options: TraceChoices, texts: dict[str, s
         before = read_json(path, "list of a corpus")
         if not isinstance(before, dict) or before.get("format") != _FORMAT:
             raise DataError(f"{path}: not a list that weft wrote. Choose another folder.")
+        traced = any(folder.glob("*.weft"))
         for name in ("model", "options"):
-            if before.get(name) != content[name]:
+            if traced and before.get(name) != content[name]:
                 raise DataError(
                     f"{folder}: its traces were made with another {name.removesuffix('s')}. Give "
                     "the same command again, or choose another folder."
@@ -170,7 +172,7 @@ def remember(folder: Path, model: str, options: TraceChoices, texts: dict[str, s
         raise DataError(
             f"{folder}: not empty, and no corpus was traced here. Choose another folder."
         )
-    write_json(path, content)
+    return content
 
 
 def _is_there(path: Path) -> bool:
