@@ -34,7 +34,7 @@ print("Q\n", Q, "\nK\n", K, "\nV\n", V, sep="")
 # %%
 d = Q.shape[1]
 scores = Q @ K.T / np.sqrt(d)
-scores
+print(scores)
 
 # %% [markdown]
 # ## 4. Mask: a decoder does not look ahead
@@ -44,7 +44,7 @@ scores
 # %%
 hidden = np.triu(np.ones((3, 3), dtype=bool), 1)
 masked = np.where(hidden, -np.inf, scores)
-masked
+print(masked)
 
 # %% [markdown]
 # ## 5. Softmax, row by row
@@ -61,14 +61,14 @@ print(A, "\nsums of the rows:", A.sum(axis=1))
 # "sat" is the last word, so it may look at all three. Its weights:
 
 # %%
-dict(zip(words, A[2].round(3).tolist(), strict=True))
+print(dict(zip(words, A[2].round(3).tolist(), strict=True)))
 
 # %% [markdown]
 # ## 6. Each word takes a weighted sum of the values
 
 # %%
 Z = A @ V
-Z
+print(Z)
 
 # %% [markdown]
 # ## The same, by weft
@@ -82,10 +82,8 @@ q, k, v = (torch.tensor(part)[None] for part in (Q, K, V))  # one head
 output, graph = weft.attend(q, k, v, mask=weft.causal(), keep=weft.Top(3))
 assert np.allclose(output[0], Z)
 assert np.allclose(graph.adjacency(head=0).toarray(), A)
-[
-    (words[query], words[key], round(float(A[query, key]), 3))
-    for query, key in zip(*np.nonzero(A), strict=True)
-]
+for query, key in zip(*np.nonzero(A), strict=True):
+    print(f"{words[query]} -> {words[key]}: {A[query, key]:.3f}")
 
 # %% [markdown]
 # ## One word alone

@@ -36,6 +36,8 @@ def test_no_such_path_is_one_line(weft_main, tmp_path: Path) -> None:
     result = weft_main("view", tmp_path / "nowhere", "--no-browser")
     assert result.code == 2
     assert result.err.count("\n") == 1 and "nowhere" in result.err
+    near = weft_main("view", "minlm", "--no-browser")
+    assert (near.code, near.err.count("\n")) == (2, 1) and "Did you mean minilm?" in near.err
 
 
 def test_several_traces_are_named_apart(make_trace, weft_main, tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_alignment_of_all_heads_is_their_mean(pair_trace) -> None:
         assert np.allclose(images(alignment(what))[0].get_array(), expected, atol=1e-6)
     assert "cross layer 0, mean of 4 heads" in words(alignment(layer))
     assert "queries ↓ (just read or written)" in words(alignment(layer))
+    # Nothing is written by an encoder.
+    assert "queries ↓" in words(alignment(pair_trace.layer("encoder", 0)))
 
 
 def test_links_are_outlined_and_seconds_stay_on_a_long_axis() -> None:

@@ -84,7 +84,7 @@ def test_vectors_of_ones_own() -> None:
     [
         ({"learn": -1}, InputError, "learn is -1; expected a whole number"),
         ({"rate": 0}, InputError, "rate=0; expected a number above 0"),
-        ({"rate": 50.0}, InputError, "each too far. Give a smaller --rate"),
+        ({"rate": 50.0}, InputError, "too far. Give a smaller --rate"),
         ({"learn": 0, "wanted": "next"}, InputError, "nothing learns"),
         ({"wanted": "nothing"}, InputError, "expected one of previous, next, same"),
         ({"wanted": [[1.0]]}, ShapeError, r"wanted is \(1, 1\); expected \(3, 4\)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from difflib import get_close_matches
 from pathlib import Path
 
 from weft.errors import InputError
@@ -99,6 +100,9 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
     if not _is_model(path):
         if text is not None:
             raise InputError(f"--text: {path} is no model, which would read it. Leave it out.")
+        meant = [] if path.exists() else get_close_matches(name, PACKAGED, 1)
+        if meant:
+            raise InputError(f"{name}: no such trace, run or model. Did you mean {meant[0]}?")
         return open_collection(path)
     reader = Reader(name, open_model(name))
     text = TEXT if text is None else text

@@ -155,8 +155,8 @@ def learn(worked: Worked, wanted: Tensor, steps: int, rate: float) -> Learned:
             losses.append(squared_error(following.output, wanted))
         if not losses[-1] < 1e6 * max(1.0, losses[0]):
             raise InputError(
-                f"steps: the loss grew from {losses[0]:.3g} to {losses[-1]:.3g} in {step} steps of "
-                f"rate {rate:g}, each too far. Give a smaller --rate."
+                f"steps: the loss grew from {losses[0]:.3g} to {losses[-1]:.3g} in {step} "
+                f"step{'s' * (step > 1)} of rate {rate:g}, too far. Give a smaller --rate."
             )
         made = [*made[:1], following]
     return Learned(wanted, rate, back, made[0], made[-1], tuple(losses))

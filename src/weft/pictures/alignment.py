@@ -36,7 +36,8 @@ _MOST_TOKENS = 120
 #: A name that is a time.
 _SECONDS = re.compile(r"[0-9]+\.[0-9]+ s")
 #: A row is named by the token that its query is made from, not by the one that is written next.
-_QUERIES = "queries ↓ (just read or written)"
+#: In an encoder nothing is.
+_QUERIES, _ENCODED = "queries ↓ (just read or written)", "queries ↓"
 
 
 def alignment(
@@ -102,7 +103,8 @@ def alignment(
         0.14 / sheet.width, 1 - 0.14 / sheet.height, letters.text(title or ""), fontsize=9.5,
         va="top", color=colours.ink, fontweight="bold", family=list(letters.families),
     )  # fmt: skip
-    _caption(figure, sheet, colours, not_shown(left_out))
+    encoded = isinstance(what, TraceLayer) and what.kind == "encoder"
+    _caption(figure, sheet, colours, not_shown(left_out), _ENCODED if encoded else _QUERIES)
     return figure
 
 
@@ -173,11 +175,13 @@ def _style_axes(axes: Axes, sheet: _Sheet, colours: Palette, families: list[str]
             label.set_rotation_mode("anchor" if leans else "default")
 
 
-def _caption(figure: Figure, sheet: _Sheet, colours: Palette, missing: str) -> None:
+def _caption(
+    figure: Figure, sheet: _Sheet, colours: Palette, missing: str, queries: str
+) -> None:
     """The names of the axes, the scale of the weights, and the mass that is not shown."""
     width, height = sheet.width, sheet.height
     line = 1 - 0.37 / height
-    figure.text(0.14 / width, line, _QUERIES, fontsize=7.5, va="top", color=colours.query)
+    figure.text(0.14 / width, line, queries, fontsize=7.5, va="top", color=colours.query)
     figure.text(max(sheet.left, 1.95) / width, line, "keys →", fontsize=7.5, va="top",
                 color=colours.key)  # fmt: skip
     weight_scale(figure, (sheet.left / width, 0.24 / height, 1.6 / width, 0.085 / height), colours)
