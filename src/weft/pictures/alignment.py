@@ -175,9 +175,7 @@ def _style_axes(axes: Axes, sheet: _Sheet, colours: Palette, families: list[str]
             label.set_rotation_mode("anchor" if leans else "default")
 
 
-def _caption(
-    figure: Figure, sheet: _Sheet, colours: Palette, missing: str, queries: str
-) -> None:
+def _caption(figure: Figure, sheet: _Sheet, colours: Palette, missing: str, queries: str) -> None:
     """The names of the axes, the scale of the weights, and the mass that is not shown."""
     width, height = sheet.width, sheet.height
     line = 1 - 0.37 / height
