@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,54 @@ def test_a_command_that_traced_nothing_may_be_corrected(
     assert result.code == 0, result.err
     assert traces_in(folder) == ["000001.weft"]
     assert_one_line(weft_main("trace", writer, *rest), "were made with another option")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
+        (RuntimeError("shapes\ndo not fit"), "RuntimeError: shapes do not fit"),
+        (MemoryError(), "not enough memory"),
+    ],
+)
+def test_a_text_that_fails_does_not_take_the_others_with_it(
+    weft_main: Command,
+    writer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    said: str,
+) -> None:
+    from weft.jobs.pretrained_model import PretrainedModel
+
+    real = PretrainedModel.trace
+
+    def trace(self: PretrainedModel, inputs: Any, path: Path, *rest: Any, **named: Any) -> Any:
+        if path.name == "000001.weft":
+            raise error
+        return real(self, inputs, path, *rest, **named)
+
+    monkeypatch.setattr(PretrainedModel, "trace", trace)
+    texts, folder = tmp_path / "texts.txt", tmp_path / "out"
+    texts.write_text("a b\nc d\n")
+    result = weft_main("trace", writer, "--corpus", texts, "-o", folder)
+    assert result.code == 2 and f"000001: {said}" in result.err
+    assert traces_in(folder) == ["000002.weft"]
+
+
+def test_a_verification_that_fails_ends_the_corpus(
+    weft_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft.jobs.pretrained_model import PretrainedModel
+
+    def verify(*given: Any) -> None:
+        raise weft.VerificationError("trace: the model is another one.")
+
+    monkeypatch.setattr(PretrainedModel, "verify", verify)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a b\nc d\n")
+    result = weft_main("trace", writer, "--corpus", texts, "-o", tmp_path / "out")
+    assert_one_line(result, "the model is another one")
 
 
 def test_a_corpus_of_files(weft_main: Command, writer: Path, tmp_path: Path) -> None:

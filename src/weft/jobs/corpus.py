@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weft.errors import DataError, InputError
+from weft.errors import DataError, InputError, WeftError, is_out_of_memory
 from weft.formats.files import JsonObject, read_json, read_text, remove_leftovers, write_json
 from weft.formats.folders import own_folder
 from weft.formats.lines import text_lines
@@ -218,4 +218,10 @@ class CorpusWork:
             # A worker of an earlier call that was killed may have ended it meanwhile.
             if not _is_there(path):
                 raise
+        except WeftError:
+            raise  # of the model, not of this text
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                return "not enough memory. Give a smaller text, or use a larger machine."
+            return " ".join(f"{type(error).__name__}: {error}".split())
         return None
