@@ -117,6 +117,25 @@ def test_offsets_of_what_was_written(text: str) -> None:
         assert offsets == sorted(offsets)
 
 
+@pytest.mark.parametrize(
+    ("written", "text", "offsets"),
+    [
+        (b"\x92\x80c\xed\xa2", "\ufffd\ufffdc\ufffd\ufffd", [(i, i + 1) for i in range(5)]),
+        (b"\xe6\x9cc", "\ufffdc", [(0, 1), (0, 1), (1, 2)]),
+        (b"c\xf0\x9f\x98", "c\ufffd", [(0, 1), (1, 2), (1, 2), (1, 2)]),
+        (b" \xf0", "\ufffd", [(0, 0), (0, 1)]),
+    ],
+)
+def test_offsets_of_bytes_that_are_no_text(
+    written: bytes, text: str, offsets: list[tuple[int, int]]
+) -> None:
+    """They end where the text does, which has a replacement character for each broken part."""
+    alphabet = Vocabulary.of_pieces(["an end"], 300)
+    ids = {alphabet._bytes(i): i for i in range(4, 260) if len(alphabet._bytes(i)) == 1}
+    found = alphabet.decode_with_offsets([ids[bytes([byte])] for byte in written])
+    assert found == (text, offsets)
+
+
 def test_offsets_of_words_leave_out_the_spaces_between_them() -> None:
     words = Vocabulary.of_list(["a", "film", "."])
     text, offsets = words.decode_with_offsets(words.encode("a film."))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -222,19 +221,21 @@ class Vocabulary:
         ('3M', [(0, 1), (1, 1), (1, 2)])
         """
         text = self.decode(ids)
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # The space before the first word, which `decode` leaves out.
-        place = len(text) - len(self.decode_continuation(ids))
-        offsets = []
+        left_out = len(self.decode_continuation(ids)) - len(text)
+        joint = b" " if self.tokenizer.decoder is None else b""  # between words
+        data, parts = b"", []
         for index in ids:
-            part = b"" if self.is_special(index) else self._bytes(index)
-            if part and self.tokenizer.decoder is None and place:
-                place += 1  # words are joined by spaces
-            begun = place
-            place += len(decoder.decode(part))
-            waiting = bool(part) and bool(decoder.getstate()[0])
-            offsets.append((max(begun, 0), max(place + waiting, 0)))
-        return text, offsets
+            added = b"" if self.is_special(index) else self._bytes(index)
+            if added and data:
+                data += joint
+            parts.append((len(data), len(data) + len(added)))
+            data += added
+        places = [place - left_out for place in _characters_of(data)]
+        return text, [
+            (max(places[first], 0), max(places[end - 1] + 1 if end > first else places[first], 0))
+            for first, end in parts
+        ]
 
     def _bytes(self, index: int) -> bytes:
         """The bytes that a token adds to a text. Raises: InputError: there is no such token."""
@@ -288,6 +289,29 @@ class Vocabulary:
 def _check_text(text: str) -> None:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"the text {text[:40]!r} is not UTF-8 text. Convert it.")
+
+
+def _characters_of(data: bytes) -> list[int]:
+    r"""Which character each byte is a part of, and how many there are.
+
+    Bytes that are not UTF-8 are U+FFFD, as the tokenizer writes them.
+
+    >>> _characters_of(b"\xc3\xa9\xed\xa2a")
+    [0, 0, 1, 2, 3, 4]
+    """
+    places: list[int] = []
+    count = 0
+    while len(places) < len(data):
+        rest = data[len(places) :]
+        try:
+            valid, broken = rest.decode(), 0
+        except UnicodeDecodeError as error:
+            valid, broken = rest[: error.start].decode(), error.end - error.start
+        lengths = [len(character.encode()) for character in valid] + [broken] * (broken > 0)
+        for length in lengths:
+            places += [count] * length
+            count += 1
+    return [*places, count]
 
 
 def _byte_alphabet() -> dict[str, int]:
