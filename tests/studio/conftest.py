@@ -35,8 +35,8 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     # A process for every page would take longer to start than most pages to be shown.
     "--renderer-process-limit=1",
-    # Nor are there processors to paint beside it: a fifth less time of them for each page.
-    "--in-process-gpu", "--disable-threaded-compositing",
+    # Nor is a process needed that paints.
+    "--in-process-gpu",
 ]  # fmt: skip
 #: What a page has stored.
 LEFT = """() => [

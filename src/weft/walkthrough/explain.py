@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from weft.analysis.six_steps import Wording
 from weft.mechanism.positions import Buckets
 from weft.mechanism.worked import row_of
 from weft.walkthrough.learning import explain_learning
-from weft.walkthrough.parts import Ledger, Row, Step, Table, TableKind, number
+from weft.walkthrough.parts import Ledger, Product, Row, Step, Table, TableKind, number
 from weft.walkthrough.walk import Walk
 from weft.walkthrough.words import head_suffix, named, of_head, shape_of
 
@@ -89,13 +91,23 @@ def _project(walk: Walk) -> Step:
                 )
             )
         queries, keys = named(walk.queries.tokens), named(walk.keys.tokens)
+        source = "Y" if walk.kind == "cross" else "X"
         rows.append(
-            (
-                Table(of_head("Q", walk, head), worked.Q[head], queries),
-                Table(of_head("K", walk, head), worked.K[head], keys),
-                Table(of_head("V", walk, head), worked.V[head], keys),
+            tuple(
+                Table(
+                    of_head(name, walk, head), made[head], tokens,
+                    made=Product(
+                        origin, of_head(f"W_{name}", walk, head), inputs, matrix[head],
+                        added=None if bias is None else bias[head],
+                    ),
+                )
+                for name, made, tokens, origin, inputs, matrix, bias in (
+                    ("Q", worked.Q, queries, "X", walk.X, p.W_Q, p.b_Q),
+                    ("K", worked.K, keys, source, walk.Y, p.W_K, p.b_K),
+                    ("V", worked.V, keys, source, walk.Y, p.W_V, p.b_V),
+                )
             )
-        )
+        )  # fmt: skip
     shapes = f"{shape_of(walk.X)} {shape_of(p.W_Q[0])} = {shape_of(worked.Q[0])}"
     return _step(six_steps.project(walk.kind, biases=biases), shapes, (*rows,))
 
@@ -119,7 +131,18 @@ def _score(walk: Walk) -> Step:
     worked = walk.worked
     columns = named(walk.keys.tokens)
     if worked.by_position is None:
-        rows = _by_heads(walk, "S", worked.scores, "scores")
+        turned = worked.Q_turned is not None and worked.K_turned is not None
+        Q = worked.Q_turned if worked.Q_turned is not None else worked.Q
+        K = worked.K_turned if worked.K_turned is not None else worked.K
+        left, right = ("R Q", "R K") if turned else ("Q", "K")
+        made = [
+            Product(
+                of_head(left, walk, head), of_head(right, walk, head), Q[head], K[head].T,
+                across=True,
+            )
+            for head in walk.shown
+        ]  # fmt: skip
+        rows = _by_heads(walk, "S", worked.scores, "scores", made=made)
     else:
         tokens = named(walk.queries.tokens)
         rows = tuple(
@@ -195,7 +218,13 @@ def _weigh(walk: Walk) -> Step:
             for head in walk.shown
         )  # fmt: skip
     else:
-        rows = _by_heads(walk, "Z", walk.Z, "numbers", labelled=False)
+        made = [
+            Product(
+                of_head("A", walk, head), of_head("V", walk, head), walk.weights[head], walk.V[head]
+            )
+            for head in walk.shown
+        ]
+        rows = _by_heads(walk, "Z", walk.Z, "numbers", labelled=False, made=made)
     shapes = f"{shape_of(walk.weights[0])} {shape_of(walk.V[0])} = {shape_of(walk.Z[0])}"
     words = six_steps.weigh(shaw=worked.values_by_position is not None)
     return _step(words, shapes, rows)
@@ -208,7 +237,8 @@ def _join(walk: Walk) -> Step:
     rows: list[Row] = [(Table(parts, walk.joined, tokens), Table("W_O", p.W_O))]
     if p.b_O is not None:
         rows.append((Table("b_O", p.b_O[None]),))
-    rows.append((Table("output", walk.output, tokens),))
+    made = Product(parts, "W_O", walk.joined, p.W_O, added=p.b_O)
+    rows.append((Table("output", walk.output, tokens, made=made),))
     shapes = f"{shape_of(walk.joined)} {shape_of(p.W_O)} = {shape_of(walk.output)}"
     return _step(six_steps.join(heads, bias=p.b_O is not None), shapes, (*rows,))
 
@@ -299,13 +329,22 @@ def _vector(numbers: list[float] | tuple[float, ...], digits: int) -> str:
 
 
 def _by_heads(
-    walk: Walk, name: str, matrices: Tensor, kind: TableKind, *, labelled: bool = True
+    walk: Walk,
+    name: str,
+    matrices: Tensor,
+    kind: TableKind,
+    *,
+    labelled: bool = True,
+    made: Sequence[Product] = (),
 ) -> tuple[Row, ...]:
-    """A table for each head that is shown, side by side."""
+    """A table for each head that is shown, side by side. made: what each is the product of."""
     columns = named(walk.keys.tokens) if labelled else ()
     tokens = named(walk.queries.tokens)
     tables = [
-        Table(of_head(name, walk, head), matrices[head], tokens, columns, kind)
-        for head in walk.shown
-    ]
+        Table(
+            of_head(name, walk, head), matrices[head], tokens, columns, kind,
+            made=made[place] if made else None,
+        )
+        for place, head in enumerate(walk.shown)
+    ]  # fmt: skip
     return (tuple(tables),)

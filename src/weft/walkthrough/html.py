@@ -57,17 +57,49 @@ transparent 0 4px,var(--line) 4px 5px)}}
 .weft-steps .ledger td.left{{text-align:left}}
 .weft-steps .ledger tr:last-child td{{border-top:1px solid var(--line);font-weight:700}}
 .weft-steps .result{{font-weight:700}}
+.weft-steps td.lit{{outline:2px solid var(--formula);outline-offset:-2px}}
+.weft-steps:has(+output.sum){{padding-bottom:5em}}
+.weft-steps+output.sum{{{_LIGHT};position:fixed;left:0;right:0;bottom:0;padding:.5em 1.2em;
+background:var(--ground);color:var(--ink);border-top:1px solid var(--line);
+font:14px/1.4 ui-monospace,monospace;overflow-wrap:anywhere}}
+@media (prefers-color-scheme:dark){{.weft-steps+output.sum{{{_DARK}}}}}
 """
+
+
+#: Of the cell under the pointer, or that is tapped: its sum, and the row and column it is made of.
+_SUMS = """<output class="sum">Point at a cell of Q, K, V, S, Z or the output: its sum, written out,
+and the numbers it is made of.</output><script>
+const bar = document.querySelector("output.sum")
+const table = (name) => [...document.querySelectorAll("table[data-name]")]
+  .find((one) => one.dataset.name === name)
+function show(event) {
+  document.querySelectorAll(".lit").forEach((cell) => cell.classList.remove("lit"))
+  const cell = event.target.closest?.("td[title]")
+  if (!cell) return
+  const product = cell.closest("table"), row = cell.parentElement.dataset.row
+  const { left, right, across } = product.dataset, column = cell.dataset.column
+  const ofRow = (name, number) =>
+    table(name)?.querySelectorAll(`tr[data-row="${number}"] td`) ?? []
+  const ofColumn = (name, number) =>
+    table(name)?.querySelectorAll(`td[data-column="${number}"]`) ?? []
+  const parts = across === undefined ? ofColumn(right, column) : ofRow(right, column)
+  for (const one of [cell, ...ofRow(left, row), ...parts]) one.classList.add("lit")
+  bar.textContent = `${product.dataset.name}: ${cell.title}`
+}
+document.addEventListener("pointerover", show)
+document.addEventListener("click", show)
+</script>"""
 
 
 def page(what: Walk | Kinds) -> str:
     """A whole page."""
     title = _safe(title_of(what) if isinstance(what, Walk) else "Three kinds of attention")
+    sums = _SUMS if isinstance(what, Walk) else ""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         "<style>body{margin:0}@media (prefers-color-scheme:dark){body{background:#101317}}"
-        f"</style></head>\n<body>{fragment(what)}</body></html>\n"
+        f"</style></head>\n<body>{fragment(what)}{sums}</body></html>\n"
     )
 
 
@@ -154,8 +186,13 @@ def _table(table: Table, digits: int) -> str:
         if place == gap_row:
             lines.append(f"<tr>{'<th></th>' if table.rows else ''}<th>⋮</th></tr>")
         cells = _cells(table, row, columns, gap_column, digits)
-        lines.append(f"<tr>{label}{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+        lines.append(f'<tr data-row="{row}">{label}{cells}</tr>')
+    made = table.made
+    parts = "" if made is None else (
+        f' data-left="{_safe(made.left)}" data-right="{_safe(made.right)}"'
+        f"{' data-across' * made.across}"
+    )  # fmt: skip
+    return f'<table data-name="{_safe(table.name)}"{parts}>{"".join(lines)}</table>'
 
 
 def _cells(table: Table, row: int, columns: list[int], gap: int, digits: int) -> str:
@@ -171,6 +208,10 @@ def _cells(table: Table, row: int, columns: list[int], gap: int, digits: int) ->
         elif table.kind == "weights":
             most = ' class="most"' if value == largest and value > 0 else ""
             extra = f'{most} style="background:rgba(var(--weight),{0.75 * value:.3f})"'
+        if table.made is not None:
+            extra += f' title="{table.made.sum_of(row, column, digits)}" data-column="{column}"'
+        elif table.name:
+            extra += f' data-column="{column}"'
         cells.append(f"<td{extra}>{number(value, digits)}</td>")
     return "".join(cells)
 

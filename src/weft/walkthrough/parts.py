@@ -7,10 +7,52 @@ from typing import Literal
 
 from torch import Tensor
 
-__all__ = ["Ledger", "Line", "Row", "Span", "Step", "Table", "TableKind", "number"]
+__all__ = ["Ledger", "Line", "Product", "Row", "Span", "Step", "Table", "TableKind", "number"]
 
 
 TableKind = Literal["numbers", "scores", "weights"]
+
+
+#: Terms of a sum that are written out.
+_TERMS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The two matrices that a table is the product of, and what is added.
+
+    left, right: the names of their tables. rows, columns: their numbers, (rows, inner) and (inner,
+    columns). across: whether the table of the right one shows its columns as rows, as K does of Kᵀ.
+    added: a number for each column.
+    """
+
+    left: str
+    right: str
+    rows: Tensor
+    columns: Tensor
+    across: bool = False
+    added: Tensor | None = None
+
+    def sum_of(self, row: int, column: int, digits: int) -> str:
+        """A cell, written out.
+
+        >>> import torch
+        >>> ones = torch.ones(1, 2)
+        >>> Product("A", "B", ones, 2 * ones.T, added=torch.tensor([0.5])).sum_of(0, 0, 1)
+        '1.0×2.0 + 1.0×2.0 + 0.5 = 4.5'
+        """
+        pairs = list(zip(self.rows[row].tolist(), self.columns[:, column].tolist(), strict=True))
+        added = 0.0 if self.added is None else float(self.added[column])
+        total = sum(a * b for a, b in pairs) + added
+        hidden = max(0, len(pairs) - _TERMS)
+        if hidden:
+            pairs = [*pairs[: _TERMS - 1], pairs[-1]]
+        terms = [f"{number(a, digits)}×{number(b, digits)}" for a, b in pairs]
+        if hidden:
+            terms.insert(-1, f"… {hidden} more …")
+        if self.added is not None:
+            terms.append(number(added, digits))
+        return f"{' + '.join(terms)} = {number(total, digits)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +64,7 @@ class Table:
     kind: "numbers", "scores" (minus infinity is hidden) or "weights" (0 to 1).
     before: the sign between the table before and this one, as "+" or "=".
     of_tokens: whether its rows are tokens, which are never left out, though not named again.
+    made: what it is the product of.
     """
 
     name: str
@@ -31,6 +74,7 @@ class Table:
     kind: TableKind = "numbers"
     before: str = ""
     of_tokens: bool = False
+    made: Product | None = None
 
 
 #: Tables side by side.
