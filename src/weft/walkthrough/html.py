@@ -57,6 +57,8 @@ transparent 0 4px,var(--line) 4px 5px)}}
 .weft-steps .ledger td.left{{text-align:left}}
 .weft-steps .ledger tr:last-child td{{border-top:1px solid var(--line);font-weight:700}}
 .weft-steps .result{{font-weight:700}}
+@media (max-width:520px){{.weft-steps .ledger td,.weft-steps .ledger th{{padding:.15em .25em;
+font-size:12px}}.weft-steps .ledger td.left{{white-space:normal}}}}
 .weft-steps td.lit{{outline:2px solid var(--formula);outline-offset:-2px}}
 .weft-steps:has(+output.sum){{padding-bottom:5em}}
 .weft-steps+output.sum{{{_LIGHT};position:fixed;left:0;right:0;bottom:0;padding:.5em 1.2em;
