@@ -65,6 +65,10 @@ def test_a_model_without_a_kind_has_that_of_its_task(tmp_path: Path) -> None:
     assert check_config(saved, "x") == config
 
 
+def test_a_run_that_ignored_its_floor_stays_readable() -> None:
+    assert check_config({"training": {"floor": 0.1}}, "x").training.floor == 0.1
+
+
 def test_what_is_kept_of_a_run_gives_it_back() -> None:
     for task in (
         DatesConfig(),
@@ -78,6 +82,15 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            "[training]\nfloor = 0.1",
+            'training.floor = 0.1 with training.schedule "inverse-sqrt", which has no floor. '
+            'Choose "cosine" or "linear", or leave',
+        ),
+        (
+            '[training]\nschedule = "constant"\nfloor = 1',
+            'training.floor = 1.0 with training.schedule "constant"',
+        ),
         ("[training]\nsede = 1", "unknown key 'training.sede'; did you mean 'seed'?"),
         ("[model]\nwdith = 1", "unknown key 'model.wdith'; did you mean 'width'?"),
         ("[trainning]\nseed = 1", "unknown key 'trainning'; did you mean 'training'?"),
@@ -234,6 +247,7 @@ def test_overrides(tmp_path: Path) -> None:
             "^--set 'training.seed=three': training.seed = 'three': input should be a valid",
         ),
         (" training.sede=3", "^--set ' training.sede=3': unknown key 'training.sede'"),
+        ("training.floor=0.1", "^--set 'training.floor=0.1': training.floor = 0.1 with"),
         ("model.width=0", "^--set 'model.width=0': model.width = 0: "),
         ("training.betas=[2,0]", r"^--set 'training.betas=\[2,0\]': training.betas\[0\] = 2"),
         ("model.kind=no", "^--set 'model.kind=no': model.kind is 'no'; expected one of"),

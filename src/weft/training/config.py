@@ -23,7 +23,7 @@ from weft.training.model_sections import (
     Section,
     TransformerConfig,
 )
-from weft.training.optimisation import Schedule
+from weft.training.optimisation import WITH_FLOOR, Schedule
 from weft.training.ranks import Parallel
 from weft.training.stopping import Better
 from weft.training.task_sections import (
@@ -92,7 +92,9 @@ class TrainingConfig(Section):
     matrix_learning_rate: float = Field(0.02, gt=0, description="peak of muon's matrices")
     warmup: int = Field(400, ge=0, description="steps")
     schedule: Schedule = "inverse-sqrt"
-    floor: float = Field(0.0, ge=0, le=1, description="lowest rate, as a share of the peak")
+    floor: float = Field(
+        0.0, ge=0, le=1, description="of cosine and linear: lowest rate, as a share of the peak"
+    )
     betas: tuple[_Decay, _Decay] = (0.9, 0.98)
     epsilon: float = Field(1e-9, ge=1.2e-38)  # less is 0 in float32
     weight_decay: float = Field(0.0, ge=0)
@@ -265,7 +267,7 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
 
     Raises:
         DataError: the file is missing or not UTF-8.
-        InputError: not TOML, an unknown key, a value that cannot be used.
+        InputError: not TOML, an unknown key, a value that cannot be used, or would have no effect.
     """
     text = read_text(path, "configuration")
     try:
@@ -281,7 +283,23 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
     for override in overrides or []:
         _override(content, override)
     words = {override.partition("=")[0].strip(): override for override in overrides or []}
-    return check_config(content, str(path), words)
+    config = check_config(content, str(path), words)
+    _check_floor(config.training, str(path), words)
+    return config
+
+
+def _check_floor(training: TrainingConfig, source: str, overrides: Mapping[str, str]) -> None:
+    """Raise an InputError where the schedule has no floor. Saved runs that ignored it are read."""
+    if not training.floor or training.schedule in WITH_FLOOR:
+        return
+    for name in ("training.schedule", "training.floor"):
+        if name in overrides:
+            source = f"--set {overrides[name]!r}"
+    others = " or ".join(f'"{name}"' for name in WITH_FLOOR)
+    raise InputError(
+        f"{source}: training.floor = {training.floor} with training.schedule "
+        f'"{training.schedule}", which has no floor. Choose {others}, or leave training.floor out.'
+    )
 
 
 def defaults_of(path: Path, config: RunConfig) -> list[str]:
