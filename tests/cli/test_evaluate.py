@@ -102,13 +102,42 @@ def test_two_runs(weft_main: Command, runs: Path) -> None:
     assert report["first"] == report["second"]
 
 
+def long_text(data: Path, folder: Path) -> Path:
+    """One of which more than three stretches are held out."""
+    path = folder / "long.en"
+    path.write_text((data / "train.en").read_text() * 18)
+    return path
+
+
+def test_language_models_with_other_windows(weft_main: Command, data: Path, tmp_path: Path) -> None:
+    """All numbers are of the stretches that both predict whole."""
+    text = long_text(data, tmp_path)
+    for block in (8, 150):
+        options = ("--set", f'task.file="{text}"', "--set", f"task.block={block}")
+        weft_main("train", data / "language.toml", "--run", tmp_path / str(block), *options)
+    result = weft_main("evaluate", tmp_path / "8", tmp_path / "150", "--json")
+    report = last_json(result.out)
+    first, second = report["first"], report["second"]
+    assert first["tokens"] == second["tokens"] == first["bytes"] == second["bytes"] == 767
+    for name, compared in report["comparison"].items():
+        assert compared["difference"] == pytest.approx(second[name] - first[name], abs=1e-12)
+    assert result.out.count("767 tokens, 767 bytes") == 2
+
+
 def test_language_models_with_other_vocabularies(
     weft_main: Command, runs: Path, data: Path, tmp_path: Path
 ) -> None:
     """Only bits per byte can be compared: the tokens are not the same."""
     options = ("--set", 'task.tokens="pieces"', "--set", "task.vocabulary=300")
     weft_main("train", data / "language.toml", "--run", tmp_path / "pieces", *options)
-    result = weft_main("evaluate", runs / "language", tmp_path / "pieces", "--json")
+    assert_one_line(
+        weft_main("evaluate", runs / "language", tmp_path / "pieces"),
+        "have no 256 characters of the held-out text in common",
+    )
+    long = ("--set", f'task.file="{long_text(data, tmp_path)}"')
+    for name, more in {"pieces": options, "characters": ()}.items():
+        weft_main("train", data / "language.toml", "--run", tmp_path / f"long-{name}", *long, *more)
+    result = weft_main("evaluate", tmp_path / "long-characters", tmp_path / "long-pieces", "--json")
     report = last_json(result.out)
     assert list(report["comparison"]) == ["bits_per_byte"]
     assert report["not_compared"] == ["loss, nats", "perplexity", "right tokens"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,8 +13,9 @@ from weft.formats.files import JsonObject, read_text
 from weft.models.decoding import sample
 from weft.models.language_model import LanguageModel
 from weft.training.inference import TrainedRun, open_run, text_writer
-from weft.training.measures.corpus import CorpusMeasure, Results
+from weft.training.measures.corpus import Results
 from weft.training.measures.generated import diversity
+from weft.training.measures.language import STRETCH, common_stretches
 from weft.training.measures.resampling import Comparison, Confidence, Resampling, compare, interval
 from weft.training.measures.translation import translation_measures
 from weft.training.tasks import make_task
@@ -251,7 +252,7 @@ def evaluate_two(first: Path, second: Path, how: Evaluation, progress: Progress)
         if runs[place] is None
     }
     done |= {place: run.evaluated(how, progress) for place, run in enumerate(runs) if run}
-    one, two = done[0], done[1]
+    one, two = _on_the_same(done[0], done[1])
     progress(0, None, "comparing")
     words = [run.run.data.vocabulary for run in opened]
     same_tokens = len({None if part is None else part.tokenizer.to_str() for part in words}) < 2
@@ -272,14 +273,26 @@ def evaluate_two(first: Path, second: Path, how: Evaluation, progress: Progress)
         for measure in (*one.results.measures, *two.results.measures)
         if measure.name not in compared
     ]
-    comparisons = [compare(*_paired(a, b), how.resampling) for a, b in common]
+    comparisons = [compare(a, b, how.resampling) for a, b in common]
     return Pair(one, two, comparisons, list(dict.fromkeys(left_out)))
 
 
-def _paired(first: CorpusMeasure, second: CorpusMeasure) -> tuple[CorpusMeasure, CorpusMeasure]:
-    """The same of the examples that both have: windows may end a text at different places."""
-    examples = min(len(first.statistics), len(second.statistics))
-    return first.first(examples), second.first(examples)
+def _on_the_same(first: Evaluated, second: Evaluated) -> tuple[Evaluated, Evaluated]:
+    """Both on the examples that both have whole: windows may end a text at different places.
+
+    Raises: InputError: there is none.
+    """
+    covered = first.results.covered, second.results.covered
+    if covered[0] is None or covered[1] is None or covered[0] == covered[1]:
+        return first, second
+    common = common_stretches(covered[0], covered[1])
+    if common.start == common.stop:
+        raise InputError(
+            f"{first.name} and {second.name} have no {STRETCH} characters of the held-out text in "
+            "common. Compare models of a longer text, or with a smaller task.block."
+        )
+    one, two = (replace(part, results=part.results.part(common)) for part in (first, second))
+    return one, two
 
 
 def _check_same_data(first: _Run, second: _Run) -> None:

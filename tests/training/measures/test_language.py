@@ -7,7 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from weft.training.measures.language import STRETCH, language_measures, token_bytes
+from weft.training.measures.language import (
+    STRETCH,
+    common_stretches,
+    language_measures,
+    token_bytes,
+)
 from weft.training.text import Vocabulary
 
 TEXT = "Tschüß, schöne Welt! 你好，世界。 The cat sat on the mat.\n" * 20
@@ -46,3 +51,13 @@ def test_two_bytes_a_token() -> None:
     assert values["loss"] == 3
     assert values["accuracy"] == 0.5
     assert found[0].statistics.tolist() == [[2, 2], [4, 2]]
+
+
+def test_stretches_in_common() -> None:
+    """One that either side has only in part is none, unless both have the same part of it."""
+    assert common_stretches((1, 700), (1, 700)) == slice(0, 3)
+    assert common_stretches((1, 768), (1, 700)) == slice(0, 2)
+    assert common_stretches((1, 768), (1, 900)) == slice(0, 3)
+    assert common_stretches((1, 700), (4, 700)) == slice(1, 3)
+    assert common_stretches((1, 100), (1, 90)) == slice(0, 0)
+    assert common_stretches((1, 100), (4, 90)) == slice(1, 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +49,9 @@ class CorpusMeasure:
         """Of the whole corpus."""
         return float(self.formula(self.statistics.sum(0)))
 
-    def first(self, examples: int) -> CorpusMeasure:
-        """The same of the first examples only."""
-        return replace(self, statistics=self.statistics[:examples])
+    def part(self, examples: slice) -> CorpusMeasure:
+        """The same of some examples only."""
+        return replace(self, statistics=self.statistics[examples])
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +62,23 @@ class Results:
     unit: what an example is, in the plural: "sentences".
     measures: all of the same examples; a comparison speaks of the first.
     facts: what else there is to say, without intervals.
+    counts: facts that are sums over the examples: what each adds.
+    covered: where the examples are stretches of a text: from which of its characters to which.
     """
 
     split: str
     unit: str
     measures: Sequence[CorpusMeasure]
     facts: JsonObject
+    counts: Mapping[str, Floats] = field(default_factory=dict)
+    covered: tuple[int, int] | None = None
+
+    def part(self, examples: slice) -> Results:
+        """The same of some examples only."""
+        counts = {name: values[examples] for name, values in self.counts.items()}
+        sums = {name: int(values.sum()) for name, values in counts.items()}
+        measures = [measure.part(examples) for measure in self.measures]
+        return replace(self, measures=measures, facts={**self.facts, **sums}, counts=counts)
 
     def values(self) -> JsonObject:
         """All numbers, by their names, and the signatures of those that have one."""

@@ -9,7 +9,15 @@ import numpy as np
 
 from weft.training.measures.corpus import CorpusMeasure, Floats, mean_measure, ratio
 
-__all__ = ["STRETCH", "bits_per_byte", "language_measures", "perplexity", "token_bytes"]
+__all__ = [
+    "STRETCH",
+    "bits_per_byte",
+    "common_stretches",
+    "language_measures",
+    "of_stretches",
+    "perplexity",
+    "token_bytes",
+]
 
 #: Characters of a stretch: what is drawn as a whole when a text is resampled, since neighbouring
 #: tokens are alike. The same for every vocabulary, so that models with different ones are paired.
@@ -55,6 +63,31 @@ def token_bytes(text: str, starts: Sequence[int]) -> Floats:
     return sizes
 
 
+def of_stretches(values: Floats, starts: Floats) -> Floats:
+    """The sums of the tokens' values over each stretch of a text.
+
+    Args: values: of each token; starts: where it begins, in characters.
+
+    >>> of_stretches(np.array([1.0, 2.0, 4.0]), np.array([0.0, 255.0, 256.0])).tolist()
+    [3.0, 4.0]
+    """
+    return np.bincount((starts // STRETCH).astype(np.int64), values).astype(np.float64)
+
+
+def common_stretches(first: tuple[int, int], second: tuple[int, int]) -> slice:
+    """Which stretches two parts of a text, from a character to another, have whole in common.
+
+    One that both have to the same character, or from the same one, counts as whole.
+
+    >>> common_stretches((1, 1000), (1, 600)), common_stretches((1, 600), (3, 600))
+    (slice(0, 2, None), slice(1, 3, None))
+    """
+    begin = 0 if first[0] == second[0] else -(-max(first[0], second[0]) // STRETCH)
+    last = min(first[1], second[1])
+    end = -(-last // STRETCH) if first[1] == second[1] else last // STRETCH
+    return slice(begin, max(begin, end))
+
+
 def language_measures(
     nats: Floats, right: Floats, sizes: Floats, starts: Floats
 ) -> list[CorpusMeasure]:
@@ -66,16 +99,11 @@ def language_measures(
         sizes: its bytes.
         starts: where it begins, in characters.
     """
-    stretches = (starts // STRETCH).astype(np.int64)
-    count = int(stretches.max(initial=-1)) + 1
-
-    def summed(values: Floats) -> Floats:
-        return np.bincount(stretches, values, count).astype(np.float64)
-
-    total, tokens = summed(nats), summed(np.ones_like(nats))
+    total, tokens = of_stretches(nats, starts), of_stretches(np.ones_like(nats), starts)
+    right, sizes = of_stretches(right, starts), of_stretches(sizes, starts)
     return [
         mean_measure(
-            "bits_per_byte", "bits per byte", total, summed(sizes), higher=False,
+            "bits_per_byte", "bits per byte", total, sizes, higher=False,
             formula=bits_per_byte,
         ),
         mean_measure("loss", "loss, nats", total, tokens, higher=False, per_token=True),
@@ -84,6 +112,6 @@ def language_measures(
             per_token=True,
         ),
         mean_measure(
-            "accuracy", "right tokens", summed(right), tokens, higher=True, per_token=True
+            "accuracy", "right tokens", right, tokens, higher=True, per_token=True
         ),
     ]  # fmt: skip

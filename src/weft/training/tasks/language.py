@@ -20,7 +20,7 @@ from weft.training.batches import Batch
 from weft.training.config import LanguageConfig
 from weft.training.data import DataDescription
 from weft.training.measures.corpus import Results, digest
-from weft.training.measures.language import language_measures, token_bytes
+from weft.training.measures.language import language_measures, of_stretches, token_bytes
 from weft.training.tasks.task import Plan, Probe, TextTask
 from weft.training.text import Vocabulary
 from weft.training.token_file import TokenFile, digest_of
@@ -115,10 +115,14 @@ class LanguageTask(TextTask):
         # The windows stand side by side: what they predict is the text from its second token on.
         sizes = token_bytes(self.valid_text, self._starts)[1 : len(nats) + 1]
         starts = np.array(self._starts[1 : len(nats) + 1], dtype=np.float64)
-        unknown = int((self._valid == self.vocabulary.unknown).sum())
-        facts = {"tokens": len(nats), "bytes": int(sizes.sum()), "unknown_tokens": unknown}
+        unknown = (self._valid[1 : len(nats) + 1] == self.vocabulary.unknown).double().numpy()
+        each = {"tokens": np.ones_like(nats), "bytes": sizes, "unknown_tokens": unknown}
+        counts = {name: of_stretches(values, starts) for name, values in each.items()}
+        facts = {name: int(values.sum()) for name, values in each.items()}
         measures = language_measures(nats, right, sizes, starts)
-        return Results("valid", "stretches of text", measures, facts)
+        ends = [*self._starts, len(self.valid_text)]
+        covered = ends[1], ends[len(nats) + 1]
+        return Results("valid", "stretches of text", measures, facts, counts, covered)
 
     def held_out(self, count: int, size: int) -> Tensor:
         """Evenly spaced parts of the held-out text: ids, (count, size)."""
