@@ -108,6 +108,21 @@ def test_losses_are_reported(
     assert reports[2]["loss"] == pytest.approx(sum(losses[20:]) / 5)
 
 
+def test_steps_that_are_told_now_and_then(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
+    """At the first step that is told of after one that is due."""
+    model = gpt2()
+    with weft.monitor(model, tmp_path / "run", every=30, budget=None) as monitor:
+        model(input_ids=batches[0])
+        for step in range(5, 100, 10):
+            monitor.reach(step, float(step))
+            assert len(monitor._losses) < 3
+    assert steps_of(tmp_path / "run") == [0, 5, 15, 25, 35, 65, 95]
+    assert History(tmp_path / "run" / "history").steps == [0, 5, 15, 25, 35, 65, 95]
+    reports = RunFolder(tmp_path / "run").read_metrics()
+    expected = [(25, 15), (45, 40), (65, 60), (85, 80), (95, 95)]
+    assert [(report["step"], report["loss"]) for report in reports] == expected
+
+
 def test_measures_are_put_off_that_take_more_than_the_budget(
     tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
 ) -> None:
@@ -195,6 +210,9 @@ def test_trainings_are_not_mixed(tmp_path: Path, gpt2: Any, batches: list[Tensor
         weft.monitor(gpt2(), folder, probe={"input_ids": batches[1][:1]}, step=3),
     ):
         pass
+    assert steps_of(folder) == [0, 1, 2, 3]
+    with weft.monitor(gpt2(), folder, probe=probe, every=1, step=2, overwrite=True) as monitor:
+        monitor.step()
     assert steps_of(folder) == [0, 1, 2, 3]
     (folder / "mine.txt").write_text("mine")
     with weft.monitor(gpt2(n_head=4), folder, probe=probe, overwrite=True):

@@ -101,7 +101,8 @@ def monitor(
         growth: snapshots are kept at steps 0, 1, growth, growth^2, ..., and at the end.
         step: steps that are done, where a training is taken up again in its folder: what was
             written after it is forgotten. None: the training begins.
-        overwrite: remove a watched training that is in the folder, and nothing else.
+        overwrite: remove a watched training that is in the folder, and nothing else. With `step`
+            it is gone on with, and nothing is removed.
         least_evenness: mean evenness of a layer's heads below which its entropy has collapsed.
         largest_score: the score above which a head's scores explode.
 
@@ -268,10 +269,10 @@ class Monitor:
         self.reach(self._steps + 1, loss, **values)
 
     def reach(self, step: int, loss: Tensor | float | None = None, **values: float) -> None:
-        """As `step`, for who counts the steps."""
+        """As `step`, for who counts the steps, not each of which need be told."""
         if self._ended:
             return
-        self._steps = step
+        before, self._steps = min(self._steps, step - 1), step
         if loss is not None:
             # Not as a number: a device need not be waited for.
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
@@ -287,12 +288,13 @@ class Monitor:
         with self._going_on(f"step {step:,}"):
             if values:
                 self.report(**values)
-            if step % REPORT_EVERY == 0:
+            if step // REPORT_EVERY > before // REPORT_EVERY:
                 self._report()
             settings = self._settings
             affordable = settings.budget is None or self.overhead <= settings.budget
-            snapshot = is_snapshot_step(step, settings.growth)
-            if snapshot or (step % settings.every == 0 and affordable):
+            snapshot = is_snapshot_step(step, settings.growth, before)
+            due = step // settings.every > before // settings.every
+            if snapshot or (due and affordable):
                 self._measure(snapshot=snapshot)
 
     def report(self, **values: float) -> None:

@@ -47,7 +47,7 @@ def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
     Args:
         path: the folder; made if it is not there.
         step: steps that are done; None: the training begins.
-        overwrite: remove a watched training that is there, and nothing else.
+        overwrite: where it begins, remove a watched training that is there, and nothing else.
 
     Raises: InputError: the folder holds something else, or a training that would be mixed with
     this one; DataError: it cannot be made or is damaged.
@@ -69,7 +69,7 @@ def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
                 f"{path}: holds a training of {done:,} steps already. Choose another folder, "
                 "give step= to go on from a step, or overwrite=True."
             )
-        yield Record(folder, step or 0, goes_on=not overwrite)
+        yield Record(folder, step or 0, goes_on=step is not None or not overwrite)
 
 
 def _steps_done(folder: RunFolder) -> int:
