@@ -58,19 +58,24 @@ PRODUCT_SIZE = 40
 _GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
 
 
-def is_snapshot_step(step: int, growth: float) -> bool:
+def is_snapshot_step(step: int, growth: float, before: int | None = None) -> bool:
     """Whether a step belongs to the geometric schedule 0, 1, growth, growth^2, ... (rounded up).
+
+    before: an earlier step; then whether a step after it, up to this one, does.
 
     >>> [step for step in range(40) if is_snapshot_step(step, 2.0)]
     [0, 1, 2, 4, 8, 16, 32]
     >>> [step for step in range(20) if is_snapshot_step(step, 1.5)]
     [0, 1, 2, 3, 4, 6, 8, 12, 18]
+    >>> [step for step in range(5, 75, 10) if is_snapshot_step(step, 2.0, step - 10)]
+    [5, 15, 25, 35, 65]
     """
-    # Where growth is this small, a power lies between every step and the one before it.
-    if step < 2 or step >= growth * (step - 1):
+    before = step - 1 if before is None else before
+    # Where growth is this small, a power lies between the two.
+    if step < 2 or step >= growth * before:
         return True
     power = round(math.log(step) / math.log1p(growth - 1))
-    return any(step - 1 < growth**near <= step for near in (power - 1, power, power + 1))
+    return any(before < growth**near <= step for near in (power - 1, power, power + 1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
