@@ -79,6 +79,19 @@ def test_tensorboard(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
     assert [scalar.value for scalar in scalars] == pytest.approx(expected, rel=1e-4)
 
 
+def test_tensorboard_keeps_the_step_that_a_training_goes_on_from(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor]
+) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for options in ({}, {"step": 1}):
+        watched(tmp_path / "run", gpt2(), batches, sinks=["tensorboard"], **options)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [scalar.step for scalar in events.Scalars("attention/entropy")] == [0, 1, 2, 3]
+
+
 def test_tensorboard_that_goes_on_within_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

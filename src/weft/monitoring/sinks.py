@@ -56,7 +56,7 @@ def check_tensorboard() -> None:
 class TensorBoard:
     """Writes TensorBoard's event files.
 
-    Args: folder: where. step: of the training, after which earlier events are void.
+    Args: folder: where. step: of the training, from which on earlier events are void.
     """
 
     def __init__(self, folder: Path | str, step: int = 0) -> None:
@@ -121,6 +121,7 @@ class Trackio:
 def as_sinks(sinks: object, folder: Path, step: int) -> list[Sink]:
     """The sinks that are asked for, by name or as they are.
 
+    Args: step: steps of the training that are done; what TensorBoard has of later ones is void.
     Raises: InputError: something else, or a package that is not installed.
     """
     if isinstance(sinks, str) or not isinstance(sinks, Iterable):
@@ -128,7 +129,7 @@ def as_sinks(sinks: object, folder: Path, step: int) -> list[Sink]:
     made: list[Sink] = []
     for sink in sinks:
         if sink == "tensorboard":
-            made.append(TensorBoard(folder / "tensorboard", step))
+            made.append(TensorBoard(folder / "tensorboard", step + 1))
         elif sink == "wandb":
             made.append(WeightsAndBiases())
         elif sink == "trackio":
