@@ -90,6 +90,7 @@ export const INKS = {
     query: "#0a716e",
     key: "#945407",
     seen: "#f0a83f",
+    none: "#a9b0b8",
   },
   dark: {
     ground: "#0f1216",
@@ -101,6 +102,7 @@ export const INKS = {
     query: "#5cc8c2",
     key: "#f2b05e",
     seen: "#8a5513",
+    none: "#6b747f",
   },
 } as const;
 
@@ -135,6 +137,13 @@ export const RAMPS = {
   light: { weight: ramp(STOPS.light.weight), difference: ramp(STOPS.light.difference) },
   dark: { weight: ramp(STOPS.dark.weight), difference: ramp(STOPS.dark.difference) },
 };
+
+/** The colour of what is no number, on no ramp, as one for an image's pixels. */
+export function nonePixel(theme: Theme): number {
+  const { none } = INKS[theme];
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(none.slice(at, at + 2), 16));
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
 
 export const headColour = (theme: Theme, head: number) => HEADS[theme][head % 12];
 

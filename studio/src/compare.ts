@@ -1,9 +1,9 @@
 // Two traces side by side: see src/weft/studio/comparing.py.
 
-import { RAMPS, SCALES, type Theme, type Ticks } from "./colour";
+import { nonePixel, RAMPS, SCALES, type Theme, type Ticks } from "./colour";
 import type { CellValue, Example, Layer, Opening } from "./model";
 import { minus } from "./text";
-import { half, Tiles, whole } from "./tiles";
+import { half, NONE, Tiles, whole } from "./tiles";
 
 /** What a number lies between; equal where it is known. */
 export type Bounds = [low: number, high: number];
@@ -147,9 +147,15 @@ export function changeWords(change: Bounds | null, entropy: number | null): stri
   return `Of a row’s mass ${much} is on other keys in the second, on average. ${grown}`;
 }
 
-/** A colour for each half-precision number from -1 to 1; 0 is in the middle of the ramp. */
-export function signedLookup(table: Uint32Array, scale: keyof typeof SCALES): Uint32Array {
+/** A colour for each half-precision number from -1 to 1, and one for what is no number; 0 is in the
+ * middle of the ramp. */
+export function signedLookup(
+  table: Uint32Array,
+  scale: keyof typeof SCALES,
+  none: number,
+): Uint32Array {
   const found = new Uint32Array(65536).fill(table[255]).fill(table[0], 0x8000);
+  found.fill(none, NONE, 0x8000).fill(none, 0x8000 | NONE);
   for (let n = 0; n <= half(1); n++)
     for (const [bits, sign] of [
       [n, 1],
@@ -175,13 +181,14 @@ export class DifferenceTiles extends Tiles {
   }
 
   override colours(theme: Theme, scale: keyof typeof SCALES): Uint32Array {
-    return signedLookup(RAMPS[theme].difference, scale);
+    return signedLookup(RAMPS[theme].difference, scale, nonePixel(theme));
   }
 
   /** Of bounds there is no number. */
   override word(bits: number): string {
     const difference = (bits & 0x8000 ? -1 : 1) * whole(bits & 0x7fff);
     if (!this.exact) return "";
+    if (Number.isNaN(difference)) return "NaN";
     return Math.abs(difference) < 0.005 ? "" : minus(difference, 2);
   }
 

@@ -1,6 +1,6 @@
 // Every head of a layer as a small picture of block means: see src/weft/studio/overviews.py.
 
-import { RAMPS, SCALES, type Theme } from "./colour";
+import { nonePixel, RAMPS, SCALES, type Theme } from "./colour";
 import type { Layer } from "./model";
 import type { Source } from "./source";
 
@@ -34,17 +34,22 @@ export function blocksOf(layer: { rows: number; columns: number }, most = MOST):
   };
 }
 
-/** The share of a row's mass that a shade stands for. */
-export const massOf = (shade: number) => (shade / 255) ** 4;
+/** The shade of a block with a weight that is no number. */
+const NONE = 1;
+
+/** The share of a row's mass that a shade stands for; NaN: it is no number. */
+export const massOf = (shade: number) => (shade === NONE ? NaN : (shade / 255) ** 4);
 
 /** The colour of each shade. */
 export function overviewTable(theme: Theme, scale: keyof typeof SCALES = "root"): Uint32Array {
   const { to } = SCALES[scale];
-  return Uint32Array.from(
+  const found = Uint32Array.from(
     { length: 256 },
     (_, shade) =>
       RAMPS[theme].weight[Math.round(255 * Math.min(Math.max(to(massOf(shade)), 0), 1))],
   );
+  found[NONE] = nonePixel(theme);
+  return found;
 }
 
 /** What a dot of such a picture is, in words. */
@@ -61,6 +66,12 @@ export const joined = (blocks: Blocks, factor: number): Blocks => ({
   down: blocks.down * factor,
   across: blocks.across * factor,
 });
+
+/** The shade of a mass: not the one that stands for no number. */
+function shadeOf(mass: number): number {
+  const shade = Math.round(255 * Math.sqrt(Math.sqrt(Math.min(mass, 1))));
+  return shade === NONE ? 0 : shade;
+}
 
 const MASSES = Float64Array.from({ length: 256 }, (_, shade) => massOf(shade));
 
@@ -91,7 +102,7 @@ export function pooling(
     for (let row = 0, at = 0; row < rows; row++)
       for (let column = 0; column < columns; column++, at++) {
         const mass = (factor * sums[at]) / (down[row] * across[column]);
-        found[at] = Math.round(255 * Math.sqrt(Math.sqrt(Math.min(mass, 1))));
+        found[at] = Number.isNaN(mass) ? NONE : shadeOf(mass);
       }
     return found;
   };

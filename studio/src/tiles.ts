@@ -1,7 +1,7 @@
 // Tiles of a head's matrix: 256 x 256 numbers of half precision, of cells (level 0) or of blocks
 // of 2^level x 2^level cells; each is painted once and again when the colours change.
 
-import { RAMPS, SCALES, type Theme } from "./colour";
+import { nonePixel, RAMPS, SCALES, type Theme } from "./colour";
 import { BLOCK, type Example, type Layer } from "./model";
 import { weight2 } from "./text";
 
@@ -19,8 +19,13 @@ export interface Tile {
 const single = new Float32Array(1);
 const bits = new Uint32Array(single.buffer);
 
-/** A weight of 0 to 1 as the bits of a half-precision number. */
+/** The least of the bits that stand for no number, infinity's, and those of NaN. */
+export const NONE = 0x7c00,
+  NAN = 0x7e00;
+
+/** A weight of 0 to 1, or NaN, as the bits of a half-precision number. */
 export function half(weight: number): number {
+  if (Number.isNaN(weight)) return NAN;
   if (!(weight > 6e-8)) return 0;
   single[0] = weight;
   const exponent = (bits[0] >>> 23) - 112;
@@ -29,16 +34,22 @@ export function half(weight: number): number {
   return (exponent << 10) + ((mantissa + 0x1000) >>> 13);
 }
 
-/** The number that bits of half precision stand for. */
+/** The number that bits of half precision stand for, whatever its sign; NaN: none. */
 export function whole(bits: number): number {
+  if ((bits & NONE) === NONE) return NaN;
   const exponent = (bits >>> 10) & 31;
   const mantissa = bits & 1023;
   return exponent ? (1 + mantissa / 1024) * 2 ** (exponent - 15) : mantissa * 2 ** -24;
 }
 
-/** A colour for each of the half-precision numbers from 0 to 1. */
-export function lookup(table: Uint32Array, to: (weight: number) => number): Uint32Array {
-  const found = new Uint32Array(65536).fill(table[255]);
+/** A colour for each of the half-precision numbers from 0 to 1, and one for what is no number. */
+export function lookup(
+  table: Uint32Array,
+  to: (weight: number) => number,
+  none: number,
+): Uint32Array {
+  const found = new Uint32Array(65536).fill(table[255]).fill(none, NONE, 0x8000);
+  found.fill(none, 0x8000 | NONE);
   for (let n = 0; n <= half(1); n++)
     found[n] = table[Math.round(255 * Math.min(Math.max(to(whole(n)), 0), 1))];
   return found;
@@ -67,12 +78,13 @@ export class Tiles {
 
   /** A colour for each number that a tile can hold. */
   colours(theme: Theme, scale: keyof typeof SCALES): Uint32Array {
-    return lookup(RAMPS[theme].weight, SCALES[scale].to);
+    return lookup(RAMPS[theme].weight, SCALES[scale].to, nonePixel(theme));
   }
 
   /** The number of a cell as it stands in it. */
   word(bits: number): string {
-    return weight2(whole(bits));
+    const weight = whole(bits);
+    return Number.isNaN(weight) ? "NaN" : weight2(weight);
   }
 
   /** Where the server has a tile. */

@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import { signedLookup } from "../src/compare";
 import { half, lookup, whole } from "../src/tiles";
 
 test("half precision: numbers with 11 bits come back as they were", () => {
@@ -19,14 +20,24 @@ test("half precision: others are off by less than a unit of the last place", () 
   }
 });
 
-test("half precision: nothing below 0, no number", () => {
-  expect([half(-1), half(NaN), half(1e-9)]).toEqual([0, 0, 0]);
+test("half precision: nothing below 0, and NaN", () => {
+  expect([half(-1), half(NaN), half(1e-9)]).toEqual([0, 0x7e00, 0]);
+  expect([0x7e00, 0xfe00, 0x7c00].map(whole)).toEqual([NaN, NaN, NaN]);
 });
 
 test("each half-precision number has the colour of its weight", () => {
   const table = Uint32Array.from({ length: 256 }, (_, shade) => shade);
-  const colours = lookup(table, Math.sqrt);
+  const colours = lookup(table, Math.sqrt, 999);
   expect([colours[half(0)], colours[half(0.25)], colours[half(1)]]).toEqual([0, 128, 255]);
   // Above 1, as rounding may have it, the strongest.
   expect(colours[half(1) + 1]).toBe(255);
+});
+
+test("what is no number has a colour of its own, whatever its sign", () => {
+  const table = Uint32Array.from({ length: 256 }, (_, shade) => shade);
+  const none = [0x7c00, 0x7e00, 0x7fff, 0xfc00, 0xfe00, 0xffff];
+  for (const colours of [lookup(table, Math.sqrt, 999), signedLookup(table, "root", 999)]) {
+    expect(none.map((bits) => colours[bits])).toEqual(none.map(() => 999));
+    expect(colours.filter((colour) => colour === 999).length).toBe(2048);
+  }
 });

@@ -10,7 +10,7 @@ import base64
 import io
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tests.studio.sheet import sheet_dots
 from tests.studio.windows import until_right
 
 from weft.pictures.palette import palette
+from weft.studio.collection import Example
 from weft.studio.overviews import Overviews
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
@@ -236,6 +237,26 @@ def test_an_error_is_told_once_and_asking_again_tries_again(
 def until(done: Callable[[], bool]) -> None:
     while not done():
         time.sleep(0.01)
+
+
+class Growing(list[bytes]):
+    """Pictures to which another thread adds the last one just after they were read."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from list(super().__iter__())
+        self.append(b"last")
+
+
+def test_an_answer_is_whole_if_it_holds_every_head(
+    known_trace: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, _ = known_trace(100)
+    monkeypatch.setattr("weft.studio.overviews._CHEAP_CELLS", 0)
+    monkeypatch.setattr(Overviews, "_begin", lambda self, number: None)
+    overviews = Example("known", trace).overviews
+    overviews._means[0] = Growing([b"first", b"second"])
+    assert overviews.means(0) == (b"firstsecond", False)
+    assert overviews.means(0) == (b"firstsecondlast", True)
 
 
 def test_until_the_whole_is_worked_out_pictures_say_so(

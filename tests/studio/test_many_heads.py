@@ -72,7 +72,9 @@ def test_small_pictures_are_block_means(
         assert whole
         expected = np.stack([masses(of_head, 32) for of_head in weights.numpy()])
         shades = np.frombuffer(content, np.uint8).reshape(expected.shape)
-        assert np.abs(shades - 255 * expected.clip(0, 1) ** 0.25).max() <= 0.51
+        exact = 255 * expected.clip(0, 1) ** 0.25
+        exact[exact < 1.5] = 0  # the shade 1 is of what is no number
+        assert np.abs(shades - exact).max() <= 0.51
 
 
 def test_small_pictures_come_a_part_at_a_time(

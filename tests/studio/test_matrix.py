@@ -10,7 +10,10 @@ from tests.studio.test_sound_axes import WRITTEN
 from tests.studio.windows import until
 
 import weft
+from weft.formats.terms import Terms
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.studio.page import collect
+from weft.traces import Trace
 
 WINDOW = "new URLSearchParams(location.hash.slice(1)).get('window')"
 
@@ -74,6 +77,37 @@ def test_a_zoomed_cell_stays_whole_and_its_frame_on_the_matrix(studio, make_trac
         [MARGIN[0] + 3, MARGIN[1] - 41, 8, 34],
     )
     assert len({tuple(pixels[n : n + 4]) for n in range(0, len(pixels), 4)}) == 1
+
+
+NONE = [0xA9, 0xB0, 0xB8]
+
+
+def test_weights_that_are_not_numbers_are_grey(studio: Any, serving: Any) -> None:
+    queries = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(1))
+    queries[0, 1] = torch.nan
+    names = [f"t{place}" for place in range(4)]
+    keys = torch.ones(1, 4, 8)
+    _, graph = weft.attend(queries, keys, keys, keep=weft.Top(4))
+    layer = TraceLayer(
+        name="layer", kind="encoder", index=0, shape=(1, 4, 4), queries_from="tokens",
+        keys_from="tokens", query_tokens=names, key_tokens=names, scale=8**-0.5,
+        data=LayerInMemory(graph, (queries, keys), Terms()), mask="all",
+    )  # fmt: skip
+    collection = collect([Trace({"tokens": names}, (layer,))])
+    page = studio.served(serving(collection), "#view=matrix&query=1&key=2&lock=1")
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    grey = """(canvas, none) => {
+        const { width, height } = canvas;
+        const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);
+        let found = 0;
+        for (let n = 0; n < data.length; n += 4)
+            found += none.every((part, at) => Math.abs(data[n + at] - part) < 2);
+        return found / (width * height);
+    }"""
+    # A row of four, less the margins and what the numbers in its cells cover.
+    for canvas in (".stage.matrix canvas", ".minimap canvas"):
+        until(page, lambda of=canvas: 0.1 < page.locator(of).evaluate(grey, NONE) < 0.26)
+    until(page, lambda: page.locator(".cell-value .value").inner_text() == "NaN")
 
 
 @pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])

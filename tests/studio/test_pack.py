@@ -80,7 +80,9 @@ def test_means_pictures_and_sums_are_there(many: int, monkeypatch: pytest.Monkey
     assert form == f"below:100,{2 * 100 * 100}"
     shades = np.frombuffer(planes(text), np.uint8).reshape(200, 100).cumsum(0, dtype=np.uint8)
     blocks = weights.reshape(2, 100, size, 100, size).mean((2, 4)) * size
-    assert np.abs(shades.reshape(2, 100, 100) - 255 * blocks.clip(0, 1) ** 0.25).max() <= 0.51
+    exact = 255 * blocks.clip(0, 1) ** 0.25
+    exact[exact < 1.5] = 0  # the shade 1 is of what is no number
+    assert np.abs(shades.reshape(2, 100, 100) - exact).max() <= 0.51
 
     (received,) = (
         bits.astype("<u4").view("<f4")

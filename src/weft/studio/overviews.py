@@ -6,7 +6,8 @@ thousands of heads are seen at once:
     shade = 255 mass^(1/4)      mass = mean weight of the block's cells times the keys of a block
 
 so mass is the share of a row that such a block holds, 0 to 1, and the same in every block where a
-row is even. With at most 128 tokens a block is a cell.
+row is even. With at most 128 tokens a block is a cell. The shade `NONE` is of blocks with a weight
+that is not a number.
 
 There are two kinds. `kept` are made of the kept edges, at once; what was not kept counts as 0.
 `means` are of all cells: of kept edges where none was left out, else from queries and keys, in the
@@ -30,6 +31,8 @@ __all__ = ["MOST", "SMALL", "Overviews", "State", "many_dots", "shades"]
 
 #: Blocks of a picture along each side, at most.
 MOST = 128
+#: The shade of a block with a weight that is not a number.
+NONE = 1
 #: Likewise where there are many heads, and dots of pictures of `MOST` from which there are.
 SMALL, _MANY_DOTS = 32, 2**23
 #: Cells of a layer up to which the means of all its heads are made in one pass.
@@ -42,11 +45,14 @@ State = Literal["means", "later", "kept"]
 
 
 def shades(means: Array, keys_of_a_block: int) -> Array:
-    """Block means as the numbers of a picture; one that is not a number is 0."""
+    """Block means as the numbers of a picture; one that is not a number is `NONE`."""
     mass = means.astype(np.float32) * np.float32(keys_of_a_block)
+    none = np.isnan(mass)
     mass[~(mass > 0)] = 0
     np.minimum(mass, 1, out=mass)
     found: Array = np.rint(255 * np.sqrt(np.sqrt(mass))).astype(np.uint8)
+    found[found == NONE] = 0  # less than 2e-9 of a row
+    found[none] = NONE
     return found
 
 
@@ -104,6 +110,15 @@ class Overviews:
             arrays = self._arrays[number]
             sizes = self._sizes(number)
             means = edge_means(arrays.keys, arrays.weights, arrays.length, sizes)
+            none = np.isnan(arrays.lse)
+            matrix = self._matrix.matrix(number) if none.any() and self._complete[number] else None
+            if matrix is not None:
+                means = layer_means(matrix, sizes).numpy()
+            else:
+                # Of such a row no edge was kept, and which keys the mask hides is not known.
+                means[np.logical_or.reduceat(none, np.arange(0, none.shape[1], sizes[0]), 1)] = (
+                    np.nan
+                )
             self._kept[number] = shades(means, sizes[1]).tobytes()
         return self._kept[number]
 
@@ -123,7 +138,9 @@ class Overviews:
                 self._begin(number)
         if (problem := self._problems.pop(number, None)) is not None:
             raise problem
-        return b"".join(self._means.get(number, ())), self._done(number)
+        # One copy, as another thread may be adding to them.
+        made = tuple(self._means.get(number, ()))
+        return b"".join(made), len(made) == self._trace.layers[number].heads
 
     def quick(self, first: int, seconds: float = 0.1) -> tuple[bytes, bool]:
         """The pictures of a layer and of those after it that are made in so many seconds, and
