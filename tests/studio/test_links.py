@@ -230,3 +230,12 @@ def test_a_trace_that_fails_after_another_was_chosen_hides_nothing(
     assert page.locator(".sheet > canvas:not(.waiting)").first.is_visible()
     assert any("404" in problem for problem in studio.problems)
     studio.problems.clear()
+
+
+def test_a_name_with_a_point_is_whole(make_trace: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / "model.v1", tmp_path / "model.v2.weft"]
+    for path in paths:
+        make_trace(["a"]).save(path)
+    assert open_traces(paths).opening()["examples"] == ["model.v1", "model.v2"]
+    assert open_collection(tmp_path).opening()["examples"] == ["model.v1", "model.v2"]
+    assert open_collection(paths[0]).opening()["title"] == "model.v1"

@@ -46,7 +46,8 @@ def open_collection(path: Path) -> Collection:
             raise DataError(
                 f"{path}: not a trace, a run, or a folder of traces: it is empty. Check the path."
             )
-    return collect([TraceData.open(path)], path.resolve().stem, names=[path.resolve().stem])
+    name = _name(path)
+    return collect([TraceData.open(path)], name, names=[name])
 
 
 def open_traces(paths: Sequence[Path]) -> Collection:
@@ -55,12 +56,17 @@ def open_traces(paths: Sequence[Path]) -> Collection:
     for path, trace in zip(paths, traces, strict=True):
         if not trace.layers:
             raise DataError(f"{path}: this trace has no layer. Trace the model again.")
-    names = [path.resolve().stem for path in paths]
+    names = [_name(path) for path in paths]
     if len({*names}) < len(names):  # the folders that they lie in tell them apart
         names = [
             f"{path.resolve().parent.name}/{name}" for path, name in zip(paths, names, strict=True)
         ]
     return collect(traces, ", ".join(names), names=names)
+
+
+def _name(folder: Path) -> str:
+    """What a trace is called: its folder without the ending of one."""
+    return folder.resolve().name.removesuffix(".weft")
 
 
 def _readable(folders: Sequence[Path]) -> tuple[list[str], list[TraceData], list[str]]:
@@ -75,7 +81,7 @@ def _readable(folders: Sequence[Path]) -> tuple[list[str], list[TraceData], list
         if not trace.layers:
             damaged.append(f"{folder}: this trace has no layer. Trace the model again.")
             continue
-        names.append(folder.stem)
+        names.append(_name(folder))
         traces.append(trace)
     return names, traces, damaged
 
