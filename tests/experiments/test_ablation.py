@@ -105,6 +105,12 @@ def test_groups_of_heads_and_their_names() -> None:
     for wrong in ([(0, 2)], [(1, 0)], [(-1, 0)]):
         with pytest.raises(weft.InputError, match="no head"):
             ablate(model, size, heads=wrong)
+    wrongs: Any = ((0, 1), [(0,)], [(0, 1, 2)], [("a", 0)], [(0, 0), [(0, 1), 3]], [True], "01", 3)
+    for no_pairs in wrongs:
+        with pytest.raises(weft.InputError, match=r"^heads=.*; expected \[\(layer, head\), \.\.\."):
+            ablate(model, size, heads=no_pairs)
+        with pytest.raises(weft.InputError, match=r"^heads=.*; expected \[\(layer, head\), \.\.\."):
+            patch(model, size, size, heads=no_pairs)
     with pytest.raises(weft.InputError, match="kind='half'"):
         ablate(model, size, kind="half")  # type: ignore[arg-type]
 

@@ -9,9 +9,8 @@ Source: Michel et al. 2019 (ablation); Vig et al. 2020, Wang et al. 2022 (patchi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from weft.errors import InputError, ShapeError, optional_package
 from weft.experiments.interventions import Intervention, Kind, editing_heads, intervening
 from weft.mechanism.observe import HeadOutputs
-from weft.mechanism.shapes import chosen, describe
+from weft.mechanism.shapes import chosen, describe, in_words, whole_number
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +34,7 @@ __all__ = [
     "attention_layers",
     "chosen_logit",
     "groups_of",
+    "head_place",
     "next_token_loss",
     "outputs_of",
     "patch",
@@ -279,18 +279,41 @@ class HeadSums:
         return self._sums[path] / self._counts[path]
 
 
+def head_place(pair: object) -> tuple[int, int] | None:
+    """A layer and a head of it, whole numbers of any kind; None where something else is given.
+
+    >>> head_place([0, 3]), head_place((0, "a")), head_place((0,)), head_place(3)
+    ((0, 3), None, None, None)
+    """
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return None
+    try:
+        return whole_number("heads", "layer", pair[0]), whole_number("heads", "head", pair[1])
+    except InputError:
+        return None
+
+
 def groups_of(
     layers: Sequence[RanLayer], heads: Sequence[Group] | None
 ) -> list[tuple[tuple[int, int], ...]]:
-    """The heads to replace, those of a group together."""
+    """The heads to replace, those of a group together.
+
+    Raises: InputError: no such head, or something else than heads.
+    """
     if heads is None:
         return [
             ((number, head),) for number, layer in enumerate(layers) for head in range(layer.heads)
         ]
     groups: list[tuple[tuple[int, int], ...]] = []
-    for group in heads:
-        pairs: Any = [group] if group and isinstance(group[0], Integral) else group
-        places = tuple((int(layer), int(head)) for layer, head in pairs)
+    for group in heads if isinstance(heads, Iterable) else [heads]:
+        pairs = [group] if head_place(group) or not isinstance(group, list | tuple) else group
+        found = [head_place(pair) for pair in pairs]
+        places = tuple(place for place in found if place is not None)
+        if len(places) < len(found):
+            raise InputError(
+                f"heads={in_words(heads)}; expected [(layer, head), ...], both from 0, or several "
+                "such pairs in the place of one."
+            )
         for layer, head in places:
             if not (0 <= layer < len(layers) and 0 <= head < layers[layer].heads):
                 of_layer = layers[layer].heads if 0 <= layer < len(layers) else 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import InputError
+from weft.experiments.ablation import head_place
 from weft.tracing.options import checked_layers, whole_number
 
 __all__ = ["Settings"]
@@ -86,12 +87,9 @@ def _checked_heads(heads: Any) -> Any:
     if heads is None or (isinstance(heads, str) and heads == "all"):
         return heads
     pairs = list(heads) if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]
-    numbers = [
-        tuple(whole_number(part) for part in pair) if isinstance(pair, list | tuple) else ()
-        for pair in pairs
-    ]
-    if any(len(pair) != 2 or None in pair for pair in numbers):
+    places = [head_place(pair) for pair in pairs]
+    if None in places:
         raise InputError(
             f'monitor: heads={heads!r}; expected [(layer, head), ...], both from 0, or "all".'
         )
-    return frozenset(numbers)
+    return frozenset(places)
