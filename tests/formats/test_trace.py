@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -20,7 +22,7 @@ from tests.formats.conftest import assert_same
 
 import weft
 from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.formats.trace_writer import writing_trace
+from weft.formats.trace_writer import manifest_digest, writing_trace
 from weft.traces import Trace
 
 
@@ -36,6 +38,28 @@ def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path) -> None:
         assert (tmp_path / "t.weft" / name).read_bytes() == (
             tmp_path / "again.weft" / name
         ).read_bytes()
+
+
+@pytest.mark.parametrize("deviation", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_deviation_that_is_no_finite_number(
+    pair_trace, tmp_path, deviation: float, place: int
+) -> None:
+    """It is the trace's, whichever layer has it; in JSON, which has none, it is null."""
+    layers = [replace(layer, deviation=1e-7) for layer in pair_trace.layers]
+    layers[place] = replace(layers[place], deviation=deviation)
+    trace = replace(pair_trace, layers=tuple(layers))
+    assert str(trace.deviation) == str(deviation)
+    trace.save(tmp_path / "t.weft")
+    manifest = tmp_path / "t.weft" / "trace.json"
+    content = json.loads(manifest.read_text("utf-8"), parse_constant=pytest.fail)
+    assert content["layers"][place]["deviation"] is None
+    assert weft.open(tmp_path / "t.weft").layers[place].deviation is None
+    # As earlier versions wrote it.
+    content["layers"][place]["deviation"] = deviation
+    content["sha256"] = manifest_digest(content)
+    manifest.write_text(json.dumps(content), "utf-8")
+    assert str(weft.open(tmp_path / "t.weft").deviation) == str(deviation)
 
 
 def test_hostile_tokens_come_back_as_they_were(make_trace, hostile_tokens, tmp_path) -> None:

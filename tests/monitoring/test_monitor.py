@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import shutil
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from weft.formats.history import History
 from weft.formats.reports import Reports
 from weft.formats.run import RunFolder
 from weft.mechanism.head_matrices import product_cells
+from weft.monitoring.measures import LayerSeen, layers_seen
 from weft.monitoring.probe import Probe
 from weft.training.inference import open_run
 
@@ -121,6 +124,23 @@ def test_steps_that_are_told_now_and_then(tmp_path: Path, gpt2: Any, batches: li
     reports = RunFolder(tmp_path / "run").read_metrics()
     expected = [(25, 15), (45, 40), (65, 60), (85, 80), (95, 95)]
     assert [(report["step"], report["loss"]) for report in reports] == expected
+
+
+def test_a_deviation_that_is_no_finite_number_is_null(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = layers_seen
+
+    def without_numbers(*given: Any) -> list[LayerSeen]:
+        return [
+            replace(found, layer=replace(found.layer, deviation=math.inf)) for found in seen(*given)
+        ]
+
+    monkeypatch.setattr("weft.monitoring.monitor.layers_seen", without_numbers)
+    with weft.monitor(gpt2(), tmp_path / "run", probe=batches[0]):
+        pass
+    config = json.loads((tmp_path / "run" / "config.json").read_text(), parse_constant=pytest.fail)
+    assert [layer["deviation"] for layer in config["monitor"]["layers"]] == [None, None]
 
 
 def test_measures_are_put_off_that_take_more_than_the_budget(

@@ -173,8 +173,9 @@ def _layer_problem(layer: Any, sequences: dict[str, list[str]]) -> str | None:
             return f"{name} is missing or of the wrong type"
     for name in ("softcap", "deviation"):
         value = layer.get(name)
-        # The deviation of a model that gives no numbers is none.
-        if not (value is None or _is_number(value) or (value != value and name == "deviation")):
+        # Earlier versions wrote NaN and Infinity, which JSON does not have.
+        infinite = name == "deviation" and type(value) is float and not math.isfinite(value)
+        if not (value is None or _is_number(value) or infinite):
             return f"{name} is of the wrong type"
     if layer.get("softcap") is not None and layer["softcap"] <= 0:
         return "softcap is not positive"

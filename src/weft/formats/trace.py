@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -265,9 +266,9 @@ class TraceData:
 
     @property
     def deviation(self) -> float | None:
-        """The largest deviation of its layers; None where none was measured."""
+        """The largest deviation of its layers, NaN where one is; None where none was measured."""
         found = [layer.deviation for layer in self.layers if layer.deviation is not None]
-        return max(found) if found else None
+        return math.nan if any(map(math.isnan, found)) else max(found, default=None)
 
     def layer(self, kind: str, index: int) -> TraceLayer:
         """The layer of a kind by its index: ``trace.layer("cross", 0)``.

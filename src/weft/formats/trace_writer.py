@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError
-from weft.formats.files import JsonMapping, JsonObject, file_digest
+from weft.formats.files import JsonMapping, JsonObject, file_digest, finite
 from weft.formats.folders import atomic_folder
 from weft.formats.terms import Terms
 from weft.formats.trace_files import (
@@ -202,7 +202,7 @@ class TraceWriter:
                 "mask": mask,
                 "window": None if terms is None else terms.window,
                 "softcap": softcap,
-                "deviation": deviation,
+                "deviation": finite(deviation),
                 "symmetric": graph.symmetric,
                 "queries_keys": queries_keys is not None,
                 "terms": None if terms is None else terms.said(),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError
-from weft.formats.files import JsonMapping, JsonObject, write_json
+from weft.formats.files import JsonMapping, JsonObject, finite, write_json
 from weft.formats.history import (
     PRODUCT_SIZE,
     History,
@@ -179,7 +179,7 @@ def _described(layer: LayerSeen) -> JsonObject:
         "kind": layer.layer.kind,
         "heads": layer.layer.heads,
         "unknown_matrices": missing,
-        "deviation": layer.layer.deviation,
+        "deviation": finite(layer.layer.deviation),
     }
 
 
