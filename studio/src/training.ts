@@ -19,11 +19,11 @@ interface HistoryLayer {
   left_out?: (number | null)[][];
   product_size?: number;
   product_scale?: number;
+  product_beyond?: boolean;
 }
 
 /** What a training that weft.monitor watches has besides; see src/weft/studio/watched.py. */
 export interface Watched {
-  state: "training" | "finished";
   steps: number[];
   layers: Record<WatchedMeasure, (number | null)[][]>[];
   warnings: [number, string][];
@@ -44,6 +44,8 @@ interface Description {
   curves: Record<string, [number, number][]>;
   sequences: Record<string, string[]>;
   layers: HistoryLayer[];
+  /** Of the run; null: not known. */
+  state: "training" | "finished" | null;
   watched?: Watched;
 }
 
@@ -129,8 +131,8 @@ export class Training {
 
   /** A snapshot in words. */
   when(at: number): string {
-    const { steps, watched } = this.description;
-    const trained = at > 0 && at === steps.length - 1 && watched?.state !== "training";
+    const { steps, state } = this.description;
+    const trained = at > 0 && at === steps.length - 1 && state !== "training";
     return `${this.step(at)}${trained ? ": trained" : ""}`;
   }
 
@@ -154,18 +156,30 @@ export class Training {
   }
 }
 
-/** The colours of W_Q W_K^T, square roots of its entries by the largest of its layer. */
+/** The colours of W_Q W_K^T, square roots of its entries by what 999 of 1,000 of its layer do not
+ * exceed. */
 export function productRamp(training: Training, layer: number): { ticks: Ticks; title: string } {
   const { layers } = training.description;
-  const largest = layers[layer].product_scale ?? 1;
+  const { product_scale: largest = 1, product_beyond: beyond } = layers[layer];
+  const ends: Record<number, string> = beyond ? { [-1]: "≤ ", 1: "≥ " } : {};
   const of = layers.length > 1 ? ` in ${kindName(layers[layer])}` : "";
   return {
     ticks: [-1, -0.25, 0, 0.25, 1].map((share) => [
       (1 + Math.sign(share) * Math.sqrt(Math.abs(share))) / 2,
-      `${share > 0 ? "+" : ""}${significant3(share * largest)}`,
+      `${ends[share] ?? ""}${share > 0 ? "+" : ""}${significant3(share * largest)}`,
     ]),
-    title: `entries of W_Q W_Kᵀ${of}, square-root scale`,
+    title:
+      `entries of W_Q W_Kᵀ${of}, square-root scale` +
+      (beyond ? "; one in 1,000 is beyond its ends" : ""),
   };
+}
+
+/** What became of a norm, in words that follow "has". */
+export function normChange(first: number, now: number): string {
+  if (first === 0) return now === 0 ? "stayed 0" : `grown from 0 to a norm of ${significant3(now)}`;
+  const ratio = significant3(now / first);
+  if (Number(ratio) === 1) return "kept its norm";
+  return `${now > first ? "grown" : "shrunk"} to ${ratio} times its norm`;
 }
 
 /** How a head's matrices differ at a snapshot from those at the first. */
@@ -182,8 +196,7 @@ export function trainingSentence(
   const norm = training.series(layer, head, "norm");
   const [first, now] = [norm?.[0], norm?.[at]];
   if (first == null || now == null) return "";
-  const change = `${now > first ? "grown" : "shrunk"} to ${significant3(now / first)} times`;
-  const says = [`Since the first step, W_Q W_Kᵀ has ${change} its norm`];
+  const says = [`Since the first step, W_Q W_Kᵀ has ${normChange(first, now)}`];
   const rank = training.series(layer, head, "effective_rank");
   const [before, after] = [rank?.[0], rank?.[at]];
   if (before != null && after != null)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import weft.cli
 from weft.formats.history import History
+from weft.formats.run import RunFolder
 from weft.studio.page import collect
 from weft.studio.runs import open_collection
 
@@ -58,6 +60,11 @@ def test_every_view_of_a_run(studio: Any, serving: Any, run: Path) -> None:
     page.keyboard.press("End")
     assert page.locator("#now").inner_text() == "step 3: trained"
     assert page.locator(".stage").first.screenshot() != at_random
+    # The space bar opens what it is pressed on, and plays nothing.
+    page.locator("summary", has_text="The probe in numbers").focus()
+    page.keyboard.press("Space")
+    page.locator("details[open]").wait_for()
+    assert page.locator("#play").get_attribute("aria-pressed") == "false"
 
     page.goto(page.url.split("#")[0] + "#view=heads")
     page.locator(".stage .tile").first.wait_for()
@@ -66,6 +73,15 @@ def test_every_view_of_a_run(studio: Any, serving: Any, run: Path) -> None:
     page.locator(".short-threads").wait_for()
     page.keyboard.press("m")
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+
+
+def test_a_training_that_goes_on_is_not_trained(studio: Any, run: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    shutil.copytree(run, begun)
+    RunFolder.open(begun).set_state("training")
+    page = studio.file(open_collection(begun), "#view=training&step=99")
+    page.locator("#now", has_text="step 3").wait_for()
+    assert page.locator("#now").inner_text() == "step 3"
 
 
 def test_the_training_says_what_its_pictures_leave_out(
@@ -94,10 +110,12 @@ def test_the_training_says_what_its_pictures_leave_out(
     page.locator("[role=radio][aria-checked=true]", has_text="W_Q").wait_for()
     assert "not shown" not in page.locator(".stage").inner_text()
     # Halfway to an end of the colours is a quarter of the largest entry: roots.
-    scale = "entries of W_Q W_Kᵀ in Encoder L0, square-root scale"
+    scale = "entries of W_Q W_Kᵀ in Encoder L0, square-root scale; one in 1,000 is beyond its ends"
     assert page.locator(".ramp figcaption").inner_text() == scale
     ticks = page.locator(".ramp svg text")
     texts = [text.replace("−", "-") for text in ticks.all_text_contents()]
+    assert (texts[0][:2], texts[-1][:2]) == ("≤ ", "≥ ")
+    texts = [text.lstrip("≤≥ ") for text in texts]
     largest = float(texts[-1])
     expected = [-largest, -largest / 4, 0, largest / 4, largest]
     assert largest > 0 and [float(text) for text in texts] == pytest.approx(expected, rel=6e-3)

@@ -117,9 +117,10 @@ def collect(
     probe: TraceData | None = None,
     summary: JsonMapping | None = None,
     watched: JsonMapping | None = None,
+    state: str | None = None,
 ) -> Collection:
-    """What is to be shown; takes what `export_page` takes, and what is known of a training that
-    `weft.monitor` watches: `weft.studio.watched.watched_training`.
+    """What is to be shown; takes what `export_page` takes, what is known of a training that
+    `weft.monitor` watches (`weft.studio.watched.watched_training`), and the state of a run.
     """
     if not traces:
         raise InputError("page: no trace; expected one or more.")
@@ -132,7 +133,9 @@ def collect(
             for place, trace in enumerate(traces)
         ],
         [(str(name), str(value)) for name, value in (summary or {}).items()],
-        training_history(history, curves or {}, probe or traces[0], watched) if history else None,
+        training_history(history, curves or {}, probe or traces[0], watched, state)
+        if history
+        else None,
     )
 
 

@@ -107,6 +107,7 @@ def _open_run(run: RunFolder) -> Collection:
         probe=probe,
         summary=None if monitored is None else watched_summary(monitored),
         watched=watched_training(run, [layer.name for layer in probe.layers]),
+        state=run.state,
     )
     collection.damaged = damaged
     return collection

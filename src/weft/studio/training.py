@@ -9,7 +9,9 @@ left_out                         likewise: what `weights` lack of a row's mass, 
 weights                   whether there are: uint8 (snapshots, heads, queries, keys),
 255 sqrt(weight), of the probe
 product_size, product_scale      int8 (snapshots, heads, size, size): W_Q W_K^T as
-127 sign(m) sqrt(|m| / product_scale); or absent
+127 sign(m) sqrt(|m| / product_scale), which 999 of 1,000 entries do not exceed; or absent
+product_beyond                   whether others do
+state                     of the run, "training" or "finished"; None: not known
 watched                   see `weft.studio.watched`; absent where weft itself trained
 """
 
@@ -52,6 +54,7 @@ def training_history(
     curves: Mapping[str, Sequence[tuple[float, float]]],
     probe: TraceData,
     watched: JsonMapping | None = None,
+    state: str | None = None,
 ) -> TrainingHistory:
     """Snapshots along a training, each as `weft.studio.page.export_page` takes it.
 
@@ -86,6 +89,7 @@ def training_history(
         },
         "sequences": {key: list(tokens) for key, tokens in probe.sequences.items()},
         "layers": [layer for layer, _, _ in layers],
+        "state": state,
     }
     if watched is not None:
         description["watched"] = dict(watched)
@@ -150,6 +154,7 @@ def _layer(
         products = np.rint(127 * root).astype(np.int8).tobytes()
         found["product_size"] = joined.shape[-1]
         found["product_scale"] = _number(scale)
+        found["product_beyond"] = bool(np.abs(joined).max(initial=0) > scale)
     return found, weights, products
 
 

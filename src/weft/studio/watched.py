@@ -1,7 +1,6 @@
 """What a training that `weft.monitor` watches has besides its history, as the training view reads
 it:
 
-    state             "training" or "finished"
     steps             at which heads were measured
     layers            for each layer of the history, by measure: [steps][heads]
     warnings          [[step, text], ...], in order
@@ -45,7 +44,6 @@ def watched_training(run: RunFolder, layers: Sequence[str]) -> JsonObject | None
         ]
         chosen = _thinned(reports)
         return {
-            "state": run.state,
             "steps": [report["step"] for report in chosen],
             "layers": [_series(chosen, name) for name in layers],
             "warnings": warnings,
