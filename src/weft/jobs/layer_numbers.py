@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.analysis.matrices.projections import LayerMatrices, matrices_of
 from weft.errors import InputError
 from weft.jobs.model import Model, TraceChoices
-from weft.jobs.trained_head import LayerCalled, layer_calls, output_module
+from weft.jobs.trained_head import LayerCalled, after_projection, layer_calls, output_module
 from weft.studio.neuron import LayerNumbers
 
 __all__ = ["ModelLayers"]
-
-#: What rounding in float32 makes of a difference, as a share of the largest number.
-_ROUNDING = 1e-4
 
 
 class ModelLayers:
@@ -47,7 +44,7 @@ def _numbers(
     network: nn.Module, layer: str, matrices: LayerMatrices, call: LayerCalled
 ) -> LayerNumbers:
     heads, holder = call.reached.heads, output_module(network, layer, matrices.heads)
-    bias, turned = _after_projection(call.queries_from[0], matrices.W_Q, heads.queries[0])
+    bias, turned = after_projection(call.queries_from[0], matrices.W_Q, heads.queries[0])
     scoring = call.reached.scoring
     return LayerNumbers(
         call.queries_from[0].detach().cpu(),
@@ -55,17 +52,7 @@ def _numbers(
         heads.output[0].detach().cpu(),
         None if matrices.W_O is None else matrices.W_O.detach().cpu(),
         b_O=getattr(holder, "bias", None) is not None,
-        biases=bias,
+        biases=bias is not None,
         turned=turned,
         relative=None if scoring is None else scoring.relative,
     )
-
-
-def _after_projection(inputs: Tensor, matrix: Tensor, made: Tensor) -> tuple[bool, bool]:
-    """Whether X W_Q gets a bias, one vector for all positions; or something else after it."""
-    rest = made.detach().cpu().double() - inputs.detach().cpu().double() @ matrix.cpu().double()
-    size = max(float(made.abs().max()), 1.0) * _ROUNDING
-    bias = rest.mean(1, keepdim=True)
-    if float((rest - bias).abs().max()) > size:
-        return False, True
-    return float(bias.abs().max()) > size, False

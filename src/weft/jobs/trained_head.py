@@ -26,7 +26,7 @@ from weft.walkthrough.lesson import AllKinds, Steps, View
 from weft.walkthrough.matrices import Words, check_length
 from weft.walkthrough.walk import Kind
 
-__all__ = ["LayerCalled", "layer_calls", "output_module", "steps_of_model"]
+__all__ = ["LayerCalled", "after_projection", "layer_calls", "output_module", "steps_of_model"]
 
 #: Numbers of the model (float32) and of the walk (float64) differ by no more than this.
 _CLOSE = 1e-4
@@ -155,11 +155,12 @@ def _projections(
         ("b_K", repeated.W_K, heads.keys[0].repeat_interleave(times, 0), call.keys_from[0]),
         ("b_V", repeated.W_V, heads.values[0].repeat_interleave(times, 0), call.keys_from[0]),
     ):
-        biases[name] = (
-            _own_bias(module, name, times)
-            if isinstance(module, MultiHeadAttention)
-            else _rest(layer, matrix, made, inputs)
-        )
+        if isinstance(module, MultiHeadAttention):
+            biases[name] = _own_bias(module, name, times)
+            continue
+        biases[name], more = after_projection(inputs, matrix, made)
+        if more:
+            raise _more(layer, "it turns or norms its queries and keys after the projection")
     bias: Any = getattr(holder, "bias", None)
     return Projections(
         repeated.W_Q, repeated.W_K, repeated.W_V, repeated.W_O.flatten(0, 1), **biases,
@@ -185,14 +186,19 @@ def _own_bias(module: MultiHeadAttention, name: str, times: int) -> Tensor | Non
     return by_head if name == "b_Q" else by_head.repeat_interleave(times, 0)
 
 
-def _rest(layer: TraceLayer, matrix: Tensor, made: Tensor, inputs: Tensor) -> Tensor | None:
-    """What another library's layer adds to X W, (heads, depth): one vector for all positions."""
-    projected = inputs.double() @ matrix.double()
-    rest = made.double() - projected
+def after_projection(inputs: Tensor, matrix: Tensor, made: Tensor) -> tuple[Tensor | None, bool]:
+    """What a layer adds to X W, by what it made of X; and whether it does something else to it.
+
+    Args: inputs: (positions, width); matrix: (heads, width, depth); made: (heads, positions,
+    depth).
+    Returns: the bias, one vector for all positions, (heads, depth), or None; in float64.
+    """
+    inputs, matrix, made = (part.detach().cpu().double() for part in (inputs, matrix, made))
+    rest, least = made - inputs @ matrix, _CLOSE * _size(made)
     bias = rest.mean(1)
-    if float((rest - bias[:, None]).abs().max()) > _CLOSE * _size(made):
-        raise _more(layer, "it turns or norms its queries and keys after the projection")
-    return bias if float(bias.abs().max()) > _CLOSE * _size(made) else None
+    if float((rest - bias[:, None]).abs().max()) > least:
+        return None, True
+    return (bias if float(bias.abs().max()) > least else None), False
 
 
 def _size(numbers: Tensor) -> float:
