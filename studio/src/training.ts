@@ -98,7 +98,7 @@ export class Training {
     return `${notShown(shares, heads.length)}.`;
   }
 
-  /** The probe's strongest key of each row of a head at a snapshot. */
+  /** The probe's strongest key of each row of a head at a snapshot; null: it looks at none. */
   strongest(layer: number, head: number, snapshot: number) {
     const shades = this.attention(layer, head, snapshot);
     if (!shades) return [];
@@ -107,7 +107,8 @@ export class Training {
       const start = row * columns;
       let key = 0;
       for (let n = 1; n < columns; n++) if (shades[start + n] > shades[start + key]) key = n;
-      return { row, key, weight: (shades[start + key] / 255) ** 2 };
+      const weight = (shades[start + key] / 255) ** 2;
+      return { row, key: weight > 0 ? key : null, weight };
     });
   }
 

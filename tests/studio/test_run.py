@@ -145,3 +145,18 @@ def test_measures_are_said_from_the_first_snapshot_to_the_last(
     assert (along["x"], along["width"]) == pytest.approx((curve["x"], curve["width"]), abs=1)
     assert along["y"] >= curve["y"] + curve["height"]
     assert "snapshot by snapshot, from step 0 to 500" in page.locator(".stage").inner_text()
+
+
+def test_the_probe_in_numbers_says_what_it_lists(
+    studio: Any, make_trace: Any, history_of: Any
+) -> None:
+    trace = make_trace([f"t{place}" for place in range(61)])
+    history = history_of(trace)
+    for snapshot in history:
+        snapshot["layers"]["layers.0"]["weights"][:, 1] = 0
+    page = studio.file(collect([trace], history=history), "#view=training")
+    page.locator("summary", has_text="The probe in numbers").click()
+    rows = page.locator("table.numbers tbody tr")
+    assert rows.count() == 60
+    assert rows.nth(1).locator("td").all_inner_texts() == ["t1", "–", "–"]
+    assert page.locator("details p").inner_text() == "The first 60 of 61 queries."
