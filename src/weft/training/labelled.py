@@ -1,32 +1,97 @@
-"""Labelled texts: read from a file of tab-separated lines, or from a folder a class; and split."""
+"""Labelled examples: texts read from lines or from folders; parts that are read or drawn."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from weft.errors import DataError, InputError
-from weft.formats.files import JsonMapping, read_text
+from weft.formats.files import JsonMapping, JsonObject, read_text
 from weft.formats.lines import check_line_ends
+from weft.training.config import ImagesConfig, LabelsConfig
 
 __all__ = [
-    "DRAWN_FROM",
     "LabelledText",
-    "check_drawn_from",
+    "Parts",
+    "check_classes",
     "check_labels",
     "drawn_split",
     "read_labelled",
+    "read_parts",
 ]
 
 #: A label and its text.
 LabelledText = tuple[str, str]
 #: The fact, in data.json, that tells the examples from which parts were drawn: their digest.
-DRAWN_FROM = "drawn_from"
-#: What has a label.
+_DRAWN_FROM = "drawn_from"
+#: What has a label, and many of them.
 Example = TypeVar("Example")
+Examples = TypeVar("Examples")
+
+
+@dataclass(frozen=True)
+class Parts(Generic[Examples]):
+    """Labelled examples in parts.
+
+    examples, labels, sources: of "train", "valid" and "test"; sources: where they are from.
+    facts: what data.json must know of them.
+    """
+
+    examples: dict[str, Examples]
+    labels: dict[str, list[str]]
+    sources: dict[str, str]
+    facts: JsonObject
+
+    def check(self, classes: Sequence[str]) -> None:
+        """Raise an InputError where a label is no class, or a class has nothing to learn from."""
+        for part, labels in self.labels.items():
+            check_labels(labels, classes, self.sources[part], all_there=part == "train")
+
+
+def read_parts(
+    config: LabelsConfig | ImagesConfig,
+    known: JsonMapping,
+    *,
+    read: Callable[[Path], Examples],
+    labels_of: Callable[[Examples], list[str]],
+    chosen: Callable[[Examples, list[int]], Examples],
+    digest_of: Callable[[Examples], str],
+) -> Parts[Examples]:
+    """The parts that the configuration names; the others are drawn from what is learned from.
+
+    Args:
+        config: of the task.
+        known: the facts of a run that goes on; of a new one empty.
+        read: a file or a folder.
+        labels_of: the label of each example.
+        chosen: the examples at some places.
+        digest_of: what tells examples from others.
+
+    Raises: InputError, DataError: they cannot be read, or not be drawn as they were.
+    """
+    folder = Path(config.folder)
+    paths = {part: name for part in ("train", "valid", "test") if (name := getattr(config, part))}
+    examples = {part: read(folder / name) for part, name in paths.items()}
+    shares = {"test": config.test_share, "valid": config.valid_share}
+    drawn = {part: share for part, share in shares.items() if part not in examples}
+    train, source, facts = examples["train"], str(folder / config.train), {}
+    if any(drawn.values()):
+        facts = {_DRAWN_FROM: digest_of(train)}
+        _check_drawn_from(known, facts[_DRAWN_FROM], source)
+    places = [(label, place) for place, label in enumerate(labels_of(train))]
+    for part, numbered in drawn_split(places, drawn, config.split_seed, source).items():
+        examples[part] = chosen(train, [place for _, place in numbered])
+    parts = {part: examples[part] for part in ("train", "valid", "test")}
+    return Parts(
+        parts,
+        {part: labels_of(of_part) for part, of_part in parts.items()},
+        {part: str(folder / paths.get(part, config.train)) for part in parts},
+        facts,
+    )
 
 
 def read_labelled(path: Path) -> list[LabelledText]:
@@ -143,22 +208,31 @@ def drawn_split(
     return split
 
 
-def check_drawn_from(facts: JsonMapping, found: str, source: str) -> None:
+def _check_drawn_from(facts: JsonMapping, found: str, source: str) -> None:
     """Raise an InputError where parts of a run were drawn from other examples.
 
     From others, other parts are drawn: what is measured on would have been learned from.
 
     Args: facts: that the run knows; found: the digest of the examples; source: where they are from.
     """
-    if facts.get(DRAWN_FROM, found) != found:
+    if facts.get(_DRAWN_FROM, found) != found:
         raise InputError(
             f"{source}: it has changed since this run drew its parts from it, and others would be "
             "drawn now. Put it back, or train again in another folder with --run."
         )
 
 
+def check_classes(classes: Sequence[str], source: str) -> None:
+    """Raise an InputError where there are not two classes."""
+    if len(classes) < 2:
+        raise InputError(
+            f"{source}: one class, {classes[0]!r}; expected two or more, or there is nothing to "
+            "learn."
+        )
+
+
 def check_labels(
-    labels: Iterable[str], classes: Sequence[str], source: str, *, all_there: bool
+    labels: Sequence[str], classes: Sequence[str], source: str, *, all_there: bool
 ) -> None:
     """Raise an InputError where a label is no class; all_there: or where a class has no example."""
     counts = Counter(labels)

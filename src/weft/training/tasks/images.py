@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.config import ImagesConfig
 from weft.training.data import DataDescription, classes_of
-from weft.training.labelled import DRAWN_FROM, check_drawn_from, check_labels, drawn_split
+from weft.training.labelled import check_classes, read_parts
 from weft.training.measures.corpus import Results, digest, mean_measure
 from weft.training.measures.labels import label_measures
 from weft.training.tasks.task import Plan, Probe, Task
@@ -167,34 +167,28 @@ class ImagesTask(Task):
 
 def images_task(config: ImagesConfig, seed: int, data: DataDescription | None) -> ImagesTask:
     """The task with its images read, and split where the configuration names no files."""
-    folder = Path(config.folder)
-    paths = {part: name for part in ("train", "valid", "test") if (name := getattr(config, part))}
-    read = {
-        part: read_images(folder / name, colour=config.colour, size=config.size)
-        for part, name in paths.items()
-    }
-    shares = {"test": config.test_share, "valid": config.valid_share}
-    source = str(folder / config.train)
-    drawn = {part: share for part, share in shares.items() if part not in read}
-    split = _with_drawn(read, drawn, config.split_seed, source)
-    found = _digest(read["train"]) if any(drawn.values()) else None
+    parts = read_parts(
+        config,
+        {} if data is None else data.facts,
+        read=partial(read_images, colour=config.colour, size=config.size),
+        labels_of=lambda examples: examples.labels,
+        chosen=LabelledImages.chosen,
+        digest_of=_digest,
+    )
     if data is None:
-        data = _description(split["train"], source)
-        data.facts.update({} if found is None else {DRAWN_FROM: found})
-    elif found is not None:
-        check_drawn_from(data.facts, found, source)
-    classes, shape = classes_of(data), shape_of(data)
-    for part, examples in split.items():
-        where = str(folder / paths.get(part, config.train))
-        check_labels(examples.labels, classes, where, all_there=part == "train")
+        data = _description(parts.examples["train"], parts.sources["train"])
+        data.facts.update(parts.facts)
+    parts.check(classes_of(data))
+    shape = shape_of(data)
+    for part, examples in parts.examples.items():
         own = examples.images.shape[1:]
         if own != (shape.channels, shape.rows, shape.columns):
             raise InputError(
-                f"{where}: images have {own[0]} channels, {own[1]} x {own[2]} pixels; those that "
-                f"are learned from have {shape.channels}, {shape.rows} x {shape.columns}. Give "
-                "images of one size, or task.size and task.colour."
+                f"{parts.sources[part]}: images have {own[0]} channels, {own[1]} x {own[2]} "
+                f"pixels; those that are learned from have {shape.channels}, {shape.rows} x "
+                f"{shape.columns}. Give images of one size, or task.size and task.colour."
             )
-    return ImagesTask(seed, data, split)
+    return ImagesTask(seed, data, parts.examples)
 
 
 def _digest(examples: LabelledImages) -> str:
@@ -203,28 +197,10 @@ def _digest(examples: LabelledImages) -> str:
     return digest([content, examples.labels])
 
 
-def _with_drawn(
-    read: dict[str, LabelledImages], shares: dict[str, float], seed: int, source: str
-) -> dict[str, LabelledImages]:
-    """The parts that were read, and those drawn from the training images by their shares."""
-    train = read["train"]
-    numbered = [(label, place) for place, label in enumerate(train.labels)]
-    drawn = drawn_split(numbered, shares, seed, source)
-    parts = {
-        part: train.chosen([place for _, place in examples]) for part, examples in drawn.items()
-    }
-    parts |= {part: examples for part, examples in read.items() if part != "train"}
-    return {part: parts[part] for part in ("train", "valid", "test")}
-
-
 def _description(train: LabelledImages, source: str) -> DataDescription:
     """What a model must know of its training images."""
     classes = sorted(set(train.labels), key=_order)
-    if len(classes) < 2:
-        raise InputError(
-            f"{source}: one class, {classes[0]!r}; expected two or more, or there is nothing to "
-            "learn."
-        )
+    check_classes(classes, source)
     exact = train.images.astype(np.float64)
     deviation = exact.std((0, 2, 3))
     facts: JsonObject = {

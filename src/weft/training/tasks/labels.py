@@ -15,14 +15,7 @@ from weft.models.predictor import Predictor, other_kind
 from weft.training.batches import Batch, bucketed, padded
 from weft.training.config import LabelsConfig
 from weft.training.data import DataDescription, classes_of
-from weft.training.labelled import (
-    DRAWN_FROM,
-    LabelledText,
-    check_drawn_from,
-    check_labels,
-    drawn_split,
-    read_labelled,
-)
+from weft.training.labelled import LabelledText, check_classes, read_labelled, read_parts
 from weft.training.measures.corpus import Results, digest, mean_measure
 from weft.training.measures.labels import label_measures
 from weft.training.tasks.task import Plan, Probe, Task, told_before
@@ -222,36 +215,25 @@ def classify(
 
 def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -> LabelsTask:
     """The task with its texts read, and split where the configuration names no files."""
-    folder = Path(config.folder)
-    paths = {part: name for part in ("train", "valid", "test") if (name := getattr(config, part))}
-    split = {part: read_labelled(folder / name) for part, name in paths.items()}
-    shares = {"test": config.test_share, "valid": config.valid_share}
-    drawn = {part: share for part, share in shares.items() if part not in split}
-    source = str(folder / config.train)
-    found = digest(split["train"]) if any(drawn.values()) else None
-    if data is not None and found is not None:
-        check_drawn_from(data.facts, found, source)
-    split = {**drawn_split(split["train"], drawn, config.split_seed, source), **{
-        part: examples for part, examples in split.items() if part != "train"
-    }}  # fmt: skip
-    classes = sorted({label for label, _ in split["train"]})
+    parts = read_parts(
+        config,
+        {} if data is None else data.facts,
+        read=read_labelled,
+        labels_of=lambda examples: [label for label, _ in examples],
+        chosen=lambda examples, places: [examples[place] for place in places],
+        digest_of=digest,
+    )
+    split, classes = parts.examples, sorted(set(parts.labels["train"]))
     if data is not None and "classes" in data.facts:
         classes = classes_of(data)
-    if len(classes) < 2:
-        raise InputError(
-            f"{source}: one class, {classes[0]!r}; expected two or more, or there is nothing to "
-            "learn."
-        )
-    for part, examples in split.items():
-        where = str(folder / paths.get(part, config.train))
-        check_labels((label for label, _ in examples), classes, where, all_there=part == "train")
+    check_classes(classes, parts.sources["train"])
+    parts.check(classes)
     vocabulary, vectors = None if data is None else data.vocabulary, None
     if vocabulary is None:
         vectors = None if config.embeddings is None else read_vectors(Path(config.embeddings))
         vocabulary = vectors.vocabulary if vectors else _vocabulary(config, split["train"])
     task = LabelsTask(config, seed, vocabulary, classes, split, vectors)
-    if found is not None:
-        task.description.facts[DRAWN_FROM] = found
+    task.description.facts.update(parts.facts)
     return task
 
 
