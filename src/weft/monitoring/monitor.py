@@ -30,7 +30,15 @@ from weft.monitoring.alarms import Alarms, Limits, in_words, warn
 from weft.monitoring.measures import LayerSeen, layers_seen
 from weft.monitoring.probe import Probe
 from weft.monitoring.processes import check_whole, is_another_process, wait
-from weft.monitoring.record import LARGE, Record, bytes_of, check_folder, opened, probe_differs
+from weft.monitoring.record import (
+    LARGE,
+    Record,
+    Start,
+    bytes_of,
+    check_folder,
+    opened,
+    probe_differs,
+)
 from weft.monitoring.settings import Settings
 from weft.monitoring.sinks import Sink, as_sinks, values_of
 from weft.tracing.capture import trace_as
@@ -203,7 +211,7 @@ class Monitor:
     def _probe_there(self) -> None:
         """Take the probe of a training that is taken up again."""
         record = self._the_record()
-        if not record.goes_on or not record.folder.probe.exists():
+        if record.start is not Start.GOES_ON or not record.folder.probe.exists():
             return
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
         saved = Probe.open(record.folder.probe, device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from weft.monitoring.measures import LayerSeen
 __all__ = [
     "LARGE",
     "Record",
+    "Start",
     "bytes_of",
     "check_folder",
     "opened",
@@ -38,6 +40,14 @@ __all__ = [
 
 #: Bytes of the matrices of a snapshot above which only their pictures are kept.
 LARGE = 64 * 2**20
+
+
+class Start(Enum):
+    """How a training starts in a folder: anew, in the place of another, or where it stopped."""
+
+    BEGINS = auto()
+    REPLACES = auto()
+    GOES_ON = auto()
 
 
 @contextmanager
@@ -55,21 +65,29 @@ def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
     if not is_run(path) and not is_free(path):
         raise InputError(f"{path}: exists and is not a run. Choose another folder.")
     with RunFolder.training_lock(path):
-        if not is_run(path):
-            yield Record(RunFolder(path), step or 0, goes_on=False)
-            return
-        folder = RunFolder.open(path)
-        if folder.monitored() is None:
-            raise InputError(
-                f"{path}: this is the folder of a training of weft's own. Choose another folder."
-            )
-        done = 0 if overwrite or step is not None else _steps_done(folder)
-        if done:
-            raise InputError(
-                f"{path}: holds a training of {done:,} steps already. Choose another folder, "
-                "give step= to go on from a step, or overwrite=True."
-            )
-        yield Record(folder, step or 0, goes_on=step is not None or not overwrite)
+        yield Record(RunFolder(path), step or 0, _start(path, step, overwrite))
+
+
+def _start(path: Path, step: int | None, overwrite: bool) -> Start:
+    """How a training starts in a folder that is free or a run's: see `opened`."""
+    if not is_run(path):
+        return Start.BEGINS
+    folder = RunFolder.open(path)
+    if folder.monitored() is None:
+        raise InputError(
+            f"{path}: this is the folder of a training of weft's own. Choose another folder."
+        )
+    if step is not None:
+        return Start.GOES_ON
+    if overwrite:
+        return Start.REPLACES
+    done = _steps_done(folder)
+    if done:
+        raise InputError(
+            f"{path}: holds a training of {done:,} steps already. Choose another folder, "
+            "give step= to go on from a step, or overwrite=True."
+        )
+    return Start.GOES_ON
 
 
 def _steps_done(folder: RunFolder) -> int:
@@ -80,10 +98,8 @@ def _steps_done(folder: RunFolder) -> int:
 class Record:
     """Writes what is known of a watched training to its folder."""
 
-    def __init__(self, folder: RunFolder, step: int, *, goes_on: bool) -> None:
-        self.folder, self.step = folder, step
-        #: Whether there is a training that is taken up again.
-        self.goes_on = goes_on
+    def __init__(self, folder: RunFolder, step: int, start: Start) -> None:
+        self.folder, self.step, self.start = folder, step, start
 
     def begin(self, about: JsonMapping, layers: Sequence[LayerSeen]) -> list[JsonObject]:
         """Begin, or go on: what was written after the step is forgotten.
@@ -94,14 +110,14 @@ class Record:
         """
         described = [_described(layer) for layer in layers]
         content: JsonObject = {"monitor": {**about, "layers": described}}
-        if self.goes_on:
+        if self.start is Start.GOES_ON:
             known = self.folder.monitored() or {}
             _check_same(self.folder.path, known["layers"], described)
             self.folder.rewind_metrics(self.step)
             self.folder.measures.rewind(self.step)
             History(self.folder.history).rewind(self.step)
             self.folder.set_state("training")
-        elif is_run(self.folder.path):
+        elif self.start is Start.REPLACES:
             self._replace(content)
         else:
             self.folder = RunFolder.create_or_open(self.folder.path, content)
