@@ -47,6 +47,8 @@ export interface EdgeMissing {
 export interface Through {
   steps: [number: number | null, name: string, formula: string, said: string, missing: string][];
   x: number[] | null;
+  q: number[] | null;
+  turned: boolean;
   values: number[][] | null;
   z: number[] | null;
   z_difference: number | null;

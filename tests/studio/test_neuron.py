@@ -21,6 +21,7 @@ from torch import nn
 import weft
 from weft.experiments.head_outputs import reaching
 from weft.jobs.asking import Reader
+from weft.jobs.trained_head import before_turn
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.studio.arrays import LayerCache
 from weft.studio.asking import Asking
@@ -130,8 +131,57 @@ def test_the_words_are_those_of_the_walk(viewer: Viewer) -> None:
     shared = [step for step in through["steps"] if step[1] in said]
     assert len(shared) == 8
     for _, name, formula, sentence, _ in shared:
-        if not name.startswith("Before"):
+        if not name.startswith(("Before", "Project")):
             assert (formula, sentence) == said[name]
+    (project,) = (step for step in shared if step[1] == "Project")
+    assert project[2].startswith("Q = X W_Q (+ b_Q),  K") and "not known here" in project[3]
+
+
+def test_a_mask_that_is_not_known_is_said_so(serving: Serving) -> None:
+    trace = weft.from_weights(torch.full((1, 1, 2, 2), 0.5), tokens=["a", "b"])
+    given = serving(collect([replace(trace, layers=(replace(trace.layers[0], mask=None),))]))
+    _, through = ask(given, "/api/examples/0/layers/0/heads/0/through/1/0")
+    (mask,) = (step for step in through["steps"] if step[1] == "Mask")
+    assert mask[3] == "The trace does not say what the mask is."
+
+
+class Turned(nn.Module):
+    """A layer with rotary positions and biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 16)
+        self.layer = MultiHeadAttention(16, 4, kind="decoder", relative="rotary", bias=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.embedding(tokens))
+
+
+def test_the_query_before_its_turn() -> None:
+    torch.manual_seed(5)
+    model, tokens = Turned(), torch.tensor([[3, 9, 1, 7, 22, 5]])
+    with torch.no_grad():
+        model.layer.w_q.bias.normal_()
+    trace = weft.trace(model, tokens[0])
+    made = trace.layers[0].queries
+    inputs = model.embedding(tokens)[0].detach()
+    W_Q = model.layer.w_q.weight.detach().T.reshape(16, 4, 4).transpose(0, 1)
+    q, bias = before_turn(inputs, W_Q, made)
+    expected = model.layer.w_q(inputs).detach().reshape(6, 4, 4).transpose(0, 1)
+    assert torch.allclose(q.float(), expected, atol=1e-5)
+    assert torch.allclose(bias.float().flatten(), model.layer.w_q.bias, atol=1e-5)
+    assert not torch.allclose(made, expected, atol=1e-2)
+    assert before_turn(inputs, W_Q, 2 * made) == (None, None)
+    numbers = LayerNumbers(
+        inputs, made, made, None, biases=True, turned=True, projected=q
+    )  # fmt: skip
+    neurons = Neurons(trace, MatrixTiles(trace, LayerCache(trace)))
+    found = neurons.through(0, 2, 3, 1, lambda path: numbers)
+    assert found["turned"] and found["q"] == pytest.approx(q[2, 3].tolist())
+    assert found["steps"][1][2].startswith("Q = X W_Q + b_Q,")
+    alone = neurons.through(0, 2, 3, 1, None)
+    assert alone["turned"] and alone["q"] is None
+    assert found["steps"][2][1] == alone["steps"][2][1] == "Turn by position"
 
 
 def test_a_trace_without_queries_and_keys(serving: Serving, pair_trace: Trace, make_trace) -> None:

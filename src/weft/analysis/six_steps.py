@@ -34,8 +34,8 @@ __all__ = [
     "weigh",
 ]
 
-#: What a mask hides: nothing, all keys after the query, or others.
-Hidden = Literal["nothing", "later", "some"]
+#: What a mask hides: nothing, all keys after the query, or others; or that is not known.
+Hidden = Literal["nothing", "later", "some", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,14 @@ def inputs(kind: str, *, embedded: bool, placed: bool) -> Wording:
     return Wording(None, "Before: words become vectors", formula, sentence)
 
 
-def project(kind: str, *, biases: bool) -> Wording:
-    """Queries, keys and values."""
+def project(kind: str, *, biases: bool | None) -> Wording:
+    """Queries, keys and values. biases: whether some are added; None: that is not known."""
     source = "Y" if kind == "cross" else "X"
-    plus = [f" + {name}" if biases else "" for name in ("b_Q", "b_K", "b_V")]
+    plus = ["", "", ""]
+    if biases is None:
+        plus = [" (+ b_Q)", " (+ b_K)", " (+ b_V)"]
+    elif biases:
+        plus = [" + b_Q", " + b_K", " + b_V"]
     formula = f"Q = X W_Q{plus[0]},  K = {source} W_K{plus[1]},  V = {source} W_V{plus[2]}"
     sentence = (
         "Three learned matrices make a query, a key and a value of each vector: what a word asks, "
@@ -84,6 +88,8 @@ def project(kind: str, *, biases: bool) -> Wording:
     )
     if kind == "cross":
         sentence += " Queries come from X, keys and values from Y."
+    if biases is None:
+        sentence += " Whether the layer adds biases, b, is not known here."
     return Wording(1, "Project", formula, sentence)
 
 
@@ -132,6 +138,8 @@ def scale(depth: int | None, digits: int, *, alibi: bool, buckets: bool = False)
 
 def mask(hidden: Hidden) -> Wording:
     """What may not be looked at."""
+    if hidden == "unknown":
+        return Wording(4, "Mask", "not known", "The trace does not say what the mask is.")
     if hidden == "nothing":
         sentence = "Nothing is hidden here: every query may look at every key."
         return Wording(4, "Mask", "none", sentence)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.analysis.matrices.projections import LayerMatrices, matrices_of
 from weft.errors import InputError
 from weft.jobs.model import Model, TraceChoices
-from weft.jobs.trained_head import LayerCalled, after_projection, layer_calls, output_module
+from weft.jobs.trained_head import (
+    LayerCalled,
+    after_projection,
+    before_turn,
+    layer_calls,
+    output_module,
+)
 from weft.studio.neuron import LayerNumbers
 
 __all__ = ["ModelLayers"]
@@ -45,6 +51,9 @@ def _numbers(
 ) -> LayerNumbers:
     heads, holder = call.reached.heads, output_module(network, layer, matrices.heads)
     bias, turned = after_projection(call.queries_from[0], matrices.W_Q, heads.queries[0])
+    projected: Tensor | None = None
+    if turned:
+        projected, bias = before_turn(call.queries_from[0], matrices.W_Q, heads.queries[0])
     scoring = call.reached.scoring
     return LayerNumbers(
         call.queries_from[0].detach().cpu(),
@@ -54,5 +63,6 @@ def _numbers(
         b_O=getattr(holder, "bias", None) is not None,
         biases=bias is not None,
         turned=turned,
+        projected=projected,
         relative=None if scoring is None else scoring.relative,
     )

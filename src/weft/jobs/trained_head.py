@@ -26,7 +26,14 @@ from weft.walkthrough.lesson import AllKinds, Steps, View
 from weft.walkthrough.matrices import Words, check_length
 from weft.walkthrough.walk import Kind
 
-__all__ = ["LayerCalled", "after_projection", "layer_calls", "output_module", "steps_of_model"]
+__all__ = [
+    "LayerCalled",
+    "after_projection",
+    "before_turn",
+    "layer_calls",
+    "output_module",
+    "steps_of_model",
+]
 
 #: Numbers of the model (float32) and of the walk (float64) differ by no more than this.
 _CLOSE = 1e-4
@@ -199,6 +206,26 @@ def after_projection(inputs: Tensor, matrix: Tensor, made: Tensor) -> tuple[Tens
     if float((rest - bias[:, None]).abs().max()) > least:
         return None, True
     return (bias if float(bias.abs().max()) > least else None), False
+
+
+def before_turn(
+    inputs: Tensor, matrix: Tensor, made: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """X W + b, (heads, positions, depth), before a turn by positions; and b, or None.
+
+    The first position is not turned, which gives b; and a turn leaves lengths as they are, which
+    says whether it was one: where it was not, neither is known.
+
+    Args: as of `after_projection`.
+    """
+    inputs, matrix, made = (part.detach().cpu().double() for part in (inputs, matrix, made))
+    plain, least = inputs @ matrix, _CLOSE * _size(made)
+    bias = made[:, 0] - plain[:, 0]
+    some = float(bias.abs().max()) > least
+    found = plain + bias[:, None] if some else plain
+    if float((found.norm(dim=-1) - made.norm(dim=-1)).abs().max()) > least:
+        return None, None
+    return found, bias if some else None
 
 
 def _size(numbers: Tensor) -> float:

@@ -50,6 +50,7 @@ class LayerNumbers:
     W_O: (heads, value_depth, width), or None where it could not be told. b_O: whether a bias
         follows it. biases: whether projections have some.
     turned: whether queries and keys are turned by their positions after the projection.
+    projected: the queries before that turn, (heads, queries, depth); None: they could not be told.
     relative: positions that may add to the values, or None.
     """
 
@@ -60,6 +61,7 @@ class LayerNumbers:
     b_O: bool = False
     biases: bool = False
     turned: bool = False
+    projected: Tensor | None = None
     relative: Relative | None = None
 
 
@@ -148,6 +150,8 @@ class Neurons:
         steps     [number, name, formula, sentence, missing]: missing is what is not there,
                   with the remedy, or None
         x         what enters the layer, (width,), or None
+        q         the query before it is turned by its position, (depth,), or None
+        turned    whether it is; then `edge` has it after the turn
         values    of the keys that `edge` lists, or None
         z         sum_j w_j v_j, or None; z_difference: from the model's own
         part      z W_O of this head, its part of the layer's output, or None
@@ -166,10 +170,13 @@ class Neurons:
                 closed = str(error)
         found: JsonObject = {
             "steps": _steps(layer, row, numbers, without, closed if numbers is None else None),
-            "x": None, "values": None, "z": None, "z_difference": None, "part": None,
+            "x": None, "q": None, "turned": _turned(layer, numbers),
+            "values": None, "z": None, "z_difference": None, "part": None,
         }  # fmt: skip
         if numbers is not None:
             found["x"] = numbers.queries_from[query].tolist()
+            if numbers.projected is not None:
+                found["q"] = numbers.projected[head, query].tolist()
             values = numbers.values[head // (layer.heads // len(numbers.values))].double()
             own = numbers.output[head, query].double()
             z = own
@@ -267,17 +274,16 @@ def _steps(
         after = "The output matrix of this layer, W_O, could not be told."
     shaw_scores = layer.positions == "shaw"
     shaw_values = numbers is not None and _adds_to_values(numbers)
-    turned = layer.positions == "rotary" or (numbers is not None and numbers.turned)
     depth, alibi = _depth(layer), layer.positions == "alibi"
     scale = six_steps.scale(depth, 2, alibi=alibi)
     if row is not None and row.scaling != f"/ √{depth}":
         formula = f"S {row.scaling}" if layer.scale != 1 else "S, not scaled"
         scale = dataclasses.replace(scale, formula=formula, sentence="This model scales so.")
-    biases = numbers is not None and numbers.biases
+    biases = None if numbers is None else numbers.biases
     said: list[tuple[Wording, str | None]] = [
         (six_steps.inputs(layer.kind, embedded=False, placed=False), enters),
         (six_steps.project(layer.kind, biases=biases), without),
-        *([(six_steps.turn(), None)] if turned else []),
+        *([(six_steps.turn(), None)] if _turned(layer, numbers) else []),
         (six_steps.score(shaw=shaw_scores), without),
         (scale, without),
         (six_steps.mask(_hidden(layer, row)), without),
@@ -291,6 +297,10 @@ def _steps(
     ]
 
 
+def _turned(layer: TraceLayer, numbers: LayerNumbers | None) -> bool:
+    return layer.positions == "rotary" or (numbers is not None and numbers.turned)
+
+
 def _because(what: str, remedy: str) -> str:
     return f"{what} {remedy}"
 
@@ -302,8 +312,10 @@ def _adds_to_values(numbers: LayerNumbers) -> bool:
 
 def _hidden(layer: TraceLayer, row: WorkedRow | None) -> Hidden:
     """What the mask hides from a query."""
-    if row is None:
-        return "later" if layer.mask == "causal" else "nothing" if layer.mask == "all" else "some"
+    if layer.mask is None:
+        return "unknown"
     if layer.mask == "causal":
         return "later"
+    if row is None:
+        return "nothing" if layer.mask == "all" else "some"
     return "nothing" if bool(row.allowed.all()) else "some"
