@@ -1,6 +1,7 @@
 // Where the tokens of a graph stand, in reading order on a circle or on a line, and how edges run.
 
 import type { Node } from "./graph";
+import { visible } from "./text";
 
 export interface Point {
   x: number;
@@ -10,7 +11,7 @@ export interface Point {
 export interface Placed extends Node, Point {
   /** How far its label is turned, in degrees, and which end of the label is at the token. */
   turn: number;
-  anchor: "start" | "end";
+  anchor: "start" | "middle" | "end";
   label: Point;
 }
 
@@ -28,6 +29,9 @@ export interface Layout {
 /** Pixels between two tokens from which their labels can be read. */
 const LEGIBLE = 12;
 const ROW = 17;
+/** Characters of a label that stands upright beside its token on a circle, and pixels of each. */
+const SHORT = 3,
+  CHARACTER = 8;
 /** Empty places of a circle between the last token and the first, and between two sequences. */
 const GAP = 2;
 
@@ -48,6 +52,7 @@ export function layoutOf(
   const width = Math.max(room.width, side),
     height = Math.max(Math.min(room.height, side), side);
   const middle = { x: width / 2, y: height / 2 };
+  const space = (2 * Math.PI * radius) / places;
   let skipped = GAP / 2;
   const placed = nodes.map((node, n): Placed => {
     if (two && n > 0 && node.side === "key" && nodes[n - 1].side === "query") skipped += GAP;
@@ -56,6 +61,13 @@ export function layoutOf(
       x: middle.x + far * Math.cos(angle),
       y: middle.y + far * Math.sin(angle),
     });
+    const long = [...visible(node.token)].length;
+    // A single letter that is turned is another: d is p. Where short labels have no room beside
+    // each other they are turned as the others are.
+    if (long <= SHORT && space >= CHARACTER * long) {
+      const aside = (CHARACTER / 2) * Math.max(long - 1, 0) * Math.abs(Math.cos(angle));
+      return { ...node, ...at(radius), label: at(radius + 21 + aside), turn: 0, anchor: "middle" };
+    }
     const left = Math.cos(angle) < -1e-9;
     return {
       ...node,
@@ -69,7 +81,7 @@ export function layoutOf(
     form: "circle",
     width,
     height,
-    space: (2 * Math.PI * radius) / places,
+    space,
     nodes: placed,
     middle,
   };

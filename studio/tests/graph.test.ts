@@ -89,6 +89,23 @@ describe("layout", () => {
       }
   });
 
+  test("labels of few letters stand upright on a circle, and no other is upside down", () => {
+    const named = (token: string, count: number) =>
+      nodes(count).map((node) => ({ ...node, token }));
+    const turns = (token: string, count: number) =>
+      layoutOf(named(token, count), room, 60, "circle").nodes.map(({ turn }) => turn);
+    expect(new Set(turns("d", 40))).toEqual(new Set([0]));
+    expect(new Set(turns("und", 20))).toEqual(new Set([0]));
+    for (const [token, count] of [
+      ["under", 20],
+      ["und", 300],
+    ] as const) {
+      const upright = turns(token, count).map((turn) => Math.cos((turn * Math.PI) / 180));
+      expect(Math.min(...upright)).toBeGreaterThan(-1e-9);
+      expect(Math.min(...upright)).toBeLessThan(0.5);
+    }
+  });
+
   test("edges begin and end at their tokens, and the two ways are two curves", () => {
     for (const form of ["circle", "line"] as const) {
       const layout = layoutOf(nodes(20), room, 60, form);

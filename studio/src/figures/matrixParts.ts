@@ -158,13 +158,21 @@ export async function framed(
       parts.push(
         text(x0 - 6, y(row), name(layer.queryTokens[row], names.rows), { ...label, anchor: "end" }),
       );
+    const across: string[] = [];
     for (let column = columns.from; column <= columns.to + 1e-6; column++)
+      across.push(name(layer.keyTokens[column], names.columns));
+    // Short names stand upright: a letter that is turned is read as another.
+    const upright = across.every((said) => widthOf(said, SMALLEST) <= zoom);
+    across.forEach((said, n) =>
       parts.push(
-        text(x(column), y0 - 6, name(layer.keyTokens[column], names.columns), {
-          ...label,
-          turn: -90,
-        }),
-      );
+        text(
+          x(columns.from + n),
+          upright ? y0 - 10 : y0 - 6,
+          said,
+          upright ? { ...label, anchor: "middle" } : { ...label, turn: -90 },
+        ),
+      ),
+    );
     return parts;
   }
   for (const { at, text: said } of ticksOf(rows.from, rows.to, 40 / zoom, layer.querySeconds))
