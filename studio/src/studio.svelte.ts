@@ -6,7 +6,7 @@ import type { State } from "./link";
 import { Example, type Description, type Heads, type Layer, type Opening } from "./model";
 import { Notes } from "./notes.svelte";
 import type { Source } from "./source";
-import { visible } from "./text";
+import { grouped, visible } from "./text";
 import { Training } from "./training";
 
 /** A figure of what a view shows: SVG as text, its size in pixels. */
@@ -17,6 +17,9 @@ export interface Figure {
   /** What of its view it shows, for its file's name; left out: the head in question. */
   of?: string;
 }
+
+/** What the probe of a run is called, as src/weft/studio/runs.py has it. */
+const PROBE = "the probe";
 
 export class Studio {
   readonly address: Address;
@@ -76,6 +79,16 @@ export class Studio {
 
   get head(): number {
     return clamp(this.state.head, this.layer.heads);
+  }
+
+  /** What of the example its name does not say: the step of a run's probe, what a text became. */
+  get besideName(): string {
+    const wrote = this.example?.description.model.wrote;
+    if (typeof wrote === "string") return `→ ${visible(wrote, 60)}`;
+    const { steps, state } = this.training?.description ?? {};
+    if (this.example?.description.name !== PROBE || !steps?.length) return "";
+    const so = state === "training" ? " so far" : "";
+    return `after step ${grouped(steps[steps.length - 1])}, the last${so}`;
   }
 
   /** The heads drawn as threads. */

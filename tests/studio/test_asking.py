@@ -7,16 +7,19 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.studio.windows import until
 
 from weft.errors import InputError
 from weft.formats.trace import TraceData
-from weft.jobs.asking import _is_model
+from weft.jobs.asking import Reader, _is_model
 from weft.studio.asking import FIRST, LONGEST, Asking, SupersededError
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
@@ -254,3 +257,33 @@ def test_an_emptied_text_and_back(studio: Any, viewer: Viewer) -> None:
     box.fill("")
     page.locator("h1", has_text=begun).wait_for()
     until(page, lambda: "text=" not in page.url)
+
+
+class Writing:
+    """A translator that writes 7 8 for every text."""
+
+    tokenizer = SimpleNamespace(decode=lambda ids: "-".join(map(str, ids)))
+
+    def __init__(self, make_trace: Callable[..., Trace]) -> None:
+        self.make_trace = make_trace
+
+    def unknown_parts(self, text: str) -> list[str]:
+        return []
+
+    def inputs(self, text: str, options: Any) -> Any:
+        return {"source": torch.tensor([[3]]), "target": torch.tensor([[1, 7, 8]])}
+
+    def trace(self, inputs: Any, output: Any, options: Any, *, description: Any) -> TraceData:
+        trace = self.make_trace(["a", "b"])
+        return replace(trace, model=dict(trace.model) | description)
+
+
+def test_what_a_translator_wrote_stands_beside_its_text(
+    serving: Serving, make_trace: Callable[..., Trace], studio: Any
+) -> None:
+    collection = collect([make_trace(["first"]), make_trace(["second"])], "a model")
+    collection.asking = Asking("a model", Reader("a model", Writing(make_trace)))
+    page = studio.served(serving(collection), "#view=matrix&text=x")
+    page.locator(".chooser", has_text="→ 7-8").wait_for()
+    page.keyboard.press("h")
+    page.locator(".chooser", has_text="→ 7-8").wait_for()

@@ -224,3 +224,22 @@ def test_cells_of_a_matrix_have_their_numbers_where_these_have_room(
         if "<" not in a + b
     ]
     assert max(near) <= 0.0101
+
+
+def test_short_names_of_columns_stand_upright(studio, make_trace, tmp_path) -> None:
+    for tokens, turned in ((list("dnupb"), 0), (["dog", "and", "underneath", "the", "roof"], 5)):
+        page = studio.file(collect([make_trace(tokens)]), "#view=matrix")
+        page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+        path = exported(page, tmp_path, "svg", "85")
+        check_print(studio, path, 85)
+        assert path.read_text("utf-8").count("rotate(-90") == turned
+
+
+def test_the_step_of_a_probe_is_said_beside_its_name(
+    studio, pair_trace, history_of, tmp_path
+) -> None:
+    run = collect([pair_trace], "a run", names=["the probe"], history=history_of(pair_trace))
+    page = studio.file(run, "#view=threads&step=0")
+    page.locator(".chooser", has_text="after step 500, the last").wait_for()
+    small = " ".join(texts(exported(page, tmp_path, "svg")))
+    assert "a run · after step 500, the last" in small

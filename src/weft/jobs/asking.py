@@ -7,10 +7,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.formats.run import is_run
 from weft.formats.trace import TraceData
 from weft.jobs.layer_numbers import ModelLayers
-from weft.jobs.model import Model, TraceChoices, check_text
+from weft.jobs.model import Inputs, Model, TraceChoices, check_text
 from weft.jobs.opening import open_model
 from weft.jobs.relevance import relevance_of_levels
 from weft.studio.asking import Asking
@@ -65,7 +66,8 @@ class Reader:
         if unknown:
             parts = ", ".join(repr(part) for part in unknown[:5])
             raise InputError(f"{self._name} does not know {parts}. Type what it was trained on.")
-        return model.trace(model.inputs(text, options), None, options)
+        inputs = model.inputs(text, options)
+        return model.trace(inputs, None, options, description=_written(model, inputs))
 
     def model(self) -> Model:
         """The model, once it is open."""
@@ -73,6 +75,14 @@ class Reader:
             if self._model is None:
                 self._model = open_model(self._name, quiet=True)
             return self._model
+
+
+def _written(model: Model, inputs: Inputs) -> JsonObject | None:
+    """What a translator of weft wrote, and then read, as an entry of its trace's description."""
+    if isinstance(inputs, str) or "target" not in inputs or model.tokenizer is None:
+        return None
+    _, *ids = inputs["target"][0].tolist()
+    return {"wrote": model.tokenizer.decode(ids)}
 
 
 def open_studio(path: Path, text: str | None = None, *others: Path) -> Collection:
