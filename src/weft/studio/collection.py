@@ -337,6 +337,7 @@ class Collection:
             "history": self.history is not None,
             "damaged": self.damaged,
             "asks": None if self.asking is None else self.asking.name,
+            "relevance": self.asking is not None and self.asking.relevance is not None,
             "read": self.examples[0].text if self.asking and len(self.examples) == 1 else None,
             "live": False,
         }

@@ -20,7 +20,7 @@ from weft.tracing.locating import Located, locate, why_unreachable
 from weft.tracing.memory import check_memory
 from weft.tracing.sources.transformers import transformers
 
-__all__ = ["image_inputs", "load_pretrained", "split_windows", "text_inputs"]
+__all__ = ["image_inputs", "load_pretrained", "predicts", "split_windows", "text_inputs"]
 
 #: Ends of the names of files that hold pickles.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -179,6 +179,15 @@ def _predicting_class(config: Any, labelling: bool) -> str:
     if labelling and "ForSequenceClassification" in saved:
         return "AutoModelForSequenceClassification"
     return "AutoModelForMaskedLM" if "MaskedLM" in saved else "AutoModel"
+
+
+def predicts(config: Any) -> bool:
+    """Whether a model was saved with a part that predicts tokens, or a label of a whole text.
+
+    True where its configuration does not say.
+    """
+    saved = getattr(config, "architectures", None)
+    return not saved or _predicting_class(config, True) != "AutoModel"
 
 
 def _check_folder(folder: Path, library: Any) -> None:
