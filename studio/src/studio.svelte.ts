@@ -3,7 +3,7 @@
 import { Address } from "./address.svelte";
 import type { Theme } from "./colour";
 import type { State } from "./link";
-import { Example, type Description, type Heads, type Layer, type Opening } from "./model";
+import { Example, kindName, type Description, type Heads, type Layer, type Opening } from "./model";
 import { Notes } from "./notes.svelte";
 import type { Source } from "./source";
 import { grouped, visible } from "./text";
@@ -325,7 +325,9 @@ export class Studio {
       found.push("There is nothing to compare here: one trace is open. weft view A B opens two.");
     const ask = (what: string, number: number, count: number, none = 0) => {
       if (number >= 0 ? number < count : none < 0 && number === none) return;
-      const all = `${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}`;
+      let all = `${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}`;
+      if (what === "layer" && example?.several && state.view !== "training")
+        all += `, ${kindName(example.layers[0])} to ${kindName(example.layers[count - 1])}`;
       if (count) found.push(`There is no ${what} ${number} here: there are ${all}.`);
     };
     if (state.view === "training") {

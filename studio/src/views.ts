@@ -36,6 +36,12 @@ export interface ViewEntry {
   ofTraining?: Component<{ studio: Studio; training: Training }>;
 }
 
+/** Whether there is a view in what is open. */
+export const isHere = (one: ViewEntry, studio: Studio): boolean =>
+  one.live
+    ? studio.source.live && (!one.when || one.when(studio))
+    : Boolean(one.ofExample || studio.opening?.history);
+
 export const VIEWS: ViewEntry[] = [
   { name: "heads", title: "Heads", key: "h", ofExample: Heads },
   { name: "threads", title: "Threads", key: "t", back: "heads", ofHead: true, ofExample: Threads },

@@ -97,6 +97,28 @@ def test_a_place_that_is_not_there_is_said(
     assert asked not in page.url
 
 
+def test_layers_of_several_kinds_are_counted_and_named(studio: Any, pair_trace: Any) -> None:
+    page = studio.file(collect([pair_trace]), "#view=threads&layer=9")
+    said = page.locator(".notices p").first.inner_text()
+    assert said == (
+        "There is no layer 9 here: there are layers 0 to 2, Encoder L0 to Cross L0."
+    )  # fmt: skip
+
+
+def test_a_view_that_a_page_lacks_is_said(studio: Any, three: Collection) -> None:
+    page = studio.file(three, "#view=neuron&example=first")
+    (said,) = page.locator(".notices p").all_inner_texts()
+    assert said.startswith("The view neuron is not in an exported page; there are heads, threads")
+    page.locator(".notices button").click()
+    page.locator(".notices").wait_for(state="detached")
+    link_of(page, "view=heads")
+    # With the focus on a tab, a key takes it along.
+    page.locator("nav a", has_text="Heads").focus()
+    page.keyboard.press("t")
+    page.locator(".short-threads").wait_for()
+    assert page.evaluate("document.activeElement.textContent") == "Threads"
+
+
 def test_a_view_that_is_not_there_is_said(studio: Any, three: Collection) -> None:
     page = studio.file(three, "#view=training")
     page.locator(".notices", has_text="There is no training here: this is not a run.").wait_for()
