@@ -334,3 +334,9 @@ def test_a_trace_that_is_damaged_is_said(studio, serving, drawn, tmp_path) -> No
     page.locator(".differs", has_text="this trace is damaged").first.wait_for()
     page.wait_for_load_state("networkidle")  # every answer is there
     studio.problems[:] = [one for one in studio.problems if "500" not in one]
+
+
+def test_the_map_of_changes_names_cross_layers_whole(studio, serving, pair_trace) -> None:
+    viewer = serving(collect([pair_trace, pair_trace], names=["one", "other"]))
+    page = studio.served(viewer, "#view=compare&layer=2")
+    page.locator("figcaption", has_text="Cross L0 H0").wait_for()
