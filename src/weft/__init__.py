@@ -14,8 +14,4 @@ second, which `weft --help` need not wait for, and in which the command line alr
 
 import lazy_loader
 
-from weft import moved
-
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-moved.install()

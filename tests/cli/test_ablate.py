@@ -131,8 +131,11 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         (("--patch", "a"), "needs --text"),
         (("--text", "abc", "--patch", "abd", "--replacement", "mean", "--logit", "a"), "both say"),
         (("--at", "0"), "--at needs --text"),
-        (("--text", "abc", "--at", "4"), "--at: no position 4; the input has positions 0 to 1"),
-        (("--text", "abc", "--patch", "ab", "--logit", "a", "--estimate"), "--patch: on that text"),
+        (("--text", "abc", "--at", "4"), "no position 4; the input has positions 0 to 1"),
+        (
+            ("--text", "abc", "--patch", "ab", "--logit", "a", "--estimate"),
+            "estimate: on the other input",
+        ),
         (("--layer", "9"), "the model has layers 0 to 0"),
         (("--text", "abc", "--logit", "ab"), "--logit ab: 2 tokens; expected one"),
         (("--text", "abc", "--patch", "ab", "--logit", "a"), "as many tokens"),

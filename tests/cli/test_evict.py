@@ -140,7 +140,7 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, weft_main: Command)
         assert f"--budget {more}: expected a share of the prompt" in line("--budget", more)
     for more in ("-5", "1.2", "0", "inf"):
         assert f"--budget {more}: expected a share" in line("--budget", more)
-    assert "--budget 1000; expected a share" in line("--budget", "1e3")
+    assert "budget 1000; expected a share" in line("--budget", "1e3")
     assert "a prompt of 99 of 48 tokens" in line("--prompt-tokens", "99")
     assert "expected policy, layer, head or step" in line("--by", "token")
     assert "no.py" in line("--policy", "no.py:f")

@@ -21,7 +21,6 @@ from tests.cli.conftest import Command
 import weft
 import weft.cli.commands
 from weft.cli.output import progress_bar, say
-from weft.cli.renamed import OLD_NAMES, with_new_names
 from weft.cli.safe_text import safe_output
 from weft.cli.tables import _Column, _width, fitted
 
@@ -52,7 +51,7 @@ WIDER = {"--layer": {"map"}, "--token": {"map"}}
 #: Verbs whose answer is one table.
 TABLES = {
     "ablate", "clusters", "evict", "flow", "heads", "measures", "projections", "query", "relevance",
-    "rollout", "runs", "weights",
+    "rollout", "runs",
 }  # fmt: skip
 #: Verbs that show pages to a person, and have no answer that a program could take.
 PAGES = {"steps", "view"}
@@ -106,44 +105,6 @@ def test_answers_are_asked_for_alike() -> None:
 def test_csv_and_json_at_once(weft_main: Command) -> None:
     line = weft_main("runs", "nowhere", "--csv", "--json").one_line()
     assert line == "weft: --csv and --json: a command prints one of them. Leave one out."
-
-
-@pytest.mark.parametrize(
-    ("verb", "old"), [(verb, old) for verb, names in OLD_NAMES.items() for old in names]
-)
-def test_old_names_work_and_say_so(weft_main: Command, verb: str, old: str, tmp_path: Path) -> None:
-    new = OLD_NAMES[verb][old]
-    options = _options(verb)
-    assert new in options
-    assert old not in options
-    value = {"one of ['zero', 'mean', 'uniform']": "mean"}.get(_kind(verb, options[new]), "3")
-    contexts = [
-        VERBS[verb].make_context(verb, ["x", name, value], resilient_parsing=True).params
-        for name in (old, new)
-    ]
-    assert contexts[0] == contexts[1]
-    assert str(contexts[0][options[new].name]).strip("[]") == value
-    result = weft_main(verb, tmp_path / "no", tmp_path / "no", f"{old}={value}")
-    assert result.err.splitlines()[0] == f"weft: {old} is now {new}; the old name will go."
-    assert result.err.count("is now") == 1
-
-
-def test_a_value_that_looks_like_an_old_name_stays() -> None:
-    names, valued = {"--top": "--limit"}, {"--limit", "--text", "-o"}
-    for words in (["--text", "--top"], ["-o", "--top"], ["--", "--top"], ["--text=--top"]):
-        assert with_new_names(words, names, valued) == (words, [])
-    assert with_new_names(["--top", "", "a"], names, valued) == (["--limit", "", "a"], ["--top"])
-
-
-def test_one_option_by_both_of_its_names(weft_main: Command, tmp_path: Path) -> None:
-    """Neither value is taken in silence; what may be given several times may be mixed."""
-    for words in (["--top", "3", "--limit=2"], ["--limit", "2", "--top=3"]):
-        line = weft_main("rollout", tmp_path / "no", *words).one_line()
-        assert line == "weft: --top and --limit: one option by two names. Leave one out."
-    words = ["--limit", "--top", "--text", "--limit"]  # values, whatever they look like
-    assert with_new_names(words, {"--top": "--limit"}, {"--limit", "--text"}, {"--limit"})[1] == []
-    result = weft_main("flow", tmp_path / "no", "--to", "1", "--from", "2")
-    assert "no such trace" in result.err.splitlines()[1]
 
 
 @pytest.mark.parametrize("verb", [None, *VERBS])

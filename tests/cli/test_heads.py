@@ -146,14 +146,14 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
         (("--sort", "size"), "no such column"),
         (("--role", "king"), "no such role"),
         (("--layer", "7"), "the trace has layers 0 to 0"),
-        (("--alpha", "0"), "weft: --alpha 0"),
-        (("--least", "2"), "weft: --least 2"),
+        (("--alpha", "0"), "alpha=0"),
+        (("--least", "2"), "least=2"),
         (("--reach", "99999999999"), "'--reach'"),
         (("--exact",), "not known exactly"),
         (("--exact", "--kept"), "weft: --exact and --kept: the one says the opposite of the other"),
         (("--kept", "--all", "--exact"), "weft: --exact and --kept"),
         (("--needle", "b"), "0 times"),
-        (("--clusters", "9"), "weft: --clusters: their number"),
+        (("--clusters", "9"), "clusters: count"),
     ],
 )
 def test_bad_options(

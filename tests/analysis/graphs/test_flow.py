@@ -155,7 +155,7 @@ def test_the_command(trace, tmp_path, capsys, monkeypatch) -> None:
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["targets"] == [-1, 2]
     monkeypatch.setattr(flow_verb, "FLOWS", 11)
     for options, said in (
-        (("--from", "12"), "--from: no input position 12"),
+        (("--from", "12"), "no input position 12"),
         ((), "12 input positions"),
     ):
         assert run("flow", tmp_path / "t", *options) == 2
