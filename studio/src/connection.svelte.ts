@@ -35,22 +35,20 @@ export class Connection {
   }
 
   /** What an answer holds, as `read` reads it. While the server is away it waits, and then asks
-   * again; once: it fails instead, as what changes something must not be asked twice. */
+   * again. */
   async ask<T>(
     path: string,
     read: (response: Response) => Promise<T>,
     options: RequestInit = {},
-    once = false,
   ): Promise<T> {
     for (let tried = 0, returns = -1; ;) {
-      if (!once) await this.there(options.signal);
+      await this.there(options.signal);
       // Of a server that was ended meanwhile it is no fault.
       tried = this.returns === returns ? tried + 1 : 1;
       returns = this.returns;
       const answer = await this.answer(path, read, options);
       if (answer) return answer.content;
       void this.look();
-      if (once) throw new Error(this.contact === "other" ? OTHER : SILENT);
       if (tried === TRIES) throw new Error(`The studio's server breaks off its answer to ${path}.`);
     }
   }

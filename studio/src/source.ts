@@ -12,8 +12,8 @@ export interface Source {
   json<T>(path: string): Promise<T>;
   bytes(path: string, stop?: AbortSignal): Promise<ArrayBuffer>;
   /** The answer to a question; a server's alone. null: it was overtaken by a newer one. What the
-   * answer holds besides JSON is its `bytes`. once: it is not asked again where no answer comes. */
-  ask?<T>(path: string, question: object, stop?: AbortSignal, once?: boolean): Promise<T | null>;
+   * answer holds besides JSON is its `bytes`. */
+  ask?<T>(path: string, question: object, stop?: AbortSignal): Promise<T | null>;
   /** What there is of a piece that takes long, and whether that is all. */
   soFar(path: string): Promise<{ bytes: ArrayBuffer; whole: boolean }>;
 }
@@ -51,18 +51,14 @@ export function withBytes(answer: ArrayBuffer): object {
 /** A collection behind the local server. */
 export function servedSource(root: string): Source {
   const connection = new Connection(root);
-  const get = <T>(
-    path: string,
-    read: (response: Response) => Promise<T>,
-    options?: RequestInit,
-    once?: boolean,
-  ) => connection.ask(path, async (response) => read(await sound(path, response)), options, once);
+  const get = <T>(path: string, read: (response: Response) => Promise<T>, options?: RequestInit) =>
+    connection.ask(path, async (response) => read(await sound(path, response)), options);
   return {
     live: true,
     connection,
     json: <T>(path: string) => get(path, (response) => response.json() as Promise<T>),
     bytes: (path, stop) => get(path, (response) => response.arrayBuffer(), { signal: stop }),
-    ask: async <T>(path: string, question: object, stop?: AbortSignal, once?: boolean) => {
+    ask: async <T>(path: string, question: object, stop?: AbortSignal) => {
       const options = {
         method: "POST",
         headers: { "Content-Type": "application/json" },
@@ -76,7 +72,7 @@ export function servedSource(root: string): Source {
         return response.arrayBuffer();
       };
       try {
-        const answer = await get(path, read, options, once);
+        const answer = await get(path, read, options);
         return answer instanceof ArrayBuffer ? (withBytes(answer) as T) : answer;
       } catch (error) {
         if ((error as Error).name === "AbortError") return null;

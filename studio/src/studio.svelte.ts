@@ -4,7 +4,6 @@ import { Address } from "./address.svelte";
 import type { Theme } from "./colour";
 import type { State } from "./link";
 import { Example, kindName, type Description, type Heads, type Layer, type Opening } from "./model";
-import { Notes } from "./notes.svelte";
 import type { Source } from "./source";
 import { grouped, visible } from "./text";
 import { Training } from "./training";
@@ -40,7 +39,6 @@ export class Studio {
   forced = $state(false);
   /** Gives the focus to the picture when what had it is gone. */
   keepFocus: () => void = () => {};
-  readonly notes: Notes;
   /** What a view does with a key; true: it was its key. */
   keys: ((event: KeyboardEvent) => boolean) | null = null;
   /** What a view gives to export, so many pixels of 1/96 inch wide. */
@@ -53,7 +51,6 @@ export class Studio {
     views: readonly string[],
   ) {
     this.address = new Address(linked, start, views);
-    this.notes = new Notes(source);
     if (source.connection) source.connection.returned = () => this.goOn();
     const dark = window.matchMedia("(prefers-color-scheme: dark)");
     this.system = dark.matches ? "dark" : "light";
@@ -144,8 +141,7 @@ export class Studio {
   private goOn(): void {
     this.said = "The studio's server is there again.";
     // A text that waited for it is read now, and so is one that only the server before had read.
-    if (!this.read || this.reading) void this.notes.load();
-    else {
+    if (this.read && !this.reading) {
       this.renewing = true;
       void this.ask(this.read).finally(() => (this.renewing = false));
     }
@@ -221,7 +217,6 @@ export class Studio {
       this.heads = null;
       const example = new Example(this.source, found.example, found.description, found.bytes);
       this.example = example;
-      void this.notes.load(example);
       this.read = text;
       this.reading = false;
       // What a link points at in its text stays, and what is looked at in one that is read again.
@@ -294,7 +289,6 @@ export class Studio {
       this.heads = null;
       this.example = example;
       this.problem = "";
-      void this.notes.load(example);
       if (this.chose) this.settle();
       this.chose = false;
       await this.measure(example);

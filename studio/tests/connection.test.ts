@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { Connection, LOOK, OTHER, SILENT } from "../src/connection.svelte";
+import { Connection, LOOK } from "../src/connection.svelte";
 import { servedSource } from "../src/source";
 
 /** What the server has; null: none answers. */
@@ -62,19 +62,6 @@ test("a server with other traces answers nothing, and that of before goes on", a
   traces = "first";
   await looks(1);
   expect(await piece).toBe("/a of first");
-});
-
-test("what changes something is asked once, and not of a server with other traces", async () => {
-  const source = servedSource("/");
-  await source.json("open");
-  traces = null;
-  await expect(source.ask!("add", {}, undefined, true)).rejects.toThrow(SILENT);
-  traces = "second";
-  await looks(1);
-  await expect(source.ask!("add", {}, undefined, true)).rejects.toThrow(OTHER);
-  traces = "first";
-  await looks(1);
-  expect(asked.filter((path) => path === "POST /add").length).toBe(2);
 });
 
 test("what is called off does not wait", async () => {

@@ -61,35 +61,6 @@ def test_a_page_goes_on_once_its_server_is_there_again(studio: Any, path: Path) 
     studio.problems.clear()
 
 
-@pytest.mark.slow
-def test_a_note_is_not_written_to_another_trace(
-    studio: Any, path: Path, make_trace: Any, tmp_path: Path
-) -> None:
-    viewer = started(Trace.open(path))
-    page = studio.served(viewer, "#view=heads")
-    page.locator(".stage .tile").first.wait_for()
-    page.get_by_role("button", name="Add a note").click()
-    page.get_by_role("textbox").fill("a sink")
-    viewer.close()
-    page.get_by_role("button", name="Save").click()
-    page.locator(".notes .wrong", has_text=SILENT).wait_for()
-    make_trace(["a", "dog"]).save(tmp_path / "other.weft")
-    other = started(Trace.open(tmp_path / "other.weft"), port_of(viewer))
-    page.locator("[role=alert]", has_text="with other traces").wait_for()
-    page.get_by_role("button", name="Save").click()
-    page.locator(".notes .wrong", has_text="with other traces").wait_for()
-    assert not list(tmp_path.rglob("*note*"))
-    other.close()
-    # Once its own trace is there again, what was written still stands and is saved.
-    viewer = started(Trace.open(path), port_of(viewer))
-    until(page, lambda: page.locator(".wrong, .away").count() == 0)
-    page.get_by_role("button", name="Save").click()
-    page.locator(".note-text", has_text="a sink").first.wait_for()
-    studio.close()
-    viewer.close()
-    studio.problems.clear()
-
-
 def test_a_text_is_read_again_by_the_next_server(studio: Any, path: Path, make_trace: Any) -> None:
     read: list[str] = []
 

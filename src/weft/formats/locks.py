@@ -1,7 +1,7 @@
 """Locks that the system takes back when a process ends, and folders that can be opened to have one.
 
 Windows has such locks for files alone, and nobody else can read or rename a file that has one: what
-is written there (`weft.formats.files`, `folders`, `notes`) has no lock, as on a file system without
+is written there (`weft.formats.files`, `folders`) has no lock, as on a file system without
 locks, and only a run that is being trained has its own.
 """
 

@@ -6,7 +6,6 @@ front end reads one set of paths, wherever it runs:
     open                                          title, summary, names of the examples
     examples/E                                    a trace: tokens, layers, exactness
     examples/E/heads                              measures and roles of every head
-    examples/E/notes                              what was written about its heads
     examples/E/layers/L/means                     uint8 (heads, 128, 128), exact, see `overviews`
     examples/E/layers/L/kept                      likewise of the kept edges
     examples/E/small/quick/L, .../best/L          where there are many heads, smaller pictures of
@@ -27,7 +26,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +34,8 @@ from typing import TYPE_CHECKING, Any
 from weft.analysis.heads.roles import special_keys
 from weft.analysis.patch_map import has_patches
 from weft.analysis.sql.bounded import BoundedQueries
-from weft.errors import DataError, InputError
+from weft.errors import InputError
 from weft.formats.files import JsonObject, finite
-from weft.formats.notes import Note, NotesFile
 from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import MANIFEST
@@ -61,7 +59,6 @@ __all__ = [
     "Example",
     "as_json",
     "name_of",
-    "note_shown",
 ]
 
 #: Cells of a layer up to which their sums are made at once.
@@ -87,7 +84,6 @@ class Example:
     roles: called once, in a thread of its own: see `weft.studio.heads.head_roles`.
     digest: of the manifest of a trace on disk, the first 12 digits of its SHA-256: what is in it,
     whatever it is called; "": the trace is in memory alone.
-    notes: where notes on the trace are kept; None: nowhere, as it is in memory alone.
     text: what a model that is open read for it; None: another, or none, did.
     """
 
@@ -107,7 +103,6 @@ class Example:
     def __post_init__(self) -> None:
         folder = self.trace.folder
         self.digest = "" if folder is None else _digest(folder)
-        self.notes = None if folder is None else NotesFile(folder)
         self.layers = LayerCache(self.trace)
         self.matrix = MatrixTiles(self.trace, self.layers)
         self.neurons = Neurons(self.trace, self.matrix)
@@ -238,26 +233,6 @@ class Example:
             self._heads_as_json = content
         return content
 
-    def known_notes(self, writable: bool) -> JsonObject:
-        """The notes on the trace, and whether some can be written.
-
-        notes      as `weft.formats.notes.Note`, with "earlier" for "trace": whether it was
-                   written of another trace of this name
-        writable   whether they can be changed here
-        problem    why they cannot be read, in one line
-        """
-        if self.notes is None:
-            return {"notes": [], "writable": False, "problem": ""}
-        try:
-            notes = self.notes.read()
-        except DataError as error:
-            return {"notes": [], "writable": False, "problem": str(error)}
-        return {
-            "notes": [note_shown(note, self.digest) for note in notes],
-            "writable": writable,
-            "problem": "",
-        }
-
     def read_ahead(self) -> None:
         """Make the pictures that are seen first."""
         if self.small is not None:
@@ -293,7 +268,6 @@ class Collection:
 
     damaged: of the traces beside them that cannot be read, which and why.
     asking: a model that reads new texts, where one is open: see `weft.studio.asking`.
-    read_only: whether notes are shown and not written.
     ending: what else is to be ended with it.
     queries: answers questions in SQL, by a process of its own.
     """
@@ -304,7 +278,6 @@ class Collection:
     history: TrainingHistory | None = None
     damaged: list[str] = field(default_factory=list)
     asking: Asking | None = None
-    read_only: bool = False
     ending: list[Callable[[], None]] = field(default_factory=list, repr=False)
     queries: BoundedQueries = field(default_factory=BoundedQueries, repr=False)
 
@@ -356,13 +329,6 @@ def name_of(trace: TraceData) -> str:
     """A short name made of a trace's tokens."""
     texts = [running_text(shown(of)[:60]).strip() for of in trace.sequences.values()]
     return visible(" → ".join(texts), 100)
-
-
-def note_shown(note: Note, digest: str) -> JsonObject:
-    """A note as the front end has it. digest: of the trace that is open."""
-    content = asdict(note)
-    content["earlier"] = content.pop("trace") not in ("", digest)
-    return content
 
 
 def _digest(folder: Path) -> str:

@@ -99,7 +99,6 @@ def _pieces(collection: Collection, rounding: Rounding) -> Iterator[tuple[str, l
         root = f"examples/{place}"
         yield root, ["", _description(example)]
         yield f"{root}/heads", ["", example.heads(wait=True)]
-        yield f"{root}/notes", ["", example.known_notes(writable=False)]
         if example.small is not None:
             yield f"{root}/small/quick/0", _packed(_best(example.small), width=1)
         for number, layer in enumerate(example.trace.layers):

@@ -25,7 +25,6 @@ from weft.studio.corpus_paths import add_corpus
 from weft.studio.graph_paths import add_graphs
 from weft.studio.image_paths import add_images
 from weft.studio.neuron_paths import add_neurons
-from weft.studio.note_paths import add_notes
 from weft.studio.overviews import Overviews
 from weft.studio.page import shell, signpost
 from weft.studio.pieces import BYTES, JSON, SO_FAR, Binary, Found, Number, Pieces, within
@@ -64,7 +63,7 @@ class LocalOnly:
     """Refuses every request whose Host is not this machine, and adds the headers of safety.
 
     traces: said in a header of every answer, so that a page learns when others are served; and a
-    page says there which it means: what is meant for others, as a note, is refused.
+    page says there which it means: what is meant for others, as a text to read, is refused.
     """
 
     def __init__(self, app: ASGIApp, traces: str) -> None:
@@ -148,7 +147,6 @@ def create_app(collection: Collection) -> FastAPI:
     add_images(app, pieces)
     add_graphs(app, pieces)
     add_questions(app, collection, pieces.example)
-    add_notes(app, pieces)
     add_comparisons(app, pieces)
     return app
 

@@ -25,20 +25,15 @@ Port = Annotated[
     typer.Option(min=0, max=65535, help="0: any; default: the first free one from 8137 on."),
 ]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show notes, and write none.")]
 
 
-def view(
-    paths: Seen, text: FirstText = None, port: Port = None, browser: Browser = True,
-    read_only: ReadOnly = False,
-) -> None:  # fmt: skip
+def view(paths: Seen, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
     """Show every head of a trace, a run, or a model that reads what you type, in a browser."""
     from weft.jobs.asking import open_studio
     from weft.studio.serving import serve
 
     try:
         collection = open_studio(paths[0], text, *paths[1:])
-        collection.read_only = read_only
         for problem in collection.damaged:
             say(f"weft: left out: {problem}")
         serve(collection, port, browser, "#view=compare" if len(paths) > 1 else "")
