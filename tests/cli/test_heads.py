@@ -150,8 +150,6 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
         (("--least", "2"), "least=2"),
         (("--reach", "99999999999"), "'--reach'"),
         (("--exact",), "not known exactly"),
-        (("--exact", "--kept"), "weft: --exact and --kept: the one says the opposite of the other"),
-        (("--kept", "--all", "--exact"), "weft: --exact and --kept"),
         (("--needle", "b"), "0 times"),
         (("--clusters", "9"), "clusters: count"),
     ],

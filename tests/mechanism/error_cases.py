@@ -13,7 +13,6 @@ from torch import nn
 
 import weft
 from weft.mechanism import scores
-from weft.mechanism.complete_graph import complete_graph_attention
 from weft.mechanism.head_matrices import product_cells
 from weft.mechanism.linear import products
 from weft.mechanism.masks import as_mask
@@ -264,18 +263,6 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("scale past float64", lambda: call(scale=10**400), "attention", "finite"),
     *GRAPH_CASES,
     *KIND_CASES,
-    (
-        "terms of other nodes",
-        lambda: complete_graph_attention(zeros(2), zeros(3), zeros(4, 1)),
-        "complete_graph_attention",
-        "(..., keys, depth)",
-    ),
-    (
-        "a steep slope",
-        lambda: complete_graph_attention(zeros(2), zeros(3), zeros(3, 1), 2),
-        "complete_graph_attention",
-        "0 to 1",
-    ),
     # scores
     ("dot", lambda: scores.dot(zeros(5, 64), zeros(7, 32)), "dot", "Project both"),
     ("scaled dot", lambda: scores.scaled_dot(zeros(5, 6), zeros(7, 3)), "scaled_dot", "one depth"),

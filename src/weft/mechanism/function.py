@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from weft.errors import BackendError, InputError
-from weft.mechanism import complete_graph
 from weft.mechanism.backends import native, torch_ops, triton
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.checked import check_tensors, checked_call
@@ -114,10 +113,6 @@ def attention(
     )
     if backend in (None, "native") and routing.serves(call):
         output = routing.attention(call, backend)
-        return output if batched else output[0]
-    by_terms = complete_graph.score_served(call) if backend is None else None
-    if by_terms is not None:
-        output = complete_graph.served_attention(call, by_terms)
         return output if batched else output[0]
     if backend == "triton":
         output, _ = _by_triton("attention", call, Top(0))
