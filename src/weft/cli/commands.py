@@ -78,12 +78,13 @@ class _Verbs(TyperGroup):
     """The verbs; ends well where the reader of the output leaves, or a person stops us."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed: list[tuple[str, Any]] = list(self.commands.items())
         panels = [
             (
                 f"{panel}:",
                 [
                     (name, (verb.help or "").split("\n\n")[0])
-                    for name, verb in self.commands.items()
+                    for name, verb in listed
                     if verb.rich_help_panel == panel
                 ],
             )
