@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +12,9 @@ import pytest
 from tests.studio.test_links import link_of
 from tests.studio.windows import until
 
+from weft.analysis.sql.bounded import ask_bounded
 from weft.analysis.sql.questions import QUESTIONS
+from weft.studio import questions
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
 from weft.traces import Trace
@@ -23,15 +25,11 @@ Serving = Callable[..., Viewer]
 
 
 @pytest.fixture
-def viewer(
-    serving: Serving, pair_trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Viewer]:
+def viewer(serving: Serving, pair_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Viewer:
     viewer = serving(collect([pair_trace]))
     # What is asked here takes some hundredths of a second; a busy machine may take more than five.
-    queries = viewer._collection.queries
-    monkeypatch.setattr(queries, "ask", partial(queries.ask, seconds=120))
-    yield viewer
-    queries.close()
+    monkeypatch.setattr(questions, "ask_bounded", partial(ask_bounded, seconds=120))
+    return viewer
 
 
 def answered(page: Any) -> list[list[str]]:
@@ -110,14 +108,13 @@ def test_an_answer_is_not_that_of_the_next_question(
 ) -> None:
     page = studio.served(viewer, "#view=sql")
     answered(page)
-    go, queries = threading.Event(), viewer._collection.queries
-    ask = queries.ask
+    go, ask = threading.Event(), questions.ask_bounded
 
     def held(*arguments: Any, **options: Any) -> Any:
         go.wait(60)
         return ask(*arguments, **options)
 
-    monkeypatch.setattr(queries, "ask", held)
+    monkeypatch.setattr(questions, "ask_bounded", held)
     page.get_by_role("button", name="Roles: how many heads have each").click()
     before = page.get_by_role("region", name="Answer to the question before")
     before.wait_for()

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 
 from weft.analysis.heads.roles import special_keys
 from weft.analysis.patch_map import has_patches
-from weft.analysis.sql.bounded import BoundedQueries
 from weft.errors import InputError
 from weft.formats.files import JsonObject, finite
 from weft.formats.tokens import running_text, shown, visible
@@ -269,7 +268,6 @@ class Collection:
     damaged: of the traces beside them that cannot be read, which and why.
     asking: a model that reads new texts, where one is open: see `weft.studio.asking`.
     ending: what else is to be ended with it.
-    queries: answers questions in SQL, by a process of its own.
     """
 
     title: str
@@ -279,7 +277,6 @@ class Collection:
     damaged: list[str] = field(default_factory=list)
     asking: Asking | None = None
     ending: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    queries: BoundedQueries = field(default_factory=BoundedQueries, repr=False)
 
     def __post_init__(self) -> None:
         if not self.examples or not all(example.trace.layers for example in self.examples):

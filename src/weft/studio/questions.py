@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
 from weft.analysis.sql.bounded import LONGEST as LONGEST_QUERY
+from weft.analysis.sql.bounded import ask_bounded
 from weft.analysis.sql.questions import QUESTIONS
 from weft.errors import DataError, WeftError
 from weft.formats.files import JsonObject
@@ -138,9 +139,6 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
     @app.get("/api/questions", responses=_ANSWER, response_class=Response)
     def questions() -> Response:
         """Questions in SQL that are ready: what each asks, and its query."""
-        # Whoever reads them will ask one.
-        with suppress(WeftError):
-            collection.queries.start()
         return answered({"questions": [list(question) for question in QUESTIONS]})
 
     @app.post("/api/sql", responses=_ANSWER, response_class=Response)
@@ -150,18 +148,11 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
         if not answering.acquire(timeout=10):
             raise HTTPException(409, "another question is being answered: ask again")
         try:
-            found = collection.queries.ask(trace, asked.query)
+            answer = ask_bounded(trace, asked.query)
         except DataError:
             raise
         except WeftError as error:
             return answered({"problem": str(error)})
         finally:
             answering.release()
-        return answered(
-            {
-                "columns": found.columns,
-                "rows": found.rows,
-                "more": found.more,
-                "note": found.note,
-            }
-        )
+        return answered(asdict(answer))

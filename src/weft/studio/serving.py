@@ -74,7 +74,6 @@ class Viewer:
         if self._thread is not None:
             self._thread.join(timeout=patience)
         self._socket.close()
-        self._collection.queries.close()
 
     def _end(self) -> None:
         """Close, and let the threads that compute come to an end while Python is still whole.

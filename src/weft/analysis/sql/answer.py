@@ -48,7 +48,8 @@ class Answer:
     @property
     def schema(self) -> pa.Schema:
         """Names and types."""
-        return self.reader.schema.empty_table().rename_columns(self.columns).schema
+        fields = zip(self.reader.schema, self.columns, strict=True)
+        return pa.schema([field.with_name(name) for field, name in fields])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Some rows at a time."""
