@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from weft.errors import InputError
-from weft.jobs.nodes import opened_graph
+from weft.jobs.trace_request import opened_graph
 from weft.mechanism.graph import AttentionGraph
 from weft.pictures.canvas import new_figure, save_picture
 from weft.pictures.palette import palette

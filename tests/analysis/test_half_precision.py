@@ -18,9 +18,8 @@ from weft.analysis.graphs import flow
 from weft.analysis.graphs.flow import attention_flow, of_rounded
 from weft.analysis.graphs.rollout import rollout_columns, rollout_rows, whole_rollout
 from weft.analysis.graphs.strength import received
-from weft.analysis.graphs.table import graph_measures
+from weft.analysis.graphs.table import graph_measures, layer_source
 from weft.analysis.graphs.token_clusters import token_clusters
-from weft.analysis.layer_source import layer_source
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.reference import graphs as reference
 

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from weft.errors import DataError
-from weft.formats.arrays import read_npz
-from weft.formats.stored_arrays import array_files, stored_arrays
+from weft.formats.stored_arrays import array_files, read_npz, stored_arrays
 
 
 class Payload:

@@ -22,7 +22,6 @@ from weft.mechanism.shapes import (
 )
 
 __all__ = [
-    "check_kind",
     "check_layer",
     "check_norms",
     "check_source",
@@ -38,8 +37,6 @@ __all__ = [
     "texts",
     "whole_numbers",
 ]
-
-KINDS = ("encoder", "decoder", "cross")
 
 
 def check_trace(operation: str, value: object, name: str = "trace") -> None:
@@ -111,13 +108,6 @@ def check_norms(operation: str, shape: Sequence[int], value_norms: object) -> No
 def check_text(operation: str, name: str, value: object, expected: str = "a text") -> None:
     """Raise an InputError where something is no text."""
     check_type(operation, name, value, str, expected)
-
-
-def check_kind(operation: str, kind: object) -> None:
-    """Raise an InputError where something is no kind of layers, and not None."""
-    if kind is not None and (not isinstance(kind, str) or kind not in KINDS):
-        words = ", ".join(f'"{word}"' for word in KINDS)
-        raise InputError(f"{operation}: kind={in_words(kind)}; expected {words} or None.")
 
 
 def real_number(

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import DataError, InputError
-from weft.formats.arrays import read_npz
 from weft.formats.files import cannot_read, check_file, in_brief
+from weft.formats.stored_arrays import read_npz
 
 if TYPE_CHECKING:
     from PIL.Image import Image

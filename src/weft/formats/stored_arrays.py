@@ -25,7 +25,18 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.formats.files import cannot_read, check_file, in_brief, open_file
 
-__all__ = ["SUFFIXES", "StoredArray", "archived_arrays", "array_files", "stored_arrays"]
+__all__ = [
+    "SUFFIXES",
+    "Arrays",
+    "StoredArray",
+    "archived_arrays",
+    "array_files",
+    "read_npz",
+    "stored_arrays",
+]
+
+#: By their names.
+Arrays = dict[str, NDArray[Any]]
 
 #: The endings of files of arrays.
 SUFFIXES = (".npy", ".npz", ".safetensors")
@@ -225,3 +236,12 @@ def _reading(path: Path, what: str, name: str = "") -> Iterator[None]:
             f"{where}: cannot be read as arrays of numbers: {in_brief(error)}. It is damaged, or "
             f"no {what}. Write it again, or restore it from a copy."
         ) from error
+
+
+def read_npz(path: Path, what: str = "file of arrays") -> Arrays:
+    """The arrays of a .npz file, by their names.
+
+    Args: what: what errors call the file.
+    Raises: DataError: no such file, damaged, or an array of objects, which would be unpickled.
+    """
+    return {array.name: np.asarray(array.read()) for array in archived_arrays(path, what)}

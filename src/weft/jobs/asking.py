@@ -6,14 +6,24 @@ import threading
 from difflib import get_close_matches
 from pathlib import Path
 
+import torch
+from torch import Tensor, nn
+
+from weft.analysis.matrices.projections import LayerMatrices, matrices_of
 from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.formats.run import is_run
 from weft.formats.trace import TraceData
-from weft.jobs.layer_numbers import ModelLayers
 from weft.jobs.model import Inputs, Model, TraceChoices, check_text
 from weft.jobs.opening import open_model
 from weft.jobs.relevance import relevance_of_levels
+from weft.jobs.trained_head import (
+    LayerCalled,
+    after_projection,
+    before_turn,
+    layer_calls,
+    output_module,
+)
 from weft.studio.asking import Asking
 from weft.studio.collection import Collection
 from weft.studio.neuron import LayerNumbers
@@ -25,6 +35,7 @@ from weft.tracing.packaged import PACKAGED
 from weft.tracing.pretrained import predicts
 
 __all__ = ["Reader", "open_studio"]
+
 
 #: What a model reads first.
 TEXT = "The animal didn't cross the street because it was too tired."
@@ -144,3 +155,51 @@ def _is_model(path: Path) -> bool:
         return True
     # owner/name; where the owner is a folder here, a path was meant.
     return len(path.parts) == 2 and not path.suffix and not Path(path.parts[0]).exists()
+
+
+class ModelLayers:
+    """The layers of a model on the text it was last asked for: it runs once a text."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+        self._calls: dict[str, LayerCalled] = {}
+
+    def numbers(self, model: Model, text: str, layer: str) -> LayerNumbers:
+        """What a layer, by its path, read and made.
+
+        Raises: InputError: its learned matrices, or what enters it, could not be told.
+        """
+        if text != self._text:
+            inputs = model.inputs(text, TraceChoices(verify=False))
+            with torch.no_grad():
+                self._calls = layer_calls(model, inputs)
+            self._text = text
+        matrices = {each.name: each for each in matrices_of(model.network)}.get(layer)
+        call = self._calls.get(layer)
+        if matrices is None or call is None:
+            raise InputError(
+                f"layer {layer}: its learned matrices, or what enters it, could not be told."
+            )
+        return _numbers(model.network, layer, matrices, call)
+
+
+def _numbers(
+    network: nn.Module, layer: str, matrices: LayerMatrices, call: LayerCalled
+) -> LayerNumbers:
+    heads, holder = call.reached.heads, output_module(network, layer, matrices.heads)
+    bias, turned = after_projection(call.queries_from[0], matrices.W_Q, heads.queries[0])
+    projected: Tensor | None = None
+    if turned:
+        projected, bias = before_turn(call.queries_from[0], matrices.W_Q, heads.queries[0])
+    scoring = call.reached.scoring
+    return LayerNumbers(
+        call.queries_from[0].detach().cpu(),
+        heads.values[0].detach().cpu(),
+        heads.output[0].detach().cpu(),
+        None if matrices.W_O is None else matrices.W_O.detach().cpu(),
+        b_O=getattr(holder, "bias", None) is not None,
+        biases=bias is not None,
+        turned=turned,
+        projected=projected,
+        relative=None if scoring is None else scoring.relative,
+    )

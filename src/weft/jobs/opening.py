@@ -28,8 +28,7 @@ def open_model(
     """
     if is_run(name):
         from weft.jobs.classifier_model import ClassifierModel
-        from weft.jobs.image_run_model import ImageRunModel
-        from weft.jobs.run_model import RunModel
+        from weft.jobs.run_model import ImageRunModel, RunModel
         from weft.models.image_classifier import ImageClassifier
         from weft.training.inference import open_run
 

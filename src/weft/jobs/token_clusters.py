@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from weft.analysis.graphs.table import layer_source
 from weft.analysis.graphs.token_clusters import TokenClusters, token_clusters
-from weft.analysis.layer_source import layer_source
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.shapes import place_of

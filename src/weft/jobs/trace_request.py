@@ -9,21 +9,38 @@ from typing import TYPE_CHECKING
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject
+from weft.formats.run import is_run
 from weft.formats.tokens import shown, visible
+from weft.formats.trace import TraceData
 from weft.formats.verification import in_words
 from weft.jobs.corpus import trace_corpus
 from weft.jobs.engine import Engine
 from weft.jobs.model import TraceChoices
-from weft.jobs.nodes import opened_graph, trace_graph
-from weft.jobs.tracing import trace_model
+from weft.jobs.tracing import check_output, trace_model
 from weft.jobs.windows import trace_windows
 from weft.jobs.workers import Processes
+from weft.tracing.sources.graphs import trace_nodes
+from weft.training.config import NodesConfig
+from weft.training.inference import TrainedRun, open_run
+from weft.training.nodes import UNKNOWN, NodeData
+from weft.training.tasks import make_task
+from weft.training.tasks.nodes import NodesTask
 
 if TYPE_CHECKING:
     from weft.formats.trace import TraceData
     from weft.tracing.options import Verify
 
-__all__ = ["Report", "TraceRequest", "report_of", "run_trace", "verify_of"]
+__all__ = [
+    "Report",
+    "TraceRequest",
+    "node_names",
+    "opened_graph",
+    "report_of",
+    "run_trace",
+    "trace_graph",
+    "verify_of",
+]
+
 
 #: Of one machine.
 _MOST_PROCESSES = 256
@@ -206,3 +223,36 @@ def _corpus(request: TraceRequest, corpus: Path, options: TraceChoices, show: Sh
             "be traced; the lines above say why. The others are there."
         )
     return Report([*reasons, f"{count} Traces: {request.output}"], content, failed)
+
+
+def opened_graph(name: str) -> tuple[TrainedRun, NodesTask] | None:
+    """A run that reads a graph, with its task; None for any other model."""
+    if not is_run(name):
+        return None
+    run = open_run(name)
+    if not isinstance(run.config.task, NodesConfig):
+        return None
+    task = make_task(run.config, run.data)
+    assert isinstance(task, NodesTask)  # as its configuration says
+    return run, task
+
+
+def node_names(data: NodeData) -> list[str]:
+    """The names of nodes with their classes: "35:theory"; the name alone where it has none."""
+    return [
+        name if label == UNKNOWN else f"{name}:{data.classes[label]}"
+        for name, label in zip(data.names, data.labels.tolist(), strict=True)
+    ]
+
+
+def trace_graph(run: TrainedRun, task: NodesTask, output: Path, options: TraceChoices) -> TraceData:
+    """Trace a run on its whole graph, every neighbour kept, into a folder."""
+    check_output(output, options.overwrite)
+    if options.received is not None:
+        raise InputError(
+            "--received: the trace of a graph keeps every edge, whose weights on a node are what "
+            "it receives: weft measures. Leave the option out."
+        )
+    trace = trace_nodes(run.model, task.inputs(), node_names(task.data))
+    trace.save(output, overwrite=options.overwrite)
+    return trace

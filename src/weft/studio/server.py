@@ -20,16 +20,12 @@ from weft.formats.tokens import visible
 from weft.studio import bundle
 from weft.studio.arrays import BLOCK
 from weft.studio.collection import Collection
-from weft.studio.comparison_paths import add_comparisons
-from weft.studio.corpus_paths import add_corpus
-from weft.studio.graph_paths import add_graphs
-from weft.studio.image_paths import add_images
-from weft.studio.neuron_paths import add_neurons
 from weft.studio.overviews import Overviews
 from weft.studio.page import shell, signpost
 from weft.studio.pieces import BYTES, JSON, SO_FAR, Binary, Found, Number, Pieces, within
 from weft.studio.questions import add_questions
 from weft.studio.tiles import SIDE, Of, Tile, top_level
+from weft.studio.view_paths import add_comparisons, add_corpus, add_graphs, add_images, add_neurons
 from weft.version import __version__
 
 __all__ = ["create_app"]

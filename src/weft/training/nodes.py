@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.formats.arrays import Arrays, read_npz
 from weft.formats.files import read_text
 from weft.formats.lines import check_line_ends, text_lines
+from weft.formats.stored_arrays import Arrays, read_npz
 
 __all__ = ["SPLITS", "UNKNOWN", "NodeData", "read_nodes"]
 

@@ -13,8 +13,7 @@ from weft.mechanism.positions import Buckets
 from weft.mechanism.worked import row_of
 from weft.walkthrough.learning import explain_learning
 from weft.walkthrough.parts import Ledger, Product, Row, Step, Table, TableKind, number
-from weft.walkthrough.walk import Walk
-from weft.walkthrough.words import head_suffix, named, of_head, shape_of
+from weft.walkthrough.walk import Walk, head_suffix, named, of_head, shape_of
 
 __all__ = ["SOURCES", "explain", "is_lower_triangle"]
 

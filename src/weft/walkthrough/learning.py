@@ -8,8 +8,7 @@ from torch import Tensor
 from weft.mechanism.worked import Projections, Worked
 from weft.mechanism.worked_back import Learned
 from weft.walkthrough.parts import Ledger, Row, Step, Table, number
-from weft.walkthrough.walk import Walk
-from weft.walkthrough.words import named, of_head, shape_of
+from weft.walkthrough.walk import Walk, named, of_head, shape_of
 
 __all__ = ["explain_learning"]
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError, ShapeError
-from weft.formats.arrays import read_npz
 from weft.formats.files import JsonObject, read_json
+from weft.formats.stored_arrays import read_npz
 from weft.mechanism.positions import sinusoidal
 from weft.mechanism.worked import Projections
 

@@ -15,7 +15,21 @@ from weft.mechanism.worked import Worked, largest_difference
 from weft.mechanism.worked_back import Learned
 from weft.walkthrough.matrices import Words
 
-__all__ = ["Kind", "Kinds", "Walk", "mask_of", "place_of", "title_of"]
+__all__ = [
+    "Kind",
+    "Kinds",
+    "Walk",
+    "head_suffix",
+    "mask_of",
+    "named",
+    "of_head",
+    "place_of",
+    "shape_of",
+    "title_of",
+]
+
+#: Characters of a token in a table.
+_LONGEST_WORD = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,3 +218,23 @@ def title_of(walk: Walk) -> str:
 def mask_of(kind: Kind, length: int) -> Tensor | None:
     """Who may look at whom, of a kind; None: everybody."""
     return torch.ones(length, length, dtype=torch.bool).tril() if kind == "decoder" else None
+
+
+def of_head(name: str, walk: Walk, head: int) -> str:
+    """The name of a head's table."""
+    return f"{name}{head_suffix(walk, head)}"
+
+
+def head_suffix(walk: Walk, head: int) -> str:
+    """What says of which head a table is, where there are several."""
+    return f", head {head}" if len(walk.Z) > 1 else ""
+
+
+def named(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """Tokens as they are shown."""
+    return tuple(visible(token, _LONGEST_WORD) for token in tokens)
+
+
+def shape_of(matrix: Tensor) -> str:
+    """As a person writes it: (3×4)."""
+    return f"({matrix.shape[0]}×{matrix.shape[1]})"

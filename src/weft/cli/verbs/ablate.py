@@ -1,10 +1,20 @@
 """`weft ablate`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from weft.cli import head_options as head
 from weft.cli import options as option
 from weft.cli.input import given_text
 from weft.cli.output import print_json, progress_bar
-from weft.cli.tables import print_frame
+from weft.cli.tables import print_frame, print_table
+from weft.formats.files import JsonObject
+from weft.formats.tokens import shown, visible
+
+if TYPE_CHECKING:
+    from weft.experiments.ablation import Ablation
+    from weft.jobs.model import Measure
 
 PLACE = ("Trace", 3)
 
@@ -19,7 +29,6 @@ def ablate(
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Replace the output of each head in turn, and print how the loss of the model changes."""
-    from weft.cli.ablation_report import ablation_json, print_ablation
     from weft.jobs.ablation import HeadQuestion, effects_of_heads
 
     question = HeadQuestion(
@@ -32,6 +41,43 @@ def ablate(
     if as_csv:
         print_frame(result.to_pandas(), as_csv)
         return
-    print_ablation(result, measure)
+    _print(result, measure)
     if as_json:
-        print_json(ablation_json(model, result, measure))
+        print_json(_content(model, result, measure))
+
+
+def _print(result: Ablation, measure: Measure) -> None:
+    """The effects as a table; of estimates also the position that adds most, and how much."""
+    tokens = [visible(token) for token in shown(measure.tokens)]
+    columns = ["heads", measure.name, "change"]
+    places = any(effect.at for effect in result.effects)
+    rows = []
+    for effect in result.effects:
+        row = [effect.name, f"{effect.value:.4f}", f"{effect.change:+.4f}"]
+        place = effect.most_at
+        if place is not None:
+            token = f" {tokens[place]}" if len(tokens) == len(effect.at) else ""
+            row += [f"{place}{token}", f"{effect.at[place]:+.4f}"]
+        elif places:
+            row += ["-", "-"]
+        rows.append(row)
+    print_table(columns + ["most at", "there"] * places, rows, left=("heads",))
+    how = f"{result.kind}, estimated by one gradient" if result.estimated else result.kind
+    print(f"Whole model: {measure.name} {result.baseline:.4f}. Heads replaced: {how}.")
+
+
+def _content(model: str, result: Ablation, measure: Measure) -> JsonObject:
+    """The same for `--json`."""
+    return {
+        "model": model,
+        "measure": measure.name,
+        "kind": result.kind,
+        "estimated": result.estimated,
+        "baseline": result.baseline,
+        "layers": [layer.name for layer in result.layers],
+        "heads": [
+            {"heads": effect.heads, "value": effect.value, "change": effect.change}
+            | ({"at": effect.at} if effect.at else {})
+            for effect in result.effects
+        ],
+    }
