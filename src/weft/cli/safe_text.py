@@ -26,17 +26,13 @@ __all__ = ["exact_output", "safe", "safe_console", "safe_output"]
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
-
-
 def safe(text: str, encoding: str | None = None) -> str:
     r"""A text in which nothing commands a terminal; what its encoding lacks is escaped likewise.
 
     >>> safe("red \x1b[31m, \u202egnorw")
     'red \\u001b[31m, \\u202egnorw'
     """
-    text = _UNSAFE.sub(_escaped, text)
+    text = _UNSAFE.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
     if encoding is None or text.isascii():
         return text
     try:

@@ -46,10 +46,6 @@ class Form(NamedTuple):
     from_tensor: Callable[[Tensor, int, int], Any]
 
 
-def _table(shaw: Shaw) -> Tensor:
-    return shaw.key_table if shaw.key_table.ndim == 3 else shaw.key_table[None]
-
-
 #: Masks that are kept as a tensor; a window is kept as numbers.
 MASKS: dict[type, Form] = {
     Ranges: Form(
@@ -61,7 +57,11 @@ MASKS: dict[type, Form] = {
 
 #: Positions that are kept as they are; others are kept by distance, where that says them.
 POSITIONS: dict[type, Form] = {
-    Shaw: Form("key_table", _table, lambda table, _, offset: Shaw(table, None, offset)),
+    Shaw: Form(
+        "key_table",
+        lambda shaw: shaw.key_table if shaw.key_table.ndim == 3 else shaw.key_table[None],
+        lambda table, _, offset: Shaw(table, None, offset),
+    ),
     ALiBi: Form(
         "slopes", lambda alibi: alibi.slopes, lambda slopes, _, offset: ALiBi(slopes, offset)
     ),

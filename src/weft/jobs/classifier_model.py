@@ -102,11 +102,9 @@ class ClassifierModel(RunModel):
     def _number(self, option: str, label: str) -> int:
         """The number of a class."""
         if label not in self._labels:
-            raise InputError(f"{option} {label}: no such label; there are {self._shown_labels()}.")
+            labels = ", ".join([*self._labels[:20], *["..."][: len(self._labels) > 20]])
+            raise InputError(f"{option} {label}: no such label; there are {labels}.")
         return self._labels.index(label)
-
-    def _shown_labels(self) -> str:
-        return ", ".join(self._labels[:20]) + (", ..." if len(self._labels) > 20 else "")
 
     def _ids(self, text: str, target: str | None) -> dict[str, Tensor]:
         """What the classifier reads."""

@@ -279,7 +279,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout,
             softcap=self.softcap, sinks=self.sinks,
         )  # fmt: skip
-        (joined,) = linear_maps(self._join(output), [self.w_o])
+        (joined,) = linear_maps(output.transpose(1, 2).flatten(-2), [self.w_o])
         return joined
 
     def turned(self, vectors: Tensor, offset: int = 0) -> Tensor:
@@ -344,10 +344,6 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         """(batch, positions, heads * depth) -> (batch, heads, positions, depth)."""
         batch, positions, _ = projected.shape
         return projected.view(batch, positions, heads, self.depth).transpose(1, 2)
-
-    def _join(self, output: Tensor) -> Tensor:
-        """(batch, heads, positions, depth) -> (batch, positions, heads * depth)."""
-        return output.transpose(1, 2).flatten(-2)
 
     def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
         """W_Q, W_K, W_V (heads, width, depth) and W_O (heads, depth, width), as the paper has them.

@@ -81,7 +81,8 @@ def _translator(model: Transformer) -> StockModel:
             weights |= _bart_layer(f"model.{side}.layers.{number}", block)
     output = embedding
     if marian:
-        order = _halves(architecture.width)
+        # Marian has all sines of a position, then all cosines; weft has them in turn.
+        order = [*range(0, architecture.width, 2), *range(1, architecture.width, 2)]
         weights = {name: _reordered(name, weight, order) for name, weight in weights.items()}
         output = embedding[:, order]
     else:
@@ -127,11 +128,6 @@ def _bart_layer(name: str, block: nn.Module) -> dict[str, Tensor]:
     weights |= map_of(f"{name}.fc2", block.feed_forward.fall)
     weights |= named(f"{name}.final_layer_norm", block.feed_forward_norm)
     return weights
-
-
-def _halves(width: int) -> list[int]:
-    """Marian has all sines of a position, then all cosines; weft has them in turn."""
-    return [*range(0, width, 2), *range(1, width, 2)]
 
 
 def _reordered(name: str, weight: Tensor, order: list[int]) -> Tensor:

@@ -156,19 +156,14 @@ def _policy(
     if name == BEST_SET:
         sheet.text(figure, 0.14, down + 0.52, "best single set", fontsize=6.5, color=colours.faint)
     axes = axes_of_cells(figure, _LEFT, down, _WIDE, _HIGH)
-    axes.imshow(
-        _stays(found, row, budget), cmap=_key_ramp(colours), vmin=0, vmax=1, aspect="auto",
-        interpolation="nearest",
-    )  # fmt: skip
+    ramp = LinearSegmentedColormap.from_list("weft-keys", [colours.ground, colours.key], 256)
+    axes.imshow(_stays(found, row, budget), cmap=ramp, vmin=0, vmax=1, aspect="auto",
+                interpolation="nearest")  # fmt: skip
     bare(axes, colours)
     axes = axes_of_cells(figure, _LEFT + _WIDE + _BESIDE, down, _HEADS, _HIGH)
     axes.imshow(_grid(losses), cmap=colours.weight, norm=norm, aspect="auto",
                 interpolation="nearest")  # fmt: skip
     bare(axes, colours)
-
-
-def _key_ramp(colours: Palette) -> LinearSegmentedColormap:
-    return LinearSegmentedColormap.from_list("weft-keys", [colours.ground, colours.key], 256)
 
 
 def _foot_of_strips(

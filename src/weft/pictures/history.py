@@ -180,7 +180,8 @@ def _draw_curves(
         )  # fmt: skip
         _curve(axes, x, y, name, colours, families)
         # Training slows down: equal distances for equal factors, after a linear beginning.
-        axes.set_xscale("symlog", linthresh=max(1.0, _first(steps)), linscale=0.6)
+        first = next((step for step in steps if step > 0), 1)
+        axes.set_xscale("symlog", linthresh=first, linscale=0.6)
         axes.set_xlim(0, last)
         axes.minorticks_off()
         axes.set_xticks([])
@@ -268,10 +269,6 @@ def _scale(
         return weight_norm(), colours.weight, "weights, 0 to 1, square-root scale"
     limit = float(finite.max()) if finite.size else 1.0
     return Normalize(0, limit), colours.weight, f"0 to {limit:.2g}"
-
-
-def _first(steps: Sequence[int]) -> float:
-    return float(next((step for step in steps if step > 0), 1))
 
 
 def _ticks(steps: Sequence[int], axes: Axes) -> tuple[list[int], list[str]]:

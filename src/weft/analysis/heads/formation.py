@@ -12,7 +12,7 @@ from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.roles import MEASURES, layer_scores
 from weft.analysis.heads.sinks import sink_keys
 from weft.errors import InputError
-from weft.formats.history import History, LayerSnapshot, Snapshot
+from weft.formats.history import History, Snapshot
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.shapes import check_type, in_words
 
@@ -65,7 +65,9 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
                 keys_from=keys_from,
                 query_tokens=layer.query_tokens,
                 key_tokens=layer.key_tokens,
-                scale=_scale(layer),
+                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1])
+                if layer.scale is None
+                else layer.scale,
                 data=LayerInMemory(layer.graph, None),
             )
         )
@@ -79,10 +81,6 @@ def _sequence(sequences: dict[str, list[str]], tokens: list[str]) -> str:
     while sequences.setdefault(name, tokens) != tokens:
         name = f"tokens-{len(tokens)}" if name == "tokens" else f"{name}'"
     return name
-
-
-def _scale(layer: LayerSnapshot) -> float:
-    return 1 / math.sqrt(layer.matrices["W_Q"].shape[-1]) if layer.scale is None else layer.scale
 
 
 def formation(history: History, measure: str) -> list[Moment]:

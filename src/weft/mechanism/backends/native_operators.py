@@ -87,9 +87,12 @@ def _call(arguments: Sequence[Any]) -> NativeCall:
     keys = arguments[1].shape[2]
     # While the program was compiled there were no numbers to look at.
     for ranges in (key_range, row_range):
-        if ranges is not None and ranges.numel() and not _within(ranges, keys):
+        if ranges is None or not ranges.numel():
+            continue
+        first, last_key = int(ranges.min()), int(ranges.max())
+        if first < 0 or last_key > keys:
             raise ShapeError(
-                f"mask: keys {int(ranges.min())} to {int(ranges.max())} are asked for, of {keys}. "
+                f"mask: keys {first} to {last_key} are asked for, of {keys}. "
                 f"Give lengths, or ranges, from 0 to {keys}."
             )
     tensors: dict[str, Any] = dict(zip(NativeCall.names, arguments[:COUNT], strict=True))
@@ -110,10 +113,6 @@ def _call(arguments: Sequence[Any]) -> NativeCall:
     if band is not None or any(part is not None for part in (key_range, row_range, allowed)):
         native.mask = _Rules(native)
     return native
-
-
-def _within(ranges: Tensor, keys: int) -> bool:
-    return int(ranges.min()) >= 0 and int(ranges.max()) <= keys
 
 
 @dataclass(frozen=True, eq=False)
