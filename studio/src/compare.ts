@@ -93,12 +93,7 @@ export function boundsText([low, high]: Bounds, digits = 3): string {
       return low > 0 ? `< ${least.toFixed(digits)}` : `> −${least.toFixed(digits)}`;
     return minus(low, digits);
   }
-  // A number that is written exactly must not be moved by its last bit.
-  const scaled = (number: number) => Number((number * 10 ** digits).toPrecision(12));
-  const [from, to] = [Math.floor(scaled(low)), Math.ceil(scaled(high))].map(
-    (part) => part / 10 ** digits,
-  );
-  return `${minus(from, digits)} to ${minus(to, digits)}`;
+  return `${minus(low, digits, "least")} to ${minus(high, digits, "most")}`;
 }
 
 /** What the weight of a cell lies between. */

@@ -342,10 +342,11 @@ export function relevanceOf(
 /** How much of a token is of the input, and how much of its own sequence; "": these are one. */
 export function ofBoth(kind: FlowKind, { sums, own = 0, unknown = 0 }: TokenFlow): string {
   if (kind.queries === kind.keys) return "";
-  const least = unknown > 5e-4 ? "at least " : "";
+  const text = (share: number) =>
+    unknown > 5e-4 ? `at least ${significant3(share, "least")}` : significant3(share);
   return (
-    `In all ${least}${significant3(sums[0] - own)} of it is from the ${kind.keys}, ` +
-    `${least}${significant3(own)} from the ${kind.queries} itself.`
+    `In all ${text(sums[0] - own)} of it is from the ${kind.keys}, ` +
+    `${text(own)} from the ${kind.queries} itself.`
   );
 }
 

@@ -2,7 +2,7 @@
 
 import type { Heads, HeadScores, Layer, RoleWords } from "./model";
 import type { Theme } from "./colour";
-import { counted, percent, weight2, weightText } from "./text";
+import { bounded, counted, minus, percent, weight2, weightText } from "./text";
 
 /** A measure that can be a role, of one head. */
 export interface Bar {
@@ -31,13 +31,10 @@ export function barsOf(heads: Heads, layer: number, head: number): Bar[] {
     }));
 }
 
-/** A number, marked where it is a lower bound. */
-export const bounded = (text: string, bound: boolean) => (bound ? `≥${text}` : text);
-
 /** A weight in two digits, or "" of none; a lower bound too small for two with those that count. */
 export function besideToken(weight: number, bound: boolean): string {
   if (!weight) return "";
-  return bounded(bound && weight < 0.005 ? weightText(weight) : weight2(weight), bound);
+  return bounded(weight, bound, bound && weight < 0.01 ? weightText : weight2);
 }
 
 /** What a head's rows have on no kept edge; null: it is not known yet. */
@@ -114,7 +111,7 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
     : `${layer.one ? "Each token" : "Each target token"} looks ${words.phrase}`;
   const bar = roleBar(heads, layer.number, head);
   if (bar) {
-    const mean = `${bar.bound ? "at least " : ""}${bar.value.toFixed(3)}`;
+    const mean = bar.bound ? `at least ${minus(bar.value, 3, "least")}` : minus(bar.value, 3);
     const [random, deviation] = bar.random?.map((number) => number.toFixed(3)) ?? [];
     const chance = random && ` Random weights of the same entropy: ${random} ± ${deviation}.`;
     return `${looks}: mean weight ${mean}.${chance ?? ""}`;

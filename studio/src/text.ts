@@ -56,14 +56,30 @@ export function placesOf(tokens: string[]): (place: number) => string {
   return (place) => (twice.has(tokens[place]) ? ` (${place})` : "");
 }
 
+/** Which bound a number is, if one: what is at least so much, or at most. */
+export type Bound = "least" | "most";
+
+/** A number, or a bound rounded outward to so many decimals, so that it stays true. */
+function outward(number: number, decimals: number, bound?: Bound): number {
+  if (!bound || !Number.isFinite(number)) return number;
+  // A number that is written exactly must not be moved by its last bit.
+  const scaled = Number((number * 10 ** decimals).toPrecision(12));
+  return Number(`${bound === "least" ? Math.floor(scaled) : Math.ceil(scaled)}e${-decimals}`);
+}
+
+/** So many digits of a number that count, as outward has it. */
+const outwardTo = (number: number, digits: number, bound?: Bound) =>
+  outward(number, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(number) || 1))), bound);
+
 /** A number with a true minus sign. */
-export function minus(number: number, digits: number): string {
-  const text = Math.abs(number).toFixed(digits);
+export function minus(number: number, digits: number, bound?: Bound): string {
+  const text = Math.abs(outward(number, digits, bound)).toFixed(digits);
   return number < 0 && Number(text) ? `−${text}` : text;
 }
 
 /** Three digits that count. */
-export function significant3(number: number): string {
+export function significant3(number: number, bound?: Bound): string {
+  number = outwardTo(number, Math.abs(number) < 1e-3 ? 2 : 3, bound);
   if (number === 0) return "0";
   const size = Math.abs(number);
   if (size >= 999.5) return `${number < 0 ? "−" : ""}${grouped(Math.round(size))}`;
@@ -71,21 +87,38 @@ export function significant3(number: number): string {
   return (number < 0 ? "−" : "") + size.toPrecision(3);
 }
 
+/** A number, marked and rounded down where it is a lower bound. */
+export const bounded = (
+  number: number,
+  bound: boolean,
+  format: (number: number, bound?: Bound) => string,
+) => (bound ? `≥${format(number, "least")}` : format(number));
+
+/** A number between two bounds; one where they differ in no digit that is shown. */
+export function betweenText({ least, most }: { least: number; most: number }): string {
+  const text = significant3(least);
+  if (text === significant3(most)) return text;
+  return `${significant3(least, "least")} to ${significant3(most, "most")}`;
+}
+
 /** A weight with four digits; a smaller one as a power of ten. */
-export const weightText = (weight: number) =>
-  weight === 0 || weight >= 5e-4 ? weight.toFixed(4) : weight.toExponential(1).replace("e-", "e−");
+export const weightText = (weight: number, bound?: Bound) =>
+  weight === 0 || weight >= 5e-4
+    ? minus(weight, 4, bound)
+    : outwardTo(weight, 2, bound).toExponential(1).replace("e-", "e−");
 
 /** What sums of float32 may lack of all. */
 const ROUNDING = 1e-5;
 
 /** A weight where there is room for two digits. */
-export const weight2 = (weight: number) => (weight < 0.005 ? "<.01" : weight.toFixed(2));
+export const weight2 = (weight: number, bound?: Bound) =>
+  weight < 0.005 ? "<.01" : minus(weight, 2, bound);
 
 /** A share in percent; 100 of all alone. */
-export const percent = (share: number) => {
-  const of = share < 1 - ROUNDING ? Math.min(100 * share, 99.9) : 100 * share;
+export const percent = (share: number, bound?: Bound) => {
+  const of = share < 1 - ROUNDING && bound !== "most" ? Math.min(100 * share, 99.9) : 100 * share;
   const whole = of === 0 || (of >= 10 && of < 99.5) || of >= 99.95;
-  return `${of.toFixed(whole ? 0 : 1)}\u00a0%`;
+  return `${minus(of, whole ? 0 : 1, bound)}\u00a0%`;
 };
 
 /** A share that is lacking, as short as can be: −12 %, <1 %. */
@@ -96,7 +129,7 @@ export function shareLess(share: number): string {
 
 /** A share that is a lower bound: "80 % or more"; more than all there is not. */
 export const orMore = (share: number) =>
-  share < 1 - ROUNDING ? `${percent(share)} or more` : percent(share);
+  share < 1 - ROUNDING ? `${percent(share, "least")} or more` : percent(share);
 
 /** What pictures of kept edges leave out: their shares, of so many heads. */
 export function notShown(shares: number[], heads: number, more = ""): string {
@@ -108,7 +141,10 @@ export function notShown(shares: number[], heads: number, more = ""): string {
 }
 
 /** Short measure of a share: .45 */
-export const short = (share: number) => (share >= 0.995 ? "1" : share.toFixed(2).replace(/^0/, ""));
+export const short = (share: number, bound?: Bound) => {
+  const text = minus(share, 2, bound);
+  return text === "1.00" ? "1" : text.replace(/^0/, "");
+};
 
 const BERT_PIECE = /^##/;
 const NEW_WORD = /^[ \n]/;

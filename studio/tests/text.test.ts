@@ -1,6 +1,8 @@
 import { describe, expect, test } from "vitest";
 import {
   areWords,
+  betweenText,
+  bounded,
   counted,
   fileName,
   flowing,
@@ -21,7 +23,7 @@ import {
 
 describe("numbers", () => {
   test("three significant digits", () => {
-    expect([0, 0.00012, 0.5, 12.345, 999.4, 12345, -2].map(significant3)).toEqual([
+    expect([0, 0.00012, 0.5, 12.345, 999.4, 12345, -2].map((n) => significant3(n))).toEqual([
       "0",
       "1.2e−4",
       "0.500",
@@ -30,6 +32,26 @@ describe("numbers", () => {
       "12,345",
       "−2.00",
     ]);
+  });
+
+  test("bounds stay true: lower ones are rounded down, upper ones up", () => {
+    expect([percent(0.4157, "least"), percent(0.4157, "most")]).toEqual(["41\u00a0%", "42\u00a0%"]);
+    expect(bounded(0.0296, true, weightText)).toBe("≥0.0296");
+    expect([bounded(0.999, true, short), bounded(0.999, false, short)]).toEqual(["≥.99", "1"]);
+    expect(betweenText({ least: 0.41571, most: 0.98012 })).toBe("0.415 to 0.981");
+    expect(betweenText({ least: 0.4157, most: 0.4158 })).toBe("0.416");
+    // What is read from the text is on the right side, whatever the number.
+    const two = (number: number, bound?: "least" | "most") => minus(number, 2, bound);
+    const read = (text: string) =>
+      Number(text.replace("−", "-").replace(",", "").replace("\u00a0%", "")) /
+      (text.endsWith("%") ? 100 : 1);
+    for (let n = 1; n < 2000; n++) {
+      const number = 10 ** (-6 * ((n * 0.6180339887) % 1));
+      for (const format of [percent, short, significant3, two, weightText]) {
+        expect(read(format(number, "least"))).toBeLessThanOrEqual(number * (1 + 1e-11));
+        expect(read(format(number, "most"))).toBeGreaterThanOrEqual(number * (1 - 1e-11));
+      }
+    }
   });
 
   test("in a list, short where their steps are even", () => {

@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.cli.output import print_csv, print_json, say
 from weft.cli.tables import print_table
+from weft.formats.bounds import outward
 
 if TYPE_CHECKING:
     from weft.jobs.token_clusters import LayerClusters
@@ -41,7 +42,7 @@ def print_layers(
         return
     print_table(
         _HEADER,
-        [[_cell(row[name]) for name in _HEADER] for row in rows[:limit]],
+        [[_cell(name, row) for name in _HEADER] for row in rows[:limit]],
         left=("kind", "source"),
     )
     if len(rows) > limit:
@@ -68,17 +69,20 @@ def print_clusters(
     heads = f"the mean of {found.layer.heads} heads" if found.head is None else f"head {found.head}"
     row = _row(found)
     low, high = row["cut"], row["cut_high"]
-    cut = f"{low:.4f}" if high - low < 5e-5 else f"{low:.4f} to {high:.4f}"
+    cut = _between(low, high, ".4f")
     print(f"Layer {found.number}, {heads}: normalized cut {cut}", end="")
     # What the kept edges' eigenvalues say is said of these alone.
-    print(f"; no division into as many has less than {row['least']:.4f}." if row["least"] else ".")
+    print(
+        f"; no division into as many has less than {outward(row['least'], '.4f')}."
+        if row["least"]
+        else "."
+    )
     stays = _stays(found)
     for label in range(row["clusters"]):
         places = [place for place, own in enumerate(labels) if own == label]
-        least, most = stays[label]
-        share = f"{least:.1%}" if most - least < 5e-4 else f"{least:.1%} to {most:.1%}"
+        share = _between(*(100 * end for end in stays[label]), ".1f")
         positions = f"{len(places)} position{'s' if len(places) != 1 else ''}"
-        print(f"\nCluster {label}: {positions}; of what they give and receive {share} stays there")
+        print(f"\nCluster {label}: {positions}; of what they give and receive {share}% stays there")
         for run in _runs(places[:limit]):
             where = f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}"
             print(f"  {where:>12}  {' '.join(visible(tokens[place]) for place in run)}")
@@ -108,10 +112,19 @@ def _row(found: LayerClusters) -> dict[str, Any]:
     }
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+def _cell(name: str, row: dict[str, Any]) -> str:
+    value = row[name]
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    known = name != "least" and row["cut"] == row["cut_high"]
+    return f"{value:.4f}" if known else outward(value, ".4f", upper=name == "cut_high")
+
+
+def _between(low: float, high: float, form: str) -> str:
+    """A number that is known, or the bounds of it."""
+    if format(low, form) == format(high, form):
+        return format(low, form)
+    return f"{outward(low, form)} to {outward(high, form, upper=True)}"
 
 
 def _stays(found: LayerClusters) -> list[tuple[float, float]]:

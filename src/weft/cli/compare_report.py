@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weft.formats.bounds import outward
+
 if TYPE_CHECKING:
     import pandas
 
@@ -15,7 +17,10 @@ def between(edges: pandas.DataFrame) -> pandas.DataFrame:
     shown = edges.drop(columns=["before_high", "after_high", "exact"]).astype({"change": object})
     for end in ("before", "after"):
         ends = zip(edges[end], edges[f"{end}_high"], strict=True)
-        shown[end] = [f"{low:.6g}" if low == high else f"0 to {high:.4g}" for low, high in ends]
+        shown[end] = [
+            f"{low:.6g}" if low == high else f"0 to {outward(high, '.4g', upper=True)}"
+            for low, high in ends
+        ]
     shown["change"] = [
         f"{change:.6g}" if exact else "not sure"
         for change, exact in zip(edges["change"], edges["exact"], strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.cli.output import print_csv, print_json
 from weft.cli.tables import cell, print_frame, print_table, records
@@ -18,8 +18,6 @@ __all__ = ["print_head_table", "print_training"]
 #: Columns that are always shown, and those that are shown of heads with a role.
 _FIRST = ("layer", "head", "role", "score", "chance", "chance_sd", "z", "p")
 _LAST = ("broad", "entropy", "distance")
-#: A number is known where its upper bound is no further away.
-_KNOWN = 5e-5
 
 
 def print_head_table(
@@ -45,7 +43,7 @@ def print_head_table(
     if rows:
         left_out = print_table(
             names,
-            [[_cell(name, row) for name in names] for row in rows],
+            [[cell(name, row[name], row.get(f"{name}_upper")) for name in names] for row in rows],
             left=("role", "source"),
             may_go=() if every else (*_FIRST[4:], *_LAST, "source"),
         )
@@ -60,12 +58,6 @@ def print_head_table(
         print(f"No room for {', '.join(left_out)}: --csv and wider terminals show them.")
     if as_json:
         print_json({"traces": [str(path) for path in paths], "heads": rows})
-
-
-def _cell(name: str, row: dict[str, Any]) -> str:
-    """A cell of the table; ≥ stands before a number that is only known to be so large."""
-    bound = f"{name}_upper" in row and row[f"{name}_upper"] - row[name] > _KNOWN
-    return ("≥" if bound else "") + cell(name, row[name])
 
 
 def print_training(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.formats.bounds import outward
 from weft.formats.files import JsonMapping
 
 __all__ = ["ON_ANOTHER_TEXT", "in_words", "is_verification"]
@@ -39,7 +40,8 @@ def in_words(verification: JsonMapping) -> str:
     read = f" ({verification['tokens']} tokens)" if part else ""
     nan = verification.get("nan")
     but = f", but NaN in {nan:,} cells" if isinstance(nan, int) and nan else ""
-    return f"as without weft to {verification['difference']:.1e}{read}{but}"
+    difference = outward(verification["difference"], ".1e", upper=True)
+    return f"as without weft to {difference}{read}{but}"
 
 
 def is_verification(value: Any) -> bool:

@@ -12,6 +12,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path as Curve
 
 from weft.errors import InputError
+from weft.formats.bounds import outward
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceLayer
 from weft.pictures.canvas import Array, bare, new_figure, not_shown, weights_of
@@ -63,8 +64,8 @@ def threads(
     received = np.zeros(layer.shape[2])
     for of_head in seen:
         received += of_head / len(chosen)
-    sheet.name_keys(shown(layer.key_tokens), received)
     missing = not_shown(float(np.mean([share for _, share in matrices])))
+    sheet.name_keys(shown(layer.key_tokens), received, least=bool(missing))
     sheet.caption(title, chosen, missing)
     return sheet.figure
 
@@ -159,12 +160,17 @@ class _Sheet:
                 fontweight="bold" if query == i else "normal",
             )  # fmt: skip
 
-    def name_keys(self, tokens: Sequence[str], received: Array) -> None:
-        """The tokens at the right, each with a bar and a number of the mean weight it receives."""
+    def name_keys(self, tokens: Sequence[str], received: Array, least: bool) -> None:
+        """The tokens at the right, each with a bar and a number of the mean weight it receives.
+
+        least: of the kept edges, so that it is that at least.
+        """
         right, colours = self.left + self.middle, self.colours
         strongest = max(float(received.max(initial=0)), 1e-9)
         for j, token in enumerate(tokens):
-            if received[j] >= 0.005:
+            mass = float(received[j])
+            number = f"≥{outward(mass, '.2f')}" if least else f"{mass:.2f}"
+            if mass >= 0.005:
                 bar = FancyBboxPatch(
                     (right, self.ends[j] - self.step * 0.38),
                     0.02 + received[j] / strongest * 1.05, self.step * 0.76,
@@ -173,7 +179,7 @@ class _Sheet:
                 )  # fmt: skip
                 self.axes.add_patch(bar)
                 self.axes.text(
-                    self.width - 0.14, self.ends[j], f"{received[j]:.2f}", ha="right", va="center",
+                    self.width - 0.14, self.ends[j], number, ha="right", va="center",
                     fontsize=self.size * 0.8, color=colours.faint,
                 )  # fmt: skip
             self.axes.text(

@@ -4,7 +4,7 @@ import { INKS, type Theme } from "../colour";
 import { barsOfCounts, endAt, type CorpusHead, type Exemplar, type Spread } from "../corpus";
 import { headName, type Example, type Layer } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
-import { counted, percent, significant3, visible, weightText } from "../text";
+import { bounded, counted, percent, significant3, visible, weightText } from "../text";
 import { smallPrint } from "./print";
 import { EDGE, figure, fitted, line, rect, SMALLEST, text, widthOf } from "./svg";
 
@@ -126,7 +126,7 @@ function strip(
     const at = { x: left + n * step + 0.3, y: box.y + STRIP - 1 - high };
     parts.push(rect({ ...at, width: step - 0.6, height: high }, colour(name, theme)));
   });
-  const said = `${spread.bounds ? "≥" : ""}${significant3(median)}`;
+  const said = bounded(median, spread.bounds > 0, significant3);
   parts.push(
     line(x(median), box.y, x(median), box.y + STRIP, ink.ink, 1.4),
     text(box.x + box.width, middle, said, { size: SMALLEST, anchor: "end", middle: true }),
@@ -145,11 +145,11 @@ function words(
   const some = found.words.slice(0, WORDS);
   const most = Math.max(...some.map(([, share]) => share), 1e-12);
   const names = box.width * 0.3;
-  const numbers = widthOf("≥ 99.9 %, 99,999 times", SMALLEST) + 8;
+  const numbers = widthOf("≥99.9 %, 99,999 times", SMALLEST) + 8;
   const wide = Math.max(box.width - names - numbers - 8, 10);
   for (const [word, share, count] of some) {
     const bar = { x: box.x + names, y: y + 4, width: (wide * share) / most, height: 7 };
-    const said = `${found.bounds ? "≥ " : ""}${percent(share)}, ${counted(count, "time")}`;
+    const said = `${bounded(share, found.bounds, percent)}, ${counted(count, "time")}`;
     parts.push(
       text(box.x, y + 11, fitted(visible(word, 24), SMALLEST, names - 8), {
         size: SMALLEST,

@@ -4,8 +4,8 @@ import { INKS, rampColour, weightTicks, type Theme } from "../colour";
 import { headName, type Example, type Heads } from "../model";
 import { dotOf, overviewTable, type Picture } from "../overview";
 import type { Figure, Studio } from "../studio.svelte";
-import { notShown, percent, short } from "../text";
-import { bounded, leftOut, measureOf, roleBar, roleColour, roleOf } from "../sentences";
+import { bounded, notShown, percent, short } from "../text";
+import { leftOut, measureOf, roleBar, roleColour, roleOf } from "../sentences";
 import type { HeadGroup } from "../views/headGroups";
 import { rampOf } from "./matrixParts";
 import { smallPrint } from "./print";
@@ -44,7 +44,7 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
       bar = roleBar(heads, layer, head);
     const second = byRole
       ? bar
-        ? [bounded(short(bar.value), bar.bound)]
+        ? [bounded(bar.value, bar.bound, short)]
         : []
       : [entropy.toFixed(2)];
     if (!groups[0].numbered)

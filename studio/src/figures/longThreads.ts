@@ -89,7 +89,7 @@ export function longThreadsFigure(
     "shaded: what the word looks at; underlined: what looks at it",
     excerpt(queries, layer.rows, layer.one ? "tokens" : "queries"),
     layer.one ? "" : excerpt(keys, layer.columns, "keys"),
-    outside > 5e-4 ? `words outside hold at least ${percent(outside)}` : "",
+    outside > 5e-4 ? `words outside hold at least ${percent(outside, "least")}` : "",
   ];
   return figure({
     width: wide,

@@ -15,7 +15,7 @@ import {
 import type { Curve } from "../graphLayout";
 import type { Example } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
-import { orMore, significant3 } from "../text";
+import { betweenText, orMore, significant3 } from "../text";
 import { smallPrint } from "./print";
 import { EDGE, element, figure, fitted, fixed1, SMALLEST, text } from "./svg";
 
@@ -95,7 +95,7 @@ export function pathsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
       ? `Path ${paths[0].place + 1} alone: product`
       : "Strongest paths: products";
   const products = between?.paths.length
-    ? ` ${which} ${strongest.join(", ")}; all paths together ${significant3(between.least)}.`
+    ? ` ${which} ${strongest.join(", ")}; all paths together ${betweenText(between)}.`
     : "";
   const both = ofBoth(kind, flow);
   return figure({

@@ -31,12 +31,14 @@ def export(
             "export: a model is written by --to and --output alone, a trace by --html, --picture, "
             "--parquet or --graphml. Give one kind."
         )
+    from weft.formats.bounds import outward
     from weft.jobs.model_export import export_model
 
     with working("writing, and comparing its numbers with the run's"):
         written = export_model(path, output, to.value)
     print(written.folder)
-    print(f"{written.kind}: {written.numbers} within {written.difference:.1e} of the run's.")
+    within = outward(written.difference, ".1e", upper=True)
+    print(f"{written.kind}: {written.numbers} within {within} of the run's.")
     print(f"Open it in Python: {written.loading}")
     if as_json:
         print_json({"run": str(path), **vars(written)})

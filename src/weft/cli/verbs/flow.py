@@ -44,7 +44,7 @@ def flow(
         say_all((left, rounded))
         return
     print(f"{visible(queries[token])} ({token % len(queries)}), at least and at most from:")
-    ends_of_rows = (significant(row[end] for row in rows) for end in (0, 1))
+    ends_of_rows = (significant((row[end] for row in rows), end == 1) for end in (0, 1))
     for least, most, (*_, position, word) in zip(*ends_of_rows, rows, strict=True):
         print(f"  {least}  {most}  {position:6}  {visible(word)}")
     if left is not None:

@@ -22,6 +22,7 @@ def rollout(
 ) -> None:  # fmt: skip
     """Print how much of each input position an output position holds, through all layers."""
     from weft.analysis.graphs import rollout as graphs
+    from weft.formats.bounds import outward
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import TraceData
 
@@ -34,10 +35,11 @@ def rollout(
     own, others = (keys, queries) if column else (queries, keys)
     limit = option.rows_of(limit, as_csv, 20, len(values))
     bound, left = float(result.bound.max()), graphs.passed_over(trace, kind)
+    low = outward(bound, ".1e", upper=True)
     notes = (
         None if column else graphs.of_own(trace, result, kind),
         left,
-        f"No entry {'of that ' if left else ''}is more than {bound:.1e} too low.",
+        f"No entry {'of that ' if left else ''}is more than {low} too low.",
         rounded := graphs.of_rounded(trace, kind, exact),
     )
     if as_csv:
@@ -46,7 +48,7 @@ def rollout(
         say_all(notes)
         return
     print(f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:")
-    print_places(values, others, limit)
+    print_places(values, others, limit, bounds=bound > 0)
     for note in filter(None, notes):
         print(note)
     if as_json:
