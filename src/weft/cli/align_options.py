@@ -61,7 +61,7 @@ AlignStep = Annotated[
     AligningStep | None,
     typer.Option(
         help="The query of a target word: of the step that reads it, or that writes it. Default: "
-        "with gold the better, else read."
+        "the better of each head, by gold, or by words that occur together."
     ),
 ]
 Norms = Annotated[bool, typer.Option("--norms", help="Weights times the norms of the values.")]

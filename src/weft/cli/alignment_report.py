@@ -25,6 +25,8 @@ def print_alignment(result: Alignment, output: Path, limit: int) -> None:
     several = "the mean of the heads" if len(result.heads) > 1 else "the head"
     chosen = f", chosen on {_pairs(result.chosen_on)}" if result.chosen_on else ""
     print(f"Links by {several} {names}{chosen}.")
+    if result.note:
+        print(f"{result.note[:1].upper()}{result.note[1:]}")
     if result.error_rate is not None:
         others = "other " if result.chosen_on else ""
         print(f"On the {others}{result.measured_on:,}: {result.error_rate}.")
@@ -62,6 +64,7 @@ def report_of(result: Alignment, output: Path) -> JsonObject:
         "links": sum(map(len, result.links)),
         "heads": [str(head) for head in result.heads],
         "chosen_on": result.chosen_on,
+        "note": result.note,
         "measured_on": result.measured_on,
         "aer": None if rate is None else rate.aer,
         "precision": None if rate is None else rate.precision,

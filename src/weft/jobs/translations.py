@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.analysis.alignment.align import AlignmentOptions, check_heads
-from weft.analysis.alignment.heads import best_few
+from weft.analysis.alignment.heads import best_few, better_steps
 from weft.analysis.alignment.links import links_by, pairs_of
 from weft.analysis.alignment.words import (
     STEPS,
     AligningHead,
-    Step,
     WordWeights,
     parts_by_offsets,
 )
@@ -130,8 +129,8 @@ class Aligner:
     Args:
         run: of a translator.
         heads: "all", the mean of every head of cross-attention by the step that writes a word;
-            "agreement", those whose two directions agree best on the first window, by the step that
-            reads it, as `weft align` chooses; or names, as 0.1,3.2:write.
+            "agreement", those whose two directions agree best on the first window, each by its
+            better step, as `weft align` chooses; or names, as 0.1,3.2:write.
         method: from weights to links, see `weft.analysis.alignment.links`.
     """
 
@@ -141,8 +140,7 @@ class Aligner:
         self._agreement = heads == "agreement"
         # The mean over all layers is blurred by those that already look for the next word, unless
         # it is that of the rows which look for this one: docs/alignment.md has figures.
-        one_step: Step = "read" if self._agreement else "write"
-        self._reader = PairReader(run.model, STEPS if self._named else (one_step,))
+        self._reader = PairReader(run.model, ("write",) if heads == "all" else STEPS)
         #: The places of the heads that are taken; none before the first pairs are read.
         self._places: list[int] = []
 
@@ -184,9 +182,11 @@ class Aligner:
         if self._named is not None:
             check_heads(self._named, every)
             return [every.index(head) for head in self._named]
-        return (
-            best_few(first, None, self.method).chosen if self._agreement else [*range(len(every))]
-        )
+        if not self._agreement:
+            return [*range(len(every))]
+        places, _ = better_steps(first)
+        chosen = best_few([each.of(places) for each in first], None, self.method).chosen
+        return [places[place] for place in chosen]
 
     def _weights(
         self, pairs: Sequence[tuple[str, Hypothesis]]

@@ -56,7 +56,6 @@ def align_files(
     """
     gold = None if request.gold is None else read_pharaoh(request.gold)
     check_choice(options, gold)
-    steps = options.steps(gold is not None)
     if _has_traces(request.source):
         if request.sources is not None or request.targets is not None:
             raise InputError(
@@ -64,7 +63,9 @@ def align_files(
                 "--source-file and --target-file, or give a run or a model."
             )
         traces = find_traces([Path(request.source)])
-        weights = (word_weights(trace, steps=steps, norms=options.norms) for trace in traces)
+        weights = (
+            word_weights(trace, steps=options.steps, norms=options.norms) for trace in traces
+        )
         return align_words(weights, options, gold, str(request.gold))
     if request.sources is None or request.targets is None:
         raise InputError(
@@ -75,7 +76,7 @@ def align_files(
     _check_counts(request, sources, targets, gold)
     model = open_model(request.source)
     read = word_weights_of(
-        model, sources, targets, steps=steps, norms=options.norms, progress=progress
+        model, sources, targets, steps=options.steps, norms=options.norms, progress=progress
     )
     return align_words(read, options, gold, str(request.gold))
 

@@ -11,7 +11,13 @@ import torch
 import weft
 from weft.analysis.alignment.align import AlignmentOptions, align_words
 from weft.analysis.alignment.error_rate import alignment_error_rate
-from weft.analysis.alignment.heads import agreement, best_few, error_rates, links_of_heads
+from weft.analysis.alignment.heads import (
+    agreement,
+    best_few,
+    better_steps,
+    error_rates,
+    links_of_heads,
+)
 from weft.analysis.alignment.links import METHODS, mutual, pairs_of
 from weft.analysis.alignment.words import AligningHead, WordWeights
 from weft.formats.pharaoh import GoldLinks
@@ -124,11 +130,18 @@ def test_heads_are_measured_on_pairs_that_they_were_not_chosen_on() -> None:
     assert (single.chosen_on, single.measured_on, single.error_rate) == (1, 0, None)
 
 
-def traces_of(orders: Sequence[Sequence[int]], step: str) -> list[weft.Trace]:
-    """A head that aligns by the row that reads a word, or that writes it, and one of noise."""
+def traces_of(
+    orders: Sequence[Sequence[int]], step: str, vocabulary: str = "abcdef"
+) -> list[weft.Trace]:
+    """A head that aligns by the row that reads a word, or that writes it, and one of noise.
+
+    The words of a source are drawn from a vocabulary; each is written with an article.
+    """
     generator = torch.Generator().manual_seed(5)
     made = []
     for order in orders:
+        drawn = torch.randperm(len(vocabulary), generator=generator)[:SIZE].tolist()
+        letters = [vocabulary[place] for place in drawn]
         right = torch.full((SIZE + 1, SIZE + 1), 0.02)
         for target, source in enumerate(order):
             right[target + (step == "read"), source] = 0.9
@@ -138,8 +151,11 @@ def traces_of(orders: Sequence[Sequence[int]], step: str) -> list[weft.Trace]:
                 [weights / weights.sum(-1, keepdim=True)],
                 kind="cross",
                 tokens={
-                    "source": [*(f" {c}" for c in "abcdef"), "<end>"],
-                    "target": ["<start>", *(f" {c}" for c in "uvwxyz")],
+                    "source": [*(f" {letter}" for letter in letters), "<end>"],
+                    "target": [
+                        "<start>",
+                        *(f" the-{letters[place]}" for place in order),
+                    ],
                 },
             )
         )
@@ -160,10 +176,41 @@ def test_the_step_of_a_head_is_known_by_gold(step, tmp_path: Path) -> None:
     assert [sorted(line.split()) for line in lines] == [
         sorted(line.split()) for line in (tmp_path / "gold").read_text().splitlines()
     ]
-    free = weft.align(traces_of(orders, "read"))
-    assert [str(head) for head in free.heads] == ["0.1"]
     named = weft.align(traces_of(orders, step), heads=[f"0.1:{step}"], method="argmax")
     assert [sorted(links) for links in named.links] == [sorted(links) for links in result.links]
+
+
+@pytest.mark.parametrize("step", ["read", "write"])
+def test_the_step_of_a_head_is_known_by_words_that_occur_again(step: str) -> None:
+    orders = permutations(12)
+    result = weft.align(traces_of(orders, step, "abcdefghijklmnopqrst"))
+    assert result.heads == [AligningHead(0, 1, step)]
+    assert weft.alignment_error_rate(result.links, gold_of(orders)).aer == 0
+    assert [row.head[:2] for row in result.table] == [(0, 1), (0, 0)]
+    other = weft.align(traces_of(orders, step, "abcdefghijklmnopqrst"), step="read")
+    assert (weft.alignment_error_rate(other.links, gold_of(orders)).aer == 0) == (step == "read")
+
+
+@pytest.mark.parametrize(("pairs", "vocabulary"), [(12, "abcdef"), (4, "abcdefghijklmnopqrst")])
+def test_pairs_that_do_not_tell_the_step_say_so(pairs: int, vocabulary: str) -> None:
+    """All words occur in every pair; or the pairs are few."""
+    traces = traces_of(permutations(pairs), "write", vocabulary)
+    with pytest.warns(UserWarning, match="links may be one word off. Give more pairs, or a step"):
+        weft.align(traces)
+    assert weft.align(traces, step="write").note == ""
+
+
+def test_words_that_are_spelled_alike_belong_together() -> None:
+    """Numbers occur once, in no other pair."""
+    weights = torch.full((2, 3, 3), 0.05)
+    weights[0, [0, 1, 2], [0, 1, 2]] = weights[1, [0, 1, 2], [1, 2, 0]] = 0.9
+    heads = AligningHead(0, 0, "read"), AligningHead(0, 0, "write")
+    sentences = [
+        WordWeights(weights, heads, [f"am {n}", f"{n}1.", "x"], [f"on {n}", f"{n}1", "y"])
+        for n in range(5, 10)
+    ]
+    assert better_steps(sentences) == ([0], [True])
+    assert better_steps(sentences[:4]) == ([0], [False])
 
 
 def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:

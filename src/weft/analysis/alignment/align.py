@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
 from weft.analysis.alignment.error_rate import ErrorRate, alignment_error_rate
-from weft.analysis.alignment.heads import agreement, best_few, error_rates, links_of_heads
+from weft.analysis.alignment.heads import (
+    agreement,
+    best_few,
+    better_steps,
+    error_rates,
+    links_of_heads,
+)
 from weft.analysis.alignment.links import links_by, pairs_of
 from weft.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights, word_weights
 from weft.analysis.arguments import each_trace
@@ -33,6 +40,11 @@ _CHOICES = ("best", "agreement")
 #: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
 _ENOUGH = 1_000
 
+_NOT_TOLD = (
+    "too few words occur again in these pairs to tell whether the heads look for the word that is "
+    "read or that is written next; links may be one word off. Give more pairs, or a step."
+)
+
 
 @dataclass(frozen=True)
 class AlignmentOptions:
@@ -41,7 +53,8 @@ class AlignmentOptions:
     heads: "best": those that align best with the gold links; "agreement": those whose two
         directions agree best; or names of heads; None: best where there is gold.
     method: "mutual", "argmax" or "dtw": see `weft.analysis.alignment.links`.
-    step: "read" or "write"; None: with gold whichever is better, of each head, else "read".
+    step: "read" or "write"; None: whichever is better, of each head: with gold by the links, else
+        by the words that occur together in other pairs.
     norms: weights times the norms of the values.
     most: how many heads are taken together, at most; 1: the best single one.
     """
@@ -74,13 +87,10 @@ class AlignmentOptions:
         names = self.heads.split(",") if isinstance(self.heads, str) else self.heads
         return [AligningHead.named(name) for name in names]
 
-    def steps(self, gold: bool) -> tuple[Step, ...]:
+    @property
+    def steps(self) -> tuple[Step, ...]:
         """The steps that heads are tried by."""
-        if self.step is not None:
-            return tuple(step for step in STEPS if step == self.step)
-        both = self.named is not None or (gold and self.heads != "agreement")
-        # Shifted by a row, a head's two directions agree as well: agreement cannot tell the step.
-        return STEPS if both else ("read",)
+        return tuple(step for step in STEPS if self.step in (step, None))
 
 
 @dataclass(frozen=True)
@@ -98,11 +108,12 @@ class Alignment:
 
     links        of each pair of sentences, (source word, target word), from 0
     heads        those whose mean was taken
-    table        every head, the best first; of named heads, these
+    table        every head, the best first, without gold by its better step; of named heads, these
     chosen_on    how many pairs the heads were chosen on; 0: they were named
     error_rate   of the links, on pairs that the heads were not chosen on; None: without gold
     measured_on  how many pairs these are
     first        the weights between the words of the first pair, the mean of the heads
+    note         what the pairs do not tell of the heads, in a sentence; "": nothing
     """
 
     links: list[list[Link]]
@@ -112,6 +123,7 @@ class Alignment:
     error_rate: ErrorRate | None
     measured_on: int
     first: WordWeights
+    note: str = ""
 
     def save(self, path: Path | str) -> None:
         """Write the links as a file in the Pharaoh format, a line for each pair."""
@@ -154,9 +166,12 @@ def align(
             f"align: gold={in_words(known)}; expected a file in the Pharaoh format, a list of "
             "GoldLinks, as weft.read_pharaoh gives, or None."
         )
-    steps = options.steps(known is not None)
-    words = (word_weights(trace, steps=steps, norms=norms) for trace in several)
-    return align_words(words, options, known, str(gold) if isinstance(gold, str | Path) else "gold")
+    words = (word_weights(trace, steps=options.steps, norms=norms) for trace in several)
+    name = str(gold) if isinstance(gold, str | Path) else "gold"
+    result = align_words(words, options, known, name)
+    if result.note:
+        warnings.warn(f"align: {result.note}", stacklevel=2)
+    return result
 
 
 def check_choice(options: AlignmentOptions, gold: object) -> None:
@@ -201,7 +216,7 @@ def align_words(
     mean = first[0].weights[places].mean(0, keepdim=True)
     return Alignment(
         links, choice.heads, choice.table, choice.chosen_on, measured, len(others),
-        WordWeights(mean, (), first[0].source, first[0].target),
+        WordWeights(mean, (), first[0].source, first[0].target), choice.note,
     )  # fmt: skip
 
 
@@ -222,16 +237,23 @@ class _Choice:
     heads: list[AligningHead]
     table: list[HeadOfAlignment]
     chosen_on: int
+    note: str = ""
 
 
 def _choice(
     first: Sequence[WordWeights], options: AlignmentOptions, gold: Sequence[GoldLinks] | None
 ) -> _Choice:
     """The heads, and what is said of each."""
-    every, named = first[0].heads, options.named
+    named = options.named
     half = slice(0, None, 2 if gold is not None and named is None and len(first) > 1 else 1)
     sentences, method = first[half], links_by(options.method)
     of_gold = None if gold is None else gold[half]
+    by_gold = of_gold is not None and options.heads != "agreement"
+    told = [True] * len(first[0].heads)
+    if named is None and not by_gold:
+        places, told = better_steps(sentences)
+        sentences = [sentence.of(places) for sentence in sentences]
+    every = sentences[0].heads
     rates = None if of_gold is None else error_rates(sentences, of_gold, method)
     table = [
         HeadOfAlignment(head, agrees, None if rates is None else rates[number])
@@ -240,21 +262,23 @@ def _choice(
     if named is not None:
         check_heads(named, every)
         return _Choice(named, [row for row in table if row.head in named], 0)
-    by_gold = of_gold is not None and options.heads != "agreement"
     measured = best_few(sentences, of_gold if by_gold else None, method, options.most)
     order = sorted(range(len(every)), key=lambda number: -measured.single[number])
     return _Choice(
         [every[number] for number in measured.chosen],
         [table[number] for number in order],
         len(sentences),
+        "" if all(told[number] for number in measured.chosen) else _NOT_TOLD,
     )
 
 
 def _check_alike(sentences: Sequence[WordWeights]) -> None:
     """Raise an InputError where sentences come from models of other heads."""
+    first = {head[:2] for head in sentences[0].heads}
     for number, sentence in enumerate(sentences):
-        if sentence.heads != sentences[0].heads:
+        own = {head[:2] for head in sentence.heads}
+        if own != first:
             raise InputError(
-                f"align: trace {number + 1} has {len(sentence.heads)} heads of cross-attention, "
-                f"the first {len(sentences[0].heads)}. Give traces of one model, of all layers."
+                f"align: trace {number + 1} has {len(own)} heads of cross-attention, the first "
+                f"{len(first)}. Give traces of one model, of all layers."
             )

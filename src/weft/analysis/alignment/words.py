@@ -105,6 +105,11 @@ class WordWeights:
         """How many words the source and the target have."""
         return len(self.source), len(self.target)
 
+    def of(self, places: Sequence[int]) -> WordWeights:
+        """Some of the heads, by their places."""
+        heads = tuple(self.heads[place] for place in places)
+        return WordWeights(self.weights[list(places)], heads, self.source, self.target)
+
 
 def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
     """The words of a text, which stand between spaces, and their tokens.
