@@ -87,7 +87,7 @@ class Trace(TraceData):
         image: int = 0,
         size: tuple[int, int] | None = None,
     ) -> ImageMap:
-        """What a word of a vision-language model looks at in an image, in pixels.
+        """What a word of a vision-language model, or a patch, looks at in an image, in pixels.
 
         layer: its number in ``layers``, or its path; head: None for the mean of all; token: a
         position, or the text of one token; size: rows and columns of the original picture, for a

@@ -45,12 +45,11 @@ export const looksOf = (
 export const patchAt = (of: Patches["sequences"][string], row: number, column: number) =>
   of.rows.findIndex((other, n) => other === row && of.columns[n] === column);
 
-/** The weight of the strongest colour: the largest, or four times the mean where none is that far
- * above it, so that an even map is faint; at most 1. */
+/** The weight of the strongest colour: the largest, or nine times that of an even row where none is
+ * so large, so that an even map is faint, and one of little mass fainter; at most 1. */
 export function topOf(weights: number[]): number {
-  const most = weights.reduce((one, other) => Math.max(one, other), 0);
-  const sum = weights.reduce((one, other) => one + other, 0);
-  return Math.max(most, Math.min((4 * sum) / (weights.length || 1), 1));
+  const even = 1 / (weights.length || 1);
+  return weights.reduce((one, other) => Math.max(one, other), Math.min(9 * even, 1));
 }
 
 /** The opacity of each cell: square roots of weights by that of the strongest colour. */

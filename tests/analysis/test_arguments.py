@@ -49,7 +49,6 @@ from weft.analysis.matrices.composition import composition, composition_table
 from weft.analysis.matrices.projections import matrices_of
 from weft.analysis.matrices.table import history_measures, weight_measures
 from weft.analysis.overview import overview
-from weft.analysis.patch_map import patch_map
 from weft.analysis.sql.query import ask, open_traces
 from weft.analysis.worked_row import worked_row
 from weft.formats.pharaoh import GoldLinks
@@ -180,8 +179,6 @@ CASES = [
     Case(separators, {"tokens": ["a", "b"]}),
     Case(punctuation_marks, {"tokens": ["a", "b"]}),
     Case(image_map, {"trace": IMAGES, "layer": 0, "head": 0, "token": 4, "image": 0,
-                     "size": None}),
-    Case(patch_map, {"trace": IMAGES, "number": 0, "head": 0, "query": 4, "image": 0,
                      "size": None}),
     Case(joint_projection, {"queries": LAYER.queries[0], "keys": LAYER.keys[0]}),
     Case(qk_circuit, {"layer": MATRICES, "embedding": None}),

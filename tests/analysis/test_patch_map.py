@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import weft
-from weft.analysis.image_map import image_map
-from weft.analysis.patch_map import _pooled, has_patches, patch_map
+from weft.analysis.image_map import has_patches, image_map
 from weft.errors import InputError
+from weft.studio.view_paths import _pooled
 
 ROWS, COLUMNS = 3, 4
 
@@ -36,14 +36,18 @@ def test_a_grid_of_patches_has_its_weights() -> None:
     for head in (0, 1, None):
         rows = dense.mean(0) if head is None else dense[head]
         for query in range(1 + ROWS * COLUMNS):
-            seen = patch_map(trace, 0, head, query)
+            seen = image_map(trace, 0, head, query)
             expected = rows[query, 1:].reshape(ROWS, COLUMNS)
             assert torch.allclose(seen.weights, expected, atol=1e-6)
             assert seen.mass == pytest.approx(1 - float(rows[query, 0]), abs=1e-6)
-            position, row, column, weight = seen.patches[0]
-            assert weight == float(seen.weights.max()) == float(seen.weights[row, column])
-            assert position == 1 + row * COLUMNS + column
-            assert seen.pixels is None and seen.outside == 0
+            for place, (position, _, row, column, weight) in enumerate(seen.patches):
+                assert weight == float(seen.weights[row, column])
+                assert position == 1 + row * COLUMNS + column == 1 + place
+            assert seen.outside == 0
+            # Over a picture of 2 x 2 pixels a patch.
+            wide = image_map(trace, 0, head, query, size=(2 * ROWS, 2 * COLUMNS)).weights
+            spread = (expected / 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
+            assert torch.allclose(wide, spread, atol=1e-6)
 
 
 def test_a_real_vision_transformer() -> None:
@@ -64,25 +68,9 @@ def test_a_real_vision_transformer() -> None:
     assert has_patches(trace, trace.layers[0].keys_from)
     for number in range(2):
         for head in range(4):
-            seen = patch_map(trace, number, head, 0)
+            seen = image_map(trace, number, head, 0)
             expected = weights[number][0, head, 0, 1:].reshape(3, 5).double()
             assert torch.allclose(seen.weights, expected, atol=1e-5)
-
-
-def test_a_word_of_a_vision_language_model() -> None:
-    pytest.importorskip("transformers")
-    from tests.tracing.test_vision_language import SIZES, TEXT, family, language, picture, traced
-    from tests.tracing.vision_models import FAMILIES
-
-    for name in list(FAMILIES)[:2]:
-        made = family(name)
-        trace = traced(made, made.inputs([picture(SIZES[0])], TEXT))
-        number = language(trace)[-1]
-        query = len(trace.tokens) - 1
-        seen = patch_map(trace, number, 1, query, size=SIZES[0])
-        whole = image_map(trace, number, 1, query, size=SIZES[0])
-        assert torch.equal(seen.weights, whole.weights)  # few pixels: each is a cell
-        assert seen.pixels == SIZES[0] and seen.mass == whole.mass
 
 
 @pytest.mark.parametrize("size", [(128, 128), (129, 3), (1000, 333), (5, 700)])
@@ -100,13 +88,13 @@ def test_pixels_are_put_together(size: tuple[int, int]) -> None:
 def test_what_has_no_map_says_why() -> None:
     random = np.random.default_rng(0)
     plain = weft.from_queries_keys(*random.normal(size=(2, 1, 2, 5, 8)))
-    with pytest.raises(InputError, match="are no patches of an image"):
-        patch_map(plain, 0, 0, 0)
+    with pytest.raises(InputError, match="this trace has no images that are known"):
+        image_map(plain, 0, 0, 0)
     trace = grid_trace()
     with pytest.raises(InputError, match="head 2"):
-        patch_map(trace, 0, 2, 0)
-    with pytest.raises(InputError, match="query 13"):
-        patch_map(trace, 0, 0, 13)
+        image_map(trace, 0, 2, 0)
+    with pytest.raises(InputError, match="token 13"):
+        image_map(trace, 0, 0, 13)
     doubled = grid_trace([-1] + [0] * (ROWS * COLUMNS))
     with pytest.raises(InputError, match="several patches of layer"):
-        patch_map(doubled, 0, 0, 0)
+        image_map(doubled, 0, 0, 0)

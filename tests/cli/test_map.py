@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tests.cli.conftest import Command
 from tests.tracing.vision_models import FAMILIES
@@ -83,11 +84,38 @@ def test_without_the_picture_it_draws_what_the_model_saw(
     assert "the mean of all heads" in out.read_text()
 
 
+def test_a_vision_transformer_is_drawn_over_its_patches(
+    folder: Path, tmp_path: Path, weft_main: Command
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.ViTModel(
+        transformers.ViTConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=16,
+            image_size=[24, 40], patch_size=8,
+        )
+    ).eval()  # fmt: skip
+    pixels = torch.randn(1, 3, 24, 40)
+    weft.trace(model, {"pixel_values": pixels}).save(tmp_path / "vit.weft")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(pixels, output_attentions=True).attentions[1][0, 2]
+    asked = ("map", tmp_path / "vit.weft", "--layer", "1", "--head", "2", "--json")
+    for token, row, picture in (("patch 1,3", 1 + 5 + 3, ()), ("0", 0, ("--image", "a.png"))):
+        picture = tuple(folder / word if word == "a.png" else word for word in picture)
+        result = weft_main(*asked, "--token", token, "-o", tmp_path / "m.png", *picture)
+        assert result.code == 0, result.err
+        report = json.loads(result.out.splitlines()[-1])
+        seen = [patch["weight"] for patch in report["patches"]]
+        assert torch.allclose(torch.tensor(seen), weights[row, 1:], atol=1e-5)
+        assert report["size"] == (list(SIZE) if picture else [3, 5])
+        assert ("as if its processor had cut nothing away" in result.out) == bool(picture)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--layer", "9", "--token", "0"), "the trace has no layer 9"),
-        (("--layer", "0", "--token", "0"), "looks at patches, of which no word is part"),
         (("--layer", "3", "--token", "dog"), "no token is 'dog'"),
         (("--layer", "3", "--token", "99"), "token 99"),
         (("--layer", "3", "--token", "0", "--head", "4"), "head 4"),

@@ -91,6 +91,19 @@ def test_the_image_is_seen_on_every_weight(theme) -> None:
     assert np.abs(drawn[0] - drawn[1]).max() > 0.5
 
 
+def test_an_even_row_is_faint_and_a_strong_one_is_not() -> None:
+    for weights, most, shade in (
+        (np.full((8, 8), 1 / 64), 9 / 64, 1 / 3),
+        (np.full((8, 8), 0.25 / 64), 9 / 64, 1 / 6),
+        (np.eye(8) / 2, 0.5, 1.0),
+    ):
+        (axes,) = [axes for axes in places([Look(np.ones((8, 8)), weights, None, "")]).axes
+                   if axes.images]  # fmt: skip
+        norm = axes.images[0].norm
+        assert norm.vmax == pytest.approx(most)
+        assert float(norm(weights.max())) == pytest.approx(shade)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_each_look_is_weights_image_and_frame(layer, theme, tmp_path) -> None:
     looks = [looks_of(layer, IMAGE, (0, 0, 1, 1), "one"), looks_of(layer, IMAGE, (3, 5, 1, 1), "2")]
@@ -101,7 +114,8 @@ def test_each_look_is_weights_image_and_frame(layer, theme, tmp_path) -> None:
     for axes, look in zip(panels, looks, strict=True):
         weights, ink = axes.images
         np.testing.assert_array_equal(weights.get_array(), look.weights)
-        assert weights.norm.vmax == max(float(each.weights.max()) for each in looks)
+        # Six cells, of which an even row has 1/6 each.
+        assert weights.norm.vmax == 1
         assert weights.get_extent() == ink.get_extent() == [-0.5, 11.5, 3.5, -0.5]
         np.testing.assert_allclose(ink.get_array()[..., 3] / 0.4, IMAGE)
         (frame,) = [patch for patch in axes.patches if isinstance(patch, Rectangle)]

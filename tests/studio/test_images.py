@@ -82,7 +82,7 @@ def test_odd_requests_are_one_line(viewer: Viewer, path: str) -> None:
 def test_a_text_has_no_images(studio: Any, serving: Serving, make_trace: Any) -> None:
     plain = serving(collect([make_trace(["a", "b"])]))
     _, said = ask(plain, "/api/examples/0/layers/0/looks/0/0/0/0/0")
-    assert "no patches of an image" in said["problem"] and "\n" not in said["problem"]
+    assert "no images that are known" in said["problem"] and "\n" not in said["problem"]
     page = studio.served(plain)
     page.locator(".stage .tile").first.wait_for()
     assert page.locator("nav a", has_text="Image").count() == 0
@@ -142,10 +142,10 @@ def test_on_the_screen(studio: Any, viewer: Viewer, grid: weft.Trace) -> None:
     until(page, lambda: first.all_inner_texts()[1:3] == strongest)
     best = first.all_inner_texts()
     assert float(best[3]) == pytest.approx(float(row.max()), abs=6e-5)
-    # The colours end at the strongest of what is drawn, or at four times the mean.
+    # The colours end at the strongest of what is drawn, or at nine times an even weight.
     assert page.locator(".ramp figcaption").inner_text() == "weight, square-root scale"
     ticks = page.locator(".panel .ramp svg text").all_text_contents()
-    top = max(float(row.max()), 4 * float(row.mean()))
+    top = max(float(row.max()), 9 / (ROWS * COLUMNS))
     assert [float(tick) for tick in ticks] == pytest.approx([0, top / 4, top], abs=6e-5)
     page.locator(".image-map canvas").hover(position=at)
     said = page.locator(".images .number").inner_text()

@@ -181,9 +181,11 @@ def test_how_a_picture_was_cut_is_not_guessed() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"layer": 9}, "no layer 9. Choose one of the layers that look at text and images: 2, 3"),
+        (
+            {"layer": 9},
+            "no layer 9. Choose one of the layers that look at patches of an image: 0 to 3",
+        ),
         ({"layer": "nowhere"}, "no layer 'nowhere'"),
-        ({"layer": 0}, "looks at patches, of which no word is part"),
         ({"head": 4}, "head 4; layer .* has the heads 0 to 3"),
         ({"head": -1}, "head -1"),
         ({"token": 99}, "token 99; layer .* has rows for the tokens 0 to 43"),

@@ -5,12 +5,13 @@
 w_p is the weight that the word gives to the image token of patch p, |p| the area of its box, and
 |p and pixel| the area that the two share. Each patch spreads its weight evenly over its pixels, so
 that the map sums to the mass of the row on the image. Where an image is read in tiles and as a
-whole, a pixel has a part of both.
+whole, a pixel has a part of both. Where patches are all that there is, as of a vision Transformer,
+they are the pixels; or lie over a whole picture, as if its processor had cut nothing away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,12 @@ from weft.analysis.arguments import check_trace
 from weft.errors import InputError
 from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
-from weft.formats.traced_images import Box, Size, TracedImage
+from weft.formats.traced_images import Box, Size, Tile, TracedImage
 from weft.mechanism.shapes import in_words
 from weft.tracing.options import whole_number
 from weft.tracing.vision_language.positions import LAYOUTS
 
-__all__ = ["ImageMap", "image_map", "row_of_layer"]
+__all__ = ["ImageMap", "has_patches", "image_map", "row_of_layer"]
 
 #: The most pixels of a map.
 _MOST = 2**28
@@ -53,6 +54,12 @@ class ImageMap:
     query: int
 
 
+def has_patches(trace: TraceData, sequence: str) -> bool:
+    """Whether some tokens of a sequence are patches of an image whose places are known."""
+    known = trace.positions.get(sequence, {})
+    return "rows" in known and "columns" in known and any(row >= 0 for row in known["rows"])
+
+
 def image_map(
     trace: TraceData,
     layer: int | str,
@@ -65,7 +72,7 @@ def image_map(
     """The map of a word over an image, in pixels.
 
     Args:
-        trace: of a vision-language model, on a text with images.
+        trace: of a vision-language model on a text with images, or of a vision Transformer.
         layer: its number in the order of the run, as in `trace.layers`, or its path.
         head: which one; None: the mean of all.
         token: the position of the word, negative ones from the end; or its text, where one token
@@ -78,34 +85,54 @@ def image_map(
     known exactly; pixels that are not known.
     """
     check_trace("image_map", trace)
-    sequence = _sequence(trace)
-    chosen = _layer(trace, layer, sequence)
+    _check_patches(trace)
+    chosen = _layer(trace, layer)
+    known = trace.positions[chosen.keys_from]
+    pictures = trace.images if "images" in known else (_of_patches(chosen, known),)
     if head is not None:
         there = f"layer {chosen.name} has the heads 0 to {chosen.heads - 1}"
         head = _at("head", head, chosen.heads, there)
     query = _query(chosen, token)
-    count = len(trace.images)
+    count = len(pictures)
     images = "one image, 0" if count == 1 else f"the images 0 to {count - 1}"
     image = _at("image", image, count, f"the text has {images}")
-    original = _original(size, trace.images[image])
-    picture = trace.images[image].arranged(original)
+    original = _original(size, pictures[image])
+    picture = pictures[image].arranged(original)
     row = row_of_layer(chosen, head, query)
-    known = trace.positions[sequence]
+    first = [0] * len(row)
+    places = zip(
+        known.get("images", first), known.get("tiles", first), known["rows"], known["columns"],
+        strict=True,
+    )  # fmt: skip
     patches = [
-        (position, known["tiles"][position], known["rows"][position], known["columns"][position],
-         float(row[position]))
-        for position, number in enumerate(known["images"]) if number == image
-    ]  # fmt: skip
+        (position, tile, at, across, float(row[position]))
+        for position, (number, tile, at, across) in enumerate(places)
+        if number == image and at >= 0
+    ]
     weights, outside = _painted(picture, patches, original)
     mass = float(row[[patch[0] for patch in patches]].sum())
     return ImageMap(weights, mass, outside, patches, original is not None, query)
 
 
-def _sequence(trace: TraceData) -> str:
-    """The sequence that holds the images."""
-    for name, known in trace.positions.items():
-        if "images" in known and trace.images:
-            return name
+def _of_patches(layer: TraceLayer, known: Mapping[str, list[Any]]) -> TracedImage:
+    """The picture of which the patches of a sequence are all."""
+    places = [
+        place for place in zip(known["rows"], known["columns"], strict=True) if min(place) >= 0
+    ]
+    if len(set(places)) < len(places):
+        raise InputError(
+            f"image_map: several patches of layer {layer.name} have one place, as of windows that "
+            "overlap: a map of them is not known. Choose another layer."
+        )
+    rows, columns = (max(known[side]) + 1 for side in ("rows", "columns"))
+    whole = Tile((0.0, 0.0, float(rows), float(columns)), rows, columns)
+    return TracedImage((rows, columns), (whole,), "stretch")
+
+
+def _check_patches(trace: TraceData) -> None:
+    """Raise an InputError where no token is known to be a patch of an image."""
+    if any(has_patches(trace, name) for name in trace.sequences):
+        return
     kind = trace.model.get("type")
     if kind in LAYOUTS:
         raise InputError(
@@ -120,24 +147,24 @@ def _sequence(trace: TraceData) -> str:
     )
 
 
-def _layer(trace: TraceData, layer: int | str, sequence: str) -> TraceLayer:
-    """The layer of a number or a path, whose keys are the tokens that hold the images."""
-    fitting = [i for i, each in enumerate(trace.layers) if each.keys_from == sequence]
+def _layer(trace: TraceData, layer: int | str) -> TraceLayer:
+    """The layer of a number or a path, some of whose keys are patches of an image."""
+    fitting = [i for i, each in enumerate(trace.layers) if has_patches(trace, each.keys_from)]
     chosen = None
     place = whole_number(layer)
     if isinstance(layer, str):
         chosen = next((each for each in trace.layers if each.name == layer), None)
     elif place is not None and 0 <= place < len(trace.layers):
         chosen = trace.layers[place]
-    there = f"the layers that look at text and images: {_numbers(fitting)}"
+    there = f"the layers that look at patches of an image: {_numbers(fitting)}"
     if chosen is None:
         raise InputError(
             f"image_map: the trace has no layer {in_words(layer)}. Choose one of {there}."
         )
-    if chosen.keys_from != sequence:
+    if not has_patches(trace, chosen.keys_from):
         raise InputError(
-            f"image_map: layer {layer!r} ({chosen.name}) looks at {chosen.keys_from}, of which no "
-            f"word is part. Choose one of {there}."
+            f"image_map: layer {layer!r} ({chosen.name}) looks at {chosen.keys_from}, none of "
+            f"which is known to be a patch. Choose one of {there}."
         )
     return chosen
 

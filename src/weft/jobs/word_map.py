@@ -61,6 +61,7 @@ def draw_word_map(
         size=None if picture is None else (picture.shape[0], picture.shape[1]),
     )  # fmt: skip
     chosen = _layer(trace, layer)
+    uncut = picture is not None and "images" not in trace.positions[chosen.keys_from]
     word = visible(shown(chosen.query_tokens)[seen.query])
     of_head = "the mean of all heads" if head is None else f"head {head}"
     figure = word_map(
@@ -76,7 +77,9 @@ def draw_word_map(
         + (f" ({seen.outside:.4f} to bars beside the picture)" if seen.outside else "")
         + ", most to "
         + ", ".join(f"{names[patch[0]]} ({patch[4]:.4f})" for patch in best)
-        + f". Picture: {output}"
+        + "."
+        + (" Over the whole picture, as if its processor had cut nothing away." if uncut else "")
+        + f" Picture: {output}"
     )
     content = {
         "trace": str(path), "layer": chosen.name, "head": head, "token": seen.query,

@@ -145,7 +145,8 @@ def places(
     """Images below each other, each with the weights that some of its places give to the others.
 
     The weights are the ground, the image the ink on it, the places that look are framed. The scale
-    of weights is one for all.
+    of weights is one for all: to the largest, or to nine times that of an even row where none is so
+    large, so that an even row is faint.
 
     Args: looks: one or more, of images of one size; title: above; caption: below; theme.
     Raises: InputError: none, or images of different sizes.
@@ -161,7 +162,7 @@ def places(
     figure = new_figure(_WIDE + 2 * _MARGIN, height, colours)
     width, height = figure.get_size_inches()
     families = list(lettering([title, caption, *(look.title for look in looks)]).families)
-    most = max(float(look.weights.max()) for look in looks)
+    most = max(max(float(look.weights.max()), min(9 / look.weights.size, 1)) for look in looks)
     norm = PowerNorm(0.5, 0.0, most)
     if title:
         figure.text(_MARGIN / width, 1 - 0.16 / height, title, fontsize=10, va="top",
@@ -224,4 +225,6 @@ def _scale(figure: Figure, most: float, norm: PowerNorm, colours: Palette) -> No
     axes.set_xticks([0.0, 0.5, 1.0], [f"{tick:.2g}" for tick in ticks])
     axes.tick_params(axis="x", length=2, width=0.5, pad=1.5, labelsize=6, color=colours.faint,
                      labelcolor=colours.faint)  # fmt: skip
-    axes.set_title("weight", fontsize=6.5, color=colours.faint, pad=3, loc="left")
+    axes.set_title(
+        "weight, square-root scale", fontsize=6.5, color=colours.faint, pad=3, loc="left"
+    )

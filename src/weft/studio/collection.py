@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.analysis.heads.roles import special_keys
-from weft.analysis.patch_map import has_patches
+from weft.analysis.image_map import has_patches
 from weft.errors import InputError
 from weft.formats.files import JsonObject, finite
 from weft.formats.tokens import running_text, shown, visible

@@ -11,9 +11,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Literal
 
+import torch
 from fastapi import FastAPI, HTTPException, Path, Request, Response
+from torch import Tensor
 
-from weft.analysis.patch_map import has_patches, patch_map
+from weft.analysis.image_map import has_patches, image_map
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject, finite
 from weft.formats.trace import TraceData
@@ -40,8 +42,8 @@ Kind = Literal["encoder", "decoder", "cross"]
 HeadOrMean = Annotated[str, Path(pattern=r"^(mean|0|[1-9][0-9]{0,8})$")]
 #: Patches that are named.
 _NAMED = 8
-#: Rows or columns of pixels of a picture, at most.
-_SIDE = 2**20
+#: Rows or columns of pixels of a picture, at most; and of cells of a map of them.
+_SIDE, _MOST = 2**20, 128
 
 
 def add_corpus(app: FastAPI, pieces: Pieces) -> None:
@@ -246,27 +248,42 @@ def _looks(
     """problem: why there is no map, in one line; else the map, its mass, and the best patches."""
     # Layers of their own, so that what is read of them can be let go.
     own = dataclasses.replace(trace, layers=tuple(map(dataclasses.replace, trace.layers)))
+    # Where patches are all that there is, they are the whole picture, whatever its size.
+    of_pixels = "images" in own.positions.get(own.layers[number].keys_from, {})
+    image, size = (image, size) if of_pixels else (0, None)
     try:
-        seen = patch_map(own, number, head, query, image=image, size=size)
+        seen = image_map(own, number, head, query, image=image, size=size)
     except DataError:
         raise
     except InputError as error:
         return {"problem": str(error)}
-    rows, columns = seen.weights.shape
+    weights = _pooled(seen.weights) if of_pixels else seen.weights
+    rows, columns = weights.shape
+    best = sorted(seen.patches, key=lambda patch: -patch[4])[:_NAMED]
     cleaned: JsonObject = finite(
         {
             "problem": None,
             "rows": rows,
             "columns": columns,
-            "weights": [few_digits(weight, 7) for weight in seen.weights.flatten().tolist()],
+            "weights": [few_digits(weight, 7) for weight in weights.flatten().tolist()],
             "mass": seen.mass,
             "outside": seen.outside,
-            "pixels": None if seen.pixels is None else list(seen.pixels),
+            "pixels": list(seen.weights.shape) if of_pixels else None,
             "of_original": seen.of_original,
-            "best": [list(patch) for patch in seen.patches[:_NAMED]],
+            "best": [[at, row, column, weight] for at, _, row, column, weight in best],
         }
     )
     return cleaned
+
+
+def _pooled(weights: Tensor) -> Tensor:
+    """The sums of a map over cells of pixels, at most 128 along each side."""
+    for side, pixels in enumerate(weights.shape):
+        if pixels > _MOST:
+            ends = torch.arange(pixels) * _MOST // pixels
+            shape = [_MOST if at == side else size for at, size in enumerate(weights.shape)]
+            weights = weights.new_zeros(shape).index_add_(side, ends, weights)
+    return weights
 
 
 def add_comparisons(app: FastAPI, pieces: Pieces) -> None:

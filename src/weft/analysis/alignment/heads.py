@@ -123,7 +123,7 @@ def better_steps(sentences: Sequence[WordWeights]) -> tuple[list[int], list[bool
     )
     first, second = sums[:, of_heads].unbind(2)
     lead = (second - first).double()
-    errors = lead.std(0) / len(lead) ** 0.5
+    errors = lead.std(0, correction=0) / max(len(lead) - 1, 1) ** 0.5
     told = (lead.mean(0).abs() > _ERRORS * errors) & (len(lead) >= _FEWEST)
     better = of_heads.gather(1, (lead.mean(0) > 0).long()[:, None])[:, 0]
     return better.tolist(), told.tolist()

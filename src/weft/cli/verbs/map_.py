@@ -30,7 +30,7 @@ def map_(
     path: TracePath, layer: Layer, token: Token, output: Output, head: Head = None,
     image: Image = None, number: Number = 0, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Draw what a word looks at in an image of its text."""
+    """Draw what a word looks at in an image of its text, or a patch in its image."""
     from weft.jobs.word_map import draw_word_map
 
     with working("drawing"):
