@@ -80,7 +80,8 @@ def print_clusters(
     stays = _stays(found)
     for label in range(row["clusters"]):
         places = [place for place, own in enumerate(labels) if own == label]
-        share = _between(*(100 * end for end in stays[label]), ".1f")
+        least, most = stays[label]
+        share = _between(100 * least, 100 * most, ".1f")
         positions = f"{len(places)} position{'s' if len(places) != 1 else ''}"
         print(f"\nCluster {label}: {positions}; of what they give and receive {share}% stays there")
         for run in _runs(places[:limit]):

@@ -206,7 +206,7 @@ def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:
 def _outward(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Round bounds, of which NAME_high is the upper one, so that six digits of them are true."""
     frame = frame.copy()
-    for high in frame.select_dtypes(float).filter(regex="_high$"):
+    for high in map(str, frame.select_dtypes(float).filter(regex="_high$")):
         low = high.removesuffix("_high")
         low = low if low in frame else f"{low}_low"
         known = frame[low] == frame[high]
