@@ -106,7 +106,7 @@ CASES = [
     Case(TRACE.save, {"path": None}),
     Case(weft.Trace.of, {"data": TRACE}),
     Case(weft.Trace.open, {"path": None}),
-    Case(align, {"traces": PAIR, "gold": None, "heads": None, "method": "mutual", "step": "read",
+    Case(align, {"traces": PAIR, "gold": None, "heads": None, "method": "mutual", "step": None,
                  "norms": False, "most": 8}),
     Case(alignment_error_rate, {"links": [[(0, 0)]], "gold": [LINKS]}),
     Case(word_weights, {"trace": PAIR, "source": None, "target": None, "steps": ("read",),
@@ -204,6 +204,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:align. too few words")
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: getattr(case.function, "__name__", "function")
 )
