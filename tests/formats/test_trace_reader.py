@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.formats.conftest import TENSORS, assert_same
+from tests.formats.conftest import TENSORS
 
 import weft
 from weft.formats import trace_reader
@@ -131,38 +131,6 @@ def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tm
             assert json.loads(flipped) == json.loads(whole)
             assert found.sequences == pair_trace.sequences
     assert noticed > len(whole) // 12
-
-
-def test_a_trace_without_digests_opens(pair_trace, tmp_path) -> None:
-    path = tmp_path / "t"
-    pair_trace.save(path)
-
-    def strip(content) -> None:
-        for entry in (content, *content["files"].values()):
-            del entry["sha256"]
-
-    manifest(path, strip)
-    assert_same(pair_trace, weft.open(path))
-
-
-def test_a_trace_without_terms_and_norms_opens_and_has_no_matrix(pair_trace, tmp_path) -> None:
-    path = tmp_path / "t"
-    pair_trace.save(path)
-
-    def strip(content) -> None:
-        del content["sha256"], content["files"]["keys.parquet"]
-        for entry in content["files"].values():
-            del entry["sha256"]
-        for layer in content["layers"]:
-            del layer["terms"], layer["value_norms"], layer["window"]
-
-    manifest(path, strip)
-    (path / "keys.parquet").unlink()
-    for layer, whole in zip(weft.open(path).layers, pair_trace.layers, strict=True):
-        assert torch.equal(layer.graph.weights, whole.graph.weights)
-        assert layer.value_norms is None
-        assert layer.matrix is None
-        assert layer.no_matrix == "what enters its scores besides queries and keys was not kept"
 
 
 @pytest.mark.parametrize(

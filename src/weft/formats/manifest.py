@@ -94,10 +94,6 @@ def manifest_problem(folder: Path, manifest: JsonObject) -> str | None:
         problem = _file_problem(folder, name, files.get(name))
         if problem:
             return problem
-    # A trace of an older weft has no digests at all.
-    sealed = "sha256" in manifest or any("sha256" in files[name] for name in needed)
-    if not sealed:
-        return None
     if manifest.get("sha256") != manifest_digest(manifest):
         return f"{MANIFEST} does not match its digest"
     for name in needed:
@@ -173,9 +169,7 @@ def _layer_problem(layer: Any, sequences: dict[str, list[str]]) -> str | None:
             return f"{name} is missing or of the wrong type"
     for name in ("softcap", "deviation"):
         value = layer.get(name)
-        # Earlier versions wrote NaN and Infinity, which JSON does not have.
-        infinite = name == "deviation" and type(value) is float and not math.isfinite(value)
-        if not (value is None or _is_number(value) or infinite):
+        if not (value is None or _is_number(value)):
             return f"{name} is of the wrong type"
     if layer.get("softcap") is not None and layer["softcap"] <= 0:
         return "softcap is not positive"
