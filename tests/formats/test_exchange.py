@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from xml.etree import ElementTree
 
 import networkx
 import numpy as np
@@ -46,6 +47,19 @@ def test_networkx_nodes_carry_their_tokens(pair_trace) -> None:
     # Causal: nobody looks ahead.
     assert all(query >= key for query, key in self_attention.edges)
     assert to_networkx(pair_trace, 2, 0).nodes["key", 6]["sequence"] == "source"
+
+
+def test_gephi_reads_the_tokens_as_labels(make_trace, tmp_path) -> None:
+    """In GraphML, and in GEXF as NetworkX writes it."""
+    trace = make_trace([" a\n", "b\x00"])
+    write_graphml(trace, 0, 1, tmp_path / "a.graphml")
+    names = ElementTree.parse(tmp_path / "a.graphml").iterfind("{*}key[@for='node']")
+    assert "label" in [name.get("attr.name") for name in names]
+    graph = networkx.read_graphml(tmp_path / "a.graphml")
+    assert [label for _, label in graph.nodes(data="label")] == ["␣a⏎", "b␀"]
+    networkx.write_gexf(make_trace([" a\n", "b"]).layers[0].to_networkx(1), tmp_path / "a.gexf")
+    nodes = ElementTree.parse(tmp_path / "a.gexf").iterfind(".//{*}node")
+    assert [node.get("label") for node in nodes] == ["␣a⏎", "b"]
 
 
 def test_two_sequences_of_one_length_have_nodes_of_their_own(translator, tmp_path) -> None:

@@ -319,3 +319,12 @@ def test_a_trace_that_is_removed_while_it_is_open_is_not_called_damaged(
 def test_what_is_no_path_says_so(path: object) -> None:
     with pytest.raises(weft.InputError, match="expected that of the folder of a trace"):
         weft.open(path)  # type: ignore[arg-type]
+
+
+def test_a_layer_too_many_says_how_many_there_are(pair_trace, tmp_path) -> None:
+    pair_trace.save(tmp_path / "t")
+    for trace in (pair_trace, weft.open(tmp_path / "t"), replace(pair_trace, layers=[])):
+        there = f"no layer 9; this trace has {len(trace.layers)}, from 0"
+        with pytest.raises(IndexError, match=there):
+            trace.layers[9]
+    assert pair_trace.layers[-1] is list(pair_trace.layers)[-1]

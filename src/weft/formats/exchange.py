@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.formats.files import atomic_file
-from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
 
 if TYPE_CHECKING:
@@ -17,25 +16,13 @@ __all__ = ["to_networkx", "write_graphml", "write_trace_parquet"]
 
 
 def to_networkx(trace: TraceData, number: int, head: int) -> networkx.DiGraph | networkx.Graph:
-    """A head as a NetworkX graph: `score` and `weight` on its edges, `token` on its nodes.
+    """A head as a NetworkX graph, as `TraceLayer.to_networkx` has it; with the `layer`'s number.
 
     number: of the layer, from 0 in the order of the trace.
-
-    Nodes are 0, 1, ... where a sequence looks at itself, else ("query", i) and ("key", j); each
-    carries its `token` and its `position`, and its `sequence`. The graph itself carries what
-    `write_trace_parquet` says of an edge: `layer`, its number; `kind`, `index`, the number among
-    those of its kind, and `name` of the layer; and `head`.
     """
-    layer = trace.layers[number]
-    found = layer.graph.to_networkx(head, one_sequence=layer.one_sequence)
-    found.graph.update(name=layer.name, kind=layer.kind, layer=number, index=layer.index, head=head)
-    for node, values in found.nodes(data=True):
-        side, position = node if isinstance(node, tuple) else ("query", node)
-        tokens = layer.query_tokens if side == "query" else layer.key_tokens
-        values["token"] = shown(tokens)[position]
-        values["position"] = position
-        values["sequence"] = layer.queries_from if side == "query" else layer.keys_from
-    return found
+    graph = trace.layers[number].to_networkx(head)
+    graph.graph.update(layer=number)
+    return graph
 
 
 def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) -> None:
@@ -52,7 +39,7 @@ def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) ->
         {node: "".join(map(str, node)) for node in graph.nodes if isinstance(node, tuple)},
     )
     for _, values in named.nodes(data=True):
-        values["token"] = visible(values["token"], 1000)
+        values["token"] = values["label"]
     for _, _, values in named.edges(data=True):
         values.update({name: float(value) for name, value in values.items()})
     with atomic_file(path) as temporary:

@@ -18,7 +18,7 @@ from weft.errors import InputError, optional_package
 from weft.formats.files import JsonMapping
 from weft.formats.layer_data import LayerData, LayerInMemory
 from weft.formats.terms import Terms
-from weft.formats.tokens import Tokens
+from weft.formats.tokens import Tokens, shown, visible
 from weft.formats.traced_images import TracedImage
 from weft.formats.verification import in_words
 from weft.mechanism.graph import AttentionGraph
@@ -26,6 +26,7 @@ from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import check_flag, check_type, whole_number
 
 if TYPE_CHECKING:
+    import networkx
     import pandas
 
     from weft.formats.trace_writer import TraceWriter
@@ -206,9 +207,39 @@ class TraceLayer:
             value_norms=self.data.value_norms(),
         )
 
+    def to_networkx(self, head: int) -> networkx.DiGraph | networkx.Graph:
+        """A head as a NetworkX graph: `score` and `weight` on its edges, tokens on its nodes.
+
+        Nodes are 0, 1, ... where a sequence looks at itself, else ("query", i) and ("key", j); each
+        has its `token`, its `label`, the token as it is shown, by which Gephi names it in GraphML
+        and GEXF (`networkx.write_gexf`), its `position` and its `sequence`. The graph has the
+        `name`, `kind` and `index` of the layer, and the `head`.
+        """
+        graph = self.graph.to_networkx(head, one_sequence=self.one_sequence)
+        graph.graph.update(name=self.name, kind=self.kind, index=self.index, head=head)
+        tokens = {"query": shown(self.query_tokens), "key": shown(self.key_tokens)}
+        names = {"query": self.queries_from, "key": self.keys_from}
+        for node, values in graph.nodes(data=True):
+            side, position = node if isinstance(node, tuple) else ("query", node)
+            token = tokens[side][position]
+            values |= {"token": token, "label": visible(token, 1000)}
+            values |= {"position": position, "sequence": names[side]}
+        return graph
+
     def __repr__(self) -> str:
         verified = "" if self.deviation is None else f", deviation={self.deviation:.1e}"
         return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape}{verified})"
+
+
+class _Layers(tuple[TraceLayer, ...]):
+    """The layers of a trace, whose error says how many there are."""
+
+    def __getitem__(self, place: Any) -> Any:
+        try:
+            return super().__getitem__(place)
+        except IndexError:
+            there = f"this trace has {len(self)}, from 0"
+            raise IndexError(f"trace: no layer {place}; {there}.") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,6 +274,10 @@ class TraceData:
     not_traced: tuple[Mapping[str, str], ...] = ()
     images: tuple[TracedImage, ...] = ()
     folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Give the layers an error of their own."""
+        object.__setattr__(self, "layers", _Layers(self.layers))
 
     @property
     def tokens(self) -> list[str]:

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -135,21 +136,20 @@ def _together(sentences: Sequence[WordWeights]) -> list[Tensor]:
         [[re.sub(r"\W", "", word.casefold()) or word for word in side] for side in sides]
         for sides in ((sentence.source, sentence.target) for sentence in sentences)
     ]
-    counts = [Counter[str]() for _ in range(2)]
-    both = Counter[tuple[str, str]]()
+    sources, targets, both = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
     for source, target in words:
-        counts[0].update(set(source))
-        counts[1].update(set(target))
-        both.update((s, t) for s in set(source) for t in set(target))
+        sources.update({*source})
+        targets.update({*target})
+        both.update(product({*source}, {*target}))
 
     def dice(s: str, t: str) -> float:
-        others = counts[0][s] + counts[1][t] - 2
+        others = sources[s] + targets[t] - 2
         return 1.0 if s == t else 2 * (both[s, t] - 1) / others if others else 0.0
 
     return [
-        torch.tensor([[dice(s, t) for s in source] for t in target]).reshape(
-            len(target), len(source)
-        )
+        torch.tensor([dice(s, t) for t in target for s in source]).reshape(len(target), -1)
+        if source and target
+        else torch.zeros(len(target), len(source))
         for source, target in words
     ]
 
