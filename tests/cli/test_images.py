@@ -121,7 +121,7 @@ def test_its_heads_are_ablated(folder, weft_main: Command) -> None:
             "train.npz: a file of arrays. Name one of its images, as ",
         ),
         (("relevance", "--text", "x"), "--text: RUN is a run that sees images"),
-        (("steps", "--model", "run"), "--model: RUN reads images, and no text. Give a model that"),
+        (("steps", "--model", "run"), "model: RUN reads images, and no text. Give a model that"),
         (("ablate", "--text", "x"), "--text: RUN is a run that sees images"),
         (("ablate", "--target", "x"), "--target: RUN is a run that sees images"),
         (("ablate", "--logit", "x"), "--logit: RUN is a run that sees images"),
