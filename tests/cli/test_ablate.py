@@ -16,7 +16,7 @@ Command = Callable[..., Any]
 
 def last_json(result: Any) -> dict[str, Any]:
     assert result.code == 0, result.err
-    content: dict[str, Any] = json.loads(result.out.splitlines()[-1])
+    content: dict[str, Any] = json.loads(result.out)
     return content
 
 

@@ -30,7 +30,7 @@ def test_a_run_aligns_two_files_as_its_traces_do(
     options = ["--heads", "0.1,0.0:write", "--method", "argmax", "--json"]
     result = weft_main("align", run, *texts, "-o", out, *options)
     assert result.code == 0, result.err
-    said = json.loads(result.out.splitlines()[-1])
+    said = json.loads(result.out)
     lines = out.read_text().splitlines()
     assert said["pairs"] == 4 == len(lines)
     assert said["heads"] == ["0.1", "0.0:write"]
@@ -74,7 +74,7 @@ def test_heads_are_chosen_by_gold_and_by_agreement(
         "--json",
     )  # fmt: skip
     assert gold.code == 0, gold.err
-    said = json.loads(gold.out.splitlines()[-1])
+    said = json.loads(gold.out)
     assert (said["chosen_on"], said["measured_on"]) == (2, 2)
     links = [list(links.sure) for links in weft.read_pharaoh(tmp_path / "a")]
     rate = weft.alignment_error_rate(links[1::2], weft.read_pharaoh(tmp_path / "gold")[1::2])

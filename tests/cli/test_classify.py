@@ -76,7 +76,7 @@ def test_lines_to_classes_and_probabilities(weft_process: Command, run: Path) ->
 
 def test_it_is_measured(weft_main: Command, run: Path) -> None:
     result = weft_main("evaluate", run, "--json")
-    report = json.loads(result.out.splitlines()[-1])
+    report = json.loads(result.out)
     assert result.code == 0
     assert report["accuracy"] > 0.9
     assert report["macro_f1"] > 0.9
@@ -88,7 +88,7 @@ def test_the_words_that_the_class_came_from(weft_main: Command, run: Path) -> No
     assert result.code == 0
     assert "for, label: " in result.out
     assert "The class comes from all positions, by m" in result.out
-    report = json.loads(result.out.splitlines()[-1])
+    report = json.loads(result.out)
     assert report["tokens"] == ["<start>", *text.split()]
     values = report["relevance"]
     assert values.index(max(values)) == report["tokens"].index("witty")
@@ -111,7 +111,7 @@ def test_it_is_traced_and_its_heads_are_read(weft_main: Command, run: Path, tmp_
 
 def test_heads_are_taken_away(weft_main: Command, run: Path) -> None:
     by_logit = weft_main("ablate", run, "--text", "a dull story", "--logit", "against", "--json")
-    report = json.loads(by_logit.out.splitlines()[-1])
+    report = json.loads(by_logit.out)
     assert by_logit.code == 0
     assert len(report["heads"]) == 4
     assert "loss" in weft_main("ablate", run, "--text", "a dull story", "--target", "for").out

@@ -34,7 +34,7 @@ def test_a_row_for_each_layer(weft_main: Command, path: Path) -> None:
     (row,) = csv.DictReader(io.StringIO(result.out))
     assert row["clusters"] == "2" and row["source"] == "exact"
     assert 0 <= float(row["least"]) <= float(row["cut"]) == float(row["cut_high"])
-    report = json.loads(weft_main("clusters", path, "--json").out.splitlines()[-1])
+    report = json.loads(weft_main("clusters", path, "--json").out)
     assert [each["layer"] for each in report["layers"]] == [0]
 
 
@@ -49,7 +49,7 @@ def test_the_tokens_of_each_cluster(weft_main: Command, path: Path) -> None:
     table = list(csv.DictReader(io.StringIO(weft_main(*words, "--csv").out)))
     assert [row["cluster"] for row in table] == ["0", "1"] * 4
     assert len(weft_main(*words, "--csv", "--limit", 3).out.splitlines()) == 4
-    report = json.loads(weft_main(*words, "--json", "--limit", 1).out.splitlines()[-1])
+    report = json.loads(weft_main(*words, "--json", "--limit", 1).out)
     assert report["labels"] == [0, 1] * 4
     for least, most in report["stays"]:
         assert 0.998 < least <= most < 0.999
@@ -64,7 +64,7 @@ def test_fewer_clusters_than_asked_for_are_said(weft_main: Command, path: Path) 
 def test_without_the_sink_and_from_kept_edges(weft_main: Command, path: Path) -> None:
     words = ("clusters", path, "--layer", 0, "--head", 1, "--count", 2, "--without", 0)
     result = weft_main(*words, "--json")
-    assert json.loads(result.out.splitlines()[-1])["labels"] == [-1, *[0, 1] * 3, 0]
+    assert json.loads(result.out)["labels"] == [-1, *[0, 1] * 3, 0]
     assert "1 left out, or without any attention." in result.out
     kept = weft_main(*words, "--kept").out
     assert " to " in kept.splitlines()[0] and "no division" not in kept

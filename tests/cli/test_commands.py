@@ -71,7 +71,7 @@ def test_verbs_and_options_that_there_are_not(
 
 
 def last_json(out: str) -> dict[str, Any]:
-    content = json.loads(out.splitlines()[-1])
+    content = json.loads(out)
     assert isinstance(content, dict)
     return content
 
@@ -263,7 +263,7 @@ def test_json_of_a_comparison_has_as_many_rows_as_the_table(
     for options, rows in (((), 6), (("--limit", "2"), 2), (("--limit", "0"), 0)):
         result = weft_main("compare", trace_path, other, "--kept", *options, "--json")
         assert result.code == 0, result.err
-        content = json.loads(result.out.splitlines()[-1])
+        content = json.loads(result.out)
         assert len(content["heads"]) == rows
     words = ("trace", runs / "translation", "--text", "the", "-o", tmp_path / "the.weft")
     assert weft_main(*words).code == 0

@@ -14,8 +14,10 @@ from rich.console import Console
 
 import weft
 from weft import pictures
+from weft.formats.history import History
 from weft.formats.tensors import load_tensors
 from weft.jobs import demo
+from weft.studio import page
 from weft.training.config import RunConfig, check_config
 
 Command = Callable[..., Any]
@@ -37,33 +39,40 @@ def test_a_small_demo_leaves_all_that_it_names(
     weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "demo_config", small_demo)
-    drawn = []
-    draw = pictures.history
+    drawn, described = [], []
+    draw, export = pictures.history, page.export_page
     monkeypatch.setattr(
         pictures, "history", lambda *given, **named: drawn.append(given) or draw(*given, **named)
+    )
+    monkeypatch.setattr(
+        page,
+        "export_page",
+        lambda *given, **named: described.append(named) or export(*given, **named),
     )
     run = tmp_path / "[red]demo"
     result = weft_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
     assert result.code == 0, result.err
-    report = json.loads(result.out.splitlines()[-1])
+    report = json.loads(result.out)
     assert 0 <= report["exact_match"] <= 1
     assert report["train_seconds"] > 0
     assert report["run"] == str(run)
-    page = Path(report["page"]).read_text("utf-8")
-    assert "<script src=" not in page
+    assert "<script src=" not in Path(report["page"]).read_text("utf-8")
     assert f"Open the page: {report['page']}" in result.err
     assert all(Path(file).exists() for file in report["files"].values())
     traces = sorted((run / "traces").glob("*.weft"))
     assert len(traces) == len(demo.TRACED)
     assert {layer.kind for layer in weft.open(traces[0]).layers} == {"encoder", "decoder", "cross"}
-    # The curve of the loss ends where the training did, later than the last loss of a snapshot.
+    # The curve of the loss begins with the random matrices and ends where the training did, in the
+    # pictures as on the page.
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     steps, losses = drawn[0][2]["loss"]
+    assert (steps[0], losses[0]) == (0, History(run / "history")[0].loss)
     assert (steps[-1], losses[-1]) == (20, next(r["loss"] for r in reports if r["step"] == 20))
-    assert steps == sorted(set(steps))
+    curves = described[0]["curves"]["training loss"]
+    assert curves == [*zip(steps, losses, strict=True)]
     # Started again, it has nothing to learn and draws the same.
     again = weft_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
-    assert json.loads(again.out.splitlines()[-1])["exact_match"] == report["exact_match"]
+    assert json.loads(again.out)["exact_match"] == report["exact_match"]
 
 
 def test_the_seed_is_the_configurations() -> None:

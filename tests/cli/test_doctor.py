@@ -22,15 +22,12 @@ from weft.mechanism import self_check, speeds
 from weft.mechanism.backends import native
 
 
-def answer(result: Any) -> tuple[list[str], dict[str, Any]]:
-    *lines, last = result.out.splitlines()
-    return lines, json.loads(last)
-
-
 def test_what_it_shows_is_so_and_fits_eighty_columns(weft_main: Command) -> None:
-    lines, found = answer(weft_main("doctor", "--json"))
+    lines = weft_main("doctor").out.splitlines()
     assert all(len(line) < 80 for line in lines)
-    facts = found["findings"]
+    facts = json.loads(weft_main("doctor", "--json").out)["findings"]
+    told = {line.split("  ")[1].strip() for line in lines if line.startswith("  ")}
+    assert set(facts["versions"]) | set(facts["self-check against float64"]) <= told
     assert facts["versions"]["torch"] == importlib.metadata.version("torch")
     assert facts["versions"]["python"].split()[1].rstrip(",") == platform.python_version()
     assert facts["attention"]["threads"].startswith(f"{torch.get_num_threads()} ")
@@ -54,7 +51,7 @@ def test_a_quicker_instruction_set_is_named_and_not_taken(
     assert found == {names[0]: 2.0, names[1]: 1.0}
     monkeypatch.setattr(speeds, "instruction_set_seconds", lambda: found)
     result = weft_main("doctor", "--json")
-    speed = answer(result)[1]["findings"]["attention"]["speed"]
+    speed = json.loads(result.out)["findings"]["attention"]["speed"]
     assert speed.startswith(f"{names[0]} 1.00, {names[1]} 0.50 of the time of {names[0]}")
     assert speed.endswith(f"WEFT_INSTRUCTION_SET={names[1]} is quicker here now")
     assert result.code == 0
@@ -95,7 +92,7 @@ def test_a_small_fault_of_one_backend_is_found(
 
     monkeypatch.setattr(self_check, "_attend", fault)
     result = weft_main("doctor", "--json")
-    _, found = answer(result)
+    found = json.loads(result.out)
     assert result.code == 1
     assert not found["healthy"]
     (problem,) = found["problems"]
@@ -139,14 +136,37 @@ def test_packages_that_are_missing_or_too_old(
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     result = weft_main("doctor", "--json")
-    _, found = answer(result)
+    found = json.loads(result.out)
     assert result.code == 1
     assert [problem["name"] for problem in found["problems"]] == ["torch", "rich"]
     assert "weft: torch is 1.9.0, weft needs torch>=2.6. pip install" in result.err
     assert "weft: rich is missing. pip install" in result.err
     # An extra may be missing: that is told, and nothing is wrong.
     assert found["findings"]["extras"]["pictures"] == (
-        'pip install "weft[pictures]"; missing: matplotlib'
+        'pip install ".[pictures]" in the clone of weft; missing: matplotlib'
+    )
+
+
+def test_a_torch_that_another_package_replaced(
+    weft_main: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By a build for CUDA where there is no such device, and a torchvision of another torch."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "torchvision.py").write_text(
+        'raise RuntimeError("operator torchvision::nms does not exist\\nmore")\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = weft_main("doctor", "--json")
+    facts = json.loads(result.out)["findings"]["attention"]
+    assert facts["accelerators"] == (
+        f"none that torch can use, though torch {torch.__version__} is built for CUDA"
+    )
+    assert facts["torchvision"] == "does not load"
+    assert result.code == 1
+    assert result.err == (
+        "weft: torchvision does not load beside this torch: operator torchvision::nms does not "
+        "exist. pip uninstall torchvision, or see docs/install.md.\n"
     )
 
 

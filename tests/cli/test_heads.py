@@ -34,7 +34,7 @@ def test_table_csv_and_json_agree(weft_main: Command, traces: Path) -> None:
     assert table.out.splitlines()[0].split()[:3] == ["layer", "head", "role"]
     assert "2 of 2 heads; 1 text, 20 tokens." in table.out
     rows = list(csv.DictReader(io.StringIO(weft_main("heads", trace, "--csv").out)))
-    content = json.loads(weft_main("heads", trace, "--json").out.splitlines()[-1])
+    content = json.loads(weft_main("heads", trace, "--json").out)
     assert content["traces"] == [str(trace)]
     assert [row["role"] for row in rows] == [head["role"] for head in content["heads"]]
     assert float(rows[1]["same"]) == pytest.approx(content["heads"][1]["same"])
@@ -76,12 +76,10 @@ def test_a_folder_of_traces_is_put_together(weft_main: Command, traces: Path) ->
 
 def test_filters_and_order(weft_main: Command, traces: Path) -> None:
     trace = traces / "1.weft"
-    rows = json.loads(
-        weft_main("heads", trace, "--json", "--sort", "entropy", "--limit", "1").out.splitlines()[
-            -1
-        ]
-    )["heads"]
-    every = json.loads(weft_main("heads", trace, "--json").out.splitlines()[-1])["heads"]
+    rows = json.loads(weft_main("heads", trace, "--json", "--sort", "entropy", "--limit", "1").out)[
+        "heads"
+    ]
+    every = json.loads(weft_main("heads", trace, "--json").out)["heads"]
     assert rows == [max(every, key=lambda row: row["entropy"])]
     none = weft_main("heads", trace, "--role", "induction")
     assert none.code == 0
@@ -96,7 +94,7 @@ def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:
     assert {"cluster", "retrieval", "needle", "needle_chance", "needle_p"} <= set(
         found.out.splitlines()[0].split()
     )
-    rows = json.loads(found.out.splitlines()[-1])["heads"]
+    rows = json.loads(found.out)["heads"]
     assert {row["cluster"] for row in rows} == {0, 1}
     assert all(0 <= row["retrieval"] <= 1 for row in rows)
     assert all(0 < row["needle"] < 1 for row in rows)
@@ -105,7 +103,7 @@ def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:
     places = [(row["retrieval"], row["needle"]) for row in rows]
     assert places == sorted(places, reverse=True)
     again = weft_main("heads", trace, "--needle", "t3 t4 t0", "--sort", "layer", "--json")
-    rows = json.loads(again.out.splitlines()[-1])["heads"]
+    rows = json.loads(again.out)["heads"]
     assert [(row["layer"], row["head"]) for row in rows] == [(0, 0), (0, 1)]
     several = weft_main("heads", traces, "--clusters", "0")
     assert several.code == 2
@@ -117,7 +115,7 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
     assert last.code == 0, last.err
     assert "of 6 heads" in last.out
     along = weft_main("heads", runs / "dates", "--measure", "first", "--json")
-    content = json.loads(along.out.splitlines()[-1])
+    content = json.loads(along.out)
     assert content["heads"] == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
     assert [one["step"] for one in content["steps"]] == [0, 1, 2, 3]
     rows = list(

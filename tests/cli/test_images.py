@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_is_measured(folder, weft_main: Command) -> None:
     result = weft_main("evaluate", folder / "run", "--json")
-    report = json.loads(result.out.splitlines()[-1])
+    report = json.loads(result.out)
     assert report["split"] == "test" and report["examples"] == 8
     assert report["accuracy"] >= 0.75 and report["macro_f1"] >= 0.7
     low, high = report["intervals"]["accuracy"]

@@ -145,7 +145,7 @@ def test_a_dump_of_a_real_encoder_gives_the_graph_of_tracing_it(
     result = weft_main(
         "import", tmp_path, "-o", output, "--mask", "all", "--tokenizer", folder, "--json"
     )
-    said = json.loads(result.out.splitlines()[-1])
+    said = json.loads(result.out)
     assert said["layers"] == 6
     assert said["left_out"] == []
     given, traced = weft.open(output), weft.trace(model, inputs, tokenizer=tokenizer)

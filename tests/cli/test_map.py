@@ -58,7 +58,7 @@ def test_it_draws_the_map_over_the_picture(
     asked = ("map", trace, "--layer", layer, "--head", "2", "--token", "c", "-o", out)
     result = weft_main(*asked, "--image", folder / "a.png", "--json")
     assert result.code == 0, result.err
-    report = json.loads(result.out.splitlines()[-1])
+    report = json.loads(result.out)
     seen = weft.open(trace).image_map(layer, 2, "c", size=SIZE)
     assert report["mass"] == pytest.approx(seen.mass) and report["size"] == list(SIZE)
     assert report["patches"][7]["weight"] == pytest.approx(seen.patches[7][4])
@@ -79,7 +79,7 @@ def test_without_the_picture_it_draws_what_the_model_saw(
     out = tmp_path / "m.svg"
     result = weft_main("map", trace, "--layer", "3", "--token", "-1", "-o", out, "--json")
     assert result.code == 0, result.err
-    report = json.loads(result.out.splitlines()[-1])
+    report = json.loads(result.out)
     assert report["size"] == [24, 24] and report["head"] is None and not report["of_original"]
     assert "the mean of all heads" in out.read_text()
 

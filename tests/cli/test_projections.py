@@ -29,7 +29,7 @@ def test_the_history_says_what_its_own_measures_say(runs: Path) -> None:
 def test_a_run_and_its_history(weft_main: Command, runs: Path) -> None:
     result = weft_main("projections", runs / "translation", "--json")
     assert result.code == 0
-    kinds = [row["kind"] for row in json.loads(result.out.splitlines()[-1])["projections"]]
+    kinds = [row["kind"] for row in json.loads(result.out)["projections"]]
     assert kinds == ["encoder", "decoder", "cross"]
     assert "qk_rank, ov_rank, copying: means over heads." in result.out
     result = weft_main("projections", runs / "translation", "--history", "--csv")
@@ -74,7 +74,7 @@ def test_a_pretrained_model(weft_main: Command) -> None:
     folder = Path(found.submodule_search_locations[0]) / "model"
     result = weft_main("projections", folder, "--json")
     assert result.code == 0
-    said = json.loads(result.out.splitlines()[-1])["projections"]
+    said = json.loads(result.out)["projections"]
     assert [round(row["symmetry"], 4) for row in said][:2] == [0.4051, 0.6399]
     result = weft_main("projections", folder, "--history")
     assert result.code == 2

@@ -44,7 +44,7 @@ def test_generate(weft_main: Command, writer: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
     result = weft_main("trace", writer, "--text", "a b c", "--generate", 6, "-o", path, "--json")
     assert result.code == 0
-    said = json.loads(result.out.splitlines()[-1])
+    said = json.loads(result.out)
     assert said["sequences"]["tokens"][:3] == ["a", "b", "c"]
     trace = weft.open(path)
     assert len(trace.tokens) == 9
@@ -223,7 +223,7 @@ def test_a_bar_stands_on_a_terminal_only(loaded: Loaded, writer: Path, tmp_path:
     os.close(ours)
     assert b"h.1.attn" in said
     assert b"2/2" in said
-    assert json.loads(out.splitlines()[-1])["layers"] == 2
+    assert json.loads(out)["layers"] == 2
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_opened(

@@ -213,7 +213,7 @@ def test_heads_by_agreement_are_those_of_align(
     out = tmp_path / "out"
     aligned = weft_main("align", trained, *sides, "-o", out, "--json")
     assert aligned.code == 0, aligned.err
-    heads = json.loads(aligned.out.splitlines()[-1])["heads"]
+    heads = json.loads(aligned.out)["heads"]
     assert [line["heads"] for line in lines] == [heads] * 4
     written = [GoldLinks.of_line(line["hypotheses"][0]["alignment"]) for line in lines]
     assert written == list(weft.read_pharaoh(out))

@@ -25,7 +25,7 @@ def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
     result = weft_main(*arguments, "--json")
     assert result.code == 0
     assert "3 windows of at most 16 tokens" in result.err
-    paths = json.loads(result.out.splitlines()[-1])["traces"]
+    paths = json.loads(result.out)["traces"]
     traces = [weft.open(path) for path in paths]
     # A quarter is shared; together they are the text.
     assert [trace.tokens for trace in traces] == [
@@ -42,7 +42,7 @@ def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
     for again in ((), ("--overwrite",)):
         result = weft_main(*arguments, *again, "--json")
         assert result.code == 0
-        assert json.loads(result.out.splitlines()[-1])["there"] == 3
+        assert json.loads(result.out)["there"] == 3
         assert "3 were there already" in result.err
     assert [(Path(path) / "trace.json").stat().st_mtime_ns for path in paths] == times
     other = (*arguments, "--keep", 3)
@@ -81,7 +81,7 @@ def test_windows_that_are_killed_go_on(
     os.utime(manifest, ns=(times[0], times[0]))
     done = weft_main(*arguments)
     assert done.code == 0, done.err
-    assert json.loads(done.out.splitlines()[-1])["there"] == len(there)
+    assert json.loads(done.out)["there"] == len(there)
     assert [(folder / name / "trace.json").stat().st_mtime_ns for name in there] == times
     assert sorted(path.name for path in folder.iterdir()) == [f"{n:06d}.weft" for n in range(40)]
     words = [token for name in traces_in(folder) for token in weft.open(folder / name).tokens]
@@ -95,7 +95,7 @@ def test_windows_of_a_language_model_of_weft(
     arguments = ("trace", runs / "language", "--text", text, "-o", folder, "--overlap", 2)
     result = weft_main(*arguments, "--window", 8, "--json")
     assert result.code == 0, result.err
-    traces = [weft.open(path) for path in json.loads(result.out.splitlines()[-1])["traces"]]
+    traces = [weft.open(path) for path in json.loads(result.out)["traces"]]
     assert ["".join(trace.tokens) for trace in traces] == [
         text[start : start + 8] for start in (0, 6, 12, 18, 24)
     ]

@@ -57,7 +57,7 @@ def test_a_training_of_weft(tmp_path: Path) -> None:
     tokens = torch.randint(0, 30, (4, 9))
 
     train(alone, tokens)
-    with weft.monitor(watched, tmp_path / "run", every=1, budget=None) as monitor:
+    with weft.monitor(watched, tmp_path / "run", every=1) as monitor:
         train(watched, tokens, monitor)
     assert same_state(alone, watched)
     names = [layer.name for layer in History(tmp_path / "run" / "history")[STEPS].layers]
@@ -75,7 +75,7 @@ def test_a_module_of_torch(tmp_path: Path, batch_first: bool) -> None:
     inputs = texts if batch_first else texts.transpose(0, 1)
 
     train(alone, inputs)
-    with weft.monitor(watched, tmp_path / "run", every=1, budget=None) as monitor:
+    with weft.monitor(watched, tmp_path / "run", every=1) as monitor:
         train(watched, inputs, monitor)
     assert same_state(alone, watched)
     probe = Probe.open(tmp_path / "run" / "probe.safetensors", torch.device("cpu"))

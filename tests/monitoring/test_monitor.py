@@ -52,7 +52,7 @@ def test_the_training_ends_with_the_same_bits(
     for model in (alone, watched):
         model.set_attn_implementation(implementation)
     trained(alone, batches[:12])
-    with weft.monitor(watched, tmp_path / "run", every=1, budget=None) as monitor:
+    with weft.monitor(watched, tmp_path / "run", every=1) as monitor:
         trained(watched, batches[:12], monitor)
     assert equal(alone, watched)
     assert watched.training
@@ -71,7 +71,7 @@ def test_a_watched_step_leaves_modules_as_they_were(
         model.activation_checkpointing_enable()
     before = [(name, set(vars(module))) for name, module in watched.named_modules()]
     trained(alone, batches[:5])
-    with weft.monitor(watched, tmp_path / "run", every=1, budget=None) as monitor:
+    with weft.monitor(watched, tmp_path / "run", every=1) as monitor:
         trained(watched, batches[:5], monitor)
     assert equal(alone, watched)
     assert [(name, set(vars(module))) for name, module in watched.named_modules()] == before
@@ -114,7 +114,7 @@ def test_losses_are_reported(
 def test_steps_that_are_told_now_and_then(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
     """At the first step that is told of after one that is due."""
     model = gpt2()
-    with weft.monitor(model, tmp_path / "run", every=30, budget=None) as monitor:
+    with weft.monitor(model, tmp_path / "run", every=30) as monitor:
         model(input_ids=batches[0])
         for step in range(5, 100, 10):
             monitor.reach(step, float(step))
@@ -143,11 +143,24 @@ def test_a_deviation_that_is_no_finite_number_is_null(
     assert [layer["deviation"] for layer in config["monitor"]["layers"]] == [None, None]
 
 
-def test_measures_are_put_off_that_take_more_than_the_budget(
+def test_it_measures_as_often_as_it_is_asked(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
+) -> None:
+    """However long that takes: at each multiple, at the powers of two of snapshots, at the end."""
+    model = gpt2()
+    with weft.monitor(model, tmp_path / "run", every=3) as monitor:
+        trained(model, batches[:20], monitor)
+    assert steps_of(tmp_path / "run") == [0, 1, 2, 3, 4, 6, 8, 9, 12, 15, 16, 18, 20]
+
+
+def test_measures_that_take_more_than_a_budget_are_put_off_and_that_is_told(
     tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
 ) -> None:
     model = gpt2()
-    with weft.monitor(model, tmp_path / "run", every=3, budget=1e-9) as monitor:
+    with (
+        weft.monitor(model, tmp_path / "run", every=3, budget=1e-9) as monitor,
+        pytest.warns(UserWarning, match=r"step 3: .* more than budget=1e-09: measures are put off"),
+    ):
         trained(model, batches[:20], monitor)
     assert monitor.overhead > 1e-9
     # Snapshots alone are kept, and the end.
@@ -171,13 +184,13 @@ def test_a_training_that_is_taken_up_again_is_measured_as_if_it_never_stopped(
         return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
     model, optimiser = made()
-    with weft.monitor(model, tmp_path / "whole", every=2, budget=None) as monitor:
+    with weft.monitor(model, tmp_path / "whole", every=2) as monitor:
         train(model, optimiser, batches[:10], monitor)
 
     model, optimiser = made()
     with (
         pytest.raises(ZeroDivisionError),
-        weft.monitor(model, tmp_path / "parts", every=2, budget=None) as monitor,
+        weft.monitor(model, tmp_path / "parts", every=2) as monitor,
     ):
         train(model, optimiser, batches[:5], monitor)
         checkpoint = copy.deepcopy(model.state_dict())
@@ -191,7 +204,7 @@ def test_a_training_that_is_taken_up_again_is_measured_as_if_it_never_stopped(
 
     model, optimiser = made()
     model.load_state_dict(checkpoint)
-    with weft.monitor(model, tmp_path / "parts", every=2, step=5, budget=None) as monitor:
+    with weft.monitor(model, tmp_path / "parts", every=2, step=5) as monitor:
         train(model, optimiser, batches[5:10], monitor)
 
     def read(name: str) -> list[Any]:
@@ -282,7 +295,7 @@ def test_what_fails_while_it_trains_is_warned_of_once(
     trained(alone, batches[:6])
     with (
         pytest.warns(UserWarning, match=r"weft\.monitor: step 1: .* The training goes on") as told,
-        weft.monitor(watched, tmp_path / "run", every=1, budget=None) as monitor,
+        weft.monitor(watched, tmp_path / "run", every=1) as monitor,
     ):
         watched(input_ids=batches[0])
         shutil.rmtree(tmp_path / "run")
@@ -341,9 +354,7 @@ def test_warnings_of_collapse_and_explosion(tmp_path: Path, gpt2: Any, batches: 
         with torch.no_grad():
             model.transformer.h[1].attn.c_attn.weight[:, :32] *= factor
 
-    with weft.monitor(
-        model, folder, probe={"input_ids": batches[0][:1]}, every=1, budget=None
-    ) as monitor:
+    with weft.monitor(model, folder, probe={"input_ids": batches[0][:1]}, every=1) as monitor:
         monitor.step()
         assert monitor.warnings == []
         grow(300)
@@ -435,7 +446,7 @@ def test_a_loss_that_is_no_number_is_warned_of_once(
     model, text = gpt2(), probe_of(batches)
     with (
         pytest.warns(UserWarning, match="step 20: loss is nan") as warned,
-        weft.monitor(model, tmp_path / "run", probe=text, budget=None) as monitor,
+        weft.monitor(model, tmp_path / "run", probe=text) as monitor,
     ):
         for _ in range(40):
             monitor.step(math.nan)

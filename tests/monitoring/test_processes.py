@@ -35,7 +35,7 @@ def _train(rank: int, port: int, folder: str, watch: bool) -> None:
         model = nn.parallel.DistributedDataParallel(Model())
         optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
         torch.manual_seed(rank)
-        monitor = weft.monitor(model, Path(folder) / f"run-{watch}", every=1, budget=None)
+        monitor = weft.monitor(model, Path(folder) / f"run-{watch}", every=1)
         if watch:
             monitor.__enter__()
         for _ in range(3):

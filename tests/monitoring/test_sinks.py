@@ -35,7 +35,7 @@ class Listener:
 def watched(folder: Path, model: Any, batches: list[Tensor], **options: Any) -> list[Any]:
     """Three steps without a training, measured; returns what the folder holds."""
     probe = {"input_ids": batches[0][:1]}
-    with weft.monitor(model, folder, probe=probe, every=1, budget=None, **options) as monitor:
+    with weft.monitor(model, folder, probe=probe, every=1, **options) as monitor:
         for _ in range(2):
             with torch.no_grad():
                 model.transformer.h[0].attn.c_attn.weight.mul_(1.5)

@@ -60,7 +60,7 @@ def test_a_training_ends_with_the_same_bits_and_leaves_a_run(tmp_path: Path) -> 
     # Evaluation draws a random number, with the callback and without.
     options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 6}
     alone = train(tmp_path / "alone", **options)
-    callback = weft.MonitorCallback(tmp_path / "run", every=3, budget=None)
+    callback = weft.MonitorCallback(tmp_path / "run", every=3)
     watched = train(tmp_path / "out", callback, **options)
     assert same(alone, watched)
     run = RunFolder.open(tmp_path / "run")
@@ -84,7 +84,7 @@ def test_half_precision_checkpointing_and_accumulation(tmp_path: Path) -> None:
         "max_steps": 4,
     }  # fmt: skip
     alone = train(tmp_path / "alone", **options)
-    callback = weft.MonitorCallback(tmp_path / "run", every=1, budget=None)
+    callback = weft.MonitorCallback(tmp_path / "run", every=1)
     assert same(alone, train(tmp_path / "out", callback, **options))
     reports = Reports(tmp_path / "run" / "measures.jsonl", "measures").read()
     assert [report["step"] for report in reports] == [0, 1, 2, 3, 4]
@@ -99,12 +99,12 @@ def test_a_training_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         reports = Reports(tmp_path / "run" / "measures.jsonl", "measures").read()
         return [report["step"] for report in reports], [report["layers"] for report in reports]
 
-    train(tmp_path / "out", weft.MonitorCallback(tmp_path / "run", every=3, budget=None), **options)
+    train(tmp_path / "out", weft.MonitorCallback(tmp_path / "run", every=3), **options)
     steps, layers = folders()
     with pytest.raises(InputError, match="holds a training of 12 steps already"):
         train(tmp_path / "anew", weft.MonitorCallback(tmp_path / "run"))
     train(
-        tmp_path / "out", weft.MonitorCallback(tmp_path / "run", every=3, budget=None),
+        tmp_path / "out", weft.MonitorCallback(tmp_path / "run", every=3),
         resume=str(tmp_path / "out" / "checkpoint-6"), **options,
     )  # fmt: skip
     assert folders() == (steps, layers)
@@ -138,11 +138,11 @@ class Fails(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
 @pytest.mark.slow
 def test_a_training_that_failed_goes_on_in_the_same_process(tmp_path: Path) -> None:
     """By another callback of the same folder, while the first is still there."""
-    monitor = weft.MonitorCallback(tmp_path / "run", every=2, budget=None)
+    monitor = weft.MonitorCallback(tmp_path / "run", every=2)
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
     with pytest.raises(OSError, match="disk full"):
         train(tmp_path / "out", monitor, more=[Fails()], **options)
-    again = weft.MonitorCallback(tmp_path / "run", every=2, budget=None)
+    again = weft.MonitorCallback(tmp_path / "run", every=2)
     train(tmp_path / "out", again, resume=str(tmp_path / "out" / "checkpoint-4"), **options)
     assert monitor.monitor is not None and again.monitor is not None
     steps = [r["step"] for r in Reports(tmp_path / "run" / "measures.jsonl", "measures").read()]

@@ -20,7 +20,7 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
     *"--editable ."*) sleep 300 & echo $! >"$HERE/compiler"; echo $$ >"$HERE/build"; wait ;;
-    *"import torch"*) exit 1 ;;
+    *"import torch"* | *"--dry-run"*) exit 1 ;;
     *"torch=="*)
         until [ -s "$HERE/build" ]; do sleep 0.05; done
         [ -n "$WAITS" ] && { touch "$HERE/fetching"; sleep 300; }
@@ -106,6 +106,109 @@ def test_the_build_ends_when_somebody_ends_it(
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert_ended(tmp_path)
+
+
+#: In place of pip: notes what it is asked, and says of torch what its index would say.
+PIP = """import os, sys
+with open("asked", "a") as asked:
+    print(*sys.argv[1:], file=asked)
+if "-r" in sys.argv:
+    sys.stdin.read()
+if "--dry-run" in sys.argv:
+    print(os.environ.get("REPORT", ""))
+"""
+#: A Python that has a torch of version $HAS, and makes environments with that pip.
+CHOSEN = f"""#!/usr/bin/env bash
+export PYTHONPATH="$PWD/own/site-packages"
+mkdir -p "$PYTHONPATH/torch" && echo "__version__ = '$HAS'" >"$PYTHONPATH/torch/__init__.py"
+if [ "$*" != "-m venv .venv" ]; then exec {sys._base_executable} "$@"; fi
+{sys._base_executable} -m venv --without-pip .venv
+cp -r stub/pip .venv/lib/python3*/site-packages
+"""
+
+
+@pytest.fixture
+def set_up(tmp_path: Path) -> Callable[..., tuple[int, str, list[str]]]:
+    """Runs the whole script: how it ends, what it says, and what pip is asked of torch."""
+    texts = {
+        name: (ROOT / name).read_text()
+        for name in ("pyproject.toml", "CMakeLists.txt", "scripts/setup", "src/weft/version.py")
+    }
+    texts |= {
+        "stub/pip/__init__.py": "",
+        "stub/pip/__main__.py": PIP,
+        "chosen": CHOSEN,
+        "scripts/studio": "#!/bin/bash\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "native").mkdir()
+
+    def run(**environment: str) -> tuple[int, str, list[str]]:
+        done = subprocess.run(
+            ["bash", "scripts/setup", "--no-tools"], cwd=tmp_path, text=True, capture_output=True,
+            env={**os.environ, "PYTHON": "./chosen", "HAS": "2.5.1", "PYTHONPATH": "src",
+                 **environment},
+        )  # fmt: skip
+        asked = tmp_path / "asked"
+        lines = asked.read_text().splitlines() if asked.exists() else []
+        return done.returncode, done.stderr, [line for line in lines if " torch" in line]
+
+    return run
+
+
+def test_a_torch_with_cuda_is_announced(set_up: Callable[..., tuple[int, str, list[str]]]) -> None:
+    """Its size and the way round it come before it is fetched; no index but pip's is named."""
+    code, said, asked = set_up(REPORT='"requires_dist": ["nvidia-cudnn-cu13==9"]')
+    assert code == 0, said
+    assert "2.7 GB to download" in said and 'make demo TORCH="torch --index-url' in said
+    assert ["--dry-run" in line for line in asked] == [True, False]
+    assert asked[1].endswith(" torch==2.13.0") and "index" not in "".join(asked)
+
+
+def test_a_torch_without_cuda_is_not(set_up: Callable[..., tuple[int, str, list[str]]]) -> None:
+    code, said, asked = set_up(REPORT='"requires_dist": ["filelock"]')
+    assert (code, len(asked)) == (0, 2), said
+    assert "GB" not in said
+
+
+@pytest.mark.parametrize("before", ["", "pip3 install "])
+def test_the_line_of_pytorchs_page(
+    set_up: Callable[..., tuple[int, str, list[str]]], before: str
+) -> None:
+    line = "torch torchvision --index-url https://download.pytorch.org/whl/cpu"
+    code, said, asked = set_up(TORCH=before + line, HAS="2.9.1")
+    assert code == 0, said
+    (only,) = asked
+    assert only.startswith("--disable") and only.endswith(f" --force-reinstall {line}")
+
+
+def test_the_torch_of_the_chosen_python_is_taken(
+    set_up: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
+) -> None:
+    code, said, asked = set_up(HAS="2.9.1+cpu")
+    assert (code, asked) == (0, []), said
+    assert "setup: taking torch 2.9.1+cpu of ./chosen, whose packages .venv sees\n" in said
+    python = tmp_path / ".venv" / "bin" / "python"
+    seen = subprocess.run(
+        [python, "-c", "import torch; print(torch.__version__)"], cwd=tmp_path, text=True,
+        capture_output=True, env={"PATH": os.environ["PATH"]}, check=True,
+    )  # fmt: skip
+    assert seen.stdout == "2.9.1+cpu\n"
+
+
+def test_a_python_that_weft_does_not_take(
+    set_up: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
+) -> None:
+    (tmp_path / "chosen").write_text("#!/bin/bash\n[ $1 = -V ] && echo Python 3.10.4\n")
+    assert set_up() == (
+        1,
+        "setup: weft needs Python 3.11 to 3.14, ./chosen is Python 3.10.4: PYTHON=python3.13 "
+        "chooses one\n",
+        [],
+    )
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ def test_a_client_gets_them_and_what_is_not_there_is_refused(
             with urllib.request.urlopen(f"{viewer.address}api/examples/0/{path}") as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
-            return error.code
+            with error:
+                return error.code
 
     few = serving(collect([crowd]))
     assert status(few, "small/quick/0") == 404  # few dots: the pictures of each layer

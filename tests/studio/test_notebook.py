@@ -51,7 +51,7 @@ def test_without_anywidget_the_text_says_what_to_install(
     data, _ = pair_trace._repr_mimebundle_()
     assert list(data) == ["text/plain"]
     assert data["text/plain"].startswith(repr(pair_trace))
-    assert 'pip install "weft[notebook]"' in data["text/plain"]
+    assert 'pip install ".[notebook]"' in data["text/plain"]
 
 
 def test_the_widget_runs_in_a_browser(studio, pair_trace: Trace) -> None:

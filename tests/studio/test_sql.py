@@ -19,7 +19,7 @@ from weft.studio.page import collect
 from weft.studio.serving import Viewer
 from weft.traces import Trace
 
-pytest.importorskip("duckdb", reason="needs DuckDB: pip install 'weft[exchange]'")
+pytest.importorskip("duckdb", reason="needs DuckDB: pip install '.[exchange]'")
 
 Serving = Callable[..., Viewer]
 

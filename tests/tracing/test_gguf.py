@@ -87,7 +87,7 @@ def test_every_verb_takes_the_file(tmp_path: Path, weft_main: Command) -> None:
     done = weft_main("trace", path, "--text", TEXT, "-o", out, "--json")
     assert done.code == 0, done.err
     assert "quantised weights, 4-bit (Q4_1)" in done.err
-    assert json.loads(done.out.splitlines()[-1])["quantization"] == "4-bit (Q4_1)"
+    assert json.loads(done.out)["quantization"] == "4-bit (Q4_1)"
     assert weft.open(out).model["gguf"]["types"] == {"Q4_1": 16, "F32": 5}
     (tmp_path / "texts").mkdir()
     for name in ("one", "two"):

@@ -12,7 +12,7 @@ import logging
 import pkgutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
@@ -25,6 +25,7 @@ from typer.main import get_command
 from weft.cli import verbs
 from weft.cli.endings import left_by_reader, one_line
 from weft.cli.help_pages import group_page, verb_page
+from weft.cli.output import json_alone
 from weft.cli.safe_text import safe_output
 from weft.errors import InputError
 from weft.version import __version__
@@ -62,10 +63,14 @@ def _with_value(error: BaseException) -> str:
 
 
 class _Verb(TyperCommand):
-    """A verb, with its page of help."""
+    """A verb, with its page of help; with --json, standard output is JSON alone."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(verb_page(self, ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        with json_alone() if ctx.params.get("as_json") else nullcontext():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)

@@ -201,7 +201,7 @@ OnlyLayer = Annotated[int | None, typer.Option("--layer", min=0, help="Only head
 
 # What is printed.
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
 _LIMIT = "Print this many rows at most."
 _LIMIT_OF_TABLE = f"{_LIMIT} JSON is whole."

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, TextIO
 
 from weft.cli.safe_text import exact_output, safe, safe_console
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "console",
+    "json_alone",
     "print_csv",
     "print_json",
     "print_lines",
@@ -110,11 +112,27 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
+class _JsonAlone(io.TextIOBase):
+    """In place of standard output: what is written here, as tables for people, is discarded."""
+
+    def __init__(self, output: TextIO) -> None:
+        self.output = output
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def json_alone() -> AbstractContextManager[object]:
+    """Let nothing reach standard output but what `print_json` writes, while the block runs."""
+    return redirect_stdout(_JsonAlone(sys.stdout))
+
+
 def print_json(content: dict[str, Any]) -> None:
-    """The last line of a command that was asked for --json: null for what is no finite number."""
+    """Print one JSON object on a line: null for what is no finite number."""
     from weft.formats.files import finite
 
-    print(json.dumps(finite(content), ensure_ascii=False, default=str))
+    output = sys.stdout.output if isinstance(sys.stdout, _JsonAlone) else sys.stdout
+    print(json.dumps(finite(content), ensure_ascii=False, default=str), file=output, flush=True)
 
 
 def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

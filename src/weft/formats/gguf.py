@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from weft.errors import DataError, optional_package
+from weft.errors import DataError, installing, optional_package
 from weft.formats.files import open_file
 
 __all__ = ["GgufFile", "GgufTensor", "is_gguf", "read_gguf"]
@@ -110,7 +110,7 @@ def read_gguf(path: Path) -> GgufFile:
         DataError: not such a file, cut off, or damaged.
         InputError: the package gguf is missing.
     """
-    with optional_package("a GGUF file", '"weft[gguf]"'):
+    with optional_package("a GGUF file", installing("gguf")):
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     sizes = {

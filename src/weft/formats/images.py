@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import DataError, InputError
+from weft.errors import DataError, InputError, installing
 from weft.formats.files import cannot_read, check_file, in_brief
 from weft.formats.stored_arrays import read_npz
 
@@ -61,7 +61,7 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise InputError(
-            'an image needs Pillow, which is not installed. pip install "weft[hf]"'
+            f"an image needs Pillow, which is not installed. {installing('hf')}"
         ) from None
     arrays, colon, number = str(path).rpartition(":")
     if colon and arrays.endswith(".npz") and number.isdecimal() and number.isascii():

@@ -400,7 +400,7 @@ class TraceData:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
         from weft.formats.trace_files import edge_table
 
-        with optional_package("to_pandas", "pandas"):
+        with optional_package("to_pandas", "pip install pandas"):
             import pandas
         frames = [
             edge_table(number, layer.graph).to_pandas() for number, layer in enumerate(self.layers)

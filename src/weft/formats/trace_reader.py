@@ -81,7 +81,7 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
     if type(version) is int and version > VERSION:
         raise DataError(
             f"{folder}: a trace of version {version}, made by weft {manifest.get('weft')}; this "
-            f"weft reads up to version {VERSION}. Upgrade weft: pip install -U weft."
+            f"weft reads up to version {VERSION}. Upgrade weft."
         )
     try:
         problem = manifest_problem(folder, manifest)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError, optional_package
+from weft.errors import InputError, installing, optional_package
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.models.blocks import DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
@@ -32,7 +32,7 @@ def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
 
     Raises: InputError: CTranslate2 cannot compute the model.
     """
-    with optional_package("export", '"weft[ctranslate2]"'):
+    with optional_package("export", installing("ctranslate2")):
         from ctranslate2 import specs
     model, vocabulary = run.model, run.vocabulary
     if not isinstance(model, (Transformer, LanguageModel)):

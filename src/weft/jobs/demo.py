@@ -150,7 +150,7 @@ def _draw(
         "dates in 48 languages",
         names=list(traces),
         history=run_snapshots(history),
-        curves=loss_curves(run.folder.read_metrics()),
+        curves=loss_curves(run.folder, history),
         probe=probe_trace(history),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",
@@ -164,17 +164,15 @@ def _draw(
 def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
     """The probe's attention, and W_Q W_K^T, in the cross head whose W_Q moved most."""
     from weft.pictures import history
+    from weft.studio.runs import loss_curves
 
     snapshots = list(History(run.folder.history))
     name, head = _most_changed(snapshots[0].layers, snapshots[-1].layers)
     steps = [snapshot.step for snapshot in snapshots]
     layers = [snapshot.layer(name) for snapshot in snapshots]
-    losses = {snapshot.step: snapshot.loss for snapshot in snapshots if snapshot.loss is not None}
-    # The last snapshot is taken after the last step, and has none: the training tells it.
-    reports = [report for report in run.folder.read_metrics() if "loss" in report]
-    losses |= {each["step"]: each["loss"] for each in reports if each["step"] > max(losses)}
+    losses = loss_curves(run.folder, History(run.folder.history))["training loss"]
     measures: JsonObject = {
-        "loss": ([*losses], [*losses.values()]),
+        "loss": tuple(zip(*losses, strict=True)),
         "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
         "effective rank": [layer.measures["effective_rank"][head] for layer in layers],
         "symmetry": [layer.measures["symmetry"][head] for layer in layers],

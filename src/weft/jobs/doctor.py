@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from weft.errors import InputError
+from weft.errors import InputError, installing
 from weft.formats.files import JsonObject
 from weft.version import __version__
 
@@ -90,7 +90,7 @@ def _extras() -> Iterator[Finding]:
         packages = [_package("", requirement, needed=False) for requirement in _requirements(extra)]
         missing = [package.name for package in packages if package.problem]
         if missing:
-            value = f'pip install "weft[{extra}]"; missing: {", ".join(missing)}'
+            value = f"{installing(extra)}; missing: {', '.join(missing)}"
         else:
             value = ", ".join(f"{package.name} {package.value}" for package in packages)
         yield Finding("extras", extra, value)
@@ -212,7 +212,24 @@ def _kernels() -> Iterator[Finding]:
     yield Finding(group, "threads", f"{torch.get_num_threads()} (OMP_NUM_THREADS, --threads)")
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     yield Finding(group, "BLAS of torch", blas[1] if blas else "not known")
-    yield Finding(group, "accelerators", ", ".join(_accelerators()) or "none that torch can use")
+    built = f", though torch {torch.__version__} is built for CUDA" if torch.version.cuda else ""
+    none = f"none that torch can use{built}"
+    yield Finding(group, "accelerators", ", ".join(_accelerators()) or none)
+    if importlib.util.find_spec("torchvision") is not None:
+        yield _torchvision(group)
+
+
+def _torchvision(group: str) -> Finding:
+    """Whether it loads beside torch: another package brings it along, and a torch of its own."""
+    try:
+        import torchvision
+    except (ImportError, OSError, RuntimeError) as error:
+        problem = (
+            f"torchvision does not load beside this torch: {str(error).splitlines()[0]}. "
+            "pip uninstall torchvision, or see docs/install.md."
+        )
+        return Finding(group, "torchvision", "does not load", problem)
+    return Finding(group, "torchvision", torchvision.__version__)
 
 
 def _speeds(chosen: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import VerificationError, optional_package
+from weft.errors import VerificationError, installing, optional_package
 from weft.jobs.exported_tokenizer import exported_tokenizer
 from weft.models.stock import stock_model
 from weft.models.stock_parts import StockModel
@@ -34,7 +34,7 @@ def write_huggingface(run: TrainedRun, folder: Path) -> str:
     Raises: InputError: no architecture computes the same.
     """
     stock = stock_model(run.model)
-    with optional_package("export", '"weft[hf]"'):
+    with optional_package("export", installing("hf")):
         import transformers  # noqa: F401
     with _quiet():
         _built(stock, run).save_pretrained(folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import DataError, InputError, optional_package
+from weft.errors import DataError, InputError, installing, optional_package
 from weft.formats import edge_lists
 from weft.formats.files import check_file, in_brief, is_there, read_json, read_text
 from weft.formats.lines import text_lines
@@ -247,7 +247,7 @@ def _read_tokenizer(path: Path) -> Any:
     """A tokenizer of Hugging Face, from its file, or the file in a folder."""
     path = path / "tokenizer.json" if path.is_dir() else path
     check_file(path, "tokenizer")
-    with optional_package("import", '"weft[hf]"'):
+    with optional_package("import", installing("hf")):
         from tokenizers import Tokenizer
     try:
         return Tokenizer.from_file(str(path))

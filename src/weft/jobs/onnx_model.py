@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.errors import InputError, optional_package
+from weft.errors import InputError, installing, optional_package
 from weft.formats.files import JsonObject, write_json
 from weft.jobs.exported_tokenizer import exported_tokenizer
 from weft.models.classifier import Classifier
@@ -41,7 +41,7 @@ def write_onnx(run: TrainedRun, folder: Path) -> list[str]:
     Returns: the names of the graphs' files.
     Raises: InputError: the model has no graph, or a package is missing.
     """
-    with optional_package("export", '"weft[onnx]"'):
+    with optional_package("export", installing("onnx")):
         import onnxruntime  # noqa: F401
     with torch.no_grad():
         graphs = _graphs(run)

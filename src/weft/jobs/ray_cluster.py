@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from weft.errors import DataError, InputError, optional_package
+from weft.errors import DataError, InputError, installing, optional_package
 
 __all__ = ["check_ray", "cluster"]
 
@@ -44,7 +44,7 @@ _LONGEST_FOLDER = 30
 
 def check_ray() -> None:
     """Raise an InputError where Ray is not installed, without importing it."""
-    with optional_package("--engine ray", '"weft[ray]"'):
+    with optional_package("--engine ray", installing("ray")):
         if find_spec("ray") is None:
             raise ModuleNotFoundError(name="ray")
 

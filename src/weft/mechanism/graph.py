@@ -378,7 +378,7 @@ class AttentionGraph:
 
         one_sequence: whether queries and keys are the same tokens; None: where they are as many.
         """
-        with optional_package("to_pyg", "torch_geometric"):
+        with optional_package("to_pyg", "pip install torch_geometric"):
             from torch_geometric.data import Data  # type: ignore[import-not-found, unused-ignore]
         rows, columns, scores, weights = self._edges("to_pyg", head)
         _, queries, keys = self.shape

@@ -58,7 +58,7 @@ def monitor(
     folder: Path | str,
     *,
     every: int = 100,
-    budget: float | None = 0.02,
+    budget: float | None = None,
     probe: Any = None,
     sequences: int = 1,
     tokenizer: Any = None,
@@ -91,9 +91,9 @@ def monitor(
             processes the first writes.
         folder: of the run; made if it is not there.
         every: steps from one measure to the next.
-        budget: what measures may take, as a share of the training's time. Where those so far took
-            more, the next is put off to a later multiple of `every`. Snapshots, which are few, are
-            always kept. None: every measure is taken.
+        budget: what measures may take, as a share of the training's time: 0.02 is 2 %. Where those
+            so far took more, the next is put off to a later multiple of `every`, and a warning
+            tells it. Snapshots, which are few, are always kept. None: every measure is taken.
         probe: the fixed input that is measured: a tensor, the first arguments in a tuple, or a
             tensor for each argument of the model; None: the first sequences of the first batch
             that the model is given, or all of a graph.
@@ -299,10 +299,15 @@ class Monitor:
             if step // REPORT_EVERY > before // REPORT_EVERY:
                 self._report()
             settings = self._settings
-            affordable = settings.budget is None or self.overhead <= settings.budget
             snapshot = is_snapshot_step(step, settings.growth, before)
             due = step // settings.every > before // settings.every
-            if snapshot or (due and affordable):
+            if due and not snapshot and self.overhead > (settings.budget or math.inf):
+                self._say_once(
+                    "budget",
+                    f"step {step:,}: the monitor took {self.overhead:.1%} of the training's time, "
+                    f"more than budget={settings.budget}: measures are put off.",
+                )
+            elif due or snapshot:
                 self._measure(snapshot=snapshot)
 
     def report(self, **values: float) -> None:

@@ -19,7 +19,7 @@ class Settings:
     """See `weft.monitoring.monitor.monitor`."""
 
     every: int = 100
-    budget: float | None = 0.02
+    budget: float | None = None
     sequences: int = 1
     tokenizer: Any = None
     layers: Sequence[int | str] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +16,8 @@ __all__ = ["Lettering", "lettering"]
 
 #: What matplotlib brings along.
 _FIRST = "DejaVu Sans"
-#: Characters of a text at most.
-_LONGEST = 200
+#: Characters of a text at most, and letters without a font that are named.
+_LONGEST, _SHOWN = 200, 20
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def _letters(path: str) -> frozenset[int]:
 def lettering(tokens: Iterable[str]) -> Lettering:
     """Find fonts for some tokens: the one that is always there, and installed ones for the rest.
 
+    A line of the log names the letters that no font has.
+
     tokens: whatever will be drawn with it.
     """
     needed = {ord(c) for token in tokens for c in visible(token, _LONGEST)}
@@ -78,6 +81,13 @@ def lettering(tokens: Iterable[str]) -> Lettering:
             if found:
                 families.append(family)
                 missing -= found
+    if letters := "".join(letter for letter in map(chr, sorted(missing)) if letter.isprintable()):
+        logging.getLogger(__name__).warning(
+            "weft: no installed font has %s: drawn as code points. Install one that has, as Noto.",
+            letters
+            if len(letters) <= _SHOWN
+            else f"{letters[:_SHOWN]} and {len(letters) - _SHOWN} more",
+        )
     return Lettering(tuple(families), frozenset(map(chr, missing)))
 
 

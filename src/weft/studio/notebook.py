@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from weft.errors import InputError, optional_package
+from weft.errors import InputError, installing, optional_package
 from weft.formats.files import JsonObject
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -36,7 +36,7 @@ def widget(trace: TraceData, start: str = "", title: str = "") -> Any:
 
     Raises: InputError: anywidget is not installed, or the trace is too long for a notebook.
     """
-    with optional_package("widget", '"weft[notebook]"'):
+    with optional_package("widget", installing("notebook")):
         import anywidget
         import traitlets
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.analysis.heads.formation import trace_of_snapshot
 from weft.analysis.overview import mean_left_out
 from weft.errors import DataError
-from weft.formats.files import JsonMapping, JsonObject
+from weft.formats.files import JsonObject
 from weft.formats.folders import check_there
 from weft.formats.history import PRODUCT_SIZE, History, LayerSnapshot
 from weft.formats.run import RunFolder, is_run
@@ -103,7 +103,7 @@ def _open_run(run: RunFolder) -> Collection:
         run.path.resolve().name,
         names=["the probe", *names],
         history=run_snapshots(history),
-        curves=loss_curves(run.read_metrics()),
+        curves=loss_curves(run, history),
         probe=probe,
         summary=None if monitored is None else watched_summary(monitored),
         watched=watched_training(run, [layer.name for layer in probe.layers]),
@@ -113,13 +113,19 @@ def _open_run(run: RunFolder) -> Collection:
     return collection
 
 
-def loss_curves(reports: Sequence[JsonMapping]) -> dict[str, list[tuple[float, float]]]:
-    """The losses of a run's metrics: {"training loss": [(step, loss), ...], ...}."""
+def loss_curves(run: RunFolder, history: History) -> dict[str, list[tuple[float, float]]]:
+    """The losses of a run: {"training loss": [(step, loss), ...], ...}.
+
+    They are those of its metrics, after the first snapshot's: that of the matrices at the start.
+    """
     curves = {}
     for title, name in (("training loss", "loss"), ("validation loss", "validation_loss")):
-        points = [(report["step"], report[name]) for report in reports if name in report]
+        points = [(report["step"], report[name]) for report in run.read_metrics() if name in report]
         if points:
             curves[title] = points
+    training, start = curves.get("training loss"), history.notes(history.steps[0])
+    if training and start["loss"] is not None and start["step"] < training[0][0]:
+        training.insert(0, (start["step"], start["loss"]))
     return curves
 
 

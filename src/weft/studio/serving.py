@@ -15,7 +15,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.errors import InputError, optional_package
+from weft.errors import InputError, installing, optional_package
 from weft.formats.trace import TraceData
 from weft.studio.collection import Collection
 
@@ -161,7 +161,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _server(collection: Collection) -> uvicorn.Server:
-    with optional_package("view", '"weft[studio]"'):
+    with optional_package("view", installing("studio")):
         import uvicorn
 
         from weft.studio.server import create_app

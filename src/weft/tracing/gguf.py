@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.errors import DataError, InputError, optional_package
+from weft.errors import DataError, InputError, installing, optional_package
 from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.gguf import GgufFile, read_gguf
 from weft.tracing.memory import check_memory
@@ -68,7 +68,7 @@ def load_gguf(
             all of this file.
     """
     file = read_gguf(path)
-    with optional_package("a GGUF file", '"weft[gguf]"'):
+    with optional_package("a GGUF file", installing("gguf")):
         import accelerate  # noqa: F401 - Transformers asks for it
     check_memory(path, 4 * file.numbers)
     _check_architecture(file, library)

@@ -130,6 +130,7 @@ def why_unreachable() -> str | None:
             with urllib.request.urlopen(request, timeout=_PATIENCE):
                 answer[0] = None
         except urllib.error.HTTPError as error:
+            error.close()
             # A hub of one's own may answer its front page with an error; a proxy that forbids
             # the way says so by 403 or 407, and one that finds no way by 502 to 504.
             if error.code in (407, 502, 503, 504):

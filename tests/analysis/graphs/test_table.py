@@ -138,7 +138,7 @@ def test_the_commands(minilm_trace, pair_trace, tmp_path, capsys) -> None:
     assert run("rollout", tmp_path / "t", "--token", "0", "--json") == 0
     out = capsys.readouterr().out
     assert re.search(r"^ +0\.6555\d\d       0  \[CLS\]$", out, re.MULTILINE)
-    assert round(json.loads(out.splitlines()[-1])["values"][18], 4) == 0.0876
+    assert round(json.loads(out)["values"][18], 4) == 0.0876
     assert run("rollout", tmp_path / "pair", "--column", "--token", "-1", "--kept") == 0
     assert "went to:" in capsys.readouterr().out
     for bad in (("--by", "token"), ("--threshold", "0"), ("--share", "2")):
@@ -160,7 +160,7 @@ def test_up_to_so_many_positions_the_rank_is_exact_and_else_between_bounds(
     def ranks(*options: object) -> tuple[float, float]:
         assert run("measures", tmp_path / "t", "--json", *options) == 0
         out = capsys.readouterr().out
-        (row,) = json.loads(out.splitlines()[-1])["measures"]
+        (row,) = json.loads(out)["measures"]
         assert "rank" not in out.split() and row["source"] == "exact"
         return row["rank_low"], row["rank_high"]
 

@@ -240,7 +240,7 @@ def test_the_command_prints_and_writes(make_trace, tmp_path, capsys, monkeypatch
         "... and 1 more rows",
     ]
     main_code(["query", str(tmp_path / "t"), question, "--json"])
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    said = json.loads(capsys.readouterr().out)
     assert said == {"columns": ["query", "mass"], "rows": [[0, 1.0], [1, 1.0], [2, 1.0]]}
     for suffix in ("csv", "parquet", "json"):
         main_code(["query", str(tmp_path / "t"), question, "-o", str(tmp_path / f"a.{suffix}")])
@@ -422,7 +422,7 @@ def test_json_on_the_command_line_has_null_for_what_is_no_number(
 ) -> None:
     pair_trace.save(tmp_path / "t")
     assert main_code(["query", str(tmp_path / "t"), "select 'nan'::double as a", "--json"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == '{"columns": ["a"], "rows": [[null]]}'
+    assert capsys.readouterr().out == '{"columns": ["a"], "rows": [[null]]}\n'
 
 
 def test_a_view_without_data_says_what_would_fill_it(make_trace, tmp_path, capsys) -> None:

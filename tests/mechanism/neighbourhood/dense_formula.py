@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["dense_output", "dense_scores"]
+__all__ = ["dense_output", "dense_scores", "kink_distance"]
 
 
 def dense_scores(kind: int, parts: dict[str, Tensor], slope: float, scale: float) -> Tensor:
@@ -70,3 +70,17 @@ def edge_score(
     if "edge_features" in parts:
         z = z + torch.einsum("f,fhd->hd", parts["edge_features"][n], parts["edge_matrix"])
     return (parts["vector"] * leaky(z)).sum(-1) + term
+
+
+def kink_distance(kind: int, edge_index: Tensor, parts: dict[str, Tensor]) -> float:
+    """How near to 0 a sum comes that a LeakyReLU takes: there its gradient jumps."""
+    j, i = edge_index
+    if kind == 2 or not j.numel():
+        return float("inf")
+    if kind == 0:
+        z = parts["target_terms"][i] + parts["source_terms"][j] + parts.get("edge_terms", 0)
+    else:
+        z = parts["queries"][i] + parts["keys"][j]
+        if "edge_features" in parts:
+            z = z + torch.einsum("nf,fhd->nhd", parts["edge_features"], parts["edge_matrix"])
+    return float(z.abs().min())

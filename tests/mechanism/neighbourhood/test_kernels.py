@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from weft.mechanism.neighbourhood.function import (
     neighbour_weights,
 )
 
-from .dense_formula import dense_output
+from .dense_formula import dense_output, kink_distance
 
 INSTRUCTION_SETS = attention_kernels.instruction_sets()
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without native kernels")
@@ -128,6 +128,8 @@ def test_output_and_gradients_are_those_of_the_dense_formula(
         case.kind, case.edge_index, case.parts, case.kept, case.by_output,
     )  # fmt: skip
     targets, sources = case.nodes
+    # Nearer than the rounding of float32, one of the two may be on the other side of the kink.
+    assume(kink_distance(kind, edge_index, parts) > 2e-6)
     edges = Edges.of_index(edge_index, targets, sources)
     factors = None if kept is None else edges.by_number(kept).double() / 0.6
     exact = leaves(parts, torch.float64)

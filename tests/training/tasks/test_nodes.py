@@ -218,7 +218,7 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
 
     run, trace = str(tmp_path / "run"), str(tmp_path / "t.weft")
     weft_command("train", str(tmp_path / "run.toml"), "--run", run)
-    report = json.loads(weft_command("evaluate", run, "--json").splitlines()[-1])
+    report = json.loads(weft_command("evaluate", run, "--json"))
     assert report["accuracy"] == 1.0 and report["nodes"] == 10 and report["split"] == "test"
     assert "20 nodes" in weft_command("trace", run, "-o", trace)
     opened = weft.open(trace)

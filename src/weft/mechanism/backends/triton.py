@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import BackendError
+from weft.errors import BackendError, installing
 from weft.mechanism.backends import torch_ops
 from weft.mechanism.backends.gpu_sizes import (
     Device,
@@ -59,7 +59,7 @@ def why_not_served(call: AttentionCall, keep: Top) -> str | None:
     if device.type != "cuda" and not (interpreted() and device.type == "cpu"):
         return f"the tensors are on {device}, the kernel runs on CUDA devices"
     if find_spec("triton") is None:
-        return 'Triton is not installed (pip install "weft[gpu]")'
+        return f"Triton is not installed ({installing('gpu')})"
     if (version := _triton_version()) < LEAST_TRITON:
         needed = ".".join(map(str, LEAST_TRITON))
         return f"Triton {'.'.join(map(str, version))} is installed, the kernel needs {needed}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.errors import DataError, optional_package
+from weft.errors import DataError, installing, optional_package
 from weft.models.huggingface.folder import Settings
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
     Raises: DataError: missing or damaged.
     """
-    with optional_package("from_huggingface", '"weft[hf]"'):
+    with optional_package("from_huggingface", installing("hf")):
         from tokenizers import Tokenizer
     path = folder / "tokenizer.json"
     if not path.exists():

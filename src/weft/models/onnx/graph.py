@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.errors import optional_package
+from weft.errors import installing, optional_package
 from weft.version import __version__
 
 __all__ = ["OnnxGraph"]
@@ -41,7 +41,7 @@ class OnnxGraph:
     """
 
     def __init__(self, name: str, module: nn.Module) -> None:
-        with optional_package("export", '"weft[onnx]"'):
+        with optional_package("export", installing("onnx")):
             import onnx  # noqa: F401
         self.name = name
         self._names = {id(tensor): name for name, tensor in module.named_parameters()}

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
+from weft.errors import InputError, installing
 from weft.mechanism.masks import Mask, causal
 from weft.mechanism.module_paths import named_modules
 from weft.tracing.arguments import Arguments
@@ -58,7 +58,7 @@ def transformers() -> Any:
     except ImportError:
         raise InputError(
             "trace: models of Hugging Face need Transformers, which is not installed. "
-            'pip install "weft[hf]"'
+            + installing("hf")
         ) from None
 
 
