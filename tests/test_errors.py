@@ -15,7 +15,9 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(InputError) as caught, optional_package("query"):
         import duckdb  # noqa: F401
-    assert str(caught.value) == ('query: duckdb is not installed. pip install ".[exchange]"')
+    assert str(caught.value) == (
+        'query: duckdb is not installed. pip install ".[exchange]" in the clone of weft'
+    )
 
 
 def test_other_errors_pass_through() -> None:

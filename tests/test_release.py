@@ -19,3 +19,35 @@ def test_every_place_names_the_same_version() -> None:
     assert weft.__version__ == project == cited[1]
     assert f"\n## {project}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert importlib.metadata.version("weft") == project
+
+
+def test_every_place_names_the_same_pythons() -> None:
+    def read(name: str) -> str:
+        return (ROOT / name).read_text("utf-8")
+
+    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', read("pyproject.toml"))
+    first, last = pythons[0], pythons[-1]
+    assert f'requires-python = ">={first}"' in read("pyproject.toml")
+    for name in ("README.md", "docs/install.md", "scripts/setup", "scripts/wheel"):
+        assert f"Python {first} to {last}" in read(name), name
+    for matrix in re.findall(r"python: \[(.*)\]", read(".github/workflows/tests.yml")):
+        assert matrix == ", ".join(f'"{python}"' for python in pythons)
+    for python in pythons:
+        assert f"python{python}" in read("scripts/setup")
+
+
+def test_nobody_is_told_to_install_the_weft_of_pypi() -> None:
+    """It is another project: from the clone, extras are installed by `pip install ".[hf]"`."""
+    told = re.compile(r"""pip install (-\S+ )*["']?weft\b|["']weft\[""")
+    assert told.search('pip install "weft[hf]"') and told.search("pip install -U weft")
+    files = [
+        ROOT / "README.md",
+        *(ROOT / "examples").glob("*"),
+        *(ROOT / "benchmarks").glob("*.py"),
+    ]
+    files += [path for folder in ("docs", "src") for path in (ROOT / folder).rglob("*")]
+    warned = "`pip install weft` fetches that."
+    for path in files:
+        if path.suffix in (".md", ".py", ".ipynb", ".toml"):
+            line = told.search(path.read_text("utf-8").replace(warned, ""))
+            assert line is None, f"{path}: {line[0]}"

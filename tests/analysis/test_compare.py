@@ -102,16 +102,13 @@ def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace) -> None:
 def test_the_command(traces, tmp_path, capsys) -> None:
     for name, trace in zip("ab", traces[:2], strict=True):
         trace.save(tmp_path / name)
-    try:
-        main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--limit", "3", "--json"])
-    except SystemExit as stop:
-        assert not stop.code
-    out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("0 of 40 tokens differ")
-    said = json.loads(out[-1])
-    assert (said["heads"][0]["layer"], said["heads"][0]["head"]) == (1, 1)
-    assert len(said["heads"]) == 3
-    assert len(said["edges"]) == 3
+    words = ("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--limit", "3")
+    assert said(capsys, *words)[0].startswith("0 of 40 tokens differ")
+    (line,) = said(capsys, *words, "--json")
+    found = json.loads(line)
+    assert (found["heads"][0]["layer"], found["heads"][0]["head"]) == (1, 1)
+    assert len(found["heads"]) == 3
+    assert len(found["edges"]) == 3
 
 
 def said(capsys, *command: str) -> list[str]:
@@ -126,12 +123,12 @@ def test_equal_traces_are_said_to_be_equal(traces, tmp_path, capsys) -> None:
     before = traces[0]
     before.save(tmp_path / "a")
     before.save(tmp_path / "b")
-    out = said(capsys, "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
-    assert out[:2] == [
+    words = ("compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert said(capsys, *words) == [
         "0 of 40 tokens differ.",
         "The weights are equal: none of the 8 heads changed.",
     ]
-    found = json.loads("\n".join(out[2:]))
+    found = json.loads("\n".join(said(capsys, *words, "--json")))
     assert found["equal"] is True and found["edges"] == []
     assert {head["change_high"] for head in found["heads"]} == {0.0}
     # What six edges of a row do not tell is not called equal.

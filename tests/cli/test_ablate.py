@@ -55,8 +55,8 @@ def test_estimates_and_single_positions(weft_main: Command, runs: Path) -> None:
     """An estimate names the position that adds most; --at changes that one alone."""
     letters = ("ablate", runs / "language", "--text", "two me", "--logit", "a")
     measured = last_json(weft_main(*letters, "--json"))
-    found = weft_main(*letters, "--estimate", "--json")
-    estimated = last_json(found)
+    estimated = last_json(weft_main(*letters, "--estimate", "--json"))
+    found = weft_main(*letters, "--estimate")
     assert estimated["estimated"] and not measured["estimated"]
     assert estimated["baseline"] == pytest.approx(measured["baseline"], abs=1e-5)
     heads = {tuple(effect["heads"][0]) for effect in measured["heads"]}

@@ -59,13 +59,16 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_lines_to_classes_and_probabilities(weft_process: Command, run: Path) -> None:
-    result = weft_process("classify", run, "--json", stdin=b"a Warm film\n\na cold zebra\n")
+    lines = b"a Warm film\n\na cold zebra\n"
+    result = weft_process("classify", run, stdin=lines)
     assert result.code == 0
-    first, empty, second, content, rest = result.out.split("\n")
+    first, empty, second, rest = result.out.split("\n")
     assert empty == rest == ""
     (label, share), (other, _) = first.split("\t"), second.split("\t")
     assert (label, other) == ("for", "against")
-    predictions = json.loads(content)["predictions"]
+    predictions = json.loads(weft_process("classify", run, "--json", stdin=lines).out)[
+        "predictions"
+    ]
     assert predictions[1] is None
     assert predictions[0]["label"] == "for"
     assert set(predictions[0]["probabilities"]) == {"for", "against"}
@@ -84,11 +87,10 @@ def test_it_is_measured(weft_main: Command, run: Path) -> None:
 
 def test_the_words_that_the_class_came_from(weft_main: Command, run: Path) -> None:
     text = "they call it a witty story"
-    result = weft_main("relevance", run, "--text", text, "--json")
-    assert result.code == 0
-    assert "for, label: " in result.out
-    assert "The class comes from all positions, by m" in result.out
-    report = json.loads(result.out)
+    table = weft_main("relevance", run, "--text", text).out
+    assert "for, label: " in table
+    assert "The class comes from all positions, by m" in table
+    report = json.loads(weft_main("relevance", run, "--text", text, "--json").out)
     assert report["tokens"] == ["<start>", *text.split()]
     values = report["relevance"]
     assert values.index(max(values)) == report["tokens"].index("witty")

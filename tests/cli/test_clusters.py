@@ -63,9 +63,8 @@ def test_fewer_clusters_than_asked_for_are_said(weft_main: Command, path: Path) 
 
 def test_without_the_sink_and_from_kept_edges(weft_main: Command, path: Path) -> None:
     words = ("clusters", path, "--layer", 0, "--head", 1, "--count", 2, "--without", 0)
-    result = weft_main(*words, "--json")
-    assert json.loads(result.out)["labels"] == [-1, *[0, 1] * 3, 0]
-    assert "1 left out, or without any attention." in result.out
+    assert json.loads(weft_main(*words, "--json").out)["labels"] == [-1, *[0, 1] * 3, 0]
+    assert "1 left out, or without any attention." in weft_main(*words).out
     kept = weft_main(*words, "--kept").out
     assert " to " in kept.splitlines()[0] and "no division" not in kept
     assert "Of the kept edges" in kept

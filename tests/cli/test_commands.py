@@ -157,7 +157,6 @@ def test_generate(weft_main: Command, runs: Path) -> None:
     assert first.code == 0
     report = last_json(first.out)
     assert report["prompt"] == "the c"
-    assert first.out.startswith("the c" + report["text"])
     assert len(report["text"]) <= 12
     assert weft_main(*arguments).out == "the c" + report["text"] + "\n"
     texts = {weft_main(*arguments, "--seed", seed).out for seed in range(5)}
@@ -189,7 +188,8 @@ def test_evaluate(weft_main: Command, runs: Path, task: str, measures: set[str])
     assert report["loss"] > 0
     low, high = report["intervals"].get("loss", (0, 99))
     assert low <= report["loss"] <= high
-    (line,) = (line for line in result.out.splitlines() if line.startswith("loss, nats"))
+    lines = weft_main("evaluate", runs / task, "--beam", 1).out.splitlines()
+    (line,) = (line for line in lines if line.startswith("loss, nats"))
     assert f"{report['loss']:.4f}" in line
 
 

@@ -40,13 +40,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_table_has_a_row_for_each_policy_and_budget(folder: Path, weft_main: Command) -> None:
     own = f"{folder / 'rules.py'}:latest"
-    result = weft_main(
+    words = (
         "evict", folder / "t.weft", "--policy", "tova", "--policy", own, "--budget", "25%",
-        "--budget", "8", "--prompt-tokens", "32", "--json",
+        "--budget", "8", "--prompt-tokens", "32",
     )  # fmt: skip
+    result = weft_main(*words, "--json")
     assert result.code == 0, result.err
-    lines = result.out.splitlines()
-    report = json.loads(lines[-1])
+    report = json.loads(result.out)
     rows = {(row["policy"], row["keys"]): row for row in report["rows"]}
     assert (report["prompt"], report["steps"]) == (32, 16)
     names = ("tova", "latest", "oracle", "oracle-step")
@@ -60,19 +60,21 @@ def test_the_table_has_a_row_for_each_policy_and_budget(folder: Path, weft_main:
         lost.append(weights[:, 32:, :24].sum(-1))
     expected = float(torch.stack(lost).mean())
     assert rows["latest", 8]["lost"] == pytest.approx(expected, abs=1e-6)
-    assert f"{100 * expected:.2f} %" in result.out
-    assert "3 layers, 12 heads; prompt of 32 tokens, then 16 steps" in result.out
+    table = weft_main(*words).out
+    assert f"{100 * expected:.2f} %" in table
+    assert "3 layers, 12 heads; prompt of 32 tokens, then 16 steps" in table
 
 
 def test_what_is_kept_stands_beside_the_budget_and_equal_budgets_are_named(
     folder: Path, weft_main: Command
 ) -> None:
-    words = ("evict", folder / "t.weft", "--prompt-tokens", "7", "--policy", "tova", "--json")
-    lines = weft_main(*words, "--budget", "5%", "--budget", "20%", "--budget", "3").out.splitlines()
+    words = ("evict", folder / "t.weft", "--prompt-tokens", "7", "--policy", "tova")
+    budgets = ("--budget", "5%", "--budget", "20%", "--budget", "3")
+    lines = weft_main(*words, *budgets).out.splitlines()
     assert lines[0].split()[:4] == ["policy", "budget", "keys", "kept"]
     assert lines[1].split()[:7] == ["tova", "5", "%", "1", "14.3", "%", lines[1].split()[6]]
     assert "Budgets 5 % and 20 % are one: 1 of 7 keys." in lines
-    rows = json.loads(lines[-1])["rows"]
+    rows = json.loads(weft_main(*words, *budgets, "--json").out)["rows"]
     assert [(row["budget"], row["keys"], row["kept"]) for row in rows[::3]] == [
         (0.05, 1, 1 / 7), (0.2, 1, 1 / 7), (3 / 7, 3, 3 / 7)
     ]  # fmt: skip
@@ -88,13 +90,15 @@ def test_of_heads_that_share_keys_one_may_lose_less_than_with_the_best(
         queries, keys, save=tmp_path / "t.weft", mask=weft.causal(), kind="decoder"
     )
     said = "one of these alone may lose less, below 0 %"
-    shared = weft_main("evict", tmp_path / "t.weft", "--by", "head", "--budget", "3", "--json").out
-    least = min(row["above"] for row in json.loads(shared)["rows"])
-    assert least < -0.001 and said in shared and "mean over steps." in shared
+    by_head = ("--by", "head", "--budget", "3")
+    shared = ("evict", tmp_path / "t.weft", *by_head)
+    least = min(row["above"] for row in json.loads(weft_main(*shared, "--json").out)["rows"])
+    table = weft_main(*shared).out
+    assert least < -0.001 and said in table and "mean over steps." in table
     assert said not in weft_main("evict", tmp_path / "t.weft", "--budget", "3").out
-    alone = weft_main("evict", folder / "t.weft", "--by", "head", "--budget", "3", "--json").out
-    least = min(row["above"] for row in json.loads(alone)["rows"])
-    assert least > -1e-6 and said not in alone
+    alone = ("evict", folder / "t.weft", *by_head)
+    least = min(row["above"] for row in json.loads(weft_main(*alone, "--json").out)["rows"])
+    assert least > -1e-6 and said not in weft_main(*alone).out
 
 
 def test_every_layer_head_and_step_as_comma_separated_values(

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import sys
 from collections import defaultdict
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 import typer.main
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cli.conftest import Command
+from tests.cli.test_demo import small_demo
 
 import weft
 import weft.cli.commands
 from weft.cli.output import progress_bar, say
 from weft.cli.safe_text import safe_output
 from weft.cli.tables import _Column, _width, fitted
+from weft.jobs import demo
 
 VERBS: dict[str, Any] = typer.main.get_command(weft.cli.commands.app).commands
 
@@ -105,6 +111,63 @@ def test_answers_are_asked_for_alike() -> None:
 def test_csv_and_json_at_once(weft_main: Command) -> None:
     line = weft_main("runs", "nowhere", "--csv", "--json").one_line()
     assert line == "weft: --csv and --json: a command prints one of them. Leave one out."
+
+
+#: What verbs with --json are asked in the test: T and U are traces, R is a folder of runs, O a file
+#: or folder to be.
+ASKED = {
+    "ablate": ("R/language", "--text", "two me"),
+    "align": ("R/translation", "--source-file", "T/../en", "--target-file", "T/../de", "-o", "O"),
+    "classify": ("R/language",),
+    "clusters": ("T",),
+    "compare": ("T", "U"),
+    "demo": ("--run", "O"),
+    "doctor": (),
+    "evaluate": ("R/dates", "--beam", "1"),
+    "evict": ("T", "--prompt-tokens", "4", "--budget", "2"),
+    "export": ("T", "--html", "O.html"),
+    "flow": ("T",),
+    "generate": ("R/language", "--prompt", "a", "--length", "3"),
+    "heads": ("T",),
+    "import": ("T/../layer_0_weights.npy", "-o", "O"),
+    "map": ("T", "--layer", "0", "--token", "0", "-o", "O.png"),
+    "measures": ("T",),
+    "projections": ("R/language",),
+    "query": ("T", "from layers"),
+    "relevance": ("R/language", "--text", "two hog"),
+    "rollout": ("T",),
+    "runs": ("R",),
+    "trace": ("R/dates", "--text", "de: 3.4.2024", "-o", "O"),
+    "train": ("R/../dates.toml", "--run", "O"),
+    "translate": ("R/dates", "--file", "T/../en"),
+}
+#: What the test takes instead of a model of images and a classifier.
+PRETENDED: dict[str, Any] = {
+    "weft.jobs.word_map.draw_word_map": SimpleNamespace(line="the word", content={"mass": 1.0}),
+    "weft.training.inference.open_classifier": MagicMock(),
+    "weft.training.tasks.labels.classify": [None],
+}
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in PAGES])
+def test_json_is_alone_on_standard_output(
+    weft_main: Command, wide_trace: Path, runs: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, verb: str,
+) -> None:  # fmt: skip
+    """One object, and nothing else: no table, and nothing that others print in the process."""
+    (wide_trace.parent / "en").write_text("the cat\n")
+    (wide_trace.parent / "de").write_text("das cat\n")
+    np.save(wide_trace.parent / "layer_0_weights.npy", np.full((1, 2, 2), 0.5))
+    monkeypatch.setattr(demo, "demo_config", small_demo)
+    for name, result in PRETENDED.items():
+        monkeypatch.setattr(name, lambda *given, result=result, **named: print("also") or result)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a line\n")))
+    places = {"T": wide_trace, "U": wide_trace.with_name("u.weft"), "R": runs, "O": tmp_path / "o"}
+    words = [re.sub(r"^[TURO]\b", lambda found: str(places[found[0]]), w) for w in ASKED[verb]]
+    result = weft_main(verb, *words, "--json")
+    assert result.code == 0, result.err
+    assert isinstance(json.loads(result.out), dict)
+    assert result.out.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", [None, *VERBS])

@@ -89,10 +89,11 @@ def test_filters_and_order(weft_main: Command, traces: Path) -> None:
 
 def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:
     trace = traces / "1.weft"
-    found = weft_main("heads", trace, "--clusters", "2", "--needle", "t3 t4 t0", "--json")
+    words = ("heads", trace, "--clusters", "2", "--needle", "t3 t4 t0")
+    found = weft_main(*words, "--json")
     assert found.code == 0, found.err
     assert {"cluster", "retrieval", "needle", "needle_chance", "needle_p"} <= set(
-        found.out.splitlines()[0].split()
+        weft_main(*words).out.splitlines()[0].split()
     )
     rows = json.loads(found.out)["heads"]
     assert {row["cluster"] for row in rows} == {0, 1}

@@ -31,20 +31,17 @@ def test_a_run_and_its_history(weft_main: Command, runs: Path) -> None:
     assert result.code == 0
     kinds = [row["kind"] for row in json.loads(result.out)["projections"]]
     assert kinds == ["encoder", "decoder", "cross"]
-    assert "qk_rank, ov_rank, copying: means over heads." in result.out
+    table = weft_main("projections", runs / "translation").out
+    assert "qk_rank, ov_rank, copying: means over heads." in table
     result = weft_main("projections", runs / "translation", "--history", "--csv")
     assert result.code == 0
     assert result.out.startswith("step,layer,name,kind,symmetry")
 
 
 def test_pairs_of_heads(weft_main: Command, runs: Path) -> None:
-    result = weft_main(
-        "projections", runs / "translation", "--by", "pair", "--limit", "3", "--json"
-    )
-    assert result.code == 0
-    *table, last = result.out.splitlines()
-    rows = json.loads(last)["projections"]
-    *table, score, times_random = table
+    words = ("projections", runs / "translation", "--by", "pair", "--limit", "3")
+    rows = json.loads(weft_main(*words, "--json").out)["projections"]
+    *table, score, times_random = weft_main(*words).out.splitlines()
     assert score.startswith("score, 0 to 1: ") and times_random.startswith("times_random: ")
     assert [len(rows), len(table)] == [3, 4]
     assert rows[0]["layer"] > rows[0]["from_layer"]
