@@ -56,8 +56,13 @@ def test_every_weight(name: str, golden: dict[str, Any]) -> None:
             for place, layer in enumerate(trace.layers):
                 weights = golden[f"{name}/{sample}/{place}"]
                 assert_allclose(layer.graph.dense(), weights, **close)
-                if name != "gat":  # whose scores are no products of queries and keys
-                    assert_allclose(layer.matrix.dense(), weights, **close)
+                if name == "gat":  # whose scores are no products of queries and keys
+                    continue
+                assert_allclose(layer.matrix.dense(), weights, **close)
+                assert_allclose(layer.matrix[2, 1:5, :4], weights[2, 1:5, :4], **close)
+                assert_allclose(layer.matrix.received(), weights.sum(1), rtol=5e-6, atol=5e-6)
+                column = layer.matrix.head(2) @ np.eye(weights.shape[2])[1]
+                assert_allclose(column, weights[2, :, 1], **close)
 
 
 @pytest.mark.parametrize("name", MODELS)
