@@ -29,7 +29,6 @@ __all__ = [
     "SUFFIXES",
     "Arrays",
     "StoredArray",
-    "archived_arrays",
     "array_files",
     "read_npz",
     "stored_arrays",

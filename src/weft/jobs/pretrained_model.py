@@ -78,7 +78,7 @@ class PretrainedModel:
                 f"a {self._config.model_type} reads one text; only an encoder-decoder looks from a "
                 "target at its source. Give one, as Marian, BART or T5."
             )
-        return text_pairs(self.network, self.tokenizer, sources, targets)
+        return _text_pairs(self.network, self.tokenizer, sources, targets)
 
     def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
         """See Model."""
@@ -265,7 +265,7 @@ class PretrainedModel:
         return ids.index(self.tokenizer.mask_token_id)
 
 
-def text_pairs(
+def _text_pairs(
     model: nn.Module, tokenizer: Any, sources: Sequence[str], targets: Sequence[str]
 ) -> Pairs:
     """Sources and targets, padded on the right.

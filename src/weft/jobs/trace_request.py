@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Report",
     "TraceRequest",
-    "node_names",
     "opened_graph",
     "report_of",
     "run_trace",
-    "trace_graph",
     "verify_of",
 ]
 
@@ -102,7 +100,7 @@ def run_trace(request: TraceRequest, options: TraceChoices, show: Show) -> Repor
     if (request.text, request.image, request.window) == (None, None, None):
         graph = opened_graph(request.model)
         if graph is not None:
-            return report_of(trace_graph(*graph, request.output, options), request.output, "nodes")
+            return report_of(_trace_graph(*graph, request.output, options), request.output, "nodes")
     if request.text is None and (request.image is None or request.window is not None):
         raise InputError(
             "trace: give the text by one of --text, --file and --stdin, or an image by --image."
@@ -237,7 +235,7 @@ def opened_graph(name: str) -> tuple[TrainedRun, NodesTask] | None:
     return run, task
 
 
-def node_names(data: NodeData) -> list[str]:
+def _node_names(data: NodeData) -> list[str]:
     """The names of nodes with their classes: "35:theory"; the name alone where it has none."""
     return [
         name if label == UNKNOWN else f"{name}:{data.classes[label]}"
@@ -245,7 +243,9 @@ def node_names(data: NodeData) -> list[str]:
     ]
 
 
-def trace_graph(run: TrainedRun, task: NodesTask, output: Path, options: TraceChoices) -> TraceData:
+def _trace_graph(
+    run: TrainedRun, task: NodesTask, output: Path, options: TraceChoices
+) -> TraceData:
     """Trace a run on its whole graph, every neighbour kept, into a folder."""
     check_output(output, options.overwrite)
     if options.received is not None:
@@ -253,6 +253,6 @@ def trace_graph(run: TrainedRun, task: NodesTask, output: Path, options: TraceCh
             "--received: the trace of a graph keeps every edge, whose weights on a node are what "
             "it receives: weft measures. Leave the option out."
         )
-    trace = trace_nodes(run.model, task.inputs(), node_names(task.data))
+    trace = trace_nodes(run.model, task.inputs(), _node_names(task.data))
     trace.save(output, overwrite=options.overwrite)
     return trace
