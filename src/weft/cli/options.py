@@ -21,13 +21,6 @@ class Split(StrEnum):
     test = "test"
 
 
-class EngineName(StrEnum):
-    """What runs the processes of a corpus."""
-
-    processes = "processes"
-    ray = "ray"
-
-
 class Program(StrEnum):
     """Which program shall open a trained model."""
 
@@ -304,16 +297,12 @@ Workers = Annotated[
     int,
     typer.Option(min=1, max=10_000, help="With --corpus: processes; each of them opens the model."),
 ]
-Engine = Annotated[
-    EngineName,
-    typer.Option(help="With --corpus: processes of this machine, or actors of a Ray cluster."),
-]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="The Ray cluster's head, or auto; default: RAY_ADDRESS, or a cluster of this machine "
-        "that ends with the command.",
+        help="With --corpus: the head of a Ray cluster whose processes do the work; or auto; or "
+        "local, a cluster of this machine that ends with the command.",
     ),
 ]
 

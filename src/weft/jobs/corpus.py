@@ -18,12 +18,11 @@ from weft.formats.files import JsonObject, read_json, read_text, remove_leftover
 from weft.formats.folders import own_folder
 from weft.formats.lines import text_lines
 from weft.formats.trace_reader import open_folder
-from weft.jobs.engine import Do, Engine
+from weft.jobs.engines import Do, Engine, Processes
 from weft.jobs.model import Model, TraceChoices, check_text
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
 from weft.jobs.tracing import VerifiedOnce
-from weft.jobs.workers import Processes
 
 __all__ = ["Corpus", "CorpusTraces", "read_corpus", "trace_corpus"]
 

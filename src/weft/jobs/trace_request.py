@@ -14,11 +14,10 @@ from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData
 from weft.formats.verification import in_words
 from weft.jobs.corpus import trace_corpus
-from weft.jobs.engine import Engine
+from weft.jobs.engines import Engine, Processes
 from weft.jobs.model import TraceChoices
 from weft.jobs.tracing import check_output, trace_model
 from weft.jobs.windows import trace_windows
-from weft.jobs.workers import Processes
 from weft.tracing.sources.graphs import trace_nodes
 from weft.training.config import NodesConfig
 from weft.training.inference import TrainedRun, open_run
@@ -52,7 +51,7 @@ class TraceRequest:
 
     text, image: for one trace; window, overlap: for a trace of each window of the text.
     corpus: the texts, for a trace of each; workers, threads: the processes, and threads of each.
-    engine: of these processes, processes or ray; ray_address: of the Ray cluster.
+    ray_address: of the Ray cluster whose processes they are; None: of this machine.
     """
 
     model: str
@@ -64,7 +63,6 @@ class TraceRequest:
     corpus: Path | None = None
     workers: int = 1
     threads: int | None = None
-    engine: str = "processes"
     ray_address: str | None = None
 
 
@@ -86,10 +84,8 @@ def run_trace(request: TraceRequest, options: TraceChoices, show: Show) -> Repor
         raise InputError("--overlap needs --window: it says how many tokens two windows share.")
     if request.workers != 1 and request.corpus is None:
         raise InputError("--workers needs --corpus: each process traces texts of it.")
-    if (request.engine, request.corpus) == ("ray", None):
-        raise InputError("--engine ray needs --corpus: each actor traces texts of it.")
-    if request.ray_address is not None and request.engine != "ray":
-        raise InputError("--ray-address needs --engine ray.")
+    if request.ray_address is not None and request.corpus is None:
+        raise InputError("--ray-address needs --corpus: each process traces texts of it.")
     if request.corpus is not None:
         if options.overwrite or (request.text, request.image, request.window) != (None, None, None):
             raise InputError(
@@ -185,14 +181,14 @@ def _windows(
 
 def _engine(request: TraceRequest) -> Engine:
     """What traces the texts of a corpus."""
-    if request.engine == "ray":
-        from weft.jobs.ray_actors import RayActors
+    if request.ray_address is not None:
+        from weft.jobs.ray_engine import RayEngine
 
-        return RayActors(request.workers, request.threads, request.ray_address)
+        return RayEngine(request.ray_address, request.workers, request.threads or 1)
     if request.workers > _MOST_PROCESSES:
         raise InputError(
             f"--workers {request.workers}: expected {_MOST_PROCESSES} processes of one machine at "
-            "most; on many machines give --engine ray."
+            "most; on many machines give --ray-address."
         )
     return Processes(request.workers, request.threads)
 
