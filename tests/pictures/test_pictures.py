@@ -14,7 +14,7 @@ from tests.forked import Loaded
 
 import weft
 from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.pictures import alignment, heads, history, save_picture, threads
+from weft.pictures import alignment, fonts, heads, history, save_picture, threads
 from weft.pictures.palette import palette
 from weft.traces import Trace
 
@@ -237,6 +237,17 @@ def test_hostile_tokens_are_drawn_without_a_warning(
     labels = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
     assert "‹202E›gnp.exe" in labels
     assert "∅" in labels
+
+
+def test_letters_that_no_font_has_are_named(monkeypatch, capsys) -> None:
+    only = {"DejaVu Sans": fonts._installed()["DejaVu Sans"]}
+    monkeypatch.setattr(fonts, "_installed", lambda: only)
+    assert fonts.lettering(["é", "\u202e"]).families == ("DejaVu Sans",)
+    assert capsys.readouterr().err == ""
+    assert fonts.lettering(["2024年3月é"]).text("3月") == "3‹6708›"
+    assert capsys.readouterr().err == (
+        "weft: no installed font has 年月: drawn as code points. Install one that has, as Noto.\n"
+    )
 
 
 def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path) -> None:
