@@ -27,13 +27,13 @@ def test_a_run_aligns_two_files_as_its_traces_do(
     weft_main: Command, runs: Path, texts: list[str], tmp_path: Path
 ) -> None:
     run, out = runs / "translation", tmp_path / "out"
-    options = ["--heads", "0.1,0.0:write", "--method", "argmax", "--json"]
+    options = ["--heads", "2.1,2.0:write", "--method", "argmax", "--json"]
     result = weft_main("align", run, *texts, "-o", out, *options)
     assert result.code == 0, result.err
     said = json.loads(result.out)
     lines = out.read_text().splitlines()
     assert said["pairs"] == 4 == len(lines)
-    assert said["heads"] == ["0.1", "0.0:write"]
+    assert said["heads"] == ["2.1", "2.0:write"]
     assert said["links"] == sum(len(line.split()) for line in lines) == 12
     assert lines[2] == ""
     # Of each pair alone, traced by another command.
@@ -116,7 +116,7 @@ def test_an_encoder_decoder_of_hugging_face(
     model.save_pretrained(tmp_path / "model")
     fast.save_pretrained(tmp_path / "model")
     done = weft_main(
-        "align", tmp_path / "model", *texts, "--heads", "1.2", "--method", "argmax", "-o",
+        "align", tmp_path / "model", *texts, "--heads", "5.2", "--method", "argmax", "-o",
         tmp_path / "out",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -171,7 +171,7 @@ def test_bad_input_is_one_line(
     result = weft_main("align", run, *texts, "--heads", "3.0", *out)
     assert (result.code, (tmp_path / "out").exists()) == (2, False)
     last = result.err.splitlines()[-1]
-    assert "no head 3.0; the model has 1 layer of cross-attention" in last
+    assert "no head 3.0; there is cross-attention in layer 2, there with 2 heads" in last
     (tmp_path / "three").write_text("0-0\n1-1\n0-0\n")
     line = weft_main("align", run, *texts, "--gold", tmp_path / "three", *out).one_line()
     assert "has 3 lines for 4 pairs" in line

@@ -287,7 +287,7 @@ def test_wider_tables_go_on_below(
     parts = _plain(weft_main("measures", wide_trace, "--by", "head").out).rstrip().split("\n\n")
     assert len(parts) > 1
     heads = [part.splitlines()[0].split()[:2] for part in parts]
-    assert heads == [["layer", "kind"]] * len(parts)
+    assert heads == [["layer", "head"]] * len(parts)
     assert {len(part.splitlines()) for part in parts} == {7}
 
 

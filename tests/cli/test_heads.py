@@ -187,3 +187,26 @@ def test_no_number_is_cut_on_a_narrow_terminal(
         assert "cluster" in heading
         assert ("No room for" in clusters.out) == ("source" not in heading)
         assert len(heading.rstrip()) <= columns or columns < 80
+
+
+def test_a_layer_has_one_name_which_options_take(
+    weft_main: Command, pair_trace: weft.Trace, tmp_path: Path
+) -> None:
+    pair_trace.save(tmp_path / "t")
+    names = [f"{n} ({layer.kind} {layer.index})" for n, layer in enumerate(pair_trace.layers)]
+    for verb, *options in (("heads", "--all"), ("measures",), ("measures", "--by", "head")):
+        rows = weft_main(verb, tmp_path / "t", *options).out.splitlines()[1:]
+        assert {row[: row.index(")") + 1].strip() for row in rows if ")  " in row} == set(names)
+    for name in (names[2], "2"):
+        chosen = weft_main("heads", tmp_path / "t", "--all", "--layer", name)
+        of_layer = [line for line in chosen.out.splitlines() if line.startswith(names[2])]
+        assert chosen.code == 0 and len(of_layer) == pair_trace.layers[2].heads
+        out = tmp_path / "p.svg"
+        drawn = weft_main("export", tmp_path / "t", "--picture", out, "--layer", name)
+        assert drawn.code == 0 and f"layer {names[2]}, mean of" in out.read_text()
+    one = weft_main("clusters", tmp_path / "t", "--layer", names[1])
+    assert one.out.startswith(f"Layer {names[1]}, the mean of")
+    for wrong in ("-1", "five", "2 (cross"):
+        assert "expected the number of a layer" in weft_main(
+            "heads", tmp_path / "t", "--layer", wrong
+        ).one_line()  # fmt: skip

@@ -126,7 +126,7 @@ def words_of(tokens: list[str]) -> list[list[int]]:
     return words
 
 
-@pytest.mark.parametrize("heads", [None, "0.1", "0.0:write,0.1"])
+@pytest.mark.parametrize("heads", [None, "2.1", "2.0:write,2.1"])
 def test_alignments_are_those_of_a_trace_of_the_translation(
     weft_main: Command, trained: Path, heads: str | None
 ) -> None:
@@ -138,7 +138,7 @@ def test_alignments_are_those_of_a_trace_of_the_translation(
         trained.parent / "lines", *chosen,
     )  # fmt: skip
     assert result.code == 0, result.err
-    names = ["0.0:write", "0.1:write"] if heads is None else heads.split(",")
+    names = ["2.0:write", "2.1:write"] if heads is None else heads.split(",")
     compared = 0
     for line in objects(result.out):
         if not line["source"]:
@@ -227,7 +227,7 @@ def test_heads_by_agreement_are_those_of_align(
         (("--n-best", 2), "--n-best is for --json"),
         (("--heads", "0.1"), "--heads is for --json"),
         (("--json", "--n-best", 4, "--beam", 3), "--n-best 4: a beam of 3 holds no more than 3"),
-        (("--json", "--heads", "7.0"), "no head 7.0; the model has 1 layer of"),
+        (("--json", "--heads", "7.0"), "no head 7.0; there is cross-attention in layer 2"),
         (("--json", "--heads", "some"), "'some'; expected LAYER.HEAD"),
         (("--json", "--heads", "best"), "--heads best: "),
         (("--file", "/no/such"), "/no/such: no such text file"),
@@ -286,7 +286,7 @@ def test_translations_that_are_cut_where_the_positions_end(
     assert done.code == 0, done.err
     (tmp_path / "lines").write_text("".join(f"{text}\n" for text in texts))
     command = ("translate", run, "--file", tmp_path / "lines", "--json", "--beam", 1, "--heads")
-    for heads in ("all", "0.0", "0.0:write"):
+    for heads in ("all", "2.0", "2.0:write"):
         result = weft_main(*command, heads)
         assert result.code == 0, result.err
         for line in objects(result.out):
@@ -300,7 +300,7 @@ def test_translations_that_are_cut_where_the_positions_end(
             ids = [names[token] for token in hypothesis["tokens"]]
             matrix = traced_weights(opened, line["source"], ids[:-1])[0]
             matrix = torch.stack([matrix[:, :3].sum(1), matrix[:, 3:34].sum(1)], 1)
-            rows = [*range(80)] if heads == "0.0:write" else [*range(1, 80)]
+            rows = [*range(80)] if heads == "2.0:write" else [*range(1, 80)]
             expected = [
                 matrix[[rows[place] for place in word if place < len(rows)]].mean(0).tolist()
                 for word in written_words(hypothesis["tokens"])

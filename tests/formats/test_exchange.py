@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from weft.formats.exchange import to_networkx, write_graphml, write_trace_parquet
+from weft.formats.exchange import write_graphml, write_trace_parquet
 from weft.jobs.export import export_trace
 
 
@@ -42,11 +42,11 @@ def test_all_layers_in_one_table(pair_trace, tmp_path) -> None:
 
 
 def test_networkx_nodes_carry_their_tokens(pair_trace) -> None:
-    self_attention = to_networkx(pair_trace, 1, 0)
+    self_attention = pair_trace.layers[1].to_networkx(0)
     assert [self_attention.nodes[i]["token"] for i in range(4)] == ["#1", "#8", "#30", "#41"]
     # Causal: nobody looks ahead.
     assert all(query >= key for query, key in self_attention.edges)
-    assert to_networkx(pair_trace, 2, 0).nodes["key", 6]["sequence"] == "source"
+    assert pair_trace.layers[2].to_networkx(0).nodes["key", 6]["sequence"] == "source"
 
 
 def test_gephi_reads_the_tokens_as_labels(make_trace, tmp_path) -> None:
@@ -94,8 +94,8 @@ def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_
         return file.read_text("utf-8")
 
     assert "12 heads" in drawn("all", None, None)
-    assert "cross layer 0, head 3" in drawn("one", 2, 3)
-    assert "cross layer 0, mean of 4 heads" in drawn("mean", 2, None)
+    assert "layer 2 (cross 0), head 3" in drawn("one", 2, 3)
+    assert "layer 2 (cross 0), mean of 4 heads" in drawn("mean", 2, None)
     with pytest.raises(weft.InputError, match="--head 1 of no layer; give its --layer too"):
         drawn("none", None, 1)
 

@@ -47,7 +47,7 @@ AligningHeads = Annotated[
     str | None,
     typer.Option(
         help="best: chosen on half of the gold links; agreement: whose two directions agree; or "
-        "names, as 0.1,3.2:write. Default: best with --gold, else agreement."
+        "names, as 3.1,5.2:write. Default: best with --gold, else agreement."
     ),
 ]
 AlignMethod = Annotated[

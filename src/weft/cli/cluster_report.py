@@ -40,11 +40,12 @@ def print_layers(
     if as_csv:
         print_csv(_HEADER, ([row[name] for name in _HEADER] for row in rows[:limit]))
         return
-    print_table(
-        _HEADER,
-        [[_cell(name, row) for name in _HEADER] for row in rows[:limit]],
-        left=("kind", "source"),
-    )
+    names = _HEADER[2:]
+    cells = [
+        [each.label, *(_cell(name, row) for name in names)]
+        for each, row in zip(layers, rows[:limit], strict=False)
+    ]
+    print_table(("layer", *names), cells, left=("layer", "source"))
     if len(rows) > limit:
         print(f"and {len(rows) - limit} more layers")
     print("--layer shows the tokens of each cluster, --count asks for so many.")
@@ -68,9 +69,8 @@ def print_clusters(
         return
     heads = f"the mean of {found.layer.heads} heads" if found.head is None else f"head {found.head}"
     row = _row(found)
-    low, high = row["cut"], row["cut_high"]
-    cut = _between(low, high, ".4f")
-    print(f"Layer {found.number}, {heads}: normalized cut {cut}", end="")
+    cut = _between(row["cut"], row["cut_high"], ".4f")
+    print(f"Layer {found.label}, {heads}: normalized cut {cut}", end="")
     # What the kept edges' eigenvalues say is said of these alone.
     print(
         f"; no division into as many has less than {outward(row['least'], '.4f')}."

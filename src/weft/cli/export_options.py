@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.options import LayerNumber
+
 __all__ = ["Graph", "Head", "Layer", "Page", "Picture", "Table"]
 
 Page = Annotated[
@@ -26,7 +28,7 @@ Graph = Annotated[
 ]
 Layer = Annotated[
     int | None,
-    typer.Option(min=0, help="Of the picture or the graph, in the order of the trace."),
+    LayerNumber(help="Of the picture or the graph, in the order of the trace."),
 ]
 Head = Annotated[
     int | None,

@@ -43,8 +43,11 @@ def print_head_table(
     if rows:
         left_out = print_table(
             names,
-            [[cell(name, row[name], row.get(f"{name}_upper")) for name in names] for row in rows],
-            left=("role", "source"),
+            [
+                [cell(name, row[name], row.get(f"{name}_upper")) for name in names]
+                for row in (row | {"layer": table.layers[row["layer"]]} for row in rows)
+            ],
+            left=("layer", "role", "source"),
             may_go=() if every else (*_FIRST[4:], *_LAST, "source"),
         )
     elif limit != 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -190,7 +191,19 @@ MeasuredLogit = Annotated[
 Against = Annotated[
     str | None, typer.Option(help="With --logit: subtract the logit of this token.")
 ]
-OnlyLayer = Annotated[int | None, typer.Option("--layer", min=0, help="Only heads of this layer.")]
+
+
+def _layer_number(text: str) -> int:
+    from weft.formats.trace import layer_number
+
+    number = layer_number(text)
+    if number is None:
+        raise typer.BadParameter(f"{text!r:.40}; expected the number of a layer, from 0.")
+    return number
+
+
+LayerNumber = partial(typer.Option, "--layer", parser=_layer_number, metavar="N")
+OnlyLayer = Annotated[int | None, LayerNumber(help="Only heads of this layer.")]
 
 # What is printed.
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
+    from weft.formats.trace import TraceData
+
 __all__ = [
     "cell",
     "fitted",
@@ -25,6 +27,7 @@ __all__ = [
     "print_table",
     "records",
     "significant",
+    "with_layers",
 ]
 
 #: Characters between columns.
@@ -116,13 +119,13 @@ def _total(columns: Sequence[_Column]) -> int:
 def fitted(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
     """Columns in parts that are at most so wide, one below the other.
 
-    Words are shortened first; then the columns go on below, after those that say what a row is
-    of. A column of numbers stays as it is.
+    Words are shortened first, but for layers; then the columns go on below, after those that say
+    what a row is of. A column of numbers stays as it is.
     """
     columns = list(columns)
     while _total(columns) > width:
         longest = max(
-            (number for number, column in enumerate(columns) if column.words),
+            (n for n, column in enumerate(columns) if column.words and column.name != "layer"),
             key=lambda number: columns[number].width,
             default=None,
         )
@@ -201,6 +204,15 @@ def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:
     else:
         table = pa.Table.from_pandas(_outward(frame), preserve_index=False)
         print_arrow(table, len(frame))
+
+
+def with_layers(frame: pandas.DataFrame, *traces: TraceData) -> pandas.DataFrame:
+    """A table whose layers have their names, 5 (cross 1), in place of a column of kinds."""
+    labels = {
+        name: [trace.label(number) for number in frame[name]]
+        for name, trace in zip(("layer", "other_layer"), traces, strict=False)
+    }
+    return frame.assign(**labels).drop(columns="kind", errors="ignore")
 
 
 def _outward(frame: pandas.DataFrame) -> pandas.DataFrame:

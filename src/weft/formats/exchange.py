@@ -9,20 +9,9 @@ from weft.formats.files import atomic_file
 from weft.formats.trace import TraceData, TraceLayer
 
 if TYPE_CHECKING:
-    import networkx
     import pyarrow as pa
 
-__all__ = ["to_networkx", "write_graphml", "write_trace_parquet"]
-
-
-def to_networkx(trace: TraceData, number: int, head: int) -> networkx.DiGraph | networkx.Graph:
-    """A head as a NetworkX graph, as `TraceLayer.to_networkx` has it; with the `layer`'s number.
-
-    number: of the layer, from 0 in the order of the trace.
-    """
-    graph = trace.layers[number].to_networkx(head)
-    graph.graph.update(layer=number)
-    return graph
+__all__ = ["write_graphml", "write_trace_parquet"]
 
 
 def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) -> None:
@@ -33,7 +22,8 @@ def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) ->
     """
     import networkx
 
-    graph = to_networkx(trace, number, head)
+    graph = trace.layers[number].to_networkx(head)
+    graph.graph["layer"] = number
     named = networkx.relabel_nodes(
         graph,
         {node: "".join(map(str, node)) for node in graph.nodes if isinstance(node, tuple)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from weft.formats.trace_writer import TraceWriter
 
-__all__ = ["LayerData", "LayerInMemory", "TraceData", "TraceLayer"]
+__all__ = ["LayerData", "LayerInMemory", "TraceData", "TraceLayer", "layer_number"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +232,16 @@ class TraceLayer:
         return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape}{verified})"
 
 
+def layer_number(text: str) -> int | None:
+    """The number of a layer as `TraceData.label` writes it, or alone; None: it is none.
+
+    >>> layer_number("5"), layer_number("5 (cross 1)"), layer_number("five")
+    (5, 5, None)
+    """
+    number = re.fullmatch(r"([0-9]{1,9})(?: \([a-z]+ [0-9]+\))?", text.strip())
+    return number and int(number[1])
+
+
 class _Layers(tuple[TraceLayer, ...]):
     """The layers of a trace, whose error says how many there are."""
 
@@ -304,6 +315,12 @@ class TraceData:
         """The largest deviation of its layers, NaN where one is; None where none was measured."""
         found = [layer.deviation for layer in self.layers if layer.deviation is not None]
         return math.nan if any(map(math.isnan, found)) else max(found, default=None)
+
+    def label(self, number: int) -> str:
+        """A layer as people read it: 5, or of a trace of several kinds 5 (cross 1)."""
+        layer = self.layers[number]
+        several = len({each.kind for each in self.layers}) > 1
+        return f"{number} ({layer.kind} {layer.index})" if several else str(number)
 
     def layer(self, kind: str, index: int) -> TraceLayer:
         """The layer of a kind by its index: ``trace.layer("cross", 0)``.

@@ -87,7 +87,10 @@ def export_trace(
         from weft.pictures import alignment, heads
 
         # Of one head there may be too many cells: nothing is written then.
-        drawn = alignment(trace.layers[layer or 0], head) if one else heads(trace)
+        of = trace.layers[layer or 0] if one else None
+        which = f"head {head}" if of is None or head is not None else f"mean of {of.heads} heads"
+        title = f"layer {trace.label(layer or 0)}, {which}"
+        drawn = heads(trace) if of is None else alignment(of, head, title=title)
     written = []
     if html is not None:
         from weft.studio.page import export_page

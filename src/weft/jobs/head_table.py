@@ -53,7 +53,8 @@ class HeadTable:
 
     rows: a row a head; added: the columns of clusters and needle.
     left_out: whether heads without a role are left out; heads: how many there are in all.
-    roles: how many heads have each role; texts, tokens: of the traces.
+    roles: how many heads have each role; texts, tokens: of the traces; layers: what they are
+        called.
     """
 
     rows: pandas.DataFrame
@@ -63,6 +64,7 @@ class HeadTable:
     roles: dict[str, int]
     texts: int
     tokens: int
+    layers: list[str]
 
 
 def head_table(
@@ -99,7 +101,8 @@ def head_table(
     tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
     unfiltered = choice.role is None and choice.layer is None and choice.limit is None
     left_out = unfiltered and len(rows) < len(table)
-    return HeadTable(rows, added, left_out, len(table), counts, len(traces), tokens)
+    layers = [traces[0].label(number) for number in range(len(traces[0].layers))]
+    return HeadTable(rows, added, left_out, len(table), counts, len(traces), tokens, layers)
 
 
 def _chosen(

@@ -18,10 +18,12 @@ __all__ = ["LayerClusters", "chosen_layers", "clusters_of"]
 class LayerClusters:
     """The clusters of one layer's mean over heads, or of one head.
 
-    source: "exact", "rounded" (of queries and keys in half precision) or "kept".
+    label: the layer as people read it; source: "exact", "rounded" (of queries and keys in half
+    precision) or "kept".
     """
 
     number: int
+    label: str
     layer: TraceLayer
     head: int | None
     clusters: TokenClusters
@@ -65,4 +67,4 @@ def clusters_of(
         head = place_of("layer", "token_clusters", "head", head, layer.heads)
     source, name = layer_source("token_clusters", layer, exact)
     found = token_clusters(source, count, together=head is None, without=without)
-    return LayerClusters(number, layer, head, found, name)
+    return LayerClusters(number, trace.label(number), layer, head, found, name)

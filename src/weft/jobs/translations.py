@@ -60,7 +60,7 @@ class Request:
         if self.heads == "best":
             raise InputError(
                 "--heads best: the best heads are chosen against gold links, by weft align. Take "
-                "those that it names, as 0.1,3.2:write, or agreement."
+                "those that it names, as 3.1,5.2:write, or agreement."
             )
         if self.heads not in ("all", "none"):
             _ = AlignmentOptions(self.heads, self.method)
@@ -130,7 +130,7 @@ class Aligner:
         run: of a translator.
         heads: "all", the mean of every head of cross-attention by the step that writes a word;
             "agreement", those whose two directions agree best on the first window, each by its
-            better step, as `weft align` chooses; or names, as 0.1,3.2:write.
+            better step, as `weft align` chooses; or names, as 3.1,5.2:write.
         method: from weights to links, see `weft.analysis.alignment.links`.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -133,6 +133,7 @@ class PairReader:
         #: The heads, in the order of the weights; none before the first batch.
         self.heads: tuple[AligningHead, ...] = ()
         self._layers: list[int | str] | None = None
+        self._numbers: list[int] = []
 
     def read(self, pairs: Pairs) -> list[WordWeights]:
         """The weights between the words of each pair."""
@@ -143,7 +144,9 @@ class PairReader:
             found = self._traces(
                 pairs, TraceOptions(keep=Top(1), queries_keys=False, verify=False, sampled=False)
             )
-            self._layers = [layer.name for layer in found[0].layers if layer.kind == "cross"]
+            crossing = [n for n, layer in enumerate(found[0].layers) if layer.kind == "cross"]
+            self._layers = [found[0].layers[number].name for number in crossing]
+            self._numbers = crossing
         asked = TraceOptions(
             keep=All(), queries_keys=False, layers=self._layers or None,
             verify=None if first else False, sampled=first,
@@ -153,8 +156,11 @@ class PairReader:
             word_weights(trace, source, target, steps=self.steps, norms=self.norms)
             for trace, source, target in zip(traces, pairs.sources, pairs.targets, strict=True)
         ]
-        self.heads = weights[0].heads
-        return weights
+        # Of a trace of all layers.
+        self.heads = tuple(
+            head._replace(layer=self._numbers[head.layer]) for head in weights[0].heads
+        )
+        return [replace(each, heads=self.heads) for each in weights]
 
     def _traces(self, pairs: Pairs, asked: TraceOptions) -> list[TraceData]:
         traced = trace_as(self.network, pairs.inputs, asked)

@@ -11,7 +11,7 @@ from weft.analysis.image_map import image_map
 from weft.formats.files import JsonObject
 from weft.formats.images import image_array, open_image
 from weft.formats.tokens import shown, visible
-from weft.formats.trace import TraceData, TraceLayer
+from weft.formats.trace import TraceData, layer_number
 
 __all__ = ["DrawnMap", "draw_word_map"]
 
@@ -56,11 +56,13 @@ def draw_word_map(
     picture = None
     if image is not None:
         picture = np.moveaxis(image_array(open_image(image)), 0, -1)
+    number_of = layer_number(layer)
+    asked = layer if number_of is None else number_of
     seen = image_map(
-        trace, _number(layer), head, _number(token), image=number,
+        trace, asked, head, _number(token), image=number,
         size=None if picture is None else (picture.shape[0], picture.shape[1]),
     )  # fmt: skip
-    chosen = _layer(trace, layer)
+    chosen = next(each for place, each in enumerate(trace.layers) if asked in (place, each.name))
     uncut = picture is not None and "images" not in trace.positions[chosen.keys_from]
     word = visible(shown(chosen.query_tokens)[seen.query])
     of_head = "the mean of all heads" if head is None else f"head {head}"
@@ -92,12 +94,6 @@ def draw_word_map(
         "picture": str(output),
     }  # fmt: skip
     return DrawnMap(line, content)
-
-
-def _layer(trace: TraceData, layer: str) -> TraceLayer:
-    """The layer that was asked for, which there is."""
-    asked = _number(layer)
-    return next(each for place, each in enumerate(trace.layers) if asked in (place, each.name))
 
 
 def _number(word: str) -> int | str:

@@ -77,7 +77,8 @@ def heads(trace: TraceData, *, title: str | None = None, theme: Theme = "light")
         _heading(figure, sheet, name, max(layer.heads for layer, _ in layers), down, colours)
         down += _HEADING
         for layer, view in layers:
-            _row(figure, sheet, layer, view, down, colours)
+            label = f"layer {trace.label(trace.layers.index(layer))}".replace(" (", "\n(")
+            _row(figure, sheet, label, layer, view, down, colours)
             down += sheet.tile + sheet.below
     _caption(figure, sheet, colours)
     return figure
@@ -148,12 +149,13 @@ def _heading(
 
 
 def _row(
-    figure: Figure, sheet: _Sheet, layer: TraceLayer, view: Overview, down: float, colours: Palette
-) -> None:
+    figure: Figure, sheet: _Sheet, label: str, layer: TraceLayer, view: Overview, down: float,
+    colours: Palette,
+) -> None:  # fmt: skip
     """The heads of a layer."""
     width, height, tile = sheet.width, sheet.height, sheet.tile
     figure.text(
-        (_LEFT - 0.1) / width, 1 - (down + tile / 2) / height, f"layer {layer.index}",
+        (_LEFT - 0.1) / width, 1 - (down + tile / 2) / height, label,
         fontsize=6.5, ha="right", va="center", color=colours.faint,
     )  # fmt: skip
     for head in range(layer.heads):

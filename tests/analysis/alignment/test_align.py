@@ -217,7 +217,10 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
     traces = traces_of(permutations(2), "read")
     for keywords, line in (
         ({"heads": "best"}, "best heads are chosen against gold links"),
-        ({"heads": "0.7"}, "no head 0.7; the model has 1 layer of cross-attention"),
+        (
+            {"heads": "0.7"},
+            "no head 0.7; there is cross-attention in layer 0, there with 2 heads, from 0",
+        ),
         ({"heads": "first"}, "heads: 'first'; expected LAYER"),
         ({"heads": [0.2]}, "heads: 0.2; expected LAYER"),
         ({"method": "hmm"}, "no method 'hmm'"),

@@ -224,11 +224,11 @@ def check_heads(named: Sequence[AligningHead], every: Sequence[AligningHead]) ->
     """Raise an InputError where a head that is named is none of a model's."""
     missing = [head for head in named if head not in every]
     if missing:
-        layers = 1 + max(head.layer for head in every)
-        count = sum(head.layer == 0 and head.step == every[0].step for head in every)
+        layers = sorted({head.layer for head in every})
+        count = len({head.head for head in every if head.layer == layers[0]})
         raise InputError(
-            f"heads: no head {missing[0]}; the model has {layers} layer{'s' * (layers > 1)} of "
-            f"cross-attention, from 0, the first with {count} heads, from 0."
+            f"heads: no head {missing[0]}; there is cross-attention in layer "
+            f"{', '.join(map(str, layers))}, there with {count} heads, from 0."
         )
 
 

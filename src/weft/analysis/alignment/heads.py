@@ -131,7 +131,7 @@ def better_steps(sentences: Sequence[WordWeights]) -> tuple[list[int], list[bool
 
 
 def _together(sentences: Sequence[WordWeights]) -> list[Tensor]:
-    """The coefficient of each target and source word of each pair, by the other pairs."""
+    """D of each target and source word of each pair."""
     words = [
         [[re.sub(r"\W", "", word.casefold()) or word for word in side] for side in sides]
         for sides in ((sentence.source, sentence.target) for sentence in sentences)

@@ -45,7 +45,7 @@ _HEAD = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})(?::(read|write))?")
 class AligningHead(NamedTuple):
     """A head as it aligns words.
 
-    layer: its place among the layers of cross-attention, from 0; head: its number there; step: the
+    layer: its number in a trace of all layers, from 0; head: its number there; step: the
     row that stands for a target token.
 
     >>> print(AligningHead(0, 1), AligningHead(3, 2, "write"))
@@ -65,8 +65,8 @@ class AligningHead(NamedTuple):
         parts = _HEAD.fullmatch(name.strip()) if isinstance(name, str) else None
         if parts is None:
             raise InputError(
-                f"heads: {name!r:.40}; expected LAYER.HEAD, as 0.1, the layer counted among "
-                "those of cross-attention, or 0.1:write for the step that writes the word."
+                f"heads: {name!r:.40}; expected LAYER.HEAD, as 5.1, by the layer's number in a "
+                "trace, or 5.1:write for the step that writes the word."
             )
         return cls(int(parts[1]), int(parts[2]), "write" if parts[3] == "write" else "read")
 
@@ -249,7 +249,8 @@ def word_weights(
             f"align: steps={in_words(steps)}; expected a list of {' and '.join(map(repr, STEPS))}."
         )
     check_flag("align", "norms", norms)
-    layers = [layer for layer in trace.layers if layer.kind == "cross"]
+    crossing = [number for number, layer in enumerate(trace.layers) if layer.kind == "cross"]
+    layers = [trace.layers[number] for number in crossing]
     if not layers:
         raise InputError(
             "align: the trace has no cross-attention, where a target looks at its source. Give "
@@ -272,7 +273,7 @@ def word_weights(
     columns = source.share.T
     parts: list[Tensor] = []
     heads: list[AligningHead] = []
-    for layer in layers:
+    for number, layer in zip(crossing, layers, strict=True):
         weights = _weights_of(layer, norms)
         if weights.shape[1:] != (read.shape[1], columns.shape[0]):
             raise InputError(
@@ -283,7 +284,7 @@ def word_weights(
         looked_at = weights @ columns
         for step in steps:
             parts.append(rows_of[step] @ looked_at)
-            heads += [AligningHead(layer.index, head, step) for head in range(layer.heads)]
+            heads += [AligningHead(number, head, step) for head in range(layer.heads)]
     return WordWeights(torch.cat(parts), tuple(heads), source.words, target.words)
 
 

@@ -3,7 +3,7 @@
 from weft.cli.compare_report import between
 from weft.cli.options import AsJson, Exact, Rows, SecondTrace, TracePath
 from weft.cli.output import print_json, working
-from weft.cli.tables import print_frame, records
+from weft.cli.tables import print_frame, records, with_layers
 
 PLACE = ("Read", 6)
 #: What float32 rounds of a head's change, at most.
@@ -38,14 +38,14 @@ def compare(
             print("No change is sure: the kept edges are the same, and the others are not known.")
         if limit:
             print("Heads, by the share of mass that is elsewhere:")
-            print_frame(heads.head(limit))
+            print_frame(with_layers(heads.head(limit), *traces))
             print("Edges:" if len(edges) else "No edge changed.")
         if len(edges):
             both = between(edges).drop(columns=["other_query_token", "other_key_token"])
             for end in ("query_token", "key_token"):
                 pairs = zip(edges[end], edges[f"other_{end}"], strict=True)
                 both[end] = [a if a == b else f"{visible(a)}/{visible(b)}" for a, b in pairs]
-            print_frame(both)
+            print_frame(with_layers(both, traces[0]))
     if as_json:
         print_json(
             {

@@ -6,7 +6,7 @@ import typer
 
 from weft.cli.options import AsCsv, AsJson, By, Exact, TracePath
 from weft.cli.output import print_json, working
-from weft.cli.tables import print_frame, records
+from weft.cli.tables import print_frame, records, with_layers
 
 PLACE = ("Read", 3)
 
@@ -37,6 +37,6 @@ def measures(
         table = graph_measures(
             trace, by=by, exact=exact, share=share, threshold=threshold, exact_rank=exact_rank
         )
-    print_frame(table, as_csv)
+    print_frame(table if as_csv else with_layers(table, trace), as_csv)
     if as_json:
         print_json({"trace": str(path), "measures": records(table)})

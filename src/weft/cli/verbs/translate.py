@@ -36,7 +36,7 @@ Heads = Annotated[
     typer.Option(
         help="With --json: whose weights align the words. all: the mean of every head of every "
         "layer of cross-attention, by the step that writes a word; agreement: chosen on the first "
-        "window, as weft align does; or names, as 0.1,3.2:write; none: no alignment, which is "
+        "window, as weft align does; or names, as 3.1,5.2:write; none: no alignment, which is "
         "quicker. Default: all."
     ),
 ]
