@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _SIGNAL_AT_DEATH_OF_PARENT = 1
 _WAITING = 1024
 
 
-class Work(Protocol):
+class Work(Hashable, Protocol):
     """What a process does, as it can be sent to one: frozen data, and a function made of them."""
 
     @property
