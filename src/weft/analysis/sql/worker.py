@@ -53,7 +53,8 @@ def _answer(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
         statement = statement_of(connection, request["query"])
         make_views(connection, views, column=False)
         answer = Answer(reader_of(connection, statement), connection)
-        limit, rows = request["rows"], []
+        rows: list[list[Any]] = []
+        limit = request["rows"]
         for batch in answer.batches():
             part = batch.slice(0, limit + 1 - len(rows))
             rows += [[_cell(row[name]) for name in batch.schema.names] for row in part.to_pylist()]
