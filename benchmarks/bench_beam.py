@@ -3,8 +3,10 @@
 Peers: the same weights, exported by weft, in Transformers' generate and in CTranslate2 (float32).
 All translate the same sentences in the same batches, in turn; weft with products in float32 and in
 bfloat16, which is float32 where the processor has none. Prints seconds, how many translations
-are the same, and the ratios, weft / peer, last. With --processor-time they are the processor's, of
-all threads: on a busy host, with --threads 1, the time on the clock is that of others too.
+are the same, how many of a peer's score higher under weft's model than weft's own (by more than
+1e-4: a search that ends too early), and the ratios, weft / peer, last. With --processor-time they
+are the processor's, of all threads: on a busy host, with --threads 1, the time on the clock is that
+of others too.
 
     python benchmarks/bench_beam.py --run RUN                # a translator that you have trained
     python benchmarks/bench_beam.py --folder PATH/multi30k   # 6 + 6 layers of width 512, untrained,
@@ -49,7 +51,8 @@ def untrained(data: Path, folder: Path) -> None:
     changes = [
         f"task.folder={data}", "model.width=512", "model.heads=8", "model.feed_forward=2048",
         "model.encoder_layers=6", "model.decoder_layers=6", "training.max_steps=1",
-        "training.batch_tokens=512", "training.history=false", "training.optimiser=adamw",
+        "training.warmup=0", "training.batch_tokens=512", "training.history=false",
+        "training.optimiser=adamw",
     ]  # fmt: skip
     train(load_config(ROOT / "examples" / "multi30k.toml", changes), folder, SilentListener())
 
@@ -67,6 +70,17 @@ def ours(
             length_penalty=run.length_penalty,
         )  # fmt: skip
     return [hypothesis.tokens for hypothesis in found]
+
+
+def scores(run: TrainedRun, batch: list[list[int]], written: list[list[int]]) -> list[float]:
+    """What the run's model scores each translation of a batch by, computed in one pass."""
+    words = run.vocabulary
+    targets = padded([[words.start, *tokens, words.end] for tokens in written], words.pad)
+    logits = run.model(padded(batch, words.pad), targets[:, :-1])
+    nats = logits.log_softmax(-1).gather(2, targets[:, 1:, None])[..., 0]
+    real = targets[:, 1:] != words.pad
+    lengths = real.sum(1) ** run.length_penalty
+    return ((nats * real).sum(1) / lengths).tolist()  # type: ignore[no-any-return]
 
 
 def main() -> None:
@@ -127,6 +141,7 @@ def main() -> None:
         }
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         written: dict[str, list[list[int]]] = {side: [] for side in sides}
+        ahead: dict[str, list[float]] = {side: [] for side in sides}
         for first in range(0, len(sources), options.batch):
             batch = sources[first : first + options.batch]
             limit = 40 if forced else 2 * len(batch[-1]) + 32
@@ -136,13 +151,18 @@ def main() -> None:
                 start = clock()
                 with torch.no_grad():
                     written[side] += translate(batch, limit)
-                seconds[side].append(clock() - start)
+                    seconds[side].append(clock() - start)
+                    own, theirs = (written[each][first:] for each in ("weft", side))
+                    both = zip(scores(run, batch, theirs), scores(run, batch, own), strict=True)
+                ahead[side] += [their_score - own_score for their_score, own_score in both]
     tokens = sum(map(len, written["weft"]))
     for side, values in seconds.items():
         same = sum(a == b for a, b in zip(written[side], written["weft"], strict=True))
         print(
             f"{side:<14}{sum(values):8.2f} s  {tokens / sum(values):7,.0f} tokens/s  the same as "
             f"weft's: {same} of {len(sources)}"
+            + (f", better: {sum(a > 1e-4 for a in ahead[side])}, by {max(ahead[side]):.1g} at most")
+            * (not forced)
         )
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB, all")
     for own in ("weft, bfloat16", "weft"):

@@ -196,6 +196,26 @@ def test_length_penalty(penalty: float, expected: list[int]) -> None:
     assert found.tokens == expected
 
 
+def test_a_search_goes_on_until_none_is_above_the_worst_that_ended() -> None:
+    """After two tokens two have ended: "0" scores -0.84 and leads, "" -0.92. "0 0" scores -0.90,
+    and with its end -0.61.
+    """
+    table = {
+        prefix: log(0.25, 0.25, 0.25, 0.25)
+        for size in range(3)
+        for prefix in itertools.product(range(4), repeat=size)
+    } | {
+        (): log(0.35, 0.25, 0, 0.4),
+        (0,): log(0.47, 0, 0, 0.53),
+        (0, 0): log(0.01, 0, 0, 0.99),
+    }
+    model = Tabulated([table])
+    (found,) = beam_search(model, model.start(), 1, start=START, end=END, max_length=9, beam=2)
+    assert found.tokens == [0, 0]
+    assert found.score(1.0) == pytest.approx(math.log(0.35 * 0.47 * 0.99) / 3, abs=1e-6)
+    assert len(model.sizes) == 3  # and no further: what is alive now is below both
+
+
 @settings(max_examples=15, deadline=None)
 @given(batch=st.integers(1, 4), length=st.integers(1, 5), seed=st.integers(0, 2**20))
 def test_greedy_is_a_beam_of_one(batch: int, length: int, seed: int) -> None:

@@ -6,6 +6,7 @@ compute a position twice.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -219,8 +220,8 @@ def beam_hypotheses(
     """The likeliest sequences that a beam finds, the best first.
 
     They are ranked by `Hypothesis.score`. A search goes on until as many have ended as the
-    beam holds, and none that goes on leads; where none has ended at the greatest length, they are
-    cut there.
+    beam holds, and none that goes on scores above the worst of them, as in Transformers; where none
+    has ended at the greatest length, they are cut there.
 
     Args:
         model: what gives logits.
@@ -320,14 +321,16 @@ def _cut(written: Tensor, scores: Tensor) -> list[Hypothesis]:
 def _settled(
     finished: list[Hypothesis], scores: Tensor, length: int, length_penalty: float
 ) -> bool:
-    """Whether a search can stop: as many have ended as the beam holds, and none alive leads.
+    """Whether a search can stop: as many have ended as the beam holds, and none alive is better.
+
+    One that now scores below the best that has ended may still pass it: the tokens to come can be
+    likelier than the mean of those written. The beam's worst is the bound, therefore.
 
     scores: log-probabilities of those alive.
     """
-    if len(finished) < len(scores):
-        return False
-    leads = max(hypothesis.score(length_penalty) for hypothesis in finished)
-    return leads >= float(scores.max()) / float(length**length_penalty)
+    beam = len(scores)
+    best = heapq.nlargest(beam, (hypothesis.score(length_penalty) for hypothesis in finished))
+    return len(best) == beam and best[-1] >= float(scores.max()) / float(length**length_penalty)
 
 
 @torch.no_grad()
