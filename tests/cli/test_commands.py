@@ -285,5 +285,5 @@ def test_ctrl_c_says_that_a_training_goes_on(loaded: Loaded, data: Path, tmp_pat
         _, errors = process.communicate()
     assert process.returncode == 130
     assert errors.decode().splitlines()[-1] == (
-        "weft: stopped. A training goes on from its last checkpoint."
+        "weft: stopped. The same command goes on with what is kept."
     )

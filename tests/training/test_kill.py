@@ -5,6 +5,7 @@ Real processes and real SIGKILLs, forked from one that has loaded weft (tests/fo
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -114,6 +115,69 @@ def test_killed_at_any_moment(
     assert statuses.count(-9) >= (len(writes) + len(moments)) // 2
     assert statuses[-1] == 0
 
+    (tensors, others), (found, found_others) = (
+        left_by(tmp_path / name) for name in ("whole", "pieces")
+    )
+    assert found_others == others
+    assert found.keys() == tensors.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], found[name])] == []
+
+
+#: `weft train`, which adds a line to a file after each step.
+STEPS = """
+import sys
+from weft.cli import main
+from weft.training.progress import ConsoleListener
+
+stepped, steps = ConsoleListener.stepped, open(sys.argv.pop(1), "a", buffering=1)
+
+def noted(self, position, loss, rate):
+    print(position.step, loss, file=steps)
+    stepped(self, position, loss, rate)
+
+ConsoleListener.stepped = noted
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("moments", "number"),
+    [
+        (2, signal.SIGINT),
+        pytest.param(10, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(3, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_told_to_stop_at_any_moment_a_training_loses_nothing(
+    loaded: Loaded, tiny: Callable[..., RunConfig], tmp_path: Path, moments: int, number: int
+) -> None:
+    """No step is computed twice, although no checkpoint is due before the end."""
+    config, steps, total = tmp_path / "config.toml", tmp_path / "steps", 40 * (moments + 1)
+    settings = tiny(
+        model={"dropout": 0.2}, average=0.9, max_steps=total, validate_every=15,
+        checkpoint_every=total,
+    )  # fmt: skip
+    config.write_text(toml(settings))
+    assert Starter(loaded, config, tmp_path / "whole").start() == 0
+    command = (steps, "train", config, "--run", tmp_path / "pieces", "--threads", "1")
+    numbers = random.Random(7)
+    steps.touch()
+    for _ in range(moments):
+        before, later = steps.read_text().count("\n"), numbers.randint(1, 35)
+        with loaded.start(*command, program=STEPS) as process:
+            while steps.read_text().count("\n") < before + later:
+                assert process.poll() is None, process.errors()
+            time.sleep(numbers.uniform(0, 0.02))
+            process.send_signal(number)
+            _, errors = process.communicate()
+        assert process.wait() == (130 if number == signal.SIGINT else -number), errors
+        done = steps.read_text().splitlines()
+        assert RunFolder(tmp_path / "pieces").steps_done() == len(done) < total
+    with loaded.start(*command, program=STEPS) as process:
+        assert process.wait() == 0, process.errors()
+    assert [int(line.split()[0]) for line in steps.read_text().splitlines()] == [
+        *range(1, total + 1)
+    ]
     (tensors, others), (found, found_others) = (
         left_by(tmp_path / name) for name in ("whole", "pieces")
     )

@@ -39,7 +39,7 @@ PANELS = ("Make", "Trace", "Read", "See")
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
 #: The sentence after "stopped." where a person stops a verb.
-_TRAINING = " A training goes on from its last checkpoint."
+_TRAINING = " The same command goes on with what is kept."
 _GOES_ON = {
     "train": _TRAINING,
     "demo": _TRAINING,

@@ -44,7 +44,7 @@ from weft.training.optimisers import make_optimisers
 from weft.training.parts import whole
 from weft.training.ranks import GroupError, Objective, Ranks, joined
 from weft.training.recording import snapshot
-from weft.training.stopping import judged
+from weft.training.stopping import held_signals, judged
 from weft.training.tasks import begin_model, build_model
 from weft.training.tasks.task import Task
 from weft.training.validation import evaluate_batches
@@ -167,11 +167,17 @@ class _Training:
                 ranks.follow()
 
     def run(self) -> TrainingResult:
-        """Step until the end. Raises: InputError: the memory, or numbers that are none, end it."""
-        with memory_errors(self.settings, self.folder, self.position):
-            return self._run()
+        """Step until the end, or until a signal comes.
 
-    def _run(self) -> TrainingResult:
+        Raises: InputError: the memory, or numbers that are none, end it.
+        """
+        with (
+            memory_errors(self.settings, self.folder, self.position),
+            held_signals(repeated=self.ranks.count > 1) as signals,
+        ):
+            return self._run(signals)
+
+    def _run(self, signals: list[int]) -> TrainingResult:
         settings, position = self.settings, self.position
         # Asked of the leader, before it changes anything there.
         finished = self.ranks.leader and self.folder.state == "finished"
@@ -192,11 +198,14 @@ class _Training:
                 if stopping or position.step % settings.validate_every == 0:
                     self._validate()
                     stopping = stopping or self._reason_to_stop()
-                if stopping or position.step % settings.checkpoint_every == 0:
+                told = bool(self.ranks.total(float(bool(signals))))
+                if stopping or told or position.step % settings.checkpoint_every == 0:
                     self._checkpoint()
                 if stopping:
                     reason = stopping
                     break
+                if told:
+                    raise KeyboardInterrupt
         self._finish()
         return TrainingResult(
             self.folder,

@@ -1,13 +1,18 @@
-"""Which weights of a training are kept, and when its patience begins anew."""
+"""Which weights of a training are kept, when its patience begins anew, and signals that end it."""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Literal
 
 from weft.training.checkpoint import Position
 
-__all__ = ["Better", "judged"]
+__all__ = ["Better", "held_signals", "judged"]
 
 Better = Literal["loss", "loss-and-accuracy"]
 
@@ -44,3 +49,38 @@ def judged(position: Position, loss: float, accuracy: float, rule: Better) -> tu
     if rule == "loss":
         return lower, lower
     return as_low and as_right, as_low or as_right
+
+
+@contextmanager
+def held_signals(*, repeated: bool = False) -> Iterator[list[int]]:
+    """Hold SIGINT and SIGTERM back until the block ends; the list fills with those that came.
+
+    The first is then raised anew, for who answered to it before. Python handles signals in the main
+    thread: in others nothing is held.
+
+    Args: repeated: whether a second one is held too, as launchers of several processes pass on
+        what a terminal has sent to all; else it acts at once.
+    """
+    came: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # What is ignored, as Ctrl-C by a shell's job in the background, stays so.
+    before = {n: old for n, old in handlers.items() if main and old not in (signal.SIG_IGN, None)}
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if not repeated:
+            put_back()
+
+    for number in before:
+        signal.signal(number, hold)
+    try:
+        yield came
+    finally:
+        put_back()
+        if came:
+            signal.raise_signal(came[0])
