@@ -129,7 +129,8 @@ def main() -> None:
     data = options.folder / "sentences.tsv"
     draw(data, options.sentences)
     changes = [f"task.folder={data.parent}"]
-    changes += [] if options.steps is None else [f"training.max_steps={options.steps}"]
+    if options.steps is not None:
+        changes += [f"training.max_steps={options.steps}", f"training.warmup={options.steps // 10}"]
     runs = {
         name: trained(options.folder / name.replace(", ", "-"), [*changes, *more])
         for name, more in KINDS.items()

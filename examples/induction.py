@@ -42,7 +42,8 @@ TEXTS = 21
 def trained(folder: Path, layers: int, steps: int | None) -> TrainedRun:
     """A run of so many layers, trained if it is not there."""
     changed = [f"model.decoder_layers={layers}"]
-    changed += [] if steps is None else [f"training.max_steps={steps}"]
+    if steps is not None:
+        changed += [f"training.max_steps={steps}", f"training.warmup={steps // 10}"]
     start = time.perf_counter()
     done = train(load_config(CONFIG, changed), folder, SilentListener())
     print(

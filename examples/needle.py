@@ -107,7 +107,9 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=200, help="of each depth")
     parser.add_argument("--steps", type=int, help="of the training, instead of the example's")
     given = parser.parse_args()
-    changed = [] if given.steps is None else [f"training.max_steps={given.steps}"]
+    changed = []
+    if given.steps is not None:
+        changed = [f"training.max_steps={given.steps}", f"training.warmup={given.steps // 10}"]
     train(load_config(CONFIG, changed), given.run, SilentListener())
     run = open_run(given.run)
     asked = [texts(run, depth, given.texts) for depth in DEPTHS]

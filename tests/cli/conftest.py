@@ -20,7 +20,6 @@ MODEL = """
 width = 16
 heads = 2
 feed_forward = 16
-encoder_layers = 1
 decoder_layers = 1
 dropout = 0.0
 
@@ -118,7 +117,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs: Sequence[tuple[str, str]] = list(zip(english, german, strict=True))[:3]
     (folder / "valid.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
     for name, task in TASKS.items():
-        (folder / f"{name}.toml").write_text("[task]\n" + task.format(folder=folder) + MODEL)
+        # A language model has no encoder.
+        model = MODEL if name == "language" else MODEL.replace("heads", "encoder_layers = 1\nheads")
+        (folder / f"{name}.toml").write_text("[task]\n" + task.format(folder=folder) + model)
     return folder
 
 

@@ -24,7 +24,7 @@ def test_width_that_does_not_split() -> None:
 
 
 def test_buckets_that_some_layer_could_not_have() -> None:
-    with pytest.raises(InputError, match=r"Architecture: 3 buckets .* expected 4 buckets or more"):
+    with pytest.raises(InputError, match=r"model.buckets: 3 buckets .* expected 4 buckets or more"):
         Architecture(positions="buckets", buckets=3)
     with pytest.raises(InputError, match=r"max_distance=16; .* a max_distance above 16"):
         Architecture(positions="buckets", max_distance=16)

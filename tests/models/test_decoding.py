@@ -293,6 +293,10 @@ def test_a_beam_needs_a_hypothesis() -> None:
     model = Tabulated([garden_path()])
     with pytest.raises(InputError, match="beam is 0; expected a whole number, 1 or more"):
         beam_search(model, model.start(), 1, start=START, end=END, max_length=3, beam=0)
+    with pytest.raises(InputError, match=r"length_penalty is -0\.5; expected"):
+        beam_search(
+            model, model.start(), 1, start=START, end=END, max_length=3, length_penalty=-0.5
+        )
 
 
 @pytest.fixture(scope="module")

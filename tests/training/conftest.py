@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from weft.formats.files import JsonObject
 from weft.training.config import RunConfig, check_config
+from weft.training.inference import TrainedRun
 
 ConfigMaker = Callable[..., RunConfig]
 
@@ -42,10 +44,18 @@ def text_file(tiny: ConfigMaker) -> Path:
     return Path(tiny().task.file)  # type: ignore[union-attr]
 
 
+def measures_of(run: TrainedRun, split: str) -> JsonObject:
+    """A run's measures on held-out data."""
+    results = run.task(split).results(
+        run.model, split=split, beam=1, progress=lambda done, total: None
+    )
+    return results.values()
+
+
 def toml(config: RunConfig) -> str:
-    """A configuration as a file."""
+    """A configuration as a file, without defaults: which keys nothing reads, load_config says."""
     lines = []
-    for section, values in config.model_dump(mode="json", exclude_none=True).items():
+    for section, values in config.model_dump(mode="json", exclude_unset=True).items():
         lines.append(f"[{section}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join(lines)

@@ -84,12 +84,39 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
     [
         (
             "[training]\nfloor = 0.1",
-            'training.floor = 0.1 with training.schedule "inverse-sqrt", which has no floor. '
-            'Choose "cosine" or "linear", or leave',
+            'training.floor: nothing reads it where training.schedule is "inverse-sqrt". Leave it',
         ),
         (
             '[training]\nschedule = "constant"\nfloor = 1',
-            'training.floor = 1.0 with training.schedule "constant"',
+            'training.floor: nothing reads it where training.schedule is "constant". Leave it out.',
+        ),
+        (
+            "[training]\nwarmup = 11\nmax_steps = 10",
+            "training.warmup: it is more than training.max_steps = 10. Lower it.",
+        ),
+        (
+            '[task]\nkind = "labels"\ntrain = "a"\nvalid = "b"\ntest = "c"\nsplit_seed = 1',
+            'task.split_seed: nothing reads it where task.test is "c". Leave it out.',
+        ),
+        (
+            '[task]\nkind = "labels"\ntrain = "a"\nvocabulary = 300\n[model]\nfolder = "b"',
+            'task.vocabulary: nothing reads it where model.kind is "pretrained". Leave it out.',
+        ),
+        (
+            '[task]\nkind = "nodes"\ngraph = "a"\n[training]\nbatch_tokens = 1',
+            'training.batch_tokens: nothing reads it where task.kind is "nodes". Leave it out.',
+        ),
+        (
+            "[training]\nhistory = false\nhistory_growth = 2.0",
+            "training.history_growth: nothing reads it where training.history is false. Leave it",
+        ),
+        (
+            '[training]\noptimiser = "adam"\nmatrix_learning_rate = 0.1',
+            'training.matrix_learning_rate: nothing reads it where training.optimiser is "adam".',
+        ),
+        (
+            '[task]\nkind = "translation"\ntrain = "a"\nvalid = "b"\nlength_penalty = -1',
+            "task.length_penalty = -1: input should be greater than or equal to 0.",
         ),
         ("[training]\nsede = 1", "unknown key 'training.sede'; did you mean 'seed'?"),
         ("[model]\nwdith = 1", "unknown key 'model.wdith'; did you mean 'width'?"),
@@ -163,7 +190,7 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         ),
         (
             '[model.rotary_scaling]\nkind = "linear"\nfactor = 4',
-            'model.rotary_scaling with model.positions "sinusoidal", which turns nothing. Choose',
+            'Architecture: model.rotary_scaling with model.positions "sinusoidal", which turns',
         ),
         (
             '[model]\npositions = "rotary"\nrotary_scaling = { kind = "yarn", factor = 4 }',
@@ -247,7 +274,7 @@ def test_overrides(tmp_path: Path) -> None:
             "^--set 'training.seed=three': training.seed = 'three': input should be a valid",
         ),
         (" training.sede=3", "^--set ' training.sede=3': unknown key 'training.sede'"),
-        ("training.floor=0.1", "^--set 'training.floor=0.1': training.floor = 0.1 with"),
+        ("training.floor=0.1", "^--set 'training.floor=0.1': training.floor: nothing reads it"),
         ("model.width=0", "^--set 'model.width=0': model.width = 0: "),
         ("training.betas=[2,0]", r"^--set 'training.betas=\[2,0\]': training.betas\[0\] = 2"),
         ("model.kind=no", "^--set 'model.kind=no': model.kind is 'no'; expected one of"),
@@ -257,6 +284,20 @@ def test_overrides(tmp_path: Path) -> None:
 def test_overrides_that_are_wrong(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_config(write(tmp_path, "[training]\nseed = 1\n"), [override])
+
+
+def test_a_key_is_set_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^--set 'training.seed=3': training.seed is set already"):
+        load_config(write(tmp_path, ""), ["training.seed=2", "training.seed=3"])
+
+
+def test_what_the_file_says_for_a_choice_goes_with_that_choice(tmp_path: Path) -> None:
+    path = write(tmp_path, '[training]\nschedule = "linear"\nfloor = 0.1\n')
+    config = load_config(path, ["training.schedule=constant"]).training
+    assert (config.schedule, config.floor) == ("constant", 0.0)
+    assert load_config(path, ["training.schedule=cosine"]).training.floor == 0.1
+    with pytest.raises(InputError, match=r"^--set 'training.floor=0.2': training.floor: nothing"):
+        load_config(path, ["training.schedule=constant", "training.floor=0.2"])
 
 
 def test_what_the_file_has_wrong_is_not_blamed_on_what_was_set(tmp_path: Path) -> None:

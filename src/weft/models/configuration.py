@@ -20,7 +20,6 @@ __all__ = [
     "NormalisationKind",
     "PoolingKind",
     "PositionKind",
-    "check_model_buckets",
     "checked_architecture",
 ]
 
@@ -129,6 +128,13 @@ class Architecture:
                 f"model.width {self.width} does not split into model.heads = {self.heads}. "
                 "Choose a multiple."
             )
+        depth = self.depth or self.width // self.heads
+        if self.positions == "rotary" and depth % 2:
+            raise InputError(
+                f"model.width {self.width}, model.heads {self.heads}: each head has {depth} "
+                "coordinates, an odd number, and rotary positions turn them in pairs. Choose a "
+                f"model.width that is a multiple of {2 * self.heads}."
+            )
         if self.weights == "uniform" and self.relative != "none":
             raise InputError(
                 f'model.weights "uniform" with model.positions "{self.positions}": these positions '
@@ -155,11 +161,12 @@ class Architecture:
                 'turns nothing. Choose "rotary", or leave it out.'
             )
         if self.positions == "buckets":
-            check_model_buckets(name, self.buckets, self.max_distance)
+            for both in (True, False):  # an encoder's layers, and a decoder's
+                check_buckets("model.buckets", self.buckets, self.max_distance, bidirectional=both)
         heads, kv_heads = self.heads, self.kv_heads
         if kv_heads is not None and heads % kv_heads:
             raise InputError(
-                f"{name}: model.kv_heads {kv_heads} does not divide model.heads = {heads}. Choose "
+                f"model.kv_heads {kv_heads} does not divide model.heads = {heads}. Choose "
                 "a divisor, or leave model.kv_heads out."
             )
 
@@ -203,12 +210,6 @@ class Architecture:
         if self.positions in ("shaw", "shaw-keys", "alibi", "buckets", "rotary"):
             return self.positions
         return "none"
-
-
-def check_model_buckets(operation: str, buckets: int, max_distance: int) -> None:
-    """Raise an InputError where the layers of an encoder, or of a decoder, lack a bucket."""
-    for bidirectional in (True, False):
-        check_buckets(operation, buckets, max_distance, bidirectional=bidirectional)
 
 
 def checked_architecture(architecture: object) -> Architecture:

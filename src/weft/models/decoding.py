@@ -238,7 +238,7 @@ def beam_hypotheses(
         greatest length came first.
     """
     beam = whole_number("beam_search", "beam", beam, 1)
-    length_penalty = finite_number("beam_search", "length_penalty", length_penalty)
+    length_penalty = finite_number("beam_search", "length_penalty", length_penalty, 0)
     limits, length = _limits(max_length, batch, start=start, end=end), 0
     finished: list[list[Hypothesis]] = [[] for _ in range(batch)]
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None

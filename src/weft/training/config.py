@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 import reprlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -19,11 +20,12 @@ from weft.training.model_sections import (
     ClassifierConfig,
     GraphConfig,
     ModelConfig,
+    Only,
     PretrainedConfig,
     Section,
     TransformerConfig,
 )
-from weft.training.optimisation import WITH_FLOOR, Schedule
+from weft.training.optimisation import Schedule
 from weft.training.ranks import Parallel
 from weft.training.stopping import Better
 from weft.training.task_sections import (
@@ -62,6 +64,8 @@ __all__ = [
 
 #: A share that is kept, as of a running mean.
 _Decay = Annotated[float, Field(ge=0, lt=1)]
+#: A number of batches, or of what is in them; a graph is learned as a whole.
+_OfBatches = Annotated[int, Field(ge=1), Only("task.kind", unless=("nodes",))]
 
 
 class TrainingConfig(Section):
@@ -70,10 +74,10 @@ class TrainingConfig(Section):
     seed: int = Field(1, ge=0, le=2**63 - 1)
     max_steps: int = Field(10_000, ge=1)
     max_epochs: int | None = Field(None, ge=1, description="stop after so many passes, if earlier")
-    batch_tokens: int = Field(
-        4_096, ge=1, le=2**30, description="tokens in a batch, padding included"
+    batch_tokens: _OfBatches = Field(
+        4_096, le=2**30, description="tokens in a batch, padding included"
     )
-    accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
+    accumulate: _OfBatches = Field(1, description="batches whose gradients make one step")
     parallel: Parallel = Field(
         "ddp",
         description="with several processes: each holds the whole model (ddp), or a share (fsdp)",
@@ -89,11 +93,13 @@ class TrainingConfig(Section):
         "matrices, adamw of the rest",
     )
     peak_learning_rate: float = Field(1e-3, gt=0)
-    matrix_learning_rate: float = Field(0.02, gt=0, description="peak of muon's matrices")
+    matrix_learning_rate: Annotated[float, Only("optimiser", "muon")] = Field(
+        0.02, gt=0, description="peak of muon's matrices"
+    )
     warmup: int = Field(400, ge=0, description="steps")
     schedule: Schedule = "inverse-sqrt"
-    floor: float = Field(
-        0.0, ge=0, le=1, description="of cosine and linear: lowest rate, as a share of the peak"
+    floor: Annotated[float, Only("schedule", "cosine", "linear")] = Field(
+        0.0, ge=0, le=1, description="lowest rate, as a share of the peak"
     )
     betas: tuple[_Decay, _Decay] = (0.9, 0.98)
     epsilon: float = Field(1e-9, ge=1.2e-38)  # less is 0 in float32
@@ -111,7 +117,9 @@ class TrainingConfig(Section):
     )
     checkpoint_every: int = Field(500, ge=1, description="steps")
     history: bool = True
-    history_growth: float = Field(1.5, gt=1, description="ratio of successive snapshots' steps")
+    history_growth: Annotated[float, Only("history", True)] = Field(
+        1.5, gt=1, description="ratio of successive snapshots' steps"
+    )
 
 
 class RunConfig(Section):
@@ -245,17 +253,11 @@ def check_config(
     Raises: InputError: one line that names the key, what is wrong and the nearest known.
     """
     try:
-        return RunConfig.model_validate_json(_as_json(_with_kind(content)))
+        return RunConfig.model_validate_json(json.dumps(_with_kind(content), default=str))
     except ValidationError as error:
         raise InputError(_explain(source, error, overrides or {})) from None
     except RecursionError:
         raise InputError(f"{source}: its values are nested too deeply.") from None
-
-
-def _as_json(content: JsonObject) -> str:
-    import json
-
-    return json.dumps(content, default=str)
 
 
 def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConfig:
@@ -267,7 +269,8 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
 
     Raises:
         DataError: the file is missing or not UTF-8.
-        InputError: not TOML, an unknown key, a value that cannot be used, or would have no effect.
+        InputError: not TOML, an unknown key, a key that is set twice or that nothing reads, a value
+            that cannot be used.
     """
     text = read_text(path, "configuration")
     try:
@@ -280,26 +283,44 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
         raise InputError(f"{path}: its values are nested too deeply.") from None
     except ValueError:
         raise InputError(f"{path}: it holds a number of too many digits, or no date.") from None
+    words: dict[str, str] = {}
     for override in overrides or []:
         _override(content, override)
-    words = {override.partition("=")[0].strip(): override for override in overrides or []}
+        name = override.partition("=")[0].strip()
+        if name in words:
+            raise InputError(f"--set {override!r}: {name} is set already. Leave one of them out.")
+        words[name] = override
     config = check_config(content, str(path), words)
-    _check_floor(config.training, str(path), words)
-    return config
+    for name, choice, message in _unread(config):
+        if name in words or choice not in words:
+            source = f"--set {words[name]!r}" if name in words else str(path)
+            raise InputError(f"{source}: {name}: {message}")
+        # What the file says for a choice that is set anew is left out with that choice.
+        section, _, key = name.partition(".")
+        del content[section][key]
+    return check_config(content, str(path), words)
 
 
-def _check_floor(training: TrainingConfig, source: str, overrides: Mapping[str, str]) -> None:
-    """Raise an InputError where the schedule has no floor. Saved runs that ignored it are read."""
-    if not training.floor or training.schedule in WITH_FLOOR:
-        return
-    for name in ("training.schedule", "training.floor"):
-        if name in overrides:
-            source = f"--set {overrides[name]!r}"
-    others = " or ".join(f'"{name}"' for name in WITH_FLOOR)
-    raise InputError(
-        f"{source}: training.floor = {training.floor} with training.schedule "
-        f'"{training.schedule}", which has no floor. Choose {others}, or leave training.floor out.'
-    )
+def _unread(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """The keys that were set and that nothing reads, the choice because of which, and a message."""
+    for name in RunConfig.model_fields:
+        section = getattr(config, name)
+        for key in sorted(section.model_fields_set):
+            marks = [m for m in type(section).model_fields[key].metadata if isinstance(m, Only)]
+            for choice, value in [each for m in marks if (each := m.unmet(name, config))][:1]:
+                is_now = "left out" if value is None else json.dumps(value)
+                yield (
+                    f"{name}.{key}",
+                    choice,
+                    f"nothing reads it where {choice} is {is_now}. Leave it out.",
+                )
+    training = config.training
+    if "warmup" in training.model_fields_set and training.warmup > training.max_steps:
+        yield (
+            "training.warmup",
+            "",
+            f"it is more than training.max_steps = {training.max_steps:,}. Lower it.",
+        )
 
 
 def defaults_of(path: Path, config: RunConfig) -> list[str]:

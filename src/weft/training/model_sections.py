@@ -17,7 +17,6 @@ from weft.models.configuration import (
     NormalisationKind,
     PoolingKind,
     PositionKind,
-    check_model_buckets,
 )
 from weft.models.convolutional import Convolutions, Region
 from weft.models.vision_transformer import ReadOut
@@ -28,6 +27,7 @@ __all__ = [
     "GraphConfig",
     "ModelConfig",
     "ModelSection",
+    "Only",
     "PretrainedConfig",
     "Section",
     "TransformerConfig",
@@ -39,6 +39,28 @@ class Section(BaseModel):
     """A section of a configuration: unknown keys are refused, nothing changes later."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Only:
+    """Marks a key that nothing reads but where another key has one of some values.
+
+    Args: keys: that key, or several with a space between, of which any; with its section where
+        that is another, as "task.kind". values, unless: these values, or all but these.
+
+    A key with several marks is read where all say so.
+    """
+
+    def __init__(self, keys: str, *values: object, unless: tuple[object, ...] = ()) -> None:
+        self.keys, self.values, self.unless = keys.split(), values, unless
+
+    def unmet(self, name: str, run: BaseModel) -> tuple[str, object] | None:
+        """The other key, and its value, where nothing reads a key of the section of this name."""
+        for place in self.keys:
+            section, _, key = (place if "." in place else f"{name}.{place}").partition(".")
+            value = getattr(getattr(run, section), key)
+            if value in self.values or (self.unless and value not in self.unless):
+                return None
+        return f"{section}.{key}", value
 
 
 class ModelSection(Section):
@@ -75,15 +97,17 @@ class _BlocksSection(ModelSection):
     attention_dropout: float = Field(0.0, ge=0, lt=1)
 
     @model_validator(mode="after")
-    def _check_kv_heads(self) -> Self:
-        """Raise an error where heads cannot share keys and values evenly."""
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise PydanticCustomError(
-                "misfit",
-                f"model.kv_heads {self.kv_heads} does not divide model.heads = {self.heads}. "
-                "Choose a divisor, or leave model.kv_heads out.",
-            )
+    def _check_architecture(self) -> Self:
+        """Raise an error where no model is made like that."""
+        try:
+            self.architecture()
+        except InputError as error:
+            raise PydanticCustomError("misfit", "{error}", {"error": str(error)}) from error
         return self
+
+    def architecture(self) -> Architecture:
+        """The same as the model takes it."""
+        raise NotImplementedError
 
     def layer_counts(self) -> str:
         """How many layers, for a message: "3 + 3 layers"."""
@@ -122,57 +146,28 @@ class _AttentionSection(_BlocksSection):
     """What Transformers of texts share."""
 
     positions: PositionKind = "sinusoidal"
-    clip: int = Field(16, ge=1, le=10_000_000)
-    buckets: int = Field(32, ge=1, le=1_000_000, description='of "buckets" positions')
-    max_distance: int = Field(
-        128, ge=1, le=10_000_000, description='of "buckets" positions: what shares the last one'
+    clip: Annotated[int, Only("positions", "shaw", "shaw-keys")] = Field(16, ge=1, le=10_000_000)
+    buckets: Annotated[int, Only("positions", "buckets")] = Field(32, ge=1, le=1_000_000)
+    max_distance: Annotated[int, Only("positions", "buckets")] = Field(
+        128, ge=1, le=10_000_000, description="what shares the last bucket"
     )
-    rotary_base: float = Field(10_000.0, gt=0, description="of rotary positions")
-    rotary_scaling: RotaryScalingConfig | None = Field(
-        None, description="of rotary positions, for longer texts"
-    )
+    rotary_base: Annotated[float, Only("positions", "rotary")] = Field(10_000.0, gt=0)
+    rotary_scaling: RotaryScalingConfig | None = Field(None, description="for longer texts")
     max_length: int = Field(1024, ge=1, le=10_000_000)
-
-    @model_validator(mode="after")
-    def _check_buckets(self) -> Self:
-        """Raise an error where some distances would have no bucket."""
-        if self.positions == "buckets":
-            try:
-                check_model_buckets("model.buckets", self.buckets, self.max_distance)
-            except InputError as error:
-                raise PydanticCustomError("misfit", "{error}", {"error": str(error)}) from error
-        return self
-
-    @model_validator(mode="after")
-    def _check_rotary(self) -> Self:
-        """Raise an error where rotary positions cannot turn pairs, or a scaling has no turns."""
-        if self.rotary_scaling is not None and self.positions != "rotary":
-            raise PydanticCustomError(
-                "misfit",
-                f'model.rotary_scaling with model.positions "{self.positions}", which turns '
-                'nothing. Choose "rotary", or leave model.rotary_scaling out.',
-            )
-        depth, rest = divmod(self.width, self.heads)
-        if self.positions == "rotary" and not rest and depth % 2:
-            raise PydanticCustomError(
-                "misfit",
-                f"model.width {self.width}, model.heads {self.heads}: each head has {depth} "
-                "coordinates, an odd number, and rotary positions turn them in pairs. Choose a "
-                f"model.width that is a multiple of {2 * self.heads}.",
-            )
-        return self
 
 
 class TransformerConfig(_AttentionSection):
     """An encoder-decoder, or a language model: which of them, the task says."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: int = Field(3, ge=0, le=1_000)
+    encoder_layers: Annotated[int, Only("task.kind", "dates", "translation")] = Field(
+        3, ge=0, le=1_000
+    )
     decoder_layers: int = Field(3, ge=1, le=1_000)
     tied: bool = True
 
     def architecture(self) -> Architecture:
-        """The same as the model takes it."""
+        """See _BlocksSection.architecture."""
         return Architecture.read(self.model_dump(exclude={"kind"}))
 
     def layer_counts(self) -> str:
@@ -195,13 +190,17 @@ class ClassifierConfig(_AttentionSection):
     )
 
     def architecture(self) -> Architecture:
-        """The same as the model takes it."""
+        """See _BlocksSection.architecture."""
         sizes = self.model_dump(exclude={"kind", "layers", "pooling", "embeddings"})
         return Architecture.read(sizes | {"encoder_layers": self.layers})
 
     def layer_counts(self) -> str:
         """See _BlocksSection.layer_counts."""
         return f"{self.layers} layer{'s' if self.layers > 1 else ''}"
+
+
+#: Of the block of attention among convolutions, which may be nowhere.
+_OfBlock = Only("attention", unless=(0,))
 
 
 class ConvolutionalConfig(ModelSection):
@@ -215,14 +214,16 @@ class ConvolutionalConfig(ModelSection):
     attention: int = Field(
         4, ge=0, description="after which convolution the block stands; 0: nowhere"
     )
-    inner_channels: int | None = Field(
+    inner_channels: Annotated[int | None, _OfBlock] = Field(
         None, ge=1, description="of queries and keys; an eighth of the block's, if left out"
     )
-    value_channels: int | None = Field(
+    value_channels: Annotated[int | None, _OfBlock] = Field(
         None, ge=1, description="of values; as inner_channels, if left out"
     )
-    pooled: bool = Field(False, description="keys and values are the maxima of 2 x 2 places")
-    spectral_norm: bool = Field(True, description="of the block's four matrices")
+    pooled: Annotated[bool, _OfBlock] = Field(
+        False, description="keys, values: maxima of 2 x 2 places"
+    )
+    spectral_norm: Annotated[bool, _OfBlock] = Field(True, description="of its four matrices")
     batch_norm: bool = Field(True, description="after each convolution")
     region: tuple[int, int, int, int] | None = Field(
         None, description="first row, first column, rows, columns that the class is read from"
@@ -262,7 +263,7 @@ class VisionTransformerConfig(_BlocksSection):
     read: ReadOut = Field("class token", description="what the class is read from")
 
     def architecture(self) -> Architecture:
-        """The same as the model takes it."""
+        """See _BlocksSection.architecture."""
         sizes = self.model_dump(exclude={"kind", "layers", "patch", "read"})
         return Architecture(**sizes, encoder_layers=self.layers)
 
@@ -275,14 +276,16 @@ class GraphConfig(ModelSection):
     """A graph attention network; see weft.models.graph_attention."""
 
     kind: Literal["graph"] = "graph"
-    width: int = Field(64, ge=1, le=1_000_000, description="of all heads of a hidden layer")
-    heads: int = Field(8, ge=1, le=1_000_000)
+    width: Annotated[int, Only("layers", unless=(1,))] = Field(
+        64, ge=1, le=1_000_000, description="of all heads of a hidden layer"
+    )
+    heads: Annotated[int, Only("layers", unless=(1,))] = Field(8, ge=1, le=1_000_000)
     output_heads: int = Field(1, ge=1, le=1_000_000, description="of the last layer, averaged")
     layers: int = Field(2, ge=1, le=1_000)
     version: Literal[1, 2] = Field(1, description="of the score: GAT or GATv2")
     dropout: float = Field(0.6, ge=0, lt=1, description="of what enters a layer")
     attention_dropout: float = Field(0.6, ge=0, lt=1, description="of the normalised weights")
-    residual: bool = False
+    residual: Annotated[bool, Only("layers", unless=(1, 2))] = False
     weights: WeightsKind = Field("learned", description="uniform: the baseline without attention")
 
     def summary(self) -> str:

@@ -8,11 +8,9 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-__all__ = ["WITH_FLOOR", "Schedule", "learning_rate", "smoothed_cross_entropy"]
+__all__ = ["Schedule", "learning_rate", "smoothed_cross_entropy"]
 
 Schedule = Literal["inverse-sqrt", "cosine", "linear", "constant"]
-#: Schedules that end at a floor.
-WITH_FLOOR: tuple[Schedule, ...] = ("cosine", "linear")
 
 
 def learning_rate(

@@ -12,6 +12,7 @@ from weft.training.model_sections import (
     ConvolutionalConfig,
     GraphConfig,
     ModelSection,
+    Only,
     PretrainedConfig,
     Section,
     TransformerConfig,
@@ -37,10 +38,12 @@ class TaskSection(Section):
     kind: in a subclass a Literal of its one name.
     models: the kinds of models that can learn it; the first where [model] names none.
     divisible: whether several processes can share a batch.
+    place: the key that says where the data are; None: they are drawn.
     """
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig,)
     divisible: ClassVar[bool] = True
+    place: ClassVar[str | None] = None
     kind: str
 
 
@@ -78,11 +81,14 @@ class TranslationConfig(TaskSection):
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
+    place: ClassVar[str | None] = "folder"
     folder: str = Field(".", description="where the files are, from the current folder")
     train: _PairFiles = Field(description="source and target file, line-aligned; or one TSV")
     valid: _PairFiles = Field(description="likewise, for early stopping")
     test: _PairFiles | None = Field(None, description="likewise, for `weft evaluate`")
-    vocabulary: int = Field(8_000, ge=300, description="tokens of the shared byte-pair encoding")
+    vocabulary: Annotated[int, Only("model.kind", "transformer")] = Field(
+        8_000, ge=300, description="tokens of the shared byte-pair encoding"
+    )
     max_length: int = Field(256, ge=1, description="training pairs with a longer side are left out")
     piece_dropout: float = Field(
         0.0,
@@ -91,7 +97,7 @@ class TranslationConfig(TaskSection):
         description="probability of leaving out a merge of the encoding in training",
     )
     length_penalty: float = Field(
-        1.0, ge=-10, le=10, description="how much beam search prefers long translations"
+        1.0, ge=0, le=10, description="how much beam search prefers long translations"
     )
 
 
@@ -100,10 +106,15 @@ class LanguageConfig(TaskSection):
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["language"]
+    place: ClassVar[str | None] = "file"
     file: str = Field(description="the text, from the current folder")
     valid_share: float = Field(0.1, gt=0, lt=1, description="the end of the text, held out")
-    tokens: Literal["characters", "pieces"] = "characters"
-    vocabulary: int = Field(4_000, ge=300, description="tokens of the byte-pair encoding")
+    tokens: Annotated[Literal["characters", "pieces"], Only("model.kind", "transformer")] = (
+        "characters"
+    )
+    vocabulary: Annotated[int, Only("tokens", "pieces"), Only("model.kind", "transformer")] = Field(
+        4_000, ge=300, description="tokens of the byte-pair encoding"
+    )
     block: int = Field(128, ge=2, description="tokens of one training window")
 
 
@@ -116,22 +127,34 @@ class RepeatsConfig(TaskSection):
     longest: int = Field(30, ge=2, description="symbols of a part, at most")
 
 
-class LabelsConfig(TaskSection):
+class _LabelledSection(TaskSection):
+    """What tasks share whose examples are each of one class."""
+
+    place: ClassVar[str | None] = "folder"
+    folder: str = Field(".", description="where the files are, from the current folder")
+    valid: str | None = Field(None, description="as train; left out: drawn from it")
+    test: str | None = Field(None, description="as train; left out: drawn from it")
+    valid_share: Annotated[float, Only("valid", None)] = Field(0.1, gt=0, lt=0.5)
+    test_share: Annotated[float, Only("test", None)] = Field(0.1, ge=0, lt=0.5)
+    split_seed: Annotated[int, Only("valid test", None)] = Field(1, ge=0, le=2**63 - 1)
+
+
+class LabelsConfig(_LabelledSection):
     """Texts, each of one class."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig, PretrainedConfig)
     kind: Literal["labels"]
-    folder: str = Field(".", description="where the files are, from the current folder")
     train: str = Field(description="label TAB text lines, or a folder with one for each class")
-    valid: str | None = Field(None, description="likewise; None: drawn from train")
-    test: str | None = Field(None, description="likewise; None: drawn from train")
-    valid_share: float = Field(0.1, gt=0, lt=0.5, description="of each class, where drawn")
-    test_share: float = Field(0.1, ge=0, lt=0.5, description="of each class, where drawn")
-    split_seed: int = Field(1, ge=0, le=2**63 - 1, description="of what is drawn")
-    tokens: Literal["words", "pieces", "characters"] = "words"
-    vocabulary: int = Field(10_000, ge=300, description="tokens, of words and pieces")
+    tokens: Annotated[
+        Literal["words", "pieces", "characters"], Only("model.kind", "classifier")
+    ] = "words"
+    vocabulary: Annotated[
+        int, Only("tokens", "words", "pieces"), Only("model.kind", "classifier")
+    ] = Field(10_000, ge=300, description="tokens")
     max_length: int = Field(512, ge=2, description="longer texts are read as far as that")
-    embeddings: str | None = Field(None, description="given vectors of tokens: a file or a folder")
+    embeddings: Annotated[str | None, Only("model.kind", "classifier")] = Field(
+        None, description="given vectors of tokens: a file or a folder"
+    )
 
 
 class NodesConfig(TaskSection):
@@ -140,6 +163,7 @@ class NodesConfig(TaskSection):
     models: ClassVar[tuple[type[ModelSection], ...]] = (GraphConfig,)
     divisible: ClassVar[bool] = False
     kind: Literal["nodes"]
+    place: ClassVar[str | None] = "graph"
     graph: str = Field(description="an .npz file, or a folder with nodes.tsv and edges.tsv")
     setting: Literal["transductive", "inductive"] = Field(
         "transductive", description="inductive: other nodes are not there in training"
@@ -148,7 +172,7 @@ class NodesConfig(TaskSection):
     undirected: bool = Field(False, description="take every edge in both directions")
 
 
-class ImagesConfig(TaskSection):
+class ImagesConfig(_LabelledSection):
     """Images, each of one class."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (
@@ -156,15 +180,9 @@ class ImagesConfig(TaskSection):
         ConvolutionalConfig,
     )
     kind: Literal["images"]
-    folder: str = Field(".", description="where the files are, from the current folder")
     train: str = Field(
         description="a .npz with images and labels, or a folder with one for each class"
     )
-    valid: str | None = Field(None, description="likewise; left out: drawn from train")
-    test: str | None = Field(None, description="likewise; left out: drawn from train")
-    valid_share: float = Field(0.1, gt=0, lt=0.5, description="of each class, where drawn")
-    test_share: float = Field(0.1, ge=0, lt=0.5, description="of each class, where drawn")
-    split_seed: int = Field(1, ge=0, le=2**63 - 1, description="of what is drawn")
     colour: bool | None = Field(
         None, description="red, green and blue, or grey; left out: as the images are"
     )

@@ -18,7 +18,7 @@ WINDOW = 2_000
 LengthPenalty = Annotated[
     float | None,
     typer.Option(
-        help="How much long translations are preferred, -10 to 10; 0: not at all. Default: the "
+        help="How much long translations are preferred, 0 to 10; 0: not at all. Default: the "
         "run's, 1 where it names none."
     ),
 ]
@@ -90,8 +90,8 @@ def translate(
     from weft.training.inference import open_translator
     from weft.training.translation import Search
 
-    if length_penalty is not None and not -10 <= length_penalty <= 10:
-        raise InputError(f"--length-penalty {length_penalty}: expected a number from -10 to 10.")
+    if length_penalty is not None and not 0 <= length_penalty <= 10:
+        raise InputError(f"--length-penalty {length_penalty}: expected a number from 0 to 10.")
     for name, asked in (("--n-best", n_best > 1), ("--heads", heads is not None)):
         if asked and not as_json:
             raise InputError(f"{name} is for --json: without it, each line is a translation.")
