@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 from record import Claim, mean_and_spread, record
+from runs import results_of
 
 from weft.training.config import load_config
-from weft.training.inference import evaluate_run, open_run
+from weft.training.inference import open_run
 from weft.training.loop import train
 from weft.training.progress import SilentListener
 
@@ -32,9 +33,7 @@ def accuracy(graph: Path, weights: str, seed: int, more: list[str]) -> tuple[flo
         began = time.perf_counter()
         result = train(load_config(EXAMPLE, overrides), run, SilentListener())
         seconds = time.perf_counter() - began
-        measures = evaluate_run(
-            open_run(run), split="test", beam=1, progress=lambda done, total: None
-        )
+        measures = results_of(open_run(run), beam=1).values()
     return 100 * float(measures["accuracy"]), result.steps, seconds / result.steps
 
 

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from record import Claim, mean_and_spread, record
+from runs import results_of
 from torch import nn
 
 import weft
@@ -39,7 +40,7 @@ from weft.pictures import places, save_picture
 from weft.pictures.places import Look, looks_of
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig, load_config
-from weft.training.inference import TrainedRun, evaluate_run, open_run
+from weft.training.inference import TrainedRun, open_run
 from weft.training.loop import train
 from weft.training.progress import SilentListener
 from weft.training.tasks import build_model
@@ -155,7 +156,7 @@ def learn(folder: Path, task: str, *, attention: bool, seed: int) -> Outcome:
     run = folder / f"{task}-{attention}-{seed}"
     listener = GammaListener()
     train(configured(folder, task, attention=attention, seed=seed), run, listener)
-    found = evaluate_run(open_run(run), split="test", beam=1, progress=lambda done, total: None)
+    found = results_of(open_run(run), beam=1).values()
     outcome = Outcome(100 * found["accuracy"], listener.path)
     path = ", ".join(f"{step}: {gamma:+.3f}" for step, gamma in outcome.gamma)
     kind = "with attention" if attention else "convolutions alone"

@@ -24,7 +24,6 @@ from weft.training.inference import TrainedRun, open_run
 from weft.training.loop import train
 from weft.training.measures.corpus import CorpusMeasure, Results
 from weft.training.progress import SilentListener
-from weft.training.tasks import make_task
 
 __all__ = ["ROOT", "Figures", "captions", "results_of", "trained", "value_of"]
 
@@ -101,7 +100,7 @@ def trained(folder: Path, config: Path, changes: Sequence[str]) -> tuple[Trained
 def results_of(run: TrainedRun, *, beam: int) -> Results:
     """What a run reaches on its test data."""
     torch.manual_seed(0)
-    task = make_task(run.config, run.data)
+    task = run.task("test")
     run.model.eval()
     with torch.no_grad():
         return task.results(run.model, split="test", beam=beam, progress=lambda done, total: None)

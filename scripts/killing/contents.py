@@ -1,4 +1,4 @@
-"""Every file of a folder as bytes, but for what the clock says."""
+"""Every file of a folder as bytes, but for what the clock says, and where the folder is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def contents(work: Path) -> dict[str, bytes]:
-    """Every file below a folder, but for what the clock says."""
+    """Every file below a folder, but for what the clock says, and where the folder is."""
     files = {}
     for path in sorted(work.rglob("*")):
         name = str(path.relative_to(work))
@@ -15,6 +15,8 @@ def contents(work: Path) -> dict[str, bytes]:
             files[f"{name}/"] = b""
         elif path.name == "metrics.jsonl":
             files[name] = b"\n".join(map(_timeless, path.read_bytes().splitlines()))
+        elif path.name == "places.json":
+            files[name] = json.loads(path.read_bytes())[1].encode()
         elif path.name == "checkpoint.safetensors":
             files[name] = _timeless_tensors(path.read_bytes())
         else:

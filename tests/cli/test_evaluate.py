@@ -183,6 +183,49 @@ def test_what_cannot_be_compared(
         assert_one_line(weft_main("evaluate", *arguments), message)
 
 
+def test_a_run_finds_its_data_from_any_folder(
+    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they were, by an absolute path; else beside the run, moved with it; else by --data."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copytree(data, project / "texts", ignore=shutil.ignore_patterns("runs", "*.toml"))
+    monkeypatch.chdir(project)
+    configured = (data / "translation.toml").read_text().replace(str(data), "texts")
+    (project / "c.toml").write_text(configured)
+    assert weft_main("train", "c.toml", "--run", "run").code == 0
+
+    def measured(*arguments: object) -> dict[str, Any]:
+        result = weft_main("evaluate", *arguments, "--json")
+        assert result.code == 0, result.err
+        return {name: last_json(result.out)[name] for name in ("bleu", "loss", "intervals")}
+
+    expected = measured("run")
+    monkeypatch.chdir(elsewhere)
+    assert measured(project / "run") == expected
+    for name in ("train.en", "train.de"):  # a translator is measured on the test data alone
+        (project / "texts" / name).unlink()
+    assert measured(project / "run", "--split", "valid").keys() == expected.keys()
+    moved = project.rename(tmp_path / "moved")
+    assert measured(moved / "run") == expected
+    texts = (moved / "texts").rename(tmp_path / "texts")
+    line = weft_main("evaluate", moved / "run").one_line()
+    assert "valid.tsv: no such text (task.folder says where, in weft evaluate --data)" in line
+    assert measured(moved / "run", "--data", texts) == expected
+    assert weft_main("trace", moved / "run", "--text", "the cat", "-o", "a.weft").code == 0
+
+
+def test_no_data_are_asked_for_that_nothing_reads(
+    weft_main: Command, runs: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    dates, here = runs / "dates", ("--data", tmp_path)
+    assert_one_line(weft_main("evaluate", dates, *here), "data that it draws. Leave it out")
+    result = weft_main("evaluate", files["good"], "--reference", files["reference"], *here)
+    assert_one_line(result, "is a file, not a run")
+    result = weft_main("trace", dates, "--text", "a", "-o", tmp_path / "a.weft", *here)
+    assert_one_line(result, "--data: only a run that reads a graph")
+
+
 def test_a_run_whose_text_changed(
     weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

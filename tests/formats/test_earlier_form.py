@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.formats import earlier_form as earlier
+from tests.training.conftest import measures_of
 
 import weft
 from weft.formats.history import History
 from weft.jobs.model import TraceChoices
 from weft.jobs.run_model import RunModel
-from weft.training.inference import evaluate_run, generate_text, open_run
+from weft.training.inference import generate_text, open_run
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_the_model_of_a_run(run_path: Path, tmp_path: Path) -> None:
     assert logits[0].tolist() == [[0, 1, 2, 3, 4, 5]] * 3
     assert generate_text(run, "a", length=3, temperature=0) == "bbb"
     # Half of the held-out targets is a, with the logit 4, the other half b, with 5.
-    measures = evaluate_run(run, split=None, beam=1, progress=lambda done, total: None)
+    measures = measures_of(run, "valid")
     expected = log(sum(exp(number) for number in range(6))) - 4.5
     assert measures["loss"] == pytest.approx(expected, abs=0.03)
     model = RunModel(run)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.conftest import measures_of
 from torch import Tensor, nn
 
 import weft
@@ -22,7 +23,7 @@ from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.training import loop
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig
-from weft.training.inference import evaluate_run, generate_text, open_run
+from weft.training.inference import generate_text, open_run
 from weft.training.loop import TrainingResult, train
 from weft.training.progress import SilentListener
 from weft.training.tasks import build_model, make_task
@@ -86,7 +87,7 @@ def test_the_kept_weights_are_those_of_the_best_loss(tiny: ConfigMaker, tmp_path
     result = run(tiny(average=0.9), tmp_path / "a")
     opened = open_run(tmp_path / "a")
     assert opened.step == result.best_step
-    measures = evaluate_run(opened, split="valid", beam=1, progress=lambda done, total: None)
+    measures = measures_of(opened, "valid")
     assert measures["loss"] == pytest.approx(result.best_loss, rel=1e-5)
 
 

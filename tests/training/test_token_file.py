@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.training.conftest import ConfigMaker
+from tests.training.conftest import ConfigMaker, measures_of
 from tests.training.test_loop import assert_same, run
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -17,7 +17,7 @@ from weft.formats.files import read_json
 from weft.formats.run import RunFolder
 from weft.training import token_file
 from weft.training.config import RunConfig
-from weft.training.inference import evaluate_run, open_run
+from weft.training.inference import open_run
 from weft.training.text import SPECIALS, Vocabulary
 from weft.training.token_file import TokenFile, parts_of
 
@@ -233,7 +233,7 @@ def test_a_text_that_has_changed_is_refused(
     with pytest.raises(InputError, match=r"text\.txt: it has changed since this run began"):
         run(config(4), tmp_path / "run")
     with pytest.raises(InputError, match=r"text\.txt: it has changed since this run began"):
-        evaluate_run(open_run(tmp_path / "run"), split=None, beam=1, progress=lambda *_: None)
+        measures_of(open_run(tmp_path / "run"), "valid")
 
 
 def test_a_run_without_digests_goes_on_and_has_them_from_then(

@@ -267,6 +267,10 @@ Generate = Annotated[
         help="Let the model write this many tokens; each adds a row to the trace.",
     ),
 ]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Where a run's data are now, as its task.folder, task.file or task.graph."),
+]
 Window = Annotated[
     int | None,
     typer.Option(

@@ -4,6 +4,7 @@ run.json               format, version, state ("training" or "finished")
 config.json            the whole configuration, defaults filled in
 vocabulary.json        the tokenizer (format of the `tokenizers` library), where text is read
 data.json              what else the model must know of its data, as the names of classes
+places.json            where the data are: the absolute path, and the path from this folder
 tokens.bin             ids of the text that a language model learns from, 2 or 4 bytes each; what
                        they are of is in data.json. Made anew where it is missing
 checkpoint.safetensors everything needed to go on: weights, optimiser, random state
@@ -82,6 +83,18 @@ class RunFolder:
     def data(self) -> Path:
         """What else a model must know of its data."""
         return self.path / "data.json"
+
+    def keep_place(self, data: Path) -> None:
+        """Write where the data are, so that they are found from any folder."""
+        places = [str(data.resolve()), os.path.relpath(data.resolve(), self.path.resolve())]
+        write_json(self.path / "places.json", places)
+
+    def place(self) -> Path | None:
+        """Where the data are; None: no longer where they were, or nobody has kept where."""
+        path = self.path / "places.json"
+        kept = read_json(path, "list of places") if path.exists() else None
+        places = [self.path / str(place) for place in kept] if isinstance(kept, list) else []
+        return next(filter(Path.exists, places), None)
 
     @property
     def tokens(self) -> Path:

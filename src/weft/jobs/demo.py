@@ -17,7 +17,7 @@ from weft.formats.trace import TraceData
 from weft.jobs.model import TraceChoices
 from weft.jobs.run_model import RunModel
 from weft.training.config import RunConfig, load_config
-from weft.training.inference import TrainedRun, evaluate_run, open_run
+from weft.training.inference import TrainedRun, open_run
 from weft.training.loop import TrainingResult, train
 from weft.training.progress import ConsoleListener
 from weft.training.tasks.dates import written
@@ -102,8 +102,8 @@ def _translate(run: TrainedRun, console: Console) -> float:
     for (date, _, _), text, answer in zip(SHOWN, texts, answers, strict=True):
         table.add_row(text, answer, "yes" if answer == date.isoformat() else f"no: {date}")
     console.print(table)
-    measures = evaluate_run(run, split="test", beam=1, progress=lambda done, total: None)
-    return float(measures["exact_match"])
+    results = run.task().results(run.model, split="test", beam=1, progress=lambda done, total: None)
+    return float(results.values()["exact_match"])
 
 
 def _trace(run: TrainedRun) -> dict[str, TraceData]:

@@ -18,7 +18,6 @@ from weft.training.measures.generated import diversity
 from weft.training.measures.language import STRETCH, common_stretches
 from weft.training.measures.resampling import Comparison, Confidence, Resampling, compare, interval
 from weft.training.measures.translation import translation_measures
-from weft.training.tasks import make_task
 from weft.training.tasks.language import LanguageTask
 from weft.training.tasks.pairs import PairsTask
 from weft.training.tasks.task import Task
@@ -48,12 +47,14 @@ class Evaluation:
     beam: of the decoding, 1 = greedy.
     reference: a file with the right translations, for files of translations.
     samples: texts that a language model writes, whose variety is measured; 0: none.
+    data: where the data of the runs are; None: where they were in training.
     """
 
     split: str | None = None
     beam: int = 5
     reference: Path | None = None
     samples: int = 0
+    data: Path | None = None
     resampling: Resampling = field(default_factory=Resampling)
 
 
@@ -145,8 +146,8 @@ class _Run:
 
 def _open(path: Path, how: Evaluation, progress: Progress) -> _Run:
     progress(0, None, f"reading {path}")
-    run = open_run(path)
-    task = make_task(run.config, run.data)
+    run = open_run(path, how.data)
+    task = run.task(how.split)
     split = how.split or ("test" if task.has_test else "valid")
     return _Run(path, run, task, split)
 
@@ -210,8 +211,9 @@ def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> 
         raise InputError(
             f"{path} is a file of translations; the right ones are missing. Add --reference FILE."
         )
-    if how.samples:
-        raise InputError(f"--samples: {path} is a file, not a language model. Leave it out.")
+    for option, asked in (("--samples", how.samples), ("--data", how.data)):
+        if asked:
+            raise InputError(f"{option}: {path} is a file, not a run. Leave it out.")
     expected = _lines(how.reference)
     results = _of_file(path, expected, str(how.reference), None)
     return Evaluated(str(path), notes, results, resampling)

@@ -36,7 +36,6 @@ from weft.tracing.verification import verify_own
 from weft.training.batches import Batch, padded
 from weft.training.config import ClassifierConfig, GraphConfig, TransformerConfig
 from weft.training.inference import TrainedRun
-from weft.training.tasks import make_task
 from weft.training.tasks.images import normalised, shape_of
 from weft.training.text import Vocabulary
 from weft.training.translation import translate
@@ -273,10 +272,9 @@ class RunModel:
 
     def validation(self, tokens: int) -> list[Batch]:
         """Batches of the validation data, of so many tokens at least."""
-        config = self.run.config
-        task = make_task(config, self.run.data)
         batches = []
-        for batch in task.validation(config.training.batch_tokens):
+        size = self.run.config.training.batch_tokens
+        for batch in self.run.task("valid").validation(size):
             batches.append(batch)
             tokens -= batch.tokens
             if tokens <= 0:

@@ -22,7 +22,6 @@ from weft.tracing.sources.graphs import trace_nodes
 from weft.training.config import NodesConfig
 from weft.training.inference import TrainedRun, open_run
 from weft.training.nodes import UNKNOWN, NodeData
-from weft.training.tasks import make_task
 from weft.training.tasks.nodes import NodesTask
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ class TraceRequest:
     text, image: for one trace; window, overlap: for a trace of each window of the text.
     corpus: the texts, for a trace of each; workers, threads: the processes, and threads of each.
     ray_address: of the Ray cluster whose processes they are; None: of this machine.
+    data: where the graph of a run is; None: where it was in training.
     """
 
     model: str
@@ -64,6 +64,7 @@ class TraceRequest:
     workers: int = 1
     threads: int | None = None
     ray_address: str | None = None
+    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,11 @@ def run_trace(request: TraceRequest, options: TraceChoices, show: Show) -> Repor
             )
         return _corpus(request, request.corpus, options, show)
     if (request.text, request.image, request.window) == (None, None, None):
-        graph = opened_graph(request.model)
+        graph = opened_graph(request.model, request.data)
         if graph is not None:
             return report_of(_trace_graph(*graph, request.output, options), request.output, "nodes")
+    if request.data is not None:
+        raise InputError("--data: only a run that reads a graph is traced on it. Leave it out.")
     if request.text is None and (request.image is None or request.window is not None):
         raise InputError(
             "trace: give the text by one of --text, --file and --stdin, or an image by --image."
@@ -219,14 +222,14 @@ def _corpus(request: TraceRequest, corpus: Path, options: TraceChoices, show: Sh
     return Report([*reasons, f"{count} Traces: {request.output}"], content, failed)
 
 
-def opened_graph(name: str) -> tuple[TrainedRun, NodesTask] | None:
+def opened_graph(name: str, data: Path | None = None) -> tuple[TrainedRun, NodesTask] | None:
     """A run that reads a graph, with its task; None for any other model."""
     if not is_run(name):
         return None
-    run = open_run(name)
+    run = open_run(name, data)
     if not isinstance(run.config.task, NodesConfig):
         return None
-    task = make_task(run.config, run.data)
+    task = run.task()
     assert isinstance(task, NodesTask)  # as its configuration says
     return run, task
 

@@ -39,7 +39,10 @@ def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
         )
     if ranks.leader:
         with ranks.led():
-            return _lead(config, path, ranks, stack)
+            folder, task = _lead(config, path, ranks, stack)
+            if config.task.place is not None:
+                folder.keep_place(Path(getattr(config.task, config.task.place)))
+            return folder, task
     ranks.follow()
     if not (path / "run.json").exists():
         raise InputError(
@@ -128,19 +131,9 @@ def check_best(folder: RunFolder, step: int) -> None:
 
 
 def _check_finished(folder: RunFolder) -> None:
-    """Raise a DataError where a run says that it is finished, and its weights are gone."""
-    if folder.state != "finished":
-        return
-    there = {folder.checkpoint: folder.has_checkpoint, folder.best: folder.best.exists()}
-    for path, is_there in there.items():
-        if not is_there:
-            raise DataError(
-                f"{folder.path}: this run is finished, but its {path.name} is missing. {_PUT_BACK}"
-            )
-    try:
-        load_tensors(folder.best, "checkpoint")
-    except DataError:
-        name = folder.best.name
+    """Raise a DataError where a run says that it is finished, and its checkpoint is gone."""
+    if folder.state == "finished" and not folder.has_checkpoint:
         raise DataError(
-            f"{folder.path}: this run is finished, but its {name} is damaged. {_PUT_BACK}"
-        ) from None
+            f"{folder.path}: this run is finished, but its {folder.checkpoint.name} is missing. "
+            f"{_PUT_BACK}"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from torch import nn
 
 from weft.errors import DataError, InputError
-from weft.formats.files import JsonObject
 from weft.formats.run import RunFolder
 from weft.models.decoding import Stepper, WithoutTokens, sample
 from weft.models.language_model import LanguageModel
@@ -22,11 +20,11 @@ from weft.training.data import DataDescription
 from weft.training.pretrained_vocabulary import PretrainedVocabulary
 from weft.training.task_sections import NodesConfig, TranslationConfig
 from weft.training.tasks import build_model, make_task
+from weft.training.tasks.task import Task
 from weft.training.text import Vocabulary
 
 __all__ = [
     "TrainedRun",
-    "evaluate_run",
     "generate_text",
     "open_classifier",
     "open_run",
@@ -59,6 +57,19 @@ class TrainedRun:
             )
         return self.data.vocabulary
 
+    def task(self, split: str | None = None) -> Task:
+        """The task with its data; of a translator those of one split alone, as others may be gone.
+
+        split: "valid" or "test"; None: test where there is such data.
+        """
+        config, task = self.config, self.config.task
+        if isinstance(task, TranslationConfig):
+            split = split or ("test" if task.test else "valid")
+            files = getattr(task, split) or task.valid
+            test = task.test if split == "test" else None
+            task = task.model_copy(update={"train": files, "valid": files, "test": test})
+        return make_task(config.model_copy(update={"task": task}), self.data)
+
     @property
     def translates(self) -> bool:
         """Whether the model reads one text and writes another."""
@@ -71,8 +82,10 @@ class TrainedRun:
         return task.length_penalty if isinstance(task, TranslationConfig) else 1.0
 
 
-def open_run(path: Path | str) -> TrainedRun:
+def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
     """Open a run's best weights, in evaluation mode.
+
+    data: where its data are; None: where they were in training, as the run has kept it.
 
     Raises: DataError: no run, not a run, or nothing kept yet.
     """
@@ -83,13 +96,18 @@ def open_run(path: Path | str) -> TrainedRun:
             "not the model. `weft view` and `weft heads` read it; give the model itself here."
         )
     config = check_config(folder.config(), str(folder.path / "config.json"))
-    data = DataDescription.load(folder)
-    if data is None:
+    if data is not None and config.task.place is None:
+        raise InputError(f"--data: {folder.path} was trained on data that it draws. Leave it out.")
+    if config.task.place is not None and (place := data or folder.place()) is not None:
+        task = config.task.model_copy(update={config.task.place: str(place)})
+        config = config.model_copy(update={"task": task})
+    description = DataDescription.load(folder)
+    if description is None:
         raise DataError(
             f"{folder.path}: this run lacks its vocabulary.json or data.json. Put a copy back, or "
             "train it again."
         )
-    model = build_model(config, data)
+    model = build_model(config, description)
     if not folder.best.exists() and folder.state == "finished":
         raise DataError(
             f"{folder.path}: this run is finished, but its {folder.best.name} is missing. Put a "
@@ -107,7 +125,7 @@ def open_run(path: Path | str) -> TrainedRun:
             "kept. Restore it from a copy, or train the run again."
         )
     nn.Module.eval(model)
-    return TrainedRun(folder, config, data, model, step)
+    return TrainedRun(folder, config, description, model, step)
 
 
 def open_classifier(path: Path | str) -> TrainedRun:
@@ -186,21 +204,3 @@ def generate_text(
         generator=torch.Generator().manual_seed(seed),
     )
     return run.vocabulary.decode_continuation(drawn[0].tolist())
-
-
-def evaluate_run(
-    run: TrainedRun, *, split: str | None, beam: int, progress: Callable[[int, int], None]
-) -> JsonObject:
-    """Measures of a run on held-out data, read again from where its configuration says.
-
-    Args:
-        run: to measure.
-        split: "valid" or "test"; None: test where the run has such data, else valid.
-        beam: of the decoding; 1 = greedy.
-        progress: told how many examples of how many are done.
-    """
-    task = make_task(run.config, run.data)
-    if split is None:
-        split = "test" if task.has_test else "valid"
-    measures = task.evaluate(run.model, split=split, beam=beam, progress=progress)
-    return {"run": str(run.folder.path), "step": run.step, **measures}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score
+from tests.training.conftest import measures_of
 
 from weft.errors import DataError, InputError
 from weft.formats.history import History
@@ -18,7 +19,7 @@ from weft.formats.tensors import load_tensors
 from weft.models.image_classifier import ImageClassifier, ImageShape
 from weft.training.config import ImagesConfig, RunConfig, check_config
 from weft.training.data import DataDescription
-from weft.training.inference import evaluate_run, open_run
+from weft.training.inference import open_run
 from weft.training.loop import train
 from weft.training.progress import SilentListener
 from weft.training.tasks import build_model
@@ -154,7 +155,7 @@ def test_a_run_learns_is_opened_and_goes_on_with_the_same_bits(
     whole = train(config, tmp_path / "whole", SilentListener())
     run = open_run(tmp_path / "whole")
     assert not run.model.training
-    found = evaluate_run(run, split="valid", beam=1, progress=lambda done, total: None)
+    found = measures_of(run, "valid")
     # What was kept is what was validated, buffers too.
     assert found["loss"] == pytest.approx(whole.best_loss, rel=1e-4)
     assert found["accuracy"] > 0.8

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.training.conftest import measures_of
 
 from weft.errors import DataError, InputError
 from weft.models.classifier import Classifier
 from weft.training.config import RunConfig, check_config
-from weft.training.inference import evaluate_run, open_run
+from weft.training.inference import open_run
 from weft.training.loop import train
 from weft.training.progress import SilentListener
 from weft.training.tasks import make_task
@@ -110,7 +111,7 @@ def test_a_run_learns_is_measured_and_classifies(tmp_path: Path, pooling: str) -
     train(config_of(tmp_path, pooling=pooling), folder, SilentListener())
     assert json.loads((folder / "data.json").read_text())["classes"] == ["neg", "pos"]
     run = open_run(folder)
-    measures = evaluate_run(run, split=None, beam=1, progress=lambda done, total: None)
+    measures = measures_of(run, "test")
     assert (measures["split"], measures["examples"]) == ("test", 6)
     assert measures["accuracy"] == measures["macro_f1"] == 1.0
     good, nothing, bad = classify(run.model, run.data, ["A warm film!", " ", "a flat film"])
@@ -151,7 +152,7 @@ def test_given_embeddings_are_where_a_run_begins_and_frozen_ones_stay(
     else:
         assert not torch.allclose(learned, begun, atol=1e-3)
     assert run.vocabulary.encode("Dull film") == [4 + words.index("dull"), 4 + words.index("film")]
-    measures = evaluate_run(run, split=None, beam=1, progress=lambda done, total: None)
+    measures = measures_of(run, "test")
     assert measures["accuracy"] > 0.8  # half would be chance
 
 

@@ -76,7 +76,9 @@ def test_evaluation_is_the_mean_over_the_windows(tmp_path: Path) -> None:
     model = LanguageModel(
         len(made.vocabulary), Architecture(width=8, heads=2, feed_forward=8, decoder_layers=1)
     ).eval()
-    measures = made.evaluate(model, split="valid", beam=1, progress=lambda done, total: None)
+    measures = made.results(
+        model, split="valid", beam=1, progress=lambda done, total: None
+    ).values()
     losses = []
     with torch.no_grad():
         for batch in made.validation(16):
@@ -102,7 +104,10 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     for text in ("", " \n\n"):
         with pytest.raises(InputError, match=r"text\.txt: the text is empty"):
             task(tmp_path, text=text)
-    with pytest.raises(DataError, match=r"no such text \(task\.file says where\)\. Check the path"):
+    with pytest.raises(
+        DataError,
+        match=r"no such text \(task\.file says where, in weft evaluate --data\)\. Check the path",
+    ):
         language_task(LanguageConfig(kind="language", file=str(tmp_path / "no")), 1, None)
 
 

@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 import weft
 from weft.cli.commands import app
-from weft.training.config import NodesConfig
+from weft.training.config import NodesConfig, check_config
+from weft.training.loop import train
 from weft.training.nodes import read_nodes
+from weft.training.progress import SilentListener
 from weft.training.tasks.nodes import nodes_task
 
 
@@ -239,6 +241,23 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
         words = ["trace", run, option, str(tmp_path / "x.png"), "-o", str(tmp_path / "x.weft")]
         error = CliRunner().invoke(app, words).exception
         assert isinstance(error, weft.InputError) and said in str(error)
+
+
+def test_a_graph_that_has_moved_is_named(tmp_path: Path) -> None:
+    graph, run, output = saved(tmp_path), tmp_path / "run", tmp_path / "t.weft"
+    config = check_config(
+        {
+            "task": {"kind": "nodes", "graph": str(graph)},
+            "model": {"heads": 2, "width": 8}, "training": {"max_steps": 1},
+        },
+        "test",
+    )  # fmt: skip
+    train(config, run, SilentListener())
+    moved = graph.rename(tmp_path / "moved.npz")
+    words = ["trace", str(run), "-o", str(output)]
+    assert isinstance(CliRunner().invoke(app, words).exception, weft.DataError)
+    assert CliRunner().invoke(app, [*words, "--data", str(moved)]).exit_code == 0
+    assert len(weft.open(output).tokens) == 20
 
 
 def test_other_data_than_a_run_learned_are_refused(tmp_path: Path) -> None:

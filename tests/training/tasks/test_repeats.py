@@ -87,18 +87,18 @@ class Knows(torch.nn.Module):
 
 def test_accuracy_is_of_the_repeated_half() -> None:
     drawn = task(symbols=20, shortest=5, longest=6)
-    measures = drawn.evaluate(
+    measures = drawn.results(
         Knows(len(drawn.vocabulary)), split="valid", beam=1, progress=lambda done, total: None
-    )
+    ).values()
     assert measures["accuracy"] == 1
     assert measures["loss"] < 1e-6
-    always = drawn.evaluate(
+    always = drawn.results(
         Knows(len(drawn.vocabulary), 7), split="valid", beam=1, progress=lambda done, total: None
-    )
+    ).values()
     assert measures["chance"] == 1 / 20
     assert always["accuracy"] == pytest.approx(1 / 20, abs=0.02)
     with pytest.raises(InputError, match="no test data"):
-        drawn.evaluate(Knows(9), split="test", beam=1, progress=lambda done, total: None)
+        drawn.results(Knows(9), split="test", beam=1, progress=lambda done, total: None).values()
 
 
 def test_a_part_cannot_be_longer_than_there_are_symbols() -> None:

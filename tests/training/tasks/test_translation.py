@@ -82,7 +82,7 @@ def test_what_does_not_pair(folder: Path) -> None:
         (
             ["a.en", "no"],
             DataError,
-            r"no: no such text \(task\.folder says where\)\. Check the path",
+            r"no: no such text \(task\.folder says where, in weft evaluate --data\)\.",
         ),
         ([], InputError, r"no file: expected two line-aligned files"),
         (["a", "b", "c"], InputError, r"a, b, c: expected two line-aligned files"),
@@ -147,9 +147,9 @@ def model(folder: Path) -> Transformer:
 def test_evaluation(folder: Path, model: Transformer) -> None:
     made = task(folder)
     told: list[tuple[int, int]] = []
-    measures = made.evaluate(
+    measures = made.results(
         model, split="valid", beam=2, progress=lambda done, total: told.append((done, total))
-    )
+    ).values()
     assert told[-1] == (3, 3)
     assert told == sorted(told)
     assert len(told) > 10  # at every token: an untrained model does not end
@@ -169,7 +169,7 @@ def test_evaluation(folder: Path, model: Transformer) -> None:
         count += len(ids)
     assert measures["loss"] == pytest.approx(total / count, rel=1e-4)
     with pytest.raises(InputError, match="this run has no test data; name it in the config"):
-        made.evaluate(model, split="test", beam=1, progress=lambda done, total: None)
+        made.results(model, split="test", beam=1, progress=lambda done, total: None).values()
 
 
 def test_the_length_penalty_of_the_task_is_that_of_its_search(
@@ -184,7 +184,7 @@ def test_the_length_penalty_of_the_task_is_that_of_its_search(
     monkeypatch.setattr(translation, "beam_hypotheses", search)
     for changes in ({}, {"length_penalty": 1.5}):
         made = task(folder, **changes)
-        made.evaluate(model, split="valid", beam=2, progress=lambda done, total: None)
+        made.results(model, split="valid", beam=2, progress=lambda done, total: None).values()
     assert set(asked[: len(asked) // 2]) == {1.0}
     assert set(asked[len(asked) // 2 :]) == {1.5}
 

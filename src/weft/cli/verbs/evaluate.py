@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import AsJson, Beam, Seed, Split, Threads
+from weft.cli.options import AsJson, Beam, Data, Seed, Split, Threads
 from weft.cli.output import print_json, progress_bar
 
 PLACE = ("Make", 3)
@@ -32,8 +32,8 @@ Samples = Annotated[
 
 def evaluate(
     run: First, second: Second = None, split: HeldOut = None, beam: Beam = 5,
-    reference: Reference = None, samples: Samples = 0, seed: Seed = 1, threads: Threads = None,
-    as_json: AsJson = False,
+    reference: Reference = None, samples: Samples = 0, data: Data = None, seed: Seed = 1,
+    threads: Threads = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a run on held-out data, or compare two; both with intervals."""
     with progress_bar("starting", lines=True) as progress:
@@ -43,7 +43,7 @@ def evaluate(
         from weft.training.measures.resampling import Resampling
 
         resampling = Resampling(seed=seed)
-        how = Evaluation(split.value if split else None, beam, reference, samples, resampling)
+        how = Evaluation(split.value if split else None, beam, reference, samples, data, resampling)
         if second is None:
             evaluated = evaluate_one(run, how, progress)
             intervals = evaluated.intervals()

@@ -17,8 +17,8 @@ def trace(
     queries_keys: option.QueriesKeys = True, verify: option.Verify = None,
     received: option.Received = None,
     overwrite: option.Overwrite = False, workers: option.Workers = 1,
-    ray_address: option.RayAddress = None, threads: option.Threads = None,
-    as_json: option.AsJson = False,
+    ray_address: option.RayAddress = None, data: option.Data = None,
+    threads: option.Threads = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Run a model on a text, and keep the attention graph of every layer."""
     from weft.jobs.model import TraceChoices
@@ -30,7 +30,7 @@ def trace(
     )  # fmt: skip
     request = TraceRequest(
         model, output, given_text(text, file, stdin), image, window, overlap, corpus, workers,
-        threads, ray_address,
+        threads, ray_address, data,
     )  # fmt: skip
     with progress_bar("opening the model") as show:
         report = run_trace(request, options, show)

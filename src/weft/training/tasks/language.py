@@ -138,7 +138,7 @@ def language_task(
     Raises: DataError: the text cannot be read. InputError: it is too short for the windows, or no
     longer the text of this run.
     """
-    text = read_text(Path(config.file), "text (task.file says where)")
+    text = read_text(Path(config.file), "text (task.file says where, in weft evaluate --data)")
     if not text.strip():
         raise InputError(f"{config.file}: the text is empty. Give a file with text to learn from.")
     # Cut before tokenising, so that no piece spans the border.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.formats.files import JsonObject
 from weft.mechanism.multihead import LayerKind
 from weft.models.predictor import Predictor
 from weft.training.batches import Batch
@@ -101,12 +100,6 @@ class Task(ABC):
             beam: of the decoding, 1 = greedy.
             progress: told how many examples of how many are done.
         """
-
-    def evaluate(
-        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> JsonObject:
-        """The numbers of `results`, by their names."""
-        return self.results(model, split=split, beam=beam, progress=progress).values()
 
     def longest(self) -> int:
         """Tokens of the longest text that the model reads, in training, validation or test.

@@ -37,7 +37,9 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
             "tab-separated pairs."
         )
     paths = [folder / name for name in files]
-    texts = [read_text(path, "text (task.folder says where)") for path in paths]
+    texts = [
+        read_text(path, "text (task.folder says where, in weft evaluate --data)") for path in paths
+    ]
     for path, text in zip(paths, texts, strict=True):
         check_line_ends(text, path)
     lines = [text.removesuffix("\n").split("\n") for text in texts]
