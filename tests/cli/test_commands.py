@@ -26,6 +26,8 @@ VERBS = tuple(
     if not command.hidden
 )
 
+ONE_STEP = ("--set", "training.max_steps=1", "--set", "training.warmup=1")
+
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help(weft_main: Command, verb: str) -> None:
@@ -93,7 +95,7 @@ def test_train_names_the_run_after_the_configuration(
     weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = weft_main("train", data / "language.toml", "--set", "training.max_steps=1")
+    result = weft_main("train", data / "language.toml", *ONE_STEP)
     assert result.code == 0
     assert RunFolder.open(Path("runs/language")).config()["training"]["max_steps"] == 1
 
@@ -110,7 +112,7 @@ def test_train_says_where_products_are_not_those_asked_for(
     kind: str, asked: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(f"weft.mechanism.backends.{asked}", lambda: False)
-    command = ("train", data / "language.toml", "--set", "training.max_steps=1", "--run")
+    command = ("train", data / "language.toml", *ONE_STEP, "--run")
     result = weft_main(*command, tmp_path / "a", "--set", f"training.products={kind}")
     assert f'Products are torch\'s in float32, not "{kind}": no ' in result.err
     assert "Products" not in weft_main(*command, tmp_path / "b").err

@@ -110,7 +110,7 @@ def test_a_run_that_was_killed_goes_on_without_doubled_points(data: Path, tmp_pa
 def test_a_board_that_comes_late_has_the_steps_before_it(data: Path, tmp_path: Path) -> None:
     run, board = tmp_path / "run", tmp_path / "board"
     train(load_config(data / "language.toml", CHANGES), run, SilentListener())
-    longer = load_config(data / "language.toml", [*CHANGES, "training.max_steps=80"])
+    longer = load_config(data / "language.toml", [*CHANGES[1:], "training.max_steps=80"])
     with BoardListener(board, run) as listener:
         train(longer, run, listener)
     shown = curves(board)
@@ -124,7 +124,7 @@ def test_steps_without_a_board_are_not_lost(data: Path, tmp_path: Path) -> None:
     """40 steps with the board, 20 without it, 20 more with it."""
     run, board = tmp_path / "run", tmp_path / "board"
     for steps, watched in ((40, True), (60, False), (80, True)):
-        config = load_config(data / "language.toml", [*CHANGES, f"training.max_steps={steps}"])
+        config = load_config(data / "language.toml", [*CHANGES[1:], f"training.max_steps={steps}"])
         if not watched:
             train(config, run, SilentListener())
             continue

@@ -247,7 +247,7 @@ def test_a_line_too_long_for_the_model(weft_main: Command, data: Path, tmp_path:
     run = tmp_path / "learned"
     done = weft_main(
         "train", data / "dates.toml", "--run", run, "--set", "model.positions=learned", "--set",
-        "model.max_length=80", "--set", "training.max_steps=1",
+        "model.max_length=80", "--set", "training.max_steps=1", "--set", "training.warmup=1",
     )  # fmt: skip
     assert done.code == 0, done.err
     (tmp_path / "lines").write_text("de: 1\n\n" + "1" * 80 + "\nde: 2\n")
@@ -280,8 +280,8 @@ def test_translations_that_are_cut_where_the_positions_end(
     run, texts, compared = tmp_path / "learned", ["de: " + "1" * 30, "en: " + "23" * 15], 0
     done = weft_main(
         "train", data / "dates.toml", "--run", run, "--set", "model.positions=learned", "--set",
-        "model.max_length=80", "--set", "training.max_steps=1", "--set",
-        "training.peak_learning_rate=1e-9",
+        "model.max_length=80", "--set", "training.max_steps=1", "--set", "training.warmup=1",
+        "--set", "training.peak_learning_rate=1e-9",
     )  # fmt: skip
     assert done.code == 0, done.err
     (tmp_path / "lines").write_text("".join(f"{text}\n" for text in texts))

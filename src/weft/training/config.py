@@ -309,18 +309,12 @@ def _unread(config: RunConfig) -> Iterator[tuple[str, str, str]]:
             marks = [m for m in type(section).model_fields[key].metadata if isinstance(m, Only)]
             for choice, value in [each for m in marks if (each := m.unmet(name, config))][:1]:
                 is_now = "left out" if value is None else json.dumps(value)
-                yield (
-                    f"{name}.{key}",
-                    choice,
-                    f"nothing reads it where {choice} is {is_now}. Leave it out.",
-                )
+                message = f"nothing reads it where {choice} is {is_now}. Leave it out."
+                yield f"{name}.{key}", choice, message
     training = config.training
     if "warmup" in training.model_fields_set and training.warmup > training.max_steps:
-        yield (
-            "training.warmup",
-            "",
-            f"it is more than training.max_steps = {training.max_steps:,}. Lower it.",
-        )
+        message = f"it is more than training.max_steps = {training.max_steps:,}. Lower it."
+        yield "training.warmup", "", message
 
 
 def defaults_of(path: Path, config: RunConfig) -> list[str]:
