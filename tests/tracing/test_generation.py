@@ -93,7 +93,8 @@ def test_a_target_is_generated_from_its_source(family_named, name, monkeypatch) 
     assert_equal(grown, whole)
 
 
-def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch) -> None:
+@pytest.mark.parametrize("as_options", [False, True])
+def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch, as_options) -> None:
     monkeypatch.setattr(recording, "TOGETHER", 2)
     family = family_named("Llama")
     model, inputs = family.build(), family.inputs()
@@ -103,9 +104,13 @@ def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch) -
     # The third token that the first text gets is said to end texts: its trace stops before it.
     end = int(free[0].tokens[14][1:])
     other = [int(token[1:]) for token in free[1].tokens[9:]]
-    model.generation_config.eos_token_id = end
-    model.generation_config.pad_token_id = 0
-    ended = weft.trace(model, inputs, generate=6, keep=weft.All())
+    options: dict[str, int] = {}
+    if as_options:
+        options = {"eos_token_id": end, "pad_token_id": 0}
+    else:
+        model.generation_config.eos_token_id = end
+        model.generation_config.pad_token_id = 0
+    ended = weft.trace(model, inputs, generate={"max_new_tokens": 6, **options}, keep=weft.All())
     first = [int(token[1:]) for token in free[0].tokens[12:]].index(end)
     assert len(ended[0].tokens) == 12 + first
     if end not in other:

@@ -451,3 +451,32 @@ def test_options_of_other_types_are_one_line(options, said) -> None:
             weft.from_queries_keys(queries, queries, **{name: "dog"})
     with pytest.raises(weft.InputError, match="normalise='dog'; expected True or False"):
         weft.from_weights(queries.softmax(-1), normalise="dog")
+
+
+def test_weights_of_a_later_step_of_a_generation_have_a_kind() -> None:
+    """One query over four keys: the last of a text, or another sequence's; nothing else says it."""
+    step = np.full((2, 1, 4), 0.25)
+    with pytest.raises(
+        weft.InputError, match='1 query and 4 keys.*kind="decoder", or kind="cross"'
+    ):
+        weft.from_weights(step)
+    trace = weft.from_weights(step, kind="decoder", tokens=["a", "b", "c", "d"])
+    (layer,) = trace.layers
+    assert list(layer.query_tokens) == ["d"] and list(layer.key_tokens) == ["a", "b", "c", "d"]
+    assert list(weft.from_weights(step, kind="decoder").layers[0].query_tokens) == ["position 3"]
+    assert weft.from_weights(step, kind="cross").layers[0].kind == "cross"
+    both = {"source": ["a", "b", "c", "d"], "target": ["e"]}
+    assert weft.from_weights(step, tokens=both).layers[0].kind == "cross"
+
+
+def test_rows_of_padding_before_a_causal_text_are_no_sign_of_an_encoder() -> None:
+    """Eager attention gives a row that may look nowhere the same weight for every key."""
+    causal = np.tril(np.random.default_rng(0).random((3, 5, 5)) + 0.1)
+    causal[:, 2:, :2] = 0
+    causal /= causal.sum(-1, keepdims=True)
+    causal[:, :2] = 0.2
+    assert weft.from_weights(causal).layers[0].kind == "decoder"
+    assert weft.from_weights(np.full((3, 5, 5), 0.2)).layers[0].kind == "encoder"
+    ahead = causal.copy()
+    ahead[:, 3] = [0, 0, 0.5, 0.25, 0.25]
+    assert weft.from_weights(ahead).layers[0].kind == "encoder"

@@ -144,6 +144,7 @@ def test_command_line(small, tmp_path, capsys) -> None:
         (["--text", "a", "--stdin"], "one of --text, --file and --stdin"),
         ([], "one of --text, --file and --stdin"),
         (["--text", ""], "the text is empty"),
+        (["--text", " \n "], "the text is empty"),
         (["--text", "a " * 17], "17 tokens in input_ids; GPT2Model reads 16 at most"),
         (["--text", "a", "--target", "b"], "has no target. Leave it out."),
         (["--text", "a", "--layers", "nothing"], "no layer 'nothing'"),

@@ -14,7 +14,8 @@ __all__ = ["given_text", "iterate_standard_input", "standard_input_lines"]
 def given_text(text: str | None, file: Path | None, stdin: bool = False) -> str | None:
     """The text of --text, --file or --stdin; None: none of them is there.
 
-    Raises: InputError: several are there, or the text is empty; DataError: no such file.
+    Raises: InputError: several are there, or the text is empty, or of spaces alone; DataError: no
+    such file.
     """
     if (text is not None) + (file is not None) + stdin > 1:
         options = "--text, --file and --stdin" if stdin else "--text and --file"
@@ -25,8 +26,8 @@ def given_text(text: str | None, file: Path | None, stdin: bool = False) -> str 
         text = read_text(file, "text file")
     elif stdin:
         text = "\n".join(standard_input_lines())
-    if text is not None and not text:
-        raise InputError("the text is empty; give at least one character.")
+    if text is not None and not text.strip():
+        raise InputError("the text is empty; give at least one character that is no space.")
     return text
 
 

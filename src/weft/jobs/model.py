@@ -276,9 +276,9 @@ def received_of(word: str) -> bool | LastQueries:
 
 
 def check_text(text: str | Sequence[int]) -> None:
-    """Raises: InputError: a text, or what its ids are, is empty."""
-    if not text:
-        raise InputError("the text is empty; give at least one character.")
+    """Raises: InputError: a text, or what its ids are, is empty, or of spaces alone."""
+    if not (text.strip() if isinstance(text, str) else text):
+        raise InputError("the text is empty; give at least one character that is no space.")
 
 
 def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:

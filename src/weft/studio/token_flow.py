@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 
 import numpy as np
 import torch
@@ -140,7 +141,7 @@ class TokenFlows:
         )
         if places > _FLOW_EDGES or sum(layer.shape[1] for layer in layers) > _FLOW_NODES:
             return {"why": f"too long for here: weft flow TRACE --token {position} --to {target}"}
-        with self._working:
+        with self._working, warnings.catch_warnings(action="ignore"):
             found = attention_flow(self._trace, position, target, kind=kind)
         return {"least": float(found.lower[0]), "most": float(found.upper[0])}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from weft.tracing.given_tokens import GivenTokens
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.sources.given_queries_keys import LAYOUTS, GivenCalls
 from weft.tracing.sources.given_weights import Sums, checked_weights, graph_of_weights, weights_call
-from weft.tracing.sources.tensors import Layers
+from weft.tracing.sources.tensors import Layers, is_causal
 
 __all__ = ["from_queries_keys", "from_weights"]
 
@@ -222,7 +222,8 @@ def from_weights(
         shape = stack.shape(number)
         return shape[-2], shape[-1]
 
-    layers = GivenLayers.of(operation, len(stack), names, kind, lengths)
+    steps = not isinstance(tokens, Mapping)
+    layers = GivenLayers.of(operation, len(stack), names, kind, lengths, steps)
     sequences = GivenTokens(operation, tokens, tokenizer, stack.samples, layers.pair)
 
     def record(recorder: CallRecorder) -> None:
@@ -231,8 +232,7 @@ def from_weights(
             checked = checked_weights(label, stack[number], sums)
             places = recorder.places(checked.shape[-1])
             graph = graph_of_weights(label, checked, places, masks[number], partial=partial)
-            ahead = checked.shape[-1] < 2 or bool(checked.triu(1).any())
-            layer_kind = layers.kind(number, not ahead)
+            layer_kind = layers.kind(number, is_causal(checked))
             recorder.take(weights_call(name, layer_kind, checked, masks[number]), graph)
 
     said = {"name": model or "weights", "given": "weights"}

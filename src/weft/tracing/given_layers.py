@@ -103,6 +103,7 @@ class GivenLayers:
         names: Sequence[str] | None,
         kind: Any,
         lengths: Callable[[int], tuple[int, int]],
+        steps: bool = False,
     ) -> GivenLayers:
         """Named and sorted.
 
@@ -112,6 +113,7 @@ class GivenLayers:
             names: of them; None: by number.
             kind: of each, or of all; None: by names and lengths.
             lengths: how many queries and keys a layer has.
+            steps: whether one query may be the last of its keys, in a step of a generation.
         """
         said = [f"layers.{number}" for number in range(count)]
         if names is not None:
@@ -136,6 +138,12 @@ class GivenLayers:
                 continue
             queries, keys = lengths(number)
             crosses = queries != keys or kind_of_name(said[number], False) == "cross"
+            if steps and queries == 1 < keys and kind_of_name(said[number], False) != "cross":
+                raise InputError(
+                    f"{operation}: layer {said[number]} has 1 query and {keys} keys: a later step "
+                    "of a generation, or a position that looks at another sequence. Say which: "
+                    'kind="decoder", or kind="cross".'
+                )
             kinds.append("cross" if crosses else None)
         return cls(said, kinds)
 

@@ -132,6 +132,9 @@ class GivenTokens:
         """See NamesOfSequences."""
         named = self.names_of(kind)
         self._read.update(named)
+        if kind == "decoder" and queries < keys:
+            of_keys = self._of_length(path, "keys", named[1], keys)
+            return f"{of_keys}-{queries}-from-{keys - queries}", of_keys
         return (
             self._of_length(path, "queries", named[0], queries),
             self._of_length(path, "keys", named[1], keys),
@@ -161,7 +164,11 @@ class GivenTokens:
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
         """See NamesOfSequences."""
-        if name in self._given:
-            names = self._given[name][sample]
+        # The last queries of as many keys, of a later step of a generation.
+        whole, _, first = name.partition(f"-{length}-from-")
+        start = int(first or 0)
+        if whole in self._given:
+            names = self._given[whole][sample]
+            names = list(names)[start:] if first else names
             return InputSequence(slice(0, length), names, {**texts_known(names)})
-        return InputSequence(slice(0, length), [f"position {i}" for i in range(length)])
+        return InputSequence(slice(0, length), [f"position {start + i}" for i in range(length)])

@@ -20,6 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from weft.mechanism.function import attend, attention
 from weft.mechanism.module_paths import named_modules
 from weft.tracing.hooks import Hook
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.sources.provenance import Provenance
 from weft.tracing.sources.transformers import is_transformers_model
 from weft.tracing.sources.weft_models import reads_sequences
 from weft.tracing.written_softmax import PRODUCTS, QUOTIENTS, WrittenSoftmax
@@ -71,6 +73,8 @@ class AttentionNotice(TorchFunctionMode):
         #: Results of softmax, also scaled or reshaped: their module, and how many keys they have.
         self._weights: Any = WeakIdKeyDictionary()
         self._written = WrittenSoftmax()
+        #: What tensors were computed from; whoever tells what is called follows that himself.
+        self.provenance = Provenance()
 
     def where(self) -> str | None:
         """The path of the module that runs, the innermost; None: none does.
@@ -102,11 +106,18 @@ class AttentionNotice(TorchFunctionMode):
 
         def called(*args: Any, **kwargs: Any) -> Result:
             mode: Any = self if self.looks and not self._told and innermost() is self else None
+            call = args[0] if mode is not None and args else None
+            if isinstance(call, LayerCall):
+                lengths = call.queries.shape[2], call.keys.shape[2]
+                call.tracks = self.provenance.call(call.path, call.queries, call.keys, lengths)
             self._aside += 1
             if mode is not None:
                 mode.__exit__(None, None, None)
             try:
-                return receive(*args, **kwargs)
+                result = receive(*args, **kwargs)
+                if mode is not None:
+                    self.provenance.called(result)
+                return result
             finally:
                 if mode is not None:
                     mode.__enter__()
@@ -158,7 +169,9 @@ class AttentionNotice(TorchFunctionMode):
         running, name = (path, type(module).__name__), type(module).__name__
         says_so = takes_attention(module)
 
-        def begin(*_: object) -> None:
+        def begin(module: nn.Module, args: object, keywords: object) -> None:
+            if module is self._model and not self._running:
+                self.provenance.begin((args, keywords), module.buffers())
             self._running.append(running)
             if says_so and not self._aside:
                 self.named[path] = name
@@ -167,15 +180,19 @@ class AttentionNotice(TorchFunctionMode):
             while self._running and self._running.pop() is not running:
                 pass
 
-        yield module.register_forward_pre_hook(Hook(begin))
+        yield module.register_forward_pre_hook(Hook(begin), with_kwargs=True)
         yield module.register_forward_hook(Hook(end), always_call=True)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch, and look at what it was."""
-        result = func(*args, **(kwargs or {}))
-        self.note(func, args, kwargs or {}, result)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self._aside:
+            name = getattr(func, "__name__", "")
+            self.provenance.pass_on(name, (*args, *kwargs.values()), result)
+        self.note(func, args, kwargs, result)
         return result
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -366,8 +366,8 @@ def split_windows(
             f"--window {window}: with {special} special tokens and {shared} of overlap there is no "
             "room for new ones. Give a larger --window or a smaller --overlap."
         )
-    if not text:
-        raise InputError("the text is empty; give at least one character.")
+    if not text.strip():
+        raise InputError("the text is empty; give at least one character that is no space.")
     encoded = tokenizer(
         text,
         truncation=True,

@@ -228,10 +228,12 @@ class UntouchedRun:
         """Hand what the model gives in the block, layer by layer, to a comparison."""
         paths = {id(module): path for path, module in self._modules.items()}
 
-        def compare(module: nn.Module, args: Any, output: Any) -> Any:
+        def compare(module: nn.Module, args: Any, output: Any) -> None:
             first = _first(output)
             own = None if first is None else comparison.layer(paths[id(module)], first)
-            return None if own is None else _replaced(output, own)
+            if first is not None and own is not None:
+                # The same tensor: where it comes from stays known.
+                first.data = own
 
         outputs: list[Any] = []
         with ExitStack() as stack:
@@ -347,12 +349,6 @@ def _first(output: Any) -> Tensor | None:
     """What an attention module gives: itself, or the first of several things."""
     first = output[0] if isinstance(output, list | tuple) and output else output
     return first if isinstance(first, Tensor) and first.is_floating_point() else None
-
-
-def _replaced(output: Any, first: Tensor) -> Any:
-    # A named tuple is made from its fields.
-    made = getattr(type(output), "_make", type(output))
-    return first if isinstance(output, Tensor) else made((first, *output[1:]))
 
 
 def _weights(module: nn.Module, output: Any) -> Tensor | None:

@@ -88,6 +88,8 @@ class WatchedTransformer(Watched):
         #: What `generate` was given of images, while it runs.
         self._images: Arguments = {}
         self._asked: tuple[int | None, Tensor | None] = None, None
+        #: What ends a text of `generate`, and what fills it up, while it runs.
+        self._ends: tuple[Any, int | None] | None = None
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
@@ -119,6 +121,7 @@ class WatchedTransformer(Watched):
         self._recorder = self._current.recorder
         self._current.images = self._images
         self._current.asked, self._current.asked_mask = self._asked
+        self._current.ends = self._ends
         return self._current
 
     def _finish(self) -> None:
@@ -353,7 +356,7 @@ class WatchedTransformer(Watched):
             try:
                 return run(*args, **keywords)
             finally:
-                self._images, self._asked = {}, (None, None)
+                self._images, self._asked, self._ends = {}, (None, None), None
                 if self._resting:
                     self.notice.look_away(self.parts)
 
@@ -364,6 +367,7 @@ class WatchedTransformer(Watched):
                 value = keywords.get(name)
                 return getattr(config, name, None) if value is None else value
 
+            self._ends = option("eos_token_id"), option("pad_token_id")
             if option("assistant_early_exit") or option("assistant_model") is self._model:
                 raise InputError(
                     f"watch: this {type(self._model).__name__} is to draft candidates for itself, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,8 @@ class WatchedText:
         #: only decodes: it may read them in several passes, or with more behind them.
         self.asked: int | None = None
         self.asked_mask: Tensor | None = None
+        #: The tokens that end a text, and the one after them, as `generate` was told; None: not.
+        self.ends: tuple[Any, int | None] | None = None
         #: The images that `generate` was given, which it encodes before the first pass.
         self.images: Arguments = {}
         #: What else the passes were given last, with the number of the pass.
@@ -121,7 +124,11 @@ class WatchedText:
             if mask is None or mask.shape != arguments[name].shape:
                 mask = self._mask_like(arguments[name], self.prompt)
             if self.returned is None or beams is None:
-                arguments[mask_name] = _until_end(arguments[name], mask.cpu(), self.prompt, model)
+                own = getattr(model, "generation_config", None)
+                ends = self.ends or tuple(
+                    getattr(own, f"{n}_token_id", None) for n in ("eos", "pad")
+                )
+                arguments[mask_name] = _until_end(arguments[name], mask.cpu(), self.prompt, *ends)
             else:
                 alive = [
                     (beams.rows[:, [number]] >= 0).expand(-1, ids.shape[1])
@@ -139,13 +146,11 @@ class WatchedText:
         return mask
 
 
-def _until_end(ids: Tensor, mask: Tensor, prompt: int, model: nn.Module) -> Tensor:
+def _until_end(ids: Tensor, mask: Tensor, prompt: int, ends: Any, padding: Any) -> Tensor:
     """A mask of what each text of a batch is, up to the end token behind which it is padding."""
-    generation = getattr(model, "generation_config", None)
-    ends = getattr(generation, "eos_token_id", None)
-    if generation is None or ends is None or len(ids) == 1:
+    if ends is None or len(ids) == 1:
         return mask  # one text ends where its generation does
-    ends, padding = torch.as_tensor(ends).cpu().flatten(), generation.pad_token_id
+    ends = torch.as_tensor(ends).cpu().flatten()
     written = ids[:, prompt:].cpu()
     filled = written == (int(ends[0]) if padding is None else padding)
     rest = filled.flip(1).cumprod(1).flip(1).bool()  # nothing but padding from here on

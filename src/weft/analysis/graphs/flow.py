@@ -79,7 +79,7 @@ def attention_flow(
 
     Raises: InputError: no such position or layer; no exact weights.
     """
-    layers, queries, keys, sizes = chosen_layers(trace, kind)
+    layers, queries, keys, sizes = chosen_layers(trace, kind, "flow")
     check_flag("flow", "exact", exact, optional=True)
     residual = real_number("flow", "residual", residual)
     edges = optional_whole("flow", "edges", edges, 1)

@@ -122,6 +122,7 @@ def strongest_paths(
     """
     count = whole_number("paths", "count", count, 1)
     network = Network(trace, kind=kind, exact=exact, residual=residual)
+    chosen_layers(trace, kind, "paths")
     start = network.node(network.queries, position)
     return network.strongest(start, network.node(network.keys, target), count)
 

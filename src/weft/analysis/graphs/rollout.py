@@ -13,7 +13,8 @@ cross-attention layer gives half of the target's positions what W mixes of the s
 where E is the encoder's rollout, C what the target holds of the source and D what it holds of
 itself. Each row of [C D] sums to 1, as those of R.
 
-Layers that are not in the trace are passed over; `passed_over` says which. Two layers that read
+Layers that are not in the trace, and those over other positions, are passed over, with a warning;
+`passed_over` says which. Two layers that read
 their input in parts, as windows of an image, are not multiplied: they may be other parts.
 
 Source: Abnar and Zuidema 2020, section 3, equation 1; theirs reads one sequence.
@@ -32,6 +33,7 @@ i is more than bound_i too low.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -137,7 +139,7 @@ def whole_rollout(
     force: bool = False,
 ) -> Rollout:
     """The whole rollout with the bound of each row. Takes what `rollout` takes."""
-    layers, queries, keys, sizes = chosen_layers(trace, kind)
+    layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout")
     residual = _checked("rollout", exact, residual)
     check_flag("rollout", "force", force)
     if sizes[queries] * sizes[keys] > LIMIT and not force:
@@ -185,7 +187,7 @@ def rollout_rows(
 
     Returns: values (rows, keys) and bound (rows,).
     """
-    layers, queries, keys, sizes = chosen_layers(trace, kind)
+    layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout_rows")
     residual = _checked("rollout", exact, residual)
     wanted = _positions(positions, sizes[queries])
     held = {name: torch.zeros(size, len(wanted)) for name, size in sizes.items()}
@@ -216,7 +218,7 @@ def rollout_columns(
 
     Returns: values (queries, columns) and bound (queries,).
     """
-    layers, queries, keys, sizes = chosen_layers(trace, kind)
+    layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout_columns")
     residual = _checked("rollout", exact, residual)
     wanted = _positions(positions, sizes[keys])
     # The last vector is what is unknown of each row.
@@ -255,9 +257,12 @@ def _step(layer: TraceLayer, exact: bool | None) -> _Step:
 
 
 def chosen_layers(
-    trace: TraceData, kind: str | None
+    trace: TraceData, kind: str | None, operation: str | None = None
 ) -> tuple[list[TraceLayer], str, str, dict[str, int]]:
-    """The layers of a kind, the sequences at both ends, and the lengths of all that take part."""
+    """The layers of a kind, the sequences at both ends, and the lengths of all that take part.
+
+    operation: what is to be computed through them; then what it passes over is warned of.
+    """
     check_trace("rollout", trace)
     if kind is not None and not isinstance(kind, str):
         raise InputError(
@@ -278,9 +283,12 @@ def chosen_layers(
         # A model of text and images has layers of one kind for both.
         layers = [layer for layer in layers if layer.queries_from == last.queries_from]
     _check_parts(trace, layers)
+    _check_order(layers)
     sizes: dict[str, int] = {}
     for layer in layers:
         sizes[layer.queries_from], sizes[layer.keys_from] = layer.shape[1], layer.shape[2]
+    if operation is not None and (left := passed_over(trace, kind)) is not None:
+        warnings.warn(f"{operation}: {left}", stacklevel=3)
     return layers, last.queries_from, last.keys_from, sizes
 
 
@@ -293,6 +301,17 @@ def _check_parts(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
                 f"{len(over)} layers read {name} in parts, as windows of an image, and nothing "
                 f"says that they cut it alike: {over[0]} ... {over[-1]}. Trace one of them alone, "
                 f"by layers=[{over[0]!r}]."
+            )
+
+
+def _check_order(layers: Sequence[TraceLayer]) -> None:
+    """Raise an InputError where two sequences look at each other."""
+    across = {(layer.queries_from, layer.keys_from) for layer in layers}
+    for queries, keys in across:
+        if queries != keys and (keys, queries) in across:
+            raise InputError(
+                f"Layers look from {queries} at {keys}, and back: nothing says which is updated "
+                'first. Trace some of them alone, by layers=, or take kind="encoder".'
             )
 
 
@@ -322,11 +341,11 @@ def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
         names = ", ".join(entry["name"] for entry in trace.not_traced[:3])
         more = " ..." if len(trace.not_traced) > 3 else ""
         parts.append(f"{len(trace.not_traced)} that ran and are not in the trace: {names}{more}")
-    taken = {layer.name for layer in layers}
+    taken = {id(layer) for layer in layers}
     kinds = [
         layer.name
         for layer in trace.layers
-        if layer.queries_from == queries and layer.name not in taken
+        if layer.queries_from == queries and id(layer) not in taken
     ]
     if kinds:
         parts.append(

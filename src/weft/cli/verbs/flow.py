@@ -1,5 +1,7 @@
 """`weft flow`."""
 
+import warnings
+
 from weft.cli import options as option
 from weft.cli.output import print_csv, print_json, say_all, working
 from weft.cli.tables import significant
@@ -30,7 +32,7 @@ def flow(
             f"those that are wanted, as --from 0 --from 5; all of them up to {FLOWS}."
         )
     targets = sources or list(range(len(keys)))
-    with working("computing flows"):
+    with working("computing flows"), warnings.catch_warnings(action="ignore"):
         flows = attention_flow(trace, token, targets, kind=kind, exact=exact)
     lower, upper, left = flows.lower.tolist(), flows.upper.tolist(), passed_over(trace, kind)
     order = flows.middle.argsort(descending=True, stable=True).tolist()
@@ -47,10 +49,8 @@ def flow(
     ends_of_rows = (significant((row[end] for row in rows), end == 1) for end in (0, 1))
     for least, most, (*_, position, word) in zip(*ends_of_rows, rows, strict=True):
         print(f"  {least}  {most}  {position:6}  {visible(word)}")
-    if left is not None:
-        print(left)
-    if rounded is not None:
-        print(rounded)
+    for note in filter(None, (left, rounded)):
+        print(note)
     if as_json:
         print_json(
             {

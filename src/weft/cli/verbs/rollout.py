@@ -1,5 +1,6 @@
 """`weft rollout`."""
 
+import warnings
 from typing import Annotated
 
 import typer
@@ -27,7 +28,7 @@ def rollout(
     from weft.formats.trace import TraceData
 
     trace = TraceData.open(path)
-    with working("rolling out"):
+    with working("rolling out"), warnings.catch_warnings(action="ignore"):
         roll_out = graphs.rollout_columns if column else graphs.rollout_rows
         result = roll_out(trace, token, kind=kind, exact=exact)
     values = result.values.flatten().tolist()

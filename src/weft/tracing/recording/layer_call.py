@@ -47,6 +47,8 @@ class LayerCall:
     grids           where its queries and its keys lie, if they are places of an image
     missing         why its scores are no products of queries and keys; None: they are, or nothing
                     is known of it
+    tracks          of its queries and its keys: see `Provenance.call`; None: it was not followed
+    sequences       those of its queries and of its keys, where the layer names them
     """
 
     path: str
@@ -69,6 +71,8 @@ class LayerCall:
     values_known: bool = True
     grids: tuple[Grid, Grid] | None = None
     missing: str | None = None
+    tracks: tuple[int, int] | None = None
+    sequences: tuple[str, str] | None = None
 
     @classmethod
     def over_edges(cls, path: str, kind: str, graph: AttentionGraph) -> LayerCall:
@@ -151,3 +155,5 @@ class RecordedCall:
     grids: tuple[Grid, Grid] | None = None
     missing: str | None = None
     gone: int = 0
+    tracks: tuple[int, int] | None = None
+    sequences: tuple[str, str] | None = None

@@ -71,6 +71,8 @@ class LayerMaker:
         self.not_traced: list[dict[str, str]] = []
         #: The largest mass of a row where none is expected, by what is said of it, and its layer.
         self._odd_mass: dict[str, tuple[float, str]] = {}
+        #: The tracks of the sequences of a name, numbered in the order of their first layers.
+        self._tracks: dict[str, dict[int, int]] = {}
 
     def __call__(self, call: RecordedCall) -> None:
         """Keep one layer of every input."""
@@ -81,7 +83,9 @@ class LayerMaker:
                 "is whose; trace one input at a time"
             )
             return
-        ends = self._sequences.ends(call.path, call.kind, queries, keys, call.grids)
+        ends = call.sequences or self._sequences.ends(
+            call.path, call.kind, queries, keys, call.grids
+        )
         if call.gone:
             ends = ends[0], self._later(ends[1], keys, call.gone)
         parts = batch if batch != self._samples else 1
@@ -91,6 +95,10 @@ class LayerMaker:
                 f"{ends[0].removesuffix(f'-{queries}')}-{parts}x{queries}",
                 f"{ends[1].removesuffix(f'-{keys}')}-{parts}x{keys}",
             )
+        # Keys of one's own sequence may be more than its queries, as in a cache of a fixed size.
+        of_queries, of_keys = call.tracks or (0, 0)
+        of_keys = of_queries if ends[0] == ends[1] else of_keys
+        ends = self._apart(ends[0], of_queries), self._apart(ends[1], of_keys)
         graph = call.graph
         for sample in range(self._samples):
             rows, columns = (
@@ -186,6 +194,12 @@ class LayerMaker:
                 "compute its weights from",
             )
         return (queries.cpu(), keys.cpu()), terms, norms
+
+    def _apart(self, name: str, track: int) -> str:
+        """The sequence of a name on a track; those after the first have their number in it."""
+        tracks = self._tracks.setdefault(name, {})
+        number = tracks.setdefault(track, len(tracks)) if track else 0
+        return f"{name}-call-{number}" if number else name
 
     def _later(self, name: str, length: int, first: int) -> str:
         """The sequence of positions from one on: a cache had let go of those before it."""

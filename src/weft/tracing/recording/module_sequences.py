@@ -79,7 +79,7 @@ class ModuleSequences:
         for name, tensor in _tensors(inputs).items():
             if once[id(tensor)] == name:
                 self._add(name, tensor)
-        self._grids = _grids(model, inputs)
+        self._grid = _grid(model, inputs)
         #: Those that layers tell, by the names of their sequences.
         self._told: dict[str, Grid] = {}
         #: Lengths of the positions of a cross layer on both sides.
@@ -131,8 +131,8 @@ class ModuleSequences:
 
     def _named(self, length: int, kind: str) -> str:
         """The sequence of a length, on the side of an encoder or of a decoder."""
-        if any(grid.length == length for grid in self._grids):
-            return "patches" if self._grids[0].length == length else f"patches-{length}"
+        if self._grid is not None and self._grid.length == length:
+            return "patches"
         names = [name for name, own in self._lengths.items() if own == length]
         if len(names) == 1 and length not in self._both:
             return "tokens" if self._one_text else names[0]
@@ -144,10 +144,8 @@ class ModuleSequences:
         """A sequence of some length, of one input of the batch."""
         span = slice(0, length)
         if name.startswith("patches"):
-            grid = self._told.get(name) or next(
-                (grid for grid in self._grids if grid.length == length), None
-            )
-            if grid is not None:
+            grid = self._told.get(name) or self._grid
+            if grid is not None and grid.length == length:
                 return InputSequence(span, grid.names(), {**grid.places()})
         ids = next(iter(self._ids.values()), None) if name == "tokens" else self._ids.get(name)
         if ids is None or ids.shape[1] != length:
@@ -160,23 +158,23 @@ class ModuleSequences:
         return InputSequence(span, names, {**special_known(read, tokenizer), **texts_known(names)})
 
 
-def _grids(model: nn.Module, inputs: Inputs) -> list[Grid]:
+def _grid(model: nn.Module, inputs: Inputs) -> Grid | None:
     """How the patches of an image lie, where the model says how large a patch is."""
     embedding: Any = getattr(model, "patch_embed", None) or getattr(model, "pos_embed", None)
     size = getattr(embedding, "patch_size", None)
     images = next((t for t in _tensors(inputs).values() if t.ndim == 4), None)
     if size is None or images is None:
-        return []
+        return None
     high, wide = (size, size) if isinstance(size, int) else size
     rows, columns = images.shape[-2] // high, images.shape[-1] // wide
+    if not rows or not columns:
+        return None
     before = getattr(model, "num_prefix_tokens", 0)
     there = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
-    grid = Grid(
+    return Grid(
         rows,
         columns,
         before if isinstance(before, int) else 0,
         distilled="dist_token" in there,
         classed="cls_token" in there or "reg_token" not in there,
     )
-    grids = [grid]
-    return grids if rows and columns else []

@@ -153,6 +153,8 @@ class CallRecorder:
                 by_formula=call.by_formula,
                 grids=call.grids,
                 missing=call.missing,
+                tracks=call.tracks,
+                sequences=call.sequences,
             )
         )
         self.progress(call.path, number)

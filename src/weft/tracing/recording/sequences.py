@@ -62,6 +62,11 @@ def kind_of_name(path: str, is_causal: bool) -> str:
     return "encoder"
 
 
+def _has_word(path: str) -> bool:
+    """Whether the path of a module says that it sees an image."""
+    return any(word in path.lower() for word in _IMAGE)
+
+
 def check_can_be_saved(save: object, samples: int) -> None:
     """Raise an InputError where several inputs are to be saved as one trace."""
     if save is not None and samples > 1:
@@ -148,6 +153,8 @@ class Sequences:
         #: What may stand before the patches of an image: [CLS], another such token, registers.
         distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
         self._before_patches = 1 + distilled
+        #: Parts of the model that see the image, where others do not, as prompts and masks of SAM.
+        self._towers = [name for name, _ in model.named_children() if _has_word(name)]
         self._sound = SoundAxis.of(model, inputs, tokenizer) if is_sound(inputs) else None
         self._images = images_of_texts(model, inputs, tokenizer, prompt)
         #: The length of each sequence of which no argument says it: that of its first layer.
@@ -189,14 +196,21 @@ class Sequences:
             }[kind]
         else:
             seen = "pixel_values" in self._inputs and (
-                "input_ids" not in self._inputs or any(word in path.lower() for word in _IMAGE)
+                "input_ids" not in self._inputs or _has_word(path)
             )
+            if seen and self._towers and "input_ids" not in self._inputs:
+                return self._seen(path, queries), self._seen(path, keys)
             named = ("patches", "patches") if seen else ("tokens", "tokens")
             own = self._given_length(named[0]) or self._lengths.get(named[0])
             if kind == "cross" and not (keys == own != queries):
                 # Of another length than the input's: who pools the input looks at itself.
                 named = (named[0], "source")
         return self._of_length(named[0], queries), self._of_length(named[1], keys)
+
+    def _seen(self, path: str, length: int) -> str:
+        """The sequence of a length in a model of which a part sees an image."""
+        inside = path.partition(".")[0] in self._towers or self._patches(length) is not None
+        return self._of_length("patches" if inside else "positions", length)
 
     def _check_exact(self, path: str, kind: str, queries: int, keys: int) -> None:
         """Raise an InputError where the positions of a layer are not the tokens of the inputs."""
@@ -220,21 +234,28 @@ class Sequences:
         own = self._given_length(name) or self._lengths.setdefault(name, length)
         return name if length == own else f"{name}-{length}"
 
+    def _given(self, name: str, what: str) -> Tensor | None:
+        """What the arguments of the model say of a sequence, (batch, length, ...); None: nothing.
+
+        what: "input_ids", "inputs_embeds" or "attention_mask".
+        """
+        value = self._inputs.get(f"decoder_{what}" if name == "target" else what)
+        return value if isinstance(value, Tensor) and value.ndim > 1 and name in _READ else None
+
     def _given_length(self, name: str) -> int | None:
         """How many tokens were given of a sequence; None: no argument says it."""
-        prefix = "decoder_" if name == "target" else ""
-        for argument in (f"{prefix}input_ids", f"{prefix}inputs_embeds"):
-            value = self._inputs.get(argument)
-            if isinstance(value, Tensor) and value.ndim >= 2 and name in _READ:
-                return value.shape[1]
-        return None
+        values = (self._given(name, what) for what in ("input_ids", "inputs_embeds"))
+        return next((value.shape[1] for value in values if value is not None), None)
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
         """A sequence of some length, of one input of the batch."""
         if name in self._grids:
             grid = self._grids[name]
             return InputSequence(slice(0, length), grid.names(), {**grid.places()})
-        ids, mask = self._ids(name, length), self._mask(name, length)
+        ids, mask = (
+            value if value is not None and value.shape == (len(value), length) else None
+            for value in (self._given(name, "input_ids"), self._given(name, "attention_mask"))
+        )
         span = slice(0, length)
         if mask is not None:
             (real,) = mask[sample].nonzero(as_tuple=True)
@@ -257,27 +278,6 @@ class Sequences:
         word = "frame" if sounds else "position"
         return InputSequence(span, [f"{word} {i}" for i in range(span.start, span.stop)])
 
-    def _grew(self, name: str) -> bool:
-        """Whether a sequence is longer than what was given of it."""
-        argument = "decoder_input_ids" if name == "target" else "input_ids"
-        ids = self._inputs.get(argument)
-        return isinstance(ids, Tensor) and self._prompt is not None and ids.shape[1] > self._prompt
-
-    def _ids(self, name: str, length: int) -> Tensor | None:
-        argument = "decoder_input_ids" if name == "target" else "input_ids"
-        ids = self._inputs.get(argument)
-        if isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == length:
-            return ids if name in _READ else None
-        return None
-
-    def _mask(self, name: str, length: int) -> Tensor | None:
-        if name not in _READ:
-            return None
-        argument = "decoder_attention_mask" if name == "target" else "attention_mask"
-        mask = self._inputs.get(argument)
-        fits = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] == length
-        return mask if fits else None
-
     def _is_sound(self, name: str) -> bool:
         return not name.startswith("target") and is_sound(self._inputs)
 
@@ -294,8 +294,9 @@ class Sequences:
         if self._offsets is not None and name in ("tokens", "source"):
             # What was generated is not in the text that was given.
             known["offsets"] = (self._offsets + [[0, 0]] * (span.stop - len(self._offsets)))[span]
-        if self._prompt is not None and name in ("tokens", "target") and self._grew(name):
-            known["generated"] = [place >= self._prompt for place in range(span.start, span.stop)]
+        prompt = None if name == "source" else self._prompt
+        if prompt is not None and (self._given_length(name) or 0) > prompt:
+            known["generated"] = [place >= prompt for place in range(span.start, span.stop)]
         names = token_names(ids, tokenizer)
         if images is None or not images.images:
             return InputSequence(span, names, known | texts_known(names))
@@ -312,6 +313,9 @@ class Sequences:
         size = getattr(config, "patch_size", None)
         pixels = self._inputs["pixel_values"]
         if size is None or not isinstance(pixels, Tensor) or pixels.ndim != 4:
+            return None
+        # A masked autoencoder shuffles those that its encoder reads, the first sequence there is.
+        if hasattr(config, "mask_ratio") and self._lengths.get("patches") == length:
             return None
         high, wide = (size, size) if isinstance(size, int) else size
         rows, columns = pixels.shape[-2] // high, pixels.shape[-1] // wide

@@ -23,6 +23,7 @@ from weft.tracing.inputs import batch_of
 from weft.tracing.noticing import takes_attention
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind
+from weft.tracing.sources.tensors import is_causal
 from weft.tracing.sources.transformers import NothingRecordedError
 
 __all__ = ["run_dense"]
@@ -136,14 +137,12 @@ def _call(path: str, module: nn.Module, weights: Tensor) -> LayerCall:
 
     Its scores are the logarithms of its weights: the true ones less a number for each row.
     """
-    ahead = weights.triu(1) if weights.shape[-2] == weights.shape[-1] > 1 else weights
-    # In one input at least: a row of padding may look anywhere.
-    is_causal = not bool(ahead.flatten(1).any(-1).all())
+    causal = weights.shape[-2] == weights.shape[-1] and is_causal(weights)
     queries = weights.new_zeros(*weights.shape[:3], 1, dtype=torch.float32)
     keys = weights.new_zeros(*weights.shape[:2], weights.shape[3], 1, dtype=torch.float32)
     return LayerCall(
         path=path,
-        kind=layer_kind(path, module, is_causal),
+        kind=layer_kind(path, module, causal),
         queries=queries,
         keys=keys,
         values=keys,

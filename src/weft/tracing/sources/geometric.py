@@ -8,9 +8,11 @@ are multiplied by. Weights are taken of the layers whose weights PyTorch Geometr
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,14 +61,21 @@ def unknown_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]:
+    nodes: dict[str, Any] = {}
+
+    def begin(path: str, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        nodes[path] = args[0] if args else keywords.get("x")
+
+    def take(path: str, layer: Any, given: tuple[Any, ...], _: Tensor) -> None:
+        two = nodes[path] if isinstance(nodes[path], tuple) else (None, None)
+        two_types = two[1] is not None and two[0] is not two[1]
+        receivers.take(*_recorded(path, layer, given, keep, two_types))
+
     with ExitStack() as stack:
         for path, layer in _layers(model).items():
-
-            def take(layer: Any, given: tuple[Any, ...], output: Tensor, path: str = path) -> None:
-                call, graph = _recorded(path, layer, given, keep)
-                receivers.take(call, graph)
-
-            hook = layer.register_propagate_forward_hook(take)  # type: ignore[operator]
+            before = layer.register_forward_pre_hook(partial(begin, path), with_kwargs=True)
+            hook = layer.register_propagate_forward_hook(partial(take, path))  # type: ignore[operator]
+            stack.callback(before.remove)
             stack.callback(hook.remove)
         yield
 
@@ -75,7 +84,7 @@ SOURCE = Source(_layers, _calls)
 
 
 def _recorded(
-    path: str, layer: Any, given: tuple[Any, ...], keep: Keep
+    path: str, layer: Any, given: tuple[Any, ...], keep: Keep, two_types: bool
 ) -> tuple[LayerCall, AttentionGraph]:
     """A call of a layer, when its messages have been passed."""
     edges, size, passed = given
@@ -97,8 +106,14 @@ def _recorded(
     graph = graph_of_edges(
         edges[looking], edges[looked], weights.detach(), counts[looking], counts[looked], keep
     )
-    kind = "encoder" if counts[0] == counts[1] else "cross"
-    return LayerCall.over_edges(name, kind, graph), graph
+    call = LayerCall.over_edges(name, "encoder", graph)
+    if two_types or counts[0] != counts[1]:
+        call.kind = "cross"
+    # As PyTorch Geometric calls the layer of an edge type: <author___writes___paper>.
+    types = re.fullmatch("<?(.+?)_{2,3}.+?_{2,3}(.+?)>?", name.rpartition(".")[2])
+    if types is not None:
+        call.sequences = types[1 + looking], types[1 + looked]
+    return call, graph
 
 
 def graph_of_edges(

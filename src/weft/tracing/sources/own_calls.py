@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from weft.mechanism.graph import Top
 from weft.mechanism.module_paths import named_modules
 from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.sources.provenance import Provenance
 from weft.tracing.sources.source import Receivers
 from weft.tracing.sources.torch_functions import AttentionCalls
 
@@ -62,6 +63,7 @@ class _Running:
 
     def __init__(self) -> None:
         self.paths: list[str] = []
+        self.provenance = Provenance()
 
     def where(self) -> str | None:
         """The path of the innermost one."""

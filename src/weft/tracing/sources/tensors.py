@@ -221,3 +221,15 @@ def check_numbers(label: str, tensor: Tensor, names: Sequence[str]) -> None:
             f"{wrong.numel():,} numbers are not finite; expected none. Cut padding off, or save "
             "what the model computed without overflow."
         )
+
+
+def is_causal(weights: Tensor) -> bool:
+    """Whether no query of some input looks ahead; its queries are the last of as many keys.
+
+    A row of padding before a text may look nowhere, and then has the same weight for every key.
+    """
+    queries, keys = weights.shape[-2:]
+    ahead = weights.triu(1 + keys - queries).any(-1)
+    uneven = weights.amin(-1) < weights.amax(-1)
+    behind = (~ahead[..., :-1]).flatten(1).any(-1)
+    return bool((behind & ~(ahead & uneven).flatten(1).any(-1)).any())

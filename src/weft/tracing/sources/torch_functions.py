@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
 from typing import Any, Protocol
@@ -56,9 +56,25 @@ class _Fused:
     scale: float | None = None
     enable_gqa: bool = False
 
+    def turned(self, axis: int) -> _Fused:
+        """The same call with the dimension of its heads before positions and depth."""
+        if axis == -3:
+            return self
+        size = self.query.ndim
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.reshape((1,) * (size - tensor.ndim) + tensor.shape).movedim(axis, -3)
+
+        mask = None if self.attn_mask is None else moved(self.attn_mask)
+        queries, keys, values = moved(self.query), moved(self.key), moved(self.value)
+        return replace(self, query=queries, key=keys, value=values, attn_mask=mask)
+
 
 class Notice(Protocol):
     """What a recorder of calls asks, and tells, of the model that runs."""
+
+    #: What tensors were computed from.
+    provenance: Provenance
 
     def where(self) -> str | None:
         """The path of the module that runs; None: none of the model's."""
@@ -91,11 +107,11 @@ class AttentionCalls(TorchFunctionMode):
         #: Whether calls are left alone for a while.
         self.paused = False
         self.refused: dict[str, str] = {}
-        self._provenance = Provenance()
+        self._provenance = notice.provenance
         self._handlers = {_FUSED: self._fused, _HEADS: self._heads, attention: self._weft,
                           attend: self._weft}  # fmt: skip
-        #: Whether queries and keys come from one tensor, where the module around a call says it.
-        self._from_one: bool | None = None
+        #: What queries and keys are made from, where the module around a call says it.
+        self._around: tuple[Tensor, Tensor] | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -125,6 +141,7 @@ class AttentionCalls(TorchFunctionMode):
         else:
             result = handler(path, func, args, kwargs)
         self._provenance.follow(name, (*args, *kwargs.values()), result)
+        self._provenance.called(result)
         return result
 
     def _refuse(self, path: str, reason: str) -> None:
@@ -137,6 +154,14 @@ class AttentionCalls(TorchFunctionMode):
         if call.query.is_nested or call.key.is_nested:
             self._refuse(path, "its queries are a nested tensor; give a padded batch and a mask")
             return func(*args, **kwargs)
+        whole, axis = call, _axis_of_heads(call)
+        if axis is None:
+            shape = tuple(call.query.shape)
+            self._refuse(
+                path, f"nothing says which dimension of its queries, {shape}, is the heads"
+            )
+            return func(*args, **kwargs)
+        call = call.turned(axis)
         tensors = _in_one_type(call.query, call.key, call.value)
         queries, keys, values = _of_four_dimensions(call, *tensors)
         cells = None if call.attn_mask is None else _mask_of_four(call, call.attn_mask)
@@ -154,7 +179,7 @@ class AttentionCalls(TorchFunctionMode):
         own = partial(_own_rows, func, call, (queries, keys, values), cells)
         recorded = LayerCall(
             path=path,
-            kind=self._kind(path, call.query, call.key, ahead is False),
+            **self._whence(path, whole.query, whole.key, ahead is False),
             queries=queries,
             keys=keys,
             values=values,
@@ -170,14 +195,14 @@ class AttentionCalls(TorchFunctionMode):
             # What is dropped is drawn by torch; float64 has more digits than weft's scores.
             return func(*args, **kwargs)
         # Leading dimensions are torch's own: a batch, or a batch of parts, before the heads.
-        return output.reshape(*_leading(call), *output.shape[-2:])
+        output = output.reshape(*_leading(call), *output.shape[-2:])
+        return output if axis == -3 else output.movedim(-3, axis)
 
     # nn.MultiheadAttention
 
     def _heads(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
         given = inspect.signature(func).bind(*args, **kwargs).arguments
-        before = self._from_one
-        self._from_one = self._provenance.shared(given["query"], given["key"])
+        before, self._around = self._around, (given["query"], given["key"])
 
         def fused(*args: Any, **kwargs: Any) -> Any:
             return self._fused(path, _FUSED, args, kwargs)
@@ -189,15 +214,16 @@ class AttentionCalls(TorchFunctionMode):
             # With weights asked for the mask counts, and not what a flag says of it.
             inside(**{**given, "need_weights": False, "is_causal": False})
         finally:
-            self._from_one = before
+            self._around = before
         return func(*args, **kwargs)
 
     # weft's
 
     def _weft(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
         call = WeftCall.of(func, args, kwargs)
-        kind = self._kind(path, call.queries, call.keys, call.ahead is False)
-        recorded = call.recorded(path, kind)
+        whence = self._whence(path, call.queries, call.keys, call.ahead is False)
+        recorded = call.recorded(path, whence["kind"])
+        recorded.tracks = whence["tracks"]
         keys = recorded.keys.shape[2]
         if call.has_formula or not call.has_products:
             output, graph = attend(
@@ -225,7 +251,7 @@ class AttentionCalls(TorchFunctionMode):
         ahead = None if terms.mask is None else terms.ahead
         recorded = LayerCall(
             path=path,
-            kind=self._kind(path, call.query, call.key, ahead is False),
+            **self._whence(path, call.query, call.key, ahead is False),
             queries=call.query,
             keys=call.key,
             values=call.value,
@@ -242,15 +268,17 @@ class AttentionCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         return output, *[output.new_empty(0)] * beside_output()
 
-    def _kind(self, path: str, query: Tensor, key: Tensor, is_causal: bool) -> str:
-        """The kind, "encoder", "decoder" or "cross", from where queries and keys were computed."""
-        from_one = self._from_one
-        if from_one is None:
-            from_one = self._provenance.shared(query, key)
-        if not from_one:
-            return "cross"
+    def _whence(self, path: str, query: Tensor, key: Tensor, is_causal: bool) -> dict[str, Any]:
+        """The tracks of a call, and its kind, by whether queries and keys come from one tensor."""
+        lengths = query.shape[-2], key.shape[-2]
+        query, key = self._around or (query, key)
+        tracks = self._provenance.call(path, query, key, lengths)
         kind = kind_of_name(path, is_causal)
-        return ("decoder" if is_causal else "encoder") if kind == "cross" else kind
+        if not self._provenance.shared(query, key):
+            kind = "cross"
+        elif kind == "cross":
+            kind = "decoder" if is_causal else "encoder"
+        return {"kind": kind, "tracks": tracks}
 
 
 def _in_one_type(*tensors: Tensor) -> list[Tensor]:
@@ -259,6 +287,19 @@ def _in_one_type(*tensors: Tensor) -> list[Tensor]:
     if torch.is_autocast_enabled(device) and tensors[0].dtype != torch.float64:
         return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
     return list(tensors)
+
+
+def _axis_of_heads(call: _Fused) -> int | None:
+    """The dimension of the heads, counted from the end; None: of five nothing says which it is.
+
+    Heads are split from the features of a position: in memory they lie side by side.
+    """
+    if call.query.ndim <= 4 or call.enable_gqa:
+        return -3
+    value = call.value
+    beside = value.shape[-1] * value.stride(-1)
+    axes = [axis for axis in range(-value.ndim, -2) if value.stride(axis) == beside]
+    return axes[0] if len(axes) == 1 else None
 
 
 def _leading(call: _Fused) -> torch.Size:

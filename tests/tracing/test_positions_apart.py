@@ -1,0 +1,215 @@
+"""Positions of which there are as many are one sequence only where they are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.tracing.without_torchvision import timm
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+import weft
+
+EYE = torch.eye(4, dtype=torch.double)
+
+
+def _half(weights: Tensor) -> Tensor:
+    """A layer of a rollout, from its weights, (1, heads, 4, 4)."""
+    return 0.5 * weights[0].mean(0) + 0.5 * EYE
+
+
+class Chunks(nn.Module):
+    """Attention in chunks of four positions, one call each; its weights in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(32, 32)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """States, (1, positions, 32), with the residual."""
+        queries = 3 * self.projection(states)
+        q, k = (part.unflatten(2, (4, 8)).transpose(1, 2) for part in (queries, states))
+        self.weights = [
+            (one.double() @ other.double().mT / 8**0.5).softmax(-1)
+            for one, other in zip(q.split(4, 2), k.split(4, 2), strict=True)
+        ]
+        parts = [attend(*part, part[1]) for part in zip(q.split(4, 2), k.split(4, 2), strict=True)]
+        return states + torch.cat(parts, 2).transpose(1, 2).flatten(2)
+
+
+def test_each_chunk_is_a_sequence_through_all_layers() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Chunks(), Chunks()).eval()
+    states = torch.randn(1, 8, 32)
+    trace = weft.trace(model, states, keep=weft.All())
+    first, second = "positions-4", "positions-4-call-1"
+    assert [layer.queries_from for layer in trace.layers] == [first, second, first, second]
+    with pytest.warns(UserWarning, match="Through 2 layers, not through 2 over other positions"):
+        rolled = trace.rollout()
+    model(states)
+    expected = _half(model[1].weights[1]) @ _half(model[0].weights[1])
+    assert torch.allclose(rolled.double(), expected, atol=1e-6)
+
+
+def test_a_layer_that_is_shared_by_a_stack_is_over_one_sequence() -> None:
+    torch.manual_seed(0)
+    layer = Chunks()
+    states = torch.randn(1, 4, 32)
+    trace = weft.trace(nn.Sequential(layer, layer).eval(), states, keep=weft.All())
+    assert len(trace.layers) == 2 and len(trace.sequences) == 1
+    layer(states)
+    once = _half(layer.weights[0])
+    layer(layer(states))
+    twice = _half(layer.weights[0])
+    assert torch.allclose(trace.rollout().double(), twice @ once, atol=1e-6)
+
+
+class Towers(nn.Module):
+    """Two stacks, each over an input of its own, of as many positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Chunks(), Chunks()
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """The sum of both."""
+        return self.left(left) + self.right(right)
+
+
+def test_two_inputs_of_as_many_positions_are_two_sequences() -> None:
+    torch.manual_seed(0)
+    trace = weft.trace(Towers().eval(), (torch.randn(1, 4, 32), torch.randn(1, 4, 32)))
+    left, right = trace.layers
+    assert left.queries_from != right.queries_from
+
+
+def test_pictures_of_one_text_are_sequences_of_their_own() -> None:
+    """Qwen2-VL's tower calls its attention once for each picture."""
+    transformers = pytest.importorskip("transformers")
+    vision = {
+        "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4,
+        "spatial_merge_size": 2, "mlp_ratio": 2,
+    }  # fmt: skip
+    text = {
+        "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4},
+    }  # fmt: skip
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=vision, image_token_id=50, video_token_id=51
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen2VLForConditionalGeneration._from_config(config).eval()
+    ids = torch.tensor([[5] + [50] * 6 + [7] + [50] * 6 + [8]])
+    inputs = {
+        "input_ids": ids, "pixel_values": torch.randn(48, 96),
+        "image_grid_thw": torch.tensor([[1, 4, 6]] * 2), "mm_token_type_ids": (ids == 50).long(),
+    }  # fmt: skip
+    trace = weft.trace(model, inputs)
+    seen = [layer.queries_from for layer in trace.layers if "visual" in layer.name]
+    assert seen == ["patches", "patches-call-1"] * 2
+
+
+@pytest.mark.parametrize("papers", [5, 7])
+def test_nodes_of_two_types_are_two_sequences_whatever_their_number(papers: int) -> None:
+    geometric = pytest.importorskip("torch_geometric.nn")
+    edges = {
+        ("author", "writes", "paper"): torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]),
+        ("paper", "rev", "author"): torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]),
+    }
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = {
+                key: geometric.GATConv((8, 8), 4, heads=2, add_self_loops=False) for key in edges
+            }
+            self.layers = geometric.HeteroConv(layers)
+
+        def forward(self, nodes: Any, edges: Any) -> Any:
+            return self.layers(nodes, edges)
+
+    nodes = {"author": torch.randn(5, 8), "paper": torch.randn(papers, 8)}
+    trace = weft.trace(Net().eval(), (nodes, edges), keep=weft.All())
+    ends = [(layer.kind, layer.queries_from, layer.keys_from) for layer in trace.layers]
+    assert ends == [("cross", "paper", "author"), ("cross", "author", "paper")]
+    with pytest.raises(weft.InputError, match="and back: nothing says which is updated first"):
+        trace.rollout()
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "shape"), [("nest_tiny", 3, (16, 16)), ("hiera_tiny_224", 1, (4, 64))]
+)
+def test_heads_before_the_windows_are_heads(name: str, heads: int, shape: Any) -> None:
+    """NesT and Hiera call attention on (batch, heads, windows, positions, depth)."""
+    try:
+        library = timm()
+    except ImportError:
+        pytest.skip("timm is not installed")
+    library.layers.set_fused_attn(True, experimental=True)
+    model = library.create_model(name, pretrained=False, img_size=64).eval()
+    layer = weft.trace(model, torch.randn(1, 3, 64, 64)).layers[0]
+    assert layer.heads == heads
+    assert layer.queries_from == f"positions-{shape[0]}x{shape[1]}"
+
+
+class Windows(nn.Module):
+    """Self-attention on windows, (batch, windows, heads, positions, depth), copied or not."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.copied = copied
+
+    def forward(self, states: Tensor) -> Tensor:
+        """States, (batch, windows, positions, heads * 8)."""
+        parts = states.unflatten(3, (-1, 8)).transpose(2, 3)
+        parts = parts.contiguous() if self.copied else parts
+        return attend(parts, parts, parts)
+
+
+def test_five_dimensions_that_nothing_tells_apart_are_refused() -> None:
+    states = torch.randn(1, 3, 5, 16)
+    assert weft.trace(Windows(copied=False), states).layers[0].shape == (2, 15, 15)
+    with pytest.raises(weft.InputError, match=r"dimension of its queries, \(1, 3, 2, 5, 8\)"):
+        weft.trace(Windows(copied=True), states)
+
+
+def test_shuffled_patches_and_prompts_are_not_named_as_patches_that_lie_in_rows() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 32,
+        "intermediate_size": 48, "patch_size": 8,
+    }  # fmt: skip
+    pixels = {"pixel_values": torch.randn(1, 3, 32, 32)}
+    model = transformers.ViTMAEModel(transformers.ViTMAEConfig(**sizes, mask_ratio=0.0)).eval()
+    noise = torch.rand(1, 16, generator=torch.Generator().manual_seed(0))
+    shuffled = weft.trace(model, {**pixels, "noise": noise})
+    assert list(shuffled.sequences["patches"])[:2] == ["position 0", "position 1"]
+    vision = {
+        "hidden_size": 32, "output_channels": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "image_size": 32, "patch_size": 8, "window_size": 0, "global_attn_indexes": [0],
+        "mlp_dim": 32, "num_pos_feats": 16,
+    }  # fmt: skip
+    config = transformers.SamConfig(
+        vision_config=vision,
+        prompt_encoder_config={
+            "hidden_size": 32, "image_size": 32, "patch_size": 8, "mask_input_channels": 4
+        },
+        mask_decoder_config={
+            "hidden_size": 32, "mlp_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "iou_head_hidden_dim": 16,
+        },
+    )  # fmt: skip
+    points = torch.tensor([[[[5.0, 5.0]]]])
+    trace = weft.trace(
+        transformers.SamModel._from_config(config).eval(), {**pixels, "input_points": points}
+    )
+    ends = {layer.name: (layer.queries_from, layer.keys_from) for layer in trace.layers}
+    decoder = "mask_decoder.transformer.layers.0"
+    assert ends["vision_encoder.layers.0.attn"] == ("patches", "patches")
+    assert ends[f"{decoder}.self_attn"] == ("positions", "positions")
+    assert ends[f"{decoder}.cross_attn_token_to_image"] == ("positions", "patches")
+    assert ends[f"{decoder}.cross_attn_image_to_token"] == ("patches", "positions")
