@@ -457,7 +457,7 @@ def test_weights_of_a_later_step_of_a_generation_have_a_kind() -> None:
     """One query over four keys: the last of a text, or another sequence's; nothing else says it."""
     step = np.full((2, 1, 4), 0.25)
     with pytest.raises(
-        weft.InputError, match='1 query and 4 keys.*kind="decoder", or kind="cross"'
+        weft.InputError, match=r'1 query and 4 keys.*kind="decoder", or kind="cross"'
     ):
         weft.from_weights(step)
     trace = weft.from_weights(step, kind="decoder", tokens=["a", "b", "c", "d"])
