@@ -1,13 +1,6 @@
 // The edges of a graph: those of a head, of the mean of a layer's heads, and of one token.
 
-import {
-  MOST_EDGES,
-  massOf,
-  undirected,
-  type GraphEdge,
-  type Node,
-  type WeightGraph,
-} from "./graph";
+import { MOST_EDGES, massOf, nodesOf, undirected, type GraphEdge, type WeightGraph } from "./graph";
 import { BLOCK, type Edges, type Example, type Layer } from "./model";
 
 /** The mean of a layer's heads: see src/weft/studio/means.py. */
@@ -207,15 +200,15 @@ async function longGraph(
   };
 }
 
-/** The kept edges of one token, strongest first; `all`: whether they are all that were kept. */
+/** The kept edges of a node, strongest first; `all`: whether they are all that were kept. */
 export async function edgesAt(
   example: Example,
   layer: Layer,
   head: number | null,
   graph: WeightGraph,
-  node: Node,
+  id: number,
 ): Promise<{ edges: GraphEdge[]; all: boolean }> {
-  const { place, side } = node;
+  const { place, side } = nodesOf(layer, [], id).find((node) => node.id === id)!;
   const own = graph.edges.filter(
     ({ from, to }) => (side !== "key" && from === place) || (side !== "query" && to === place),
   );

@@ -278,8 +278,10 @@ export class Studio {
     if (examples.length > 1 && name !== examples[place]) this.set({ example: examples[place] });
     if (!this.another && this.state.trace !== digests[place]) this.set({ trace: digests[place] });
     // What the address came to hold above asks for it again.
-    if (this.example?.number === place || this.awaited === place) return;
-    this.awaited = place;
+    if (this.awaited === place) return;
+    // Who goes back to what is shown does not want what was asked for meanwhile.
+    this.awaited = this.example?.number === place ? -1 : place;
+    if (this.awaited < 0) return;
     try {
       const example = new Example(this.source, place, await this.source.json(`examples/${place}`));
       // Another that was chosen meanwhile stays, and so does a text that was read.

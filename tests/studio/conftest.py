@@ -127,9 +127,11 @@ class Studio:
         page.goto(f"{path.as_uri()}{address}")
         return page
 
-    def open(self, url: str, own: str, offline: bool = False) -> Any:
+    def open(
+        self, url: str, own: str, offline: bool = False, theme: str = "light", width: int = 1280
+    ) -> Any:
         """A page of a test's own."""
-        page = self._page("light", 1280, own, offline)
+        page = self._page(theme, width, own, offline)
         page.goto(url)
         return page
 

@@ -64,27 +64,24 @@ def test_a_cell_says_its_sum_and_what_it_is_made_of(studio: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["cross", "all"])
 def test_a_page_fits_its_window_and_follows_its_theme(
-    browser: Any, tmp_path: Path, kind: str
+    studio: Any, tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "walk.html"
     weft.steps(kind=kind).page(path)
     grounds = []
     for theme in ("light", "dark"):
-        context = browser.new_context(color_scheme=theme, viewport={"width": 420, "height": 800})
-        page = context.new_page()
-        page.goto(path.as_uri())
+        page = studio.open(path.as_uri(), "file:", theme=theme, width=420)
         grounds.append(
             page.evaluate("getComputedStyle(document.querySelector('.weft-steps')).backgroundColor")
         )
         inside = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
         assert page.evaluate(inside), theme
-        context.close()
     assert grounds == ["rgb(255, 255, 255)", "rgb(16, 19, 23)"]
 
 
-def test_a_dark_notebook_on_a_light_system_is_dark(browser: Any) -> None:
+def test_a_dark_notebook_on_a_light_system_is_dark(studio: Any) -> None:
     walk = weft.steps()
-    page = browser.new_context(color_scheme="light").new_page()
+    page = studio.open("about:blank", "about:")
     page.set_content(f'<body data-jp-theme-light="false">{walk._repr_html_()}</body>')
     ground = "getComputedStyle(document.querySelector('.weft-steps')).backgroundColor"
     assert page.evaluate(ground) == "rgb(16, 19, 23)"
@@ -93,4 +90,3 @@ def test_a_dark_notebook_on_a_light_system_is_dark(browser: Any) -> None:
         "td.most", "cells => cells.map(cell => getComputedStyle(cell).fontWeight)"
     )
     assert len(shares) == 6 and set(shares) == {"700"}
-    page.context.close()

@@ -12,7 +12,7 @@ export interface ThreadProps {
   query: number;
   key: number;
   /** By head all rows of a short text; of a long one the row in question alone. */
-  rows: Map<number, Row[]>;
+  rows: ReadonlyMap<number, Row[]>;
   sinks: Set<number> | null;
   /** The exact sums, where they are known. */
   sums: Sums | null;
