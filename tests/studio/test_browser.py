@@ -7,9 +7,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 from tests.studio.sheet import sheet_dots
 
 import weft
+from weft.pictures.palette import palette
 from weft.studio.page import collect
 
 PIXELS = """canvas => Array.from(
@@ -128,8 +130,9 @@ def test_threads_of_several_heads_without_sinks(studio, minilm_trace, minilm_pag
     held = 100 * float((dense[:, 0] + dense[:, -1]).mean())
     said = f"{held:.0f} %" if held >= 10 else f"{held:.1f} %"
     assert f"they hold {said}" in panel(page).replace("\u00a0", " ")
-    # Two colours of heads are on the screen: blue of head 0, pink of head 3.
-    for colour in ([86, 180, 233], [232, 160, 200]):
+    # The colours of heads 0 and 3 are on the screen.
+    for head in (0, 3):
+        colour = [round(255 * part) for part in to_rgb(palette("dark").heads[head])]
         assert front.evaluate(CLOSEST, colour) < 40
     # Double click: one head alone.
     page.locator(".rail .tile").nth(5).dblclick()

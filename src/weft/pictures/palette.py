@@ -92,14 +92,14 @@ def _ramp(name: str, stops: Stops) -> ListedColormap:
     return ListedColormap(encoded.T.clip(0, 1), name)
 
 
-#: Okabe and Ito's seven, with five more of other lightness between them.
+#: The colours of heads, near Okabe and Ito's, moved apart for eyes without red or green cones.
 _HEADS_LIGHT = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#5a4fcf",
-    "#3d8fc4", "#a33b20", "#3f7d20", "#8e2f7c", "#6b7280", "#b0851e",
+    "#0a73ab", "#e0691f", "#29a06f", "#c470d0", "#826604", "#5a4fcf",
+    "#555c60", "#902d0c", "#32969c", "#7d227a", "#6e7272", "#464646",
 )  # fmt: skip
 _HEADS_DARK = (
-    "#56b4e9", "#ff8c42", "#35c99a", "#e8a0c8", "#f0e442", "#9d94ff",
-    "#2f8fd0", "#e2725b", "#9bd267", "#c86fc0", "#b3bac5", "#d8b45a",
+    "#51aacd", "#ffc79f", "#41c18f", "#c17699", "#f2e644", "#7267da",
+    "#3292d1", "#dc6c57", "#a4d55a", "#e88bfa", "#b3bac5", "#c6a44d",
 )  # fmt: skip
 
 

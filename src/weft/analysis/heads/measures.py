@@ -69,53 +69,53 @@ def head_measures(
     return (
         Measure(
             "previous", "weight on the token before", previous_token,
-            Role("previous-token head", "at the one before it", ("#0f8a86", "#5cc8c2")), True,
+            Role("previous-token head", "at the one before it", ("#1d6a8b", "#8ceeee")), True,
         ),
         Measure(
             "next", "weight on the token after", next_token,
-            Role("next-token head", "at the one after it", ("#3f8f2f", "#86d275")), True,
+            Role("next-token head", "at the one after it", ("#1d765a", "#8ad578")), True,
         ),
         Measure(
             "same", "weight on the token itself", same_token,
-            Role("same-token head", "at itself", ("#7a5fc0", "#b39df0")), True,
+            Role("same-token head", "at itself", ("#6140a4", "#8d6dc1")), True,
         ),
         Measure(
             "first", "weight on the first token", first_token,
-            Role("first-token sink", "at the first token", ("#5e6b80", "#7f8ea6")),
+            Role("first-token sink", "at the first token", ("#4c3e1e", "#6a708a")),
         ),
         Measure(
             "sink", "weight on the sinks of the other layers", partial(sink, at=sinks),
             Role("sink head", "at the tokens that heads of all layers look at",
-                 ("#48586e", "#93a3ba")),
+                 ("#50515d", "#b4c8c3")),
         ),
         Measure(
             "separator", "weight on separators", partial(separator, at=special),
-            Role("separator head", "at the separators", ("#8a7a62", "#b5a488")),
+            Role("separator head", "at the separators", ("#3e3c4b", "#8a755a")),
         ),
         Measure(
             "punctuation", "weight on punctuation", punctuation,
-            Role("punctuation head", "at punctuation", ("#a08a3c", "#d0bd6a")),
+            Role("punctuation head", "at punctuation", ("#86721e", "#bca746")),
         ),
         Measure(
             "induction", "weight on what followed earlier copies of the token", induction,
             Role("induction head", "at what followed earlier copies of itself",
-                 ("#2f6fd0", "#6ea8ff")),
+                 ("#316acb", "#7eb2fe")),
         ),
         Measure(
             "duplicate", "weight on copies of the token", duplicate_token,
-            Role("duplicate-token head", "at copies of itself", ("#a2459c", "#d88fd2")),
+            Role("duplicate-token head", "at copies of itself", ("#bf6edb", "#b681d2")),
         ),
         Measure(
             "local", f"mass within {reach} tokens", partial(local_window, reach=reach),
-            Role("local head", "at its neighbours", ("#c07a12", "#f2b05e")), True,
+            Role("local head", "at its neighbours", ("#c5801f", "#fde297")), True,
         ),
         Measure(
             "partner", "weight that comes back", symmetric_partner,
-            Role("mutual head", "at those that look back at it", ("#4a7fa8", "#7fb4dc")), True,
+            Role("mutual head", "at those that look back at it", ("#487ea8", "#8eb1c2")), True,
         ),
         Measure(
             "vertical", "weight on the keys that the other rows look at", vertical,
-            Role("vertical head", "at the same few keys, whatever it is", ("#9a5b3f", "#d99a7c"),
+            Role("vertical head", "at the same few keys, whatever it is", ("#88491d", "#be8662"),
                  shape=True),
         ),
         Measure("broad", "keys looked at, as if evenly, of those allowed", breadth),

@@ -123,7 +123,7 @@ class Role:
 
     title: str
     phrase: str
-    colours: tuple[str, str] = ("#858b94", "#6b737e")
+    colours: tuple[str, str] = ("#7894a7", "#828791")
     shape: bool = False
 
 
