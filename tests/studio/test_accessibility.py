@@ -306,3 +306,48 @@ def test_text_on_the_matrix(studio, minilm_page: str, theme: str) -> None:
     assert faint == []
     # Both the row and the column in question are in their colours.
     assert len({css for text, css, *_ in written if text in ("cross", "didn")}) > 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_button_keeps_its_label_under_the_pointer(
+    studio, serving, pair_trace: Trace, theme: str
+) -> None:
+    """Of each kind of button: under the pointer, pressed, and with the focus."""
+    viewer = serving(collect([pair_trace, pair_trace], names=["one", "other"]))
+    kinds, faint = set(), []
+
+    def check(button: Any, state: str) -> None:
+        ink, opacity = colour_of(button.evaluate("of => getComputedStyle(of).color"))
+        box = button.bounding_box()
+        page.evaluate(LETTERS, True)
+        picture = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
+        page.evaluate(LETTERS, False)
+        grounds = np.asarray(picture).reshape(-1, 3)
+        # The ground is what there is most of: not a border.
+        contrast = np.median(ratios(ink, opacity, grounds))
+        if contrast < LEAST:
+            faint.append(f"{contrast:.2f} {button.inner_text()} {state}")
+
+    for view, within in {
+        "heads": "*", "threads": "main", "matrix": "main", "graph": "main", "sql": "main",
+        "export": "dialog",
+    }.items():  # fmt: skip
+        page = studio.served(viewer, f"#view={view.replace('export', 'heads')}", theme=theme)
+        settle(page)
+        if view == "export":
+            page.keyboard.press("e")
+        for button in page.locator(f"{within} button:enabled:not(.skip, .word, .tile)").all():
+            kind = f"{view} {button.get_attribute('class')}"
+            if kind in kinds or not button.is_visible():
+                continue
+            kinds.add(kind)
+            button.hover()
+            check(button, "under the pointer")
+            page.mouse.down()
+            check(button, "pressed")
+            page.mouse.move(0, 0)
+            page.mouse.up()
+            button.focus()
+            check(button, "with the focus")
+    assert faint == []
+    assert {"sql plain primary", "export plain primary"} <= kinds
