@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from weft.formats.history import History
+from weft.jobs.asking import open_studio
 from weft.studio.page import page_html
 from weft.studio.runs import open_collection, open_traces
 
@@ -38,6 +40,34 @@ def test_no_such_path_is_one_line(weft_main, tmp_path: Path) -> None:
     assert result.err.count("\n") == 1 and "nowhere" in result.err
     near = weft_main("view", "minlm", "--no-browser")
     assert (near.code, near.err.count("\n")) == (2, 1) and "Did you mean minilm?" in near.err
+
+
+def test_what_is_no_trace_is_told_the_next_step(
+    weft_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    text = tmp_path / "text.txt"
+    text.write_text("The cat sees the dog.")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "small.gguf").write_bytes(b"GGUF")
+    for path, step in (
+        (text, f"weft trace MODEL --file {text} -o PATH."),
+        ("nowhere", "Check the name, or give a run or a folder."),
+        ("someone/Model-0.5B", "Check the name, or give a run or a folder."),
+        ("nowhere.weft", "no such trace or run. Check the path."),
+        (tmp_path / "models", f"Give one of them: {tmp_path / 'models' / 'small.gguf'}"),
+    ):
+        said = weft_main("view", path, "--no-browser").one_line()
+        assert said.startswith(f"weft: {path}: ") and said.endswith(step), said
+
+
+def test_a_text_can_be_typed_where_a_model_reads_it(runs: Path, tmp_path: Path) -> None:
+    for name in ("dates", "language"):
+        assert open_studio(runs / name).opening()["asks"] == name
+    for missing in ("best.safetensors", "vocabulary.json"):
+        run = Path(shutil.copytree(runs / "dates", tmp_path / missing))
+        (run / missing).unlink()
+        assert open_studio(run).opening()["asks"] is None
 
 
 def test_several_traces_are_named_apart(make_trace, weft_main, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 import weft
 from weft.errors import DataError
 from weft.formats.reports import Reports
+from weft.jobs.asking import open_studio
 from weft.studio.runs import open_collection
 
 transformers = pytest.importorskip("transformers", reason="needs Transformers")
@@ -46,7 +47,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_view_of_a_watched_training(studio: Any, serving: Any, watched: Path) -> None:
-    page = studio.served(serving(open_collection(watched)), "#view=training&layer=1&head=2")
+    page = studio.served(serving(open_studio(watched)), "#view=training&layer=1&head=2")
     page.locator("#curve").wait_for()
     assert page.locator("#now").inner_text() == "step 0: before training"
     panel = page.locator(".panel")
@@ -83,6 +84,7 @@ def test_every_view_of_a_watched_training(studio: Any, serving: Any, watched: Pa
     page.goto(page.url.split("#")[0] + "#view=heads")
     page.locator(".stage .tile").first.wait_for()
     assert page.locator(".stage .tile").count() == 6
+    assert page.locator(".ask").count() == 0  # no model is open that would read a text
 
 
 def test_what_there_is_not_is_said_in_a_line(

@@ -15,6 +15,7 @@ from tests.cli.conftest import Command, weft_main
 
 import weft
 from weft.formats.gguf import is_gguf, read_gguf
+from weft.jobs.asking import open_studio
 from weft.tracing.packaged import packaged_model
 from weft.tracing.pretrained import load_pretrained
 
@@ -105,6 +106,15 @@ def test_every_verb_takes_the_file(tmp_path: Path, weft_main: Command) -> None:
         done = weft_main(*verb)
         assert done.code == 0, f"{verb}\n{done.err}"
     assert is_gguf(path)
+
+
+@pytest.mark.parametrize("name", ["model.GGUF", "sha256-1f2e3d"])
+def test_view_knows_the_file_by_its_first_bytes(tmp_path: Path, file: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(file.read_bytes())
+    opened = open_studio(path, TEXT)
+    assert opened.opening()["asks"] == name
+    assert len(opened.examples[0].trace.layers) == 2
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
     check_there(folder, "trace")
     if not folder.is_dir():
         raise DataError(
-            f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. Check the path."
+            f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. To trace a text: "
+            f"weft trace MODEL --file {folder} -o PATH."
         )
     if not is_there(folder / MANIFEST, "trace"):
         started = any((folder / name).exists() for name in (EDGES, ROWS))

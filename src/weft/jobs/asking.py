@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -12,7 +11,9 @@ from torch import Tensor, nn
 from weft.analysis.matrices.projections import LayerMatrices, matrices_of
 from weft.errors import InputError
 from weft.formats.files import JsonObject
-from weft.formats.run import is_run
+from weft.formats.folders import Leftovers
+from weft.formats.gguf import is_gguf
+from weft.formats.run import RunFolder, is_run
 from weft.formats.trace import TraceData
 from weft.jobs.model import Inputs, Model, TraceChoices, check_text
 from weft.jobs.opening import open_model
@@ -125,15 +126,16 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
         return open_traces([path, *others])
     if is_run(path):
         collection = open_collection(path)
-        reader = Reader(name)
-        collection.asking = Asking(path.resolve().name, reader, reader.through, reader.relevance)
+        run = RunFolder.open(path)
+        # Others see images or graphs, have no weights yet, or are of a watched training.
+        if run.vocabulary.exists() and run.best.exists():
+            reader = Reader(name)
+            title = path.resolve().name
+            collection.asking = Asking(title, reader, reader.through, reader.relevance)
         return collection
     if not _is_model(path):
         if text is not None:
             raise InputError(f"--text: {path} is no model, which would read it. Leave it out.")
-        meant = [] if path.exists() else get_close_matches(name, PACKAGED, 1)
-        if meant:
-            raise InputError(f"{name}: no such trace, run or model. Did you mean {meant[0]}?")
         return open_collection(path)
     reader = Reader(name, open_model(name))
     text = TEXT if text is None else text
@@ -148,13 +150,19 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
 def _is_model(path: Path) -> bool:
     """Whether a path is a model of Hugging Face, or the name of one."""
     if path.is_dir():
-        return (path / "config.json").exists()
+        return (path / "config.json").exists() or any(path.glob("*.gguf"))
     if path.exists():
-        return path.suffix == ".gguf"
+        return is_gguf(path)
     if str(path) in PACKAGED:
         return True
-    # owner/name; where the owner is a folder here, a path was meant.
-    return len(path.parts) == 2 and not path.suffix and not Path(path.parts[0]).exists()
+    left = Leftovers(path)
+    # name, or owner/name; where the owner is a folder here, or a trace was being written, a path.
+    return (
+        len(path.parts) <= 2
+        and path.suffix != ".weft"
+        and not Path(path.parts[0]).exists()
+        and not (left.written or left.old or left.parts)
+    )
 
 
 class ModelLayers:
