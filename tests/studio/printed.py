@@ -29,6 +29,11 @@ def texts(path: Path) -> list[str]:
     return [element.text or "" for element in ElementTree.parse(path).iter(f"{SVG}text")]
 
 
+def words(path: Path) -> str:
+    """All texts of a figure as one: where its lines end depends on the fonts that are here."""
+    return " ".join(" ".join(texts(path)).split())
+
+
 #: Texts of a figure that is open: size in points, place on the page.
 PRINTED = """() => {
     const svg = document.documentElement;

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 from PIL import Image
 from tests.analysis.test_patch_map import COLUMNS, ROWS, grid_trace
-from tests.studio.printed import SVG, check_print, exported, texts
+from tests.studio.printed import SVG, check_print, exported, texts, words
 
 from weft.studio.page import collect
 from weft.studio.runs import open_collection
@@ -62,7 +62,7 @@ def test_two_traces(studio: Any, serving: Serving, drawn: Any, tmp_path: Path) -
     said = texts(path)
     assert {"before", "after", "second less first", "t11"} <= set(said)
     change = 0.5 * np.abs(difference).sum(1).mean()
-    note = " ".join(said)
+    note = words(path)
     assert f"Of a row’s mass {change:.3f} is on other keys in the second" in note
     assert "Rows 0–11, columns 0–11 of 12 × 12." in note
 

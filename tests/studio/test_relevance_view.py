@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.experiments.test_relevance import positive
 from tests.saved_models import save_writer
+from tests.studio.printed import exported, words
 from tests.studio.test_accessibility import AXE, axe_findings, faint_texts
 from tests.studio.test_asking import post
-from tests.studio.test_figures import exported
 from tests.studio.test_graph import cells_of
 from tests.studio.test_paths import PAINTED, three_digits
 
@@ -85,7 +85,7 @@ def test_the_panel_says_what_relevance_says(
     assert "flow=relevance" in page.url
     page.evaluate(AXE.read_text("utf-8"))
     assert not axe_findings(page) + faint_texts(page)
-    said = exported(page, tmp_path, "svg").read_text("utf-8")
+    said = words(exported(page, tmp_path, "svg"))
     assert f"relevance for “{name}”" in said and "of each layer" in said
     page.get_by_label(CHOICE).select_option("")
     page.locator(".panel th", has_text="rollout").wait_for()
