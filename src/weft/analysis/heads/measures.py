@@ -69,53 +69,53 @@ def head_measures(
     return (
         Measure(
             "previous", "weight on the token before", previous_token,
-            Role("previous-token head", "at the one before it", ("#1d6a8b", "#8ceeee")), True,
+            Role("previous-token head", "at the one before it", ("#2e63b6", "#8defee")), True,
         ),
         Measure(
             "next", "weight on the token after", next_token,
-            Role("next-token head", "at the one after it", ("#1d765a", "#8ad578")), True,
+            Role("next-token head", "at the one after it", ("#295a63", "#a4ce49")), True,
         ),
         Measure(
             "same", "weight on the token itself", same_token,
-            Role("same-token head", "at itself", ("#6140a4", "#8d6dc1")), True,
+            Role("same-token head", "at itself", ("#502d8c", "#9380ed")), True,
         ),
         Measure(
             "first", "weight on the first token", first_token,
-            Role("first-token sink", "at the first token", ("#4c3e1e", "#6a708a")),
+            Role("first-token sink", "at the first token", ("#4b3c1a", "#7067a8")),
         ),
         Measure(
             "sink", "weight on the sinks of the other layers", partial(sink, at=sinks),
             Role("sink head", "at the tokens that heads of all layers look at",
-                 ("#50515d", "#b4c8c3")),
+                 ("#6c6c6c", "#b6c6bc")),
         ),
         Measure(
             "separator", "weight on separators", partial(separator, at=special),
-            Role("separator head", "at the separators", ("#3e3c4b", "#8a755a")),
+            Role("separator head", "at the separators", ("#3d3b4a", "#939393")),
         ),
         Measure(
             "punctuation", "weight on punctuation", punctuation,
-            Role("punctuation head", "at punctuation", ("#86721e", "#bca746")),
+            Role("punctuation head", "at punctuation", ("#949165", "#7d7d7d")),
         ),
         Measure(
             "induction", "weight on what followed earlier copies of the token", induction,
             Role("induction head", "at what followed earlier copies of itself",
-                 ("#316acb", "#7eb2fe")),
+                 ("#4b8af4", "#83b5fe")),
         ),
         Measure(
             "duplicate", "weight on copies of the token", duplicate_token,
-            Role("duplicate-token head", "at copies of itself", ("#bf6edb", "#b681d2")),
+            Role("duplicate-token head", "at copies of itself", ("#a86bcb", "#a977bc")),
         ),
         Measure(
             "local", f"mass within {reach} tokens", partial(local_window, reach=reach),
-            Role("local head", "at its neighbours", ("#c5801f", "#fde297")), True,
+            Role("local head", "at its neighbours", ("#cd7c15", "#fee298")), True,
         ),
         Measure(
             "partner", "weight that comes back", symmetric_partner,
-            Role("mutual head", "at those that look back at it", ("#487ea8", "#8eb1c2")), True,
+            Role("mutual head", "at those that look back at it", ("#42759c", "#8cb2c7")), True,
         ),
         Measure(
             "vertical", "weight on the keys that the other rows look at", vertical,
-            Role("vertical head", "at the same few keys, whatever it is", ("#88491d", "#be8662"),
+            Role("vertical head", "at the same few keys, whatever it is", ("#86481c", "#bd835d"),
                  shape=True),
         ),
         Measure("broad", "keys looked at, as if evenly, of those allowed", breadth),

@@ -67,7 +67,7 @@ NO_NUMBER = "no number"
 
 #: What every role is called and how it is shown, in the order of a legend.
 ROLE_WORDS = {measure.name: measure.role for measure in head_measures() if measure.role} | {
-    "broad": Role("broad head", "almost everywhere", ("#d27476", "#df9293")),
+    "broad": Role("broad head", "almost everywhere", ("#b1572f", "#bba891")),
     "mixed": Role("mixed head", "at several keys"),
     NO_NUMBER: Role("head without numbers", "at no key: its weights are not numbers"),
 }

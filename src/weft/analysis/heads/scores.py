@@ -123,7 +123,7 @@ class Role:
 
     title: str
     phrase: str
-    colours: tuple[str, str] = ("#7894a7", "#828791")
+    colours: tuple[str, str] = ("#7594a3", "#8a6f42")
     shape: bool = False
 
 
