@@ -46,6 +46,8 @@ VIEWS = (
     "training",
 )  # fmt: skip
 
+NAMES = ["pair", "other pair", "long", "image"]
+
 
 def settled(page: Any) -> Any:
     """What is shown once it stays."""
@@ -75,8 +77,7 @@ def collection(
         return traced(translator, {name: torch.arange(1, n + 1) for name, n in lengths.items()})
 
     traces = [pair(7, 4), pair(2, 9), traced(language_model, torch.arange(70) % 40 + 1)]
-    names = ["pair", "other pair", "long", "image"]
-    made = collect([*traces, grid_trace()], names=names, history=history_of(traces[0]))
+    made = collect([*traces, grid_trace()], names=NAMES, history=history_of(traces[0]))
     for example in made.examples:
         example.heads(wait=True)
     return made
@@ -89,15 +90,13 @@ def test_every_change_shows_what_its_link_shows(
     """The links in an order in which each follows each other once; every second has a token that
     was chosen.
     """
-    places = [
-        (example.name, number)
-        for example in collection.examples
-        for number, _ in enumerate(example.trace.layers)
-    ]
+    places = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2), (2, 1), (3, 0)]
+    if walked == "sql":  # which asks of an example, whatever its layer
+        places = places[::2]
     views = [walked] * len(places) if walked in VIEWS else VIEWS
     links = [
-        f"#view={view}&example={name}&layer={layer}" + "&query=1&key=1" * (n % 2)
-        for n, (view, (name, layer)) in enumerate(zip(views, places * 2, strict=False))
+        f"#view={view}&example={NAMES[example]}&layer={layer}" + "&query=1&key=1" * (n % 2)
+        for n, (view, (example, layer)) in enumerate(zip(views, places * 2, strict=False))
     ]
     viewer = serving(collection)
     expected = {}
