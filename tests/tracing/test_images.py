@@ -12,7 +12,7 @@ from weft.models.configuration import Architecture
 from weft.models.convolutional import ConvolutionalClassifier, Convolutions
 from weft.models.image_classifier import ImageShape
 from weft.models.vision_transformer import VisionTransformer
-from weft.tracing.recording.module_sequences import _grids
+from weft.tracing.recording.module_sequences import _grid
 from weft.training.recording import snapshot
 from weft.training.tasks.task import Probe
 
@@ -87,8 +87,8 @@ def test_what_stands_before_the_patches_is_named_as_timm_knows_it(tokens, names)
     model.patch_embed.patch_size = (2, 2)
     for token in tokens:
         setattr(model, token, nn.Parameter(torch.zeros(1, 1, 4)))
-    (grid,) = _grids(model, {"images": torch.rand(1, 1, 2, 4)})
-    assert grid.names() == [*names, "patch 0,0", "patch 0,1"]
+    grid = _grid(model, {"images": torch.rand(1, 1, 2, 4)})
+    assert grid is not None and grid.names() == [*names, "patch 0,0", "patch 0,1"]
 
 
 def test_a_batch_gives_a_trace_for_each_image(transformer) -> None:
