@@ -114,7 +114,7 @@ def try_out(newcomer: Newcomer, wheel: Path, quick: bool) -> None:
     newcomer.run("weft", "--help")
     health = newcomer.run("weft", "doctor", "--json")
     print(health)
-    if not json.loads(health.splitlines()[-1])["healthy"]:
+    if not json.loads(health)["healthy"]:
         raise SystemExit("weft doctor says that it is not well")
     newcomer.run("weft", "steps", "--picture", "steps.png")
     if quick:

@@ -12,7 +12,7 @@ import logging
 import pkgutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
@@ -25,7 +25,7 @@ from typer.main import get_command
 from weft.cli import verbs
 from weft.cli.endings import left_by_reader, one_line
 from weft.cli.help_pages import group_page, verb_page
-from weft.cli.output import json_alone
+from weft.cli.output import JsonAlone
 from weft.cli.safe_text import safe_output
 from weft.errors import InputError
 from weft.version import __version__
@@ -69,7 +69,8 @@ class _Verb(TyperCommand):
         formatter.write(verb_page(self, ctx))
 
     def invoke(self, ctx: Any) -> Any:
-        with json_alone() if ctx.params.get("as_json") else nullcontext():
+        output = JsonAlone(sys.stdout) if ctx.params.get("as_json") else sys.stdout
+        with redirect_stdout(output):
             return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

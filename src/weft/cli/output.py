@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from weft.cli.safe_text import exact_output, safe, safe_console
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from weft.walkthrough.parts import Span
 
 __all__ = [
+    "JsonAlone",
     "console",
-    "json_alone",
     "print_csv",
     "print_json",
     "print_lines",
@@ -112,8 +112,8 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-class _JsonAlone(io.TextIOBase):
-    """In place of standard output: what is written here, as tables for people, is discarded."""
+class JsonAlone(io.TextIOBase):
+    """In place of standard output: discards all but what `print_json` writes to it."""
 
     def __init__(self, output: TextIO) -> None:
         self.output = output
@@ -122,16 +122,11 @@ class _JsonAlone(io.TextIOBase):
         return len(text)
 
 
-def json_alone() -> AbstractContextManager[object]:
-    """Let nothing reach standard output but what `print_json` writes, while the block runs."""
-    return redirect_stdout(_JsonAlone(sys.stdout))
-
-
 def print_json(content: dict[str, Any]) -> None:
     """Print one JSON object on a line: null for what is no finite number."""
     from weft.formats.files import finite
 
-    output = sys.stdout.output if isinstance(sys.stdout, _JsonAlone) else sys.stdout
+    output = sys.stdout.output if isinstance(sys.stdout, JsonAlone) else sys.stdout
     print(json.dumps(finite(content), ensure_ascii=False, default=str), file=output, flush=True)
 
 

@@ -222,14 +222,11 @@ def _kernels() -> Iterator[Finding]:
 def _torchvision(group: str) -> Finding:
     """Whether it loads beside torch: another package brings it along, and a torch of its own."""
     try:
-        import torchvision
+        return Finding(group, "torchvision", importlib.import_module("torchvision").__version__)
     except (ImportError, OSError, RuntimeError) as error:
-        problem = (
-            f"torchvision does not load beside this torch: {str(error).splitlines()[0]}. "
-            "pip uninstall torchvision, or see docs/install.md."
-        )
+        problem = f"torchvision does not load beside this torch: {str(error).splitlines()[0]}. "
+        problem += "pip uninstall torchvision, or see docs/install.md."
         return Finding(group, "torchvision", "does not load", problem)
-    return Finding(group, "torchvision", torchvision.__version__)
 
 
 def _speeds(chosen: str) -> str:

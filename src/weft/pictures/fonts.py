@@ -81,13 +81,11 @@ def lettering(tokens: Iterable[str]) -> Lettering:
             if found:
                 families.append(family)
                 missing -= found
-    if letters := "".join(letter for letter in map(chr, sorted(missing)) if letter.isprintable()):
-        logging.getLogger(__name__).warning(
-            "weft: no installed font has %s: drawn as code points. Install one that has, as Noto.",
-            letters
-            if len(letters) <= _SHOWN
-            else f"{letters[:_SHOWN]} and {len(letters) - _SHOWN} more",
+    if letters := "".join(filter(str.isprintable, map(chr, sorted(missing))))[:_SHOWN]:
+        message = (
+            "weft: no installed font has %s: drawn as code points. Install one that has, as Noto."
         )
+        logging.getLogger(__name__).warning(message, letters)
     return Lettering(tuple(families), frozenset(map(chr, missing)))
 
 
