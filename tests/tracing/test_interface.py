@@ -249,3 +249,28 @@ def test_masks_with_numbers_are_masks_and_biases(family_named) -> None:
     for layer, weights in zip(trace.layers, expected, strict=True):
         assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
         assert layer.graph.count[0].tolist() == [1, 2, 3, 4]
+
+
+def test_a_bias_in_a_window_is_joined_where_its_keys_are() -> None:
+    """Inkling's layers add a bias by distance, and some let go of the keys before their window."""
+    if not hasattr(transformers, "InklingForCausalLM"):
+        pytest.skip("this version of Transformers has no Inkling")
+    torch.manual_seed(0)
+    config = transformers.InklingTextConfig(
+        vocab_size=50, unpadded_vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=2, num_key_value_heads=1, swa_num_attention_heads=2,
+        swa_num_key_value_heads=1, swa_head_dim=8, intermediate_size=16, eos_token_id=None,
+        layer_types=["hybrid_sliding", "hybrid"], mlp_layer_types=["dense"] * 2,
+        sliding_window_size=4, rel_extent=8, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.InklingForCausalLM._from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    ids = torch.randint(3, 50, (1, 6))
+    grown = weft.trace(model, ids, generate=2, keep=weft.All())
+    whole = torch.tensor([[int(token[1:]) for token in grown.tokens]])
+    with torch.no_grad():
+        own = model(whole, output_attentions=True).attentions
+    for layer, weights in zip(grown.layers, own, strict=True):
+        assert (layer.graph.dense() - weights[0]).abs().max() <= 2e-6
+        assert (layer.matrix.dense() - weights[0]).abs().max() <= 2e-6

@@ -278,7 +278,7 @@ def test_what_cannot_be_seen_is_named() -> None:
         weft.trace(ByHand(), hidden)
     model = ByHand().eval()
     with (
-        pytest.warns(UserWarning, match="watch: ByHand: .* by hand, which is not seen"),
+        pytest.warns(UserWarning, match="watch: ByHand went on .* by hand, which is not seen"),
         weft.watch(model) as watched,
     ):
         model(hidden)

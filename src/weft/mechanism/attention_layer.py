@@ -74,16 +74,18 @@ class AttentionLayer(nn.Module):
         Args: as `weft.attention`; grids: of this call, instead of the layer's own.
         Returns: (batch, heads, queries, value_depth).
         """
-        if self.observer is None:
+        if dropout or self.observer is None:
+            # What is dropped, and rounded, is as where nobody observes.
             output = attention(
                 queries, keys, values, mask=mask, relative=relative, scale=scale, dropout=dropout,
                 softcap=softcap, sinks=sinks,
             )  # fmt: skip
-        else:
-            output, caught = attend(
-                queries, keys, values, mask=mask, relative=relative, scale=scale, dropout=dropout,
+        if self.observer is not None:
+            whole, caught = attend(
+                queries, keys, values, mask=mask, relative=relative, scale=scale,
                 softcap=softcap, sinks=sinks, keep=self.observer.keep,
             )  # fmt: skip
+            output = output if dropout else whole
             factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
             rule = None if mask is None else as_mask(mask)
             places = self.grids if grids is None else grids

@@ -28,6 +28,7 @@ __all__ = [
     "same_random_numbers",
     "unchanged",
     "unwrapped",
+    "without_hooks",
 ]
 
 #: An attribute of each module of a model that is being recorded.
@@ -189,6 +190,30 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for name, registered in entries.items():
                 own[name].clear()
                 own[name].update(registered)
+
+
+#: Packages whose hooks are part of a model.
+_LIBRARIES = (__name__.split(".")[0], "torch", "transformers", "accelerate", "deepspeed")
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Take off the forward hooks that whoever uses a model set on it, while the block runs."""
+    before = [
+        (hooks, dict(hooks))
+        for module in model.modules()
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+    ]
+    try:
+        for hooks, registered in before:
+            for key, hook in registered.items():
+                if str(getattr(hook, "__module__", "")).split(".")[0] not in _LIBRARIES:
+                    del hooks[key]
+        yield
+    finally:
+        for hooks, registered in before:
+            hooks.clear()
+            hooks.update(registered)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -34,7 +34,7 @@ from weft.tracing.recording.sequences import check_can_be_saved
 from weft.tracing.sources.geometric import unknown_layers
 from weft.tracing.sources.graphs import reads_a_graph
 from weft.tracing.sources.shared_switch import SharedSwitch
-from weft.tracing.sources.source import Receivers, recorded
+from weft.tracing.sources.source import Receive, Receivers, recorded
 from weft.tracing.sources.torch_functions import AttentionCalls
 from weft.tracing.sources.transformers import NothingRecordedError, is_transformers_model
 from weft.tracing.verification import UntouchedRun, run_untouched
@@ -57,7 +57,7 @@ __all__ = [
 def attention_calls(
     model: nn.Module,
     keep: Keep,
-    compute: Callable[[LayerCall], Tensor],
+    compute: Receive,
     take: Callable[[LayerCall, AttentionGraph], None],
 ) -> Iterator[tuple[AttentionNotice, AttentionCalls]]:
     """Send every attention call of a module to a recorder, while the block runs.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident, local
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
@@ -46,6 +47,13 @@ def takes_attention(module: nn.Module) -> bool:
     return any(word in name for word in _WORDS)
 
 
+class _Running(local):
+    """The modules that run in a thread, innermost last: path and class."""
+
+    def __init__(self) -> None:
+        self.modules: list[tuple[str, str]] = []
+
+
 class AttentionNotice(TorchFunctionMode):
     """Watches the functions of torch that the modules of a model call.
 
@@ -66,8 +74,9 @@ class AttentionNotice(TorchFunctionMode):
         self._hooks: dict[nn.Module, list[Any]] = {}
         self.named: dict[str, str] = {}
         self.computed: dict[str, str] = {}
-        #: The modules that run, innermost last: path and class.
-        self._running: list[tuple[str, str]] = []
+        #: The thread whose functions are seen.
+        self._thread = get_ident()
+        self._of_thread = _Running()
         #: How many calls of weft's own are under way.
         self._aside = 0
         #: Results of softmax, also scaled or reshaped: their module, and how many keys they have.
@@ -81,9 +90,9 @@ class AttentionNotice(TorchFunctionMode):
 
         The model itself, whose path is empty, is called by its class.
         """
-        if not self._running:
+        if not self._of_thread.modules:
             return None
-        path, name = self._running[-1]
+        path, name = self._of_thread.modules[-1]
         return path or name
 
     @property
@@ -127,7 +136,7 @@ class AttentionNotice(TorchFunctionMode):
 
     def look(self) -> None:
         """Look at what runs from now on."""
-        if self.looks:
+        if self.looks or self._thread != get_ident():
             return
         self.looks = True
         for path, module in named_modules(self._model):
@@ -142,7 +151,7 @@ class AttentionNotice(TorchFunctionMode):
 
         but: modules that may be running, whose hooks stay.
         """
-        if not self.looks:
+        if not self.looks or self._thread != get_ident():
             return
         innermost: Callable[[], object] = _get_current_function_mode
         # Somebody's own mode that was entered after this one must be left before it.
@@ -170,14 +179,15 @@ class AttentionNotice(TorchFunctionMode):
         says_so = takes_attention(module)
 
         def begin(module: nn.Module, args: object, keywords: object) -> None:
-            if module is self._model and not self._running:
+            own = self._thread == get_ident() and not self._of_thread.modules
+            if own and module is self._model:
                 self.provenance.begin((args, keywords), module.buffers())
-            self._running.append(running)
+            self._of_thread.modules.append(running)
             if says_so and not self._aside:
                 self.named[path] = name
 
         def end(*_: object) -> None:
-            while self._running and self._running.pop() is not running:
+            while self._of_thread.modules and self._of_thread.modules.pop() is not running:
                 pass
 
         yield module.register_forward_pre_hook(Hook(begin), with_kwargs=True)
@@ -197,14 +207,14 @@ class AttentionNotice(TorchFunctionMode):
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Look at a function of torch that was called, and at what it gave."""
-        if self._running and not self._aside:
+        if self._of_thread.modules and not self._aside:
             name = getattr(func, "__name__", "")
             if "attention" in name or func is attention or func is attend:
-                self._compute(self._running[-1])
+                self._compute(self._of_thread.modules[-1])
             elif name in _SOFTMAX and isinstance(result, Tensor) and result.ndim > 1:
                 axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
                 keys = result.shape[axis] if isinstance(axis, int) else result.shape[-1]
-                self._weights[result] = self._running[-1], keys
+                self._weights[result] = self._of_thread.modules[-1], keys
             elif self._weights or self._written.concerns(name):
                 self._follow(name, args, kwargs, result)
 
@@ -220,7 +230,7 @@ class AttentionNotice(TorchFunctionMode):
         ]
         tensors = [part for part in flat if isinstance(part, Tensor)]
         axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        written = self._written.note(name, tensors, axis, result, self._running[-1])
+        written = self._written.note(name, tensors, axis, result, self._of_thread.modules[-1])
         if written is not None:
             module, keys = written
             if keys is None:

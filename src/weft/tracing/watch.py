@@ -32,6 +32,7 @@ from weft.tracing.options import TraceOptions, Verify, check_keep, checked_layer
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.sequences import Sequences
+from weft.tracing.sources.source import excused
 from weft.tracing.sources.transformers import (
     check_recorded,
     is_transformers_model,
@@ -43,7 +44,7 @@ from weft.tracing.sources.transformers import (
 )
 from weft.tracing.sources.weft_models import reads_sequences
 from weft.tracing.verification import verify_transformer
-from weft.tracing.watched import Watched, WatchedWeftModel, warn_of_layers_outside
+from weft.tracing.watched import TWO_THREADS, Watched, WatchedWeftModel
 from weft.tracing.watched_module import WatchedModule
 from weft.tracing.watched_text import WatchedText
 
@@ -69,9 +70,9 @@ class WatchedTransformer(Watched):
         self._offsets = offsets
         self._description = dict(description or describe(model))
         self._current: WatchedText | None = None
-        #: The model, its base or its encoder, while it runs; and the thread in which it does.
+        #: The model, its base or its encoder, while it runs; and whether it generates.
         self._inside: nn.Module | None = None
-        self._thread = 0
+        self._generates = False
         self._passes = 0
         self._one_text, self._texts = False, 0
         #: What verifies the first pass, until it is done.
@@ -99,10 +100,20 @@ class WatchedTransformer(Watched):
         self._first = verified if isinstance(verified, FirstPass) else None
         self._verification = None if isinstance(verified, FirstPass) else verified
 
-    def _receive(self, call: LayerCall) -> Tensor:
-        if self._current is None or self._inside is None:
-            return self._unrecorded(call)
-        return self._current.recorder(call)
+    def _receive(self, call: LayerCall) -> Tensor | None:
+        if self._inside is None:
+            self._unrecorded(call)
+        elif self._current is not None and self._thread == get_ident():
+            with excused(self._excuse):
+                return self._current.recorder(call)
+        return None
+
+    def _excuse(self, error: Exception) -> bool:
+        # What weft itself runs, for a trace, breaks.
+        return not self._one_text and super()._excuse(error)
+
+    def _drop(self) -> None:
+        self._current = None
 
     def _start(self) -> WatchedText:
         self._finish()
@@ -118,7 +129,7 @@ class WatchedTransformer(Watched):
             options.keep, options.layers, self._strict,
             options.queries_keys or options.received_last is not None, options.save,
         )  # fmt: skip
-        self._recorder = self._current.recorder
+        self._current.recorder.computes = self._one_text
         self._current.images = self._images
         self._current.asked, self._current.asked_mask = self._asked
         self._current.ends = self._ends
@@ -127,8 +138,11 @@ class WatchedTransformer(Watched):
     def _finish(self) -> None:
         """Make traces of the last text."""
         text, self._current = self._current, None
-        if text is None or not text.passes.passes:
-            return
+        if text is not None and text.passes.passes:
+            with excused(self._excuse):
+                self._make(text)
+
+    def _make(self, text: WatchedText) -> None:
         check_recorded(self._model, text.recorder.paths, self.notice.took_attention)
         text.recorder.check()
         beams = text.beams
@@ -186,20 +200,20 @@ class WatchedTransformer(Watched):
             ids = inputs.get("input_ids")
             if isinstance(ids, Tensor) and ids.shape == mask.shape:
                 inputs["attention_mask"] = mask.to(ids.device)
-        self._verifying = True
-        try:
+
+        def verify() -> JsonMapping | None:
             with put_back(self._model):
-                report = self.notice.unnoticed(verify_transformer)(
+                return self.notice.unnoticed(verify_transformer)(
                     self._model, inputs if encodes else {**inputs, "use_cache": False},
                     self._options.keep, self._verify, part=part,
                 )  # fmt: skip
-        finally:
-            self._verifying = False
-        known = self._verification
+
+        report, known = self._verified(verify), self._verification
         if not encodes:
             self._verify = False
-        if known is not None and report is not None and "unverified" not in known:
+        if known and report and "unverified" not in {**known, **report}:
             # Of the encoder, before.
+            report = dict(report)
             report["layers"] += known["layers"]
             for name in ("difference", "weights"):
                 report[name] = max((n for n in (report[name], known[name]) if n is not None),
@@ -214,21 +228,27 @@ class WatchedTransformer(Watched):
 
     def before(self, module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
         """The model, its base or its encoder is called."""
-        if self._verifying:
-            return
+        self._enter(lambda: self._begin(module, args, keywords))
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
         if self._inside is not None:
-            if self._thread != get_ident():
-                raise InputError(
-                    f"watch: two threads call this {type(self._model).__name__} at once, and "
-                    "nothing says which attention is whose. Watch one at a time."
-                )
             return
+        self._inside = module
         arguments = dict(keywords)
         if args and isinstance(args[0], Tensor):
             arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
         cache = cache_among(arguments)
+        if cache is not None and not hasattr(cache, "get_seq_length"):
+            self._finish()
+            raise InputError(
+                f"its cache, a {type(cache).__name__}, does not say how many positions it holds; "
+                "generate without it, as by model.generate."
+            )
         whole = self._is_model(module)
         before = positions_in(cache) if whole else 0
+        if self._lost and before and cache is self._cache:
+            return
+        self._lost = False
         text = self._current
         # An encoder that has just run belongs to the decoder that reads what it gave.
         reads = text is not None and not text.decoded and "encoder_outputs" in arguments
@@ -245,18 +265,21 @@ class WatchedTransformer(Watched):
         self._watch_cache(cache)
         if self._first is not None:
             self._first.begin(module, text, self.notice)
-        self._inside, self._thread = module, get_ident()
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """A call of one of them ends."""
-        if self._verifying or module is not self._inside or self._thread != get_ident():
-            return
+        if self._leave() and module is self._inside:
+            self._inside = None
+            self._thread = get_ident() if self._generates else 0
+            with excused(self._excuse):
+                self._end(module, output)
+
+    def _end(self, module: nn.Module, output: Any) -> None:
         first = self._first
         if first is not None and output is not None:
             self._first, self._verifying = None, True
             self._verification = first.end()
             self._verifying = False
-        self._inside = None
         if self._resting:
             self.notice.look_away(self.parts)
         if self._is_model(module):
@@ -277,19 +300,16 @@ class WatchedTransformer(Watched):
             return
 
         def reorder_cache(own: Any, beam_idx: Tensor) -> Any:
-            if self._current is not None and own is self._cache:
-                self._current.passes.reorder(beam_idx)
+            self._change(own, lambda text: text.passes.reorder(beam_idx))
             return type(own).reorder_cache(own, beam_idx)
 
         def batch_select_indices(own: Any, indices: Tensor) -> Any:
-            if self._current is not None and own is self._cache:
-                self._current.passes.reorder(indices)
+            self._change(own, lambda text: text.passes.reorder(indices))
             return type(own).batch_select_indices(own, indices)
 
         def crop(own: Any, *args: Any, **keywords: Any) -> Any:
             result = type(own).crop(own, *args, **keywords)
-            if self._current is not None and own is self._cache:
-                self._current.crop(positions_in(own), self._pair)
+            self._change(own, lambda text: text.crop(positions_in(own), self._pair))
             return result
 
         for function in (reorder_cache, batch_select_indices, crop):
@@ -298,13 +318,18 @@ class WatchedTransformer(Watched):
                 vars(cache)[function.__name__] = MethodType(function, cache)
         self._caches.append(cache)
 
+    def _change(self, cache: Any, change: Callable[[WatchedText], None]) -> None:
+        """Let the text follow a change of its cache."""
+        if self._current is not None and cache is self._cache:
+            with excused(self._excuse):
+                change(self._current)
+
     def warn(self) -> None:
-        """Warn of the layers that ran outside of the model's forward."""
+        """Warn of what is in no trace."""
         if self._one_text:
-            remedy = "Without generate=, one pass traces them too."
-            warn_of_layers_outside(self._model, self._outside, remedy, "trace")
+            self._warn("Without generate=, one pass traces them too.", "trace")
         else:
-            warn_of_layers_outside(self._model, self._outside)
+            self._warn()
 
     def leave(self) -> None:
         """Leave the caches, and a model that has failed, as they were."""
@@ -346,6 +371,13 @@ class WatchedTransformer(Watched):
         """The model's `generate`, which tells which beams it returns."""
 
         def watched(*args: Any, **keywords: Any) -> Any:
+            with self._lock:
+                others = self._thread not in (0, get_ident())
+                if not others:
+                    self._thread, self._generates = get_ident(), True
+            if others:
+                self._unread[TWO_THREADS] = None
+                return generate(*args, **keywords)
             self._images = {
                 name: value
                 for name, value in keywords.items()
@@ -357,6 +389,7 @@ class WatchedTransformer(Watched):
                 return run(*args, **keywords)
             finally:
                 self._images, self._asked, self._ends = {}, (None, None), None
+                self._thread, self._generates = 0, False
                 if self._resting:
                     self.notice.look_away(self.parts)
 
@@ -422,9 +455,9 @@ def watch(
     Every call of the model is a trace; calls that go on with a cache add their rows to the trace
     before them, so that generation is one trace: the rows of the prompt, and a row for each token
     that the model read. (The last token that it writes it does not read.) The passes 1, 2,
-    4, 8 ... are verified. The model is left as it was. Of a beam search, every sequence that
-    `generate` returns is a trace; of a cache that is reordered without it, every row of the last
-    pass.
+    4, 8 ... are verified. The model goes on with its own attention, and is left as it was; what
+    cannot be traced is named in a warning. Of a beam search, every sequence that `generate` returns
+    is a trace; of a cache that is reordered without it, every row of the last pass.
 
     Args:
         model: in evaluation mode: any module of torch, as for `weft.trace`; of Transformers, one
@@ -436,8 +469,7 @@ def watch(
     Yields: a `Watched`; its `traces` are there for each text when the next begins, or the block
     ends.
 
-    Raises: InputError: the model cannot be watched, or a cache was changed between two passes, but
-        not by its `reorder_cache`.
+    Raises: InputError: the model cannot be watched.
     """
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         raise InputError(
@@ -481,7 +513,8 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
     """Send what a model of Transformers does to who watches; afterwards the traces are there."""
     with ExitStack() as stack:
         watched.notice = stack.enter_context(noticing(model))
-        stack.enter_context(routed(model, watched.notice.unnoticed(watched._receive)))
+        unnoticed = watched.notice.unnoticed
+        stack.enter_context(routed(model, unnoticed(watched._receive), watched._excuse, unnoticed))
         parts = [model, getattr(model, "base_model", model)]
         if getattr(model.config, "is_encoder_decoder", False):
             parts.append(model.get_encoder())  # type: ignore[operator]

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import RLock, get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
+from weft.errors import InputError, VerificationError, WeftError
 from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.formats.verification import ON_ANOTHER_TEXT
-from weft.mechanism.function import attention
 from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.watching import watching as observing
 from weft.tracing.arguments import Arguments
 from weft.tracing.description import describe
 from weft.tracing.hooks import Hook, StandIn
+from weft.tracing.model_state import without_hooks
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.passes import Passes
 from weft.tracing.recording.recorder import CallRecorder
+from weft.tracing.sources.source import excused
 from weft.tracing.sources.weft_models import (
     LayerObserver,
     as_inputs,
@@ -37,26 +39,14 @@ from weft.tracing.sources.weft_models import (
 )
 from weft.tracing.verification import verify_own
 
-__all__ = ["Watched", "WatchedWeftModel", "warn_of_layers_outside"]
+__all__ = ["TWO_THREADS", "Watched", "WatchedWeftModel"]
 
 
-def warn_of_layers_outside(
-    model: nn.Module,
-    paths: Sequence[str],
-    remedy: str | None = None,
-    operation: str = "watch",
-) -> None:
-    """Warn where layers ran, but not in a call of the model: they are in no trace."""
-    layers = list(dict.fromkeys(paths))
-    if layers:
-        name, count = type(model).__name__, len(layers)
-        warnings.warn(
-            f"{operation}: {count} attention layer{'s' * (count > 1)} ran outside of "
-            f"{name}.forward and {'are' if count > 1 else 'is'} in no trace: {layers[0]}"
-            f"{' ... ' + layers[-1] if count > 1 else ''}. "
-            + (remedy or "Call the model itself, or watch the part that is called."),
-            stacklevel=4,
-        )
+#: What is said where only one of two calls can be recorded.
+TWO_THREADS = (
+    "two threads called it at once, and only the call that began first is in a trace; watch one at "
+    "a time."
+)
 
 
 class Watched:
@@ -70,19 +60,98 @@ class Watched:
         self._verification: JsonMapping | None = None
         #: Paths of layers that ran outside of the model's own forward.
         self._outside: list[str] = []
-        #: Of the last text.
-        self._recorder: CallRecorder | None = None
+        #: Why something that the model did is in no trace.
+        self._unread: dict[str, None] = {}
+        #: The thread of each call of the model that is under way, and of that which is recorded.
+        self._calling: list[int] = []
+        self._thread = 0
+        #: Held while a call begins, and is verified.
+        self._lock = RLock()
+        #: Whether the last text could not be traced: what goes on with it neither.
+        self._lost = False
         #: The traces of all texts so far, in order; those of a batch one after the other.
         self.traces: list[TraceData] = []
 
-    def _unrecorded(self, call: LayerCall) -> Tensor:
-        """The output of a call outside of the model's own forward."""
-        computes_gradients = torch._C._current_graph_task_id() != -1
-        if computes_gradients and self._recorder is not None:
-            # A checkpoint of activations runs a part of the model again.
-            return self._recorder.again(call)
-        self._outside.append(call.path)
-        return attention(call.queries, call.keys, call.values, **call.arguments())
+    def _unrecorded(self, call: LayerCall) -> None:
+        """Note a call outside of the model's own forward."""
+        # Where gradients are computed a checkpoint of activations runs a part of the model again.
+        if get_ident() not in self._calling and torch._C._current_graph_task_id() == -1:
+            self._outside.append(call.path)
+
+    def _excuse(self, error: Exception) -> bool:
+        """Whether the model goes on, as without weft, though something of it cannot be traced."""
+        # While gradients are computed, checkpoints of activations end their runs by an error.
+        if isinstance(error, VerificationError) or torch._C._current_graph_task_id() != -1:
+            return False
+        reason = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+        self._unread[reason.removeprefix("trace: ")] = None
+        self._lost = True
+        self._drop()
+        return True
+
+    def _drop(self) -> None:
+        """Record no more of the text that is read."""
+
+    def _enter(self, begin: Callable[[], None]) -> None:
+        """A call of the model begins; one in another thread waits while this one is verified."""
+        with self._lock:
+            if self._verifying:
+                return
+            self._calling.append(get_ident())
+            if self._thread not in (0, get_ident()):
+                self._unread[TWO_THREADS] = None
+                return
+            self._thread = get_ident()
+            with excused(self._excuse):
+                begin()
+
+    def _leave(self) -> bool:
+        """A call of the model ends; whether it is the one that is recorded."""
+        if self._verifying:
+            return False
+        if get_ident() in self._calling:
+            self._calling.remove(get_ident())
+        return self._thread == get_ident()
+
+    def _verified(self, verify: Callable[[], JsonMapping | None]) -> JsonMapping | None:
+        """What a trace says of how the model was verified, before its call begins.
+
+        The model then runs without the hooks of others, which are to be called as often as without
+        weft; one that cannot is left unverified.
+
+        Raises: VerificationError: something differs by more than rounding explains.
+        """
+        if any(thread != get_ident() for thread in self._calling):
+            return {"unverified": "another thread was calling the model"}
+        self._verifying = True
+        try:
+            with without_hooks(self._model):
+                return verify()
+        except VerificationError:
+            raise
+        except Exception as error:
+            return {"unverified": f"a run of its own, without hooks and cache, failed: {error}"}
+        finally:
+            self._verifying = False
+
+    def _warn(self, remedy: str | None = None, operation: str = "watch") -> None:
+        """Warn of what is in no trace: layers outside of the model's calls, and what failed."""
+        name, layers = type(self._model).__name__, list(dict.fromkeys(self._outside))
+        if layers:
+            count = len(layers)
+            warnings.warn(
+                f"{operation}: {count} attention layer{'s' * (count > 1)} ran outside of "
+                f"{name}.forward and {'are' if count > 1 else 'is'} in no trace: {layers[0]}"
+                f"{' ... ' + layers[-1] if count > 1 else ''}. "
+                + (remedy or "Call the model itself, or watch the part that is called."),
+                stacklevel=4,
+            )
+        if self._unread:
+            warnings.warn(
+                f"watch: {name} went on as without weft, and not all of it is in a trace: "
+                f"{' '.join(self._unread)}",
+                stacklevel=4,
+            )
 
     @property
     def trace(self) -> TraceData:
@@ -142,45 +211,54 @@ class WatchedWeftModel(Watched):
                 vars(model)["step"] = StandIn(model, "step", self._stepping(step))
             yield
             self._finish()
-        warn_of_layers_outside(model, self._outside)
+        self._warn()
 
     def _receive(self, call: LayerCall, graph: AttentionGraph) -> None:
-        if self._text is None or not self._running:
-            self._outside.append(call.path)
-        else:
-            self._text.recorder.take(call, graph)
+        if not self._running:
+            self._unrecorded(call)
+        elif self._text is not None and self._thread == get_ident():
+            with excused(self._excuse):
+                self._text.recorder.take(call, graph)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
-        if self._verifying:
-            return
-        bound = inspect.signature(self._model.forward).bind(*args, **keywords)
-        ids = sequences_of(as_inputs(self._model, bound.arguments))
-        self._begin(ids, 0)
+        def begin() -> None:
+            bound = inspect.signature(self._model.forward).bind(*args, **keywords)
+            self._begin(sequences_of(as_inputs(self._model, bound.arguments)), 0)
+
+        self._enter(begin)
+
+    def _drop(self) -> None:
+        self._text = None
 
     def _after(self) -> None:
-        if not self._verifying:
+        if not self._verifying and self._thread == get_ident():
             self._finish()
 
     def _stop(self) -> None:
         """A call of the model ends, perhaps by an error: then it gives no trace."""
-        if not self._verifying:
-            self._running, self._text = False, None
+        if self._leave():
+            self._running, self._text, self._thread = False, None, 0
 
     def _stepping(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The model's `step`, watched."""
         name = next(iter(inspect.signature(self._model.forward).parameters))
 
         def watched(tokens: Tensor, state: Any) -> Tensor:
-            self._begin({name: tokens}, state.position)
+            self._enter(lambda: self._begin({name: tokens}, state.position))
             try:
                 return step(tokens, state)
             finally:
-                self._running = False
+                if self._leave():
+                    self._running, self._thread = False, 0
 
         return watched
 
     def _begin(self, ids: Mapping[str, Tensor], position: int) -> None:
         """The model begins a pass, after so many positions of its text."""
+        self._running = True
+        if self._lost and position:
+            return
+        self._lost = False
         if self._text is None or not position:
             self._finish()
             self._check(ids)
@@ -196,24 +274,23 @@ class WatchedWeftModel(Watched):
         self._text.recorder.new_pass()
         self._text.passes.new_pass(position)
         self._text.ids.append({name: part.detach().cpu() for name, part in ids.items()})
-        self._running = True
 
     def _check(self, ids: Mapping[str, Tensor]) -> None:
         """Verify the model on the first text that it reads."""
-        if self._verify is False:
-            return
-        self._verifying = True
-        try:
-            self._verification = verify_own(self._model, ids, self._options.keep, self._verify)
-        finally:
-            self._verifying = False
-        self._verify = False
+        if self._verify is not False:
+            self._verification = self._verified(
+                lambda: verify_own(self._model, ids, self._options.keep, self._verify)
+            )
+            self._verify = False
 
     def _finish(self) -> None:
         """Make traces of the last text, if there was one."""
         text, self._text = self._text, None
-        if text is None:
-            return
+        if text is not None:
+            with excused(self._excuse):
+                self._make(text)
+
+    def _make(self, text: _Text) -> None:
         text.recorder.check()
         first = text.ids[0]
         ids = {name: torch.cat([part[name] for part in text.ids], 1) for name in first}

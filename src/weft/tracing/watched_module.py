@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from weft.formats.files import JsonMapping
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.arguments import Arguments
@@ -26,9 +26,10 @@ from weft.tracing.modules import (
 from weft.tracing.noticing import AttentionNotice
 from weft.tracing.options import TraceOptions
 from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.sources.source import excused
 from weft.tracing.sources.torch_functions import AttentionCalls
 from weft.tracing.verification import verify_prefix
-from weft.tracing.watched import Watched, warn_of_layers_outside
+from weft.tracing.watched import Watched
 
 __all__ = ["WatchedModule"]
 
@@ -39,7 +40,7 @@ class WatchedModule(Watched):
     def __init__(self, model: nn.Module, options: TraceOptions) -> None:
         super().__init__(model, options)
         self._run: ModuleRun | None = None
-        self._thread = get_ident()
+        self._home = get_ident()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -51,7 +52,7 @@ class WatchedModule(Watched):
             )
 
             def begin(module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
-                self._begin(notice, calls, args, keywords)
+                self._enter(lambda: self._begin(notice, calls, args, keywords))
 
             before = model.register_forward_pre_hook(Hook(begin), with_kwargs=True)
             stack.callback(before.remove)
@@ -60,31 +61,37 @@ class WatchedModule(Watched):
             stopped = model.register_forward_hook(Hook(lambda *_: self._stop()), always_call=True)
             stack.callback(stopped.remove)
             yield
-        warn_of_layers_outside(model, self._outside, around_of(model))
+        self._warn(around_of(model))
 
-    def _compute(self, call: LayerCall) -> Tensor:
-        return self._unrecorded(call) if self._run is None else self._run.recorder(call)
+    def _compute(self, call: LayerCall) -> None:
+        if self._run is not None:
+            with excused(self._excuse):
+                self._run.recorder(call)
+        else:
+            self._unrecorded(call)
 
     def _take(self, call: LayerCall, graph: AttentionGraph) -> None:
-        if self._run is not None:
-            self._run.recorder.take(call, graph)
-        elif not self._verifying:
-            self._outside.append(call.path)
+        if self._run is not None and self._thread == get_ident():
+            with excused(self._excuse):
+                self._run.recorder.take(call, graph)
+        else:
+            self._unrecorded(call)
+
+    def _drop(self) -> None:
+        self._run = None
 
     def _begin(
         self, notice: AttentionNotice, calls: AttentionCalls, args: Any, keywords: Arguments
     ) -> None:
         """The module is called."""
-        if self._verifying:
-            return
         arguments, named = named_arguments(self._model, args, keywords)
         if self._verify is not False:
-            calls.paused = self._verifying = True
+            calls.paused = True
             try:
-                notice.unnoticed(self._check)(arguments, named)
+                check = notice.unnoticed(self._check)
+                self._verification = self._verified(lambda: check(arguments, named))
             finally:
-                calls.paused = self._verifying = False
-                self._verify = False
+                calls.paused, self._verify = False, False
         notice.clear()
         calls.refused.clear()
         asked = self._options
@@ -92,45 +99,45 @@ class WatchedModule(Watched):
             self._model, arguments, asked.keep, asked.layers, received=asked.received,
             strict=asked.verify is not False,
         )  # fmt: skip
-        self._recorder = self._run.recorder
+        self._run.recorder.computes = False
 
-    def _check(self, arguments: Arguments, named: bool) -> None:
+    def _check(self, arguments: Arguments, named: bool) -> JsonMapping | None:
         """Verify the module on the first inputs that it is given."""
         if not named:
-            self._verification = {"unverified": "its inputs have no names"}
-            return
+            return {"unverified": "its inputs have no names"}
         untouched = untouched_module(self._model, arguments, self._verify)
-        if untouched is not None:
-            verify_prefix(untouched, as_recorded(self._model, self._options.keep))
-            self._verification = untouched.report()
+        if untouched is None:
+            return None
+        verify_prefix(untouched, as_recorded(self._model, self._options.keep))
+        return untouched.report()
 
     def _finish(self, notice: AttentionNotice, calls: AttentionCalls) -> None:
         """Make traces of a call that has ended."""
-        run = None if self._verifying else self._run
-        if run is None:
+        if self._verifying or self._run is None or self._thread != get_ident():
             return
-        self._run = None
+        run, self._run = self._run, None
         if not run.recorder.paths:
             reason = nothing_seen(self._model, notice, calls)
-            if get_ident() != self._thread:
+            if self._thread != self._home:
                 reason = (
                     f"{type(self._model).__name__} was called in another thread, whose functions "
                     "of torch are not seen. Enter the watch in the thread that calls the model."
                 )
-            warnings.warn(f"watch: {reason}", stacklevel=2)
+            self._unread[reason] = None
             return
-        run.recorder.check()
-        self.traces += run.traces(
-            notice,
-            calls.refused,
-            self._options.tokenizer,
-            self._options.queries_keys,
-            self._verification,
-        )
+        with excused(self._excuse):
+            run.recorder.check()
+            self.traces += run.traces(
+                notice,
+                calls.refused,
+                self._options.tokenizer,
+                self._options.queries_keys,
+                self._verification,
+            )
         if self._verification is not None:
             self._verification = ON_ANOTHER_TEXT
 
     def _stop(self) -> None:
         """A call ends, perhaps by an error: then it gives no trace."""
-        if not self._verifying:
-            self._run = None
+        if self._leave():
+            self._run, self._thread = None, 0

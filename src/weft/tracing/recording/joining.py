@@ -38,9 +38,6 @@ class Part:
     number: of the pass, from 0; of several passes the first.
     passes: how many these are.
     waits: whether it is a step that waits to be joined, with its own value in place of its norm.
-    own: a copy of the last of its own keys, against which the next cache is held: a cache that is
-        written in place would be compared with itself. None where no cache grows, or it was
-        cropped.
     place: where its tensors are in the file of the passes; None: they are here.
     """
 
@@ -49,7 +46,6 @@ class Part:
     number: int
     passes: int = 1
     waits: bool = False
-    own: Tensor | None = None
     place: int | None = None
 
 
@@ -87,7 +83,7 @@ def joined_call(parts: list[Part], length: int | None = None) -> RecordedCall:
         keys=keys,
         value_norms=norms,
         ranges=joined_ranges(parts, length),
-        bias=_bias(calls, length),
+        bias=_bias(parts, length),
     )
 
 
@@ -203,11 +199,12 @@ def joined_ranges(parts: list[Part], length: int) -> Ranges:
     return tuple(of_samples) or None
 
 
-def _bias(calls: list[RecordedCall], length: int) -> Tensor | None:
+def _bias(parts: list[Part], length: int) -> Tensor | None:
     """A bias by distance of all rows, taken from the last one, which sees every distance.
 
     Keys ahead of a query, which it never sees, have the bias 0 here.
     """
+    calls = [part.call for part in parts]
     last = calls[-1].bias
     if last is None:
         return None
@@ -215,9 +212,7 @@ def _bias(calls: list[RecordedCall], length: int) -> Tensor | None:
     if last.shape[-1] != length or calls[0].kind == "encoder":
         # Between two sequences, or in a window: not a bias by distance that is known whole. In an
         # encoder the prompt looks ahead, at distances that the last query does not see.
-        if last.shape[-1] == length:
-            return _rows_of_bias(calls, length)
-        return torch.cat([call.bias for call in calls if call.bias is not None], 2)
+        return _rows_of_bias(parts, length)
     values = pad(row, (0, length - 1))
     queries = sum(call.graph.shape[2] for call in calls)
     index = torch.arange(length)[None, :] - torch.arange(queries)[:, None] + length - 1
@@ -230,12 +225,15 @@ def _bias(calls: list[RecordedCall], length: int) -> Tensor | None:
             same = own.tril(start) == whole[:, :, start:end, : own.shape[-1]].tril(start)
             if not bool(same.all()):
                 # Not by distance: what is known, and nothing ahead.
-                return _rows_of_bias(calls, length)
+                return _rows_of_bias(parts, length)
         start = end
     return whole
 
 
-def _rows_of_bias(calls: list[RecordedCall], length: int) -> Tensor:
-    """The rows of a bias as the passes had them, 0 for keys that were not there yet."""
-    rows = [part.bias for part in calls if part.bias is not None]
-    return torch.cat([pad(row, (0, length - row.shape[-1])) for row in rows], 2)
+def _rows_of_bias(parts: list[Part], length: int) -> Tensor:
+    """The rows of a bias as the passes had them, 0 for keys that were not there yet, or no more."""
+    rows = [(part.first, part.call.bias) for part in parts if part.call.bias is not None]
+    if all(row.shape[-1] == 1 for _, row in rows):
+        # The same for every key.
+        return torch.cat([row for _, row in rows], 2)
+    return torch.cat([pad(row, (first, length - first - row.shape[-1])) for first, row in rows], 2)

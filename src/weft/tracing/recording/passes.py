@@ -15,8 +15,8 @@ from torch import Tensor
 from weft.errors import InputError
 from weft.mechanism.parts import with_tensors
 from weft.tracing.recording.beams import Beams
+from weft.tracing.recording.cached_keys import OTHER_KEYS, THINNED, CachedKeys
 from weft.tracing.recording.call_file import CallFile
-from weft.tracing.recording.comparison import tolerance
 from weft.tracing.recording.joining import (
     Part,
     Ranges,
@@ -30,13 +30,6 @@ from weft.tracing.recording.layer_call import LayerCall, RecordedCall
 from weft.tracing.recording.step_room import StepRoom
 
 __all__ = ["Passes"]
-
-
-_REORDERED = (
-    "trace: the cache holds other keys than the pass before left, and was not reordered by its "
-    "reorder_cache; one that is quantised rounds them. Generate with another cache, as the dynamic "
-    "one, or trace the text that was generated."
-)
 
 
 #: Steps of a generation that are joined while it goes on.
@@ -55,24 +48,22 @@ class Passes:
         self._queries_keys, self._file = queries_keys, file
         self._rooms: dict[tuple[str, int], StepRoom] = {}
         self._parts: dict[tuple[str, int], list[Part]] = {}
+        self._cached: dict[tuple[str, int], CachedKeys] = {}
         #: Of each layer, how many positions its cache had let go of before its first pass.
         self._gone: dict[tuple[str, int], int] = {}
         self._seen: dict[str, int] = {}
         self._before = 0
-        #: Of each pass, how many positions the cache held when it began.
+        #: Of each pass, how many positions its text had when it began.
         self.begins: list[int] = []
         #: Of each pass, which row of the pass before it every row goes on from; None: from itself.
         self.orders: list[Tensor | None] = []
         self._order: Tensor | None = None
-        #: Whether a layer of this pass has told that the cache holds what the pass before left.
-        self._continued = False
         #: The ranges of steps that were joined last, and of what: layers share them.
         self._ranges: tuple[list[Ranges], Ranges] = ([], None)
 
     def new_pass(self, before: int) -> None:
         """The model begins a pass; the cache holds so many positions."""
         self._before = before
-        self._continued = False
         self._seen.clear()
         self.begins.append(before)
         self.orders.append(self._order)
@@ -94,8 +85,14 @@ class Passes:
         encodes: whether the layers of kind "encoder" read another text, which no cache holds.
         """
         self._settle()
-        for parts in self._parts.values():
-            while parts and not (encodes and parts[-1].call.kind == "encoder"):
+        for layer, parts in self._parts.items():
+            grows = not (encodes and parts and parts[-1].call.kind == "encoder")
+            cached = self._cached.get(layer)
+            if grows and cached is not None and cached.known is not None:
+                if cached.places is not None:
+                    raise InputError(OTHER_KEYS)
+                cached.known = cached.known[:, :, : length - self._gone[layer]]
+            while parts and grows:
                 part = parts[-1]
                 rows = part.call.graph.shape[2]
                 beyond = self.begins[part.number] + rows - length
@@ -103,8 +100,7 @@ class Passes:
                     break
                 whole = self._taken(parts.pop())
                 if beyond < rows:
-                    # What the cache ends with now is not told.
-                    part = replace(whole, call=cropped(whole.call, beyond), own=None)
+                    part = replace(whole, call=cropped(whole.call, beyond))
                     parts.append(self._put_if_long(part))
 
     def are_verified(self) -> bool:
@@ -125,8 +121,7 @@ class Passes:
         own, there = call.queries.shape[2], call.keys.shape[2]
         if parts and own == 1 and there >= TOGETHER and call.bias is None:
             return None
-        # Caches of a fixed size have room at the end, which the mask hides.
-        end = min(there, self._before + own)
+        end = self._end(own, there, ranges)
         if parts:
             return slice(end - own, end)
         # Queries that are pooled, or latents, are fewer than the keys that they see.
@@ -159,9 +154,8 @@ class Passes:
         """
         assert call.keys is not None and call.values is not None
         there = call.keys.shape[2]
-        end = min(there, self._before + 1)
-        if end > 1:
-            self._check_continued(call, parts, end - 1)
+        end = self._end(1, there, call.ranges)
+        first = self._place(call, place, slice(end - 1, end))
         call.keys = call.keys[:, :, end - 1 : end]
         call.values = call.values[:, :, end - 1 : end]
         room = self._rooms.get((call.path, place))
@@ -171,8 +165,7 @@ class Passes:
         # Copies: views would hold the cache until the next step of the layer has a longer one.
         if not room.take(call, waiting):
             call.keys, call.values = call.keys.clone(), call.values.clone()
-        first = self._first_key(call, place, there)
-        parts.append(Part(call, first, self.passes - 1, waits=True, own=call.keys))
+        parts.append(Part(call, first, self.passes - 1, waits=True))
         if waiting + 1 == TOGETHER:
             self._join_steps(parts)
 
@@ -209,13 +202,12 @@ class Passes:
         joined = joined_call(waiting, length)
         joined.value_norms = torch.linalg.vector_norm(values.float(), dim=-1)
         joined.ranges = ranges_of_all
-        own = waiting[-1].own
         if count == 1:
             # It was not joined with any, and the room is for others.
             joined = replace(
                 with_tensors(joined, Tensor.clone), graph=with_tensors(joined.graph, Tensor.clone)
             )
-        part = Part(joined, 0, waiting[0].number, count, own=None if own is None else own.clone())
+        part = Part(joined, 0, waiting[0].number, count)
         parts[-count:] = [self._put(part)]
 
     def _join_last(self, parts: list[Part]) -> None:
@@ -231,7 +223,7 @@ class Passes:
             return
         length = last[-1].first + last[-1].call.graph.length
         joined = joined_call(last, length)
-        part = Part(joined, 0, last[0].number, TOGETHER, own=last[-1].own)
+        part = Part(joined, 0, last[0].number, TOGETHER)
         parts[-TOGETHER:] = [self._put(part)]
 
     def _put_if_long(self, part: Part) -> Part:
@@ -267,38 +259,35 @@ class Passes:
         assert call.queries is not None and call.keys is not None
         assert call.value_norms is not None
         own, there = call.queries.shape[2], call.keys.shape[2]
-        first = self._first_key(call, place, there)
         # Of the first pass as many as `new_keys` said, whose norms were taken.
-        end = min(there, self._before + own) if parts else call.value_norms.shape[2]
+        end = self._end(own, there, call.ranges) if parts else call.value_norms.shape[2]
         new = slice(end - own if parts else 0, end)
-        if parts and end > own:
-            self._check_continued(call, parts, end - own)
+        first = self._place(call, place, new)
         # Not views: they would keep the whole cache of every step in memory.
-        own_key = call.keys[:, :, end - 1 : end].clone()
         call.keys = call.keys[:, :, new].clone() if self._queries_keys else call.keys[:, :, new]
-        return Part(call, first, self.passes - 1, own=own_key)
+        return Part(call, first, self.passes - 1)
 
-    def _check_continued(self, call: RecordedCall, parts: list[Part], begin: int) -> None:
-        """Raise an InputError where the cache before a place is not what the last pass left.
+    def _end(self, own: int, there: int, ranges: Ranges) -> int:
+        """The end of a call's keys: caches of a fixed size have room behind it, which is hidden.
 
-        A cache is changed in all layers: of passes that are not verified the first one tells.
+        Where it is not, this cache holds more than that of the first layer, by which models count.
         """
-        if self._continued and not self.are_verified():
-            return
-        self._continued = True
-        before, order = parts[-1].own, self.orders[-1]
-        if before is None:
-            return
+        end = min(there, self._before + own)
+        sees = (of_input is not None and int(of_input[1, -1]) > end for of_input in ranges or ())
+        return there if end < there and any(sees) else end
+
+    def _place(self, call: RecordedCall, place: int, new: slice) -> int:
+        """Take the keys of a call; the place of the first of them, as a `Part` has it."""
         assert call.keys is not None
-        before = before if order is None else before[order.to(before.device)]
-        now = call.keys[:, :, begin - 1 : begin]
-        if torch.equal(before, now):
-            return
-        # Keys that are made of smaller vectors in the cache are made anew, and rounded, every time.
-        far = torch.linalg.vector_norm((now - before).float(), dim=-1)
-        near = tolerance(now.dtype) * torch.linalg.vector_norm(before.float(), dim=-1)
-        if not bool((far <= near).all()):
-            raise InputError(_REORDERED)
+        layer = call.path, place
+        first = self._first_key(call, place, call.keys.shape[2])
+        cached = self._cached.setdefault(layer, CachedKeys())
+        cached.take(call.keys, new, first, self.orders[-1])
+        if cached.places is None or cached.known is None:
+            return first
+        self.begins[-1] = self._gone[layer] + cached.known.shape[2] - (new.stop - new.start)
+        cached.move(call)
+        return 0
 
     def joined(self, beams: Beams | None = None) -> Iterator[RecordedCall]:
         """Every layer, its passes one below the other; of a beam search those of each sequence.
@@ -307,8 +296,12 @@ class Passes:
         """
         self._settle()
         while self._parts:
-            parts = self._parts.pop(next(iter(self._parts)))
-            yield joined_call(of_beams([self._taken(part) for part in parts], beams))
+            layer = next(iter(self._parts))
+            parts = self._parts.pop(layer)
+            call = joined_call(of_beams([self._taken(part) for part in parts], beams))
+            if layer in self._cached and self._cached[layer].places is not None:
+                call.missing = THINNED
+            yield call
 
 
 def _seen_end(call: LayerCall, ranges: Ranges) -> int:

@@ -47,6 +47,8 @@ class CallRecorder:
     ) -> None:
         self.receive, self.keep, self._wanted = receive, keep, layers
         self._new_keys = new_keys
+        #: Whether the model goes on with what is computed here, not with its own attention.
+        self.computes = True
         self._verified, self._strict, self._received = verified, strict, received
         #: Told the path and the number of each layer that has run.
         self.progress: Callable[[str, int], None] = lambda path, number: None
@@ -62,39 +64,29 @@ class CallRecorder:
             tuple[int, torch.Size, torch.Size], tuple[Any, tuple[Tensor | None, ...]]
         ] = {}
 
-    def __call__(self, call: LayerCall) -> Tensor:
-        """Compute a call; returns its output, (batch, heads, queries, value_depth)."""
+    def __call__(self, call: LayerCall) -> Tensor | None:
+        """Compute a call; returns its output, (batch, heads, queries, value_depth).
+
+        None: the model is to go on with its own.
+        """
         number, index = self._next(call)
-        result, graph = self._computed(call, number)
-        if graph is None:
-            return result
+        tensors = call.queries, call.keys, call.values
+        if not self._is_wanted(number, call.path):
+            return attention(*tensors, **call.arguments()) if self.computes else None
+        with torch.set_grad_enabled(self.computes and torch.is_grad_enabled()):
+            # Half precision is for the model; scores and their sums are taken in float32.
+            output, graph = attend(
+                *(tensor.float() for tensor in tensors),
+                keep=self.places(call.keys.shape[2]),
+                received=self._received,
+                **call.arguments(),
+            )
+        result = output.to(call.values.dtype)
         differs = None
         if self._verified():
             differs = deviation(call, result, graph, strict=self._strict)
         self._hand_on(call, number, index, graph, [differs] * len(call.queries))
-        return result
-
-    def again(self, call: LayerCall) -> Tensor:
-        """The output of a call that was computed before, in the very operations, unrecorded.
-
-        A checkpoint of activations asks for it when gradients are computed.
-        """
-        number, _ = self._known.get((call.path, 0), (-1, 0))
-        return self._computed(call, number)[0]
-
-    def _computed(self, call: LayerCall, number: int) -> tuple[Tensor, AttentionGraph | None]:
-        """The output of a call, and its graph where the layer is wanted."""
-        if not self._is_wanted(number, call.path):
-            return attention(call.queries, call.keys, call.values, **call.arguments()), None
-        # Half precision is for the model; scores and their sums are taken in float32.
-        tensors = (call.queries.float(), call.keys.float(), call.values.float())
-        output, graph = attend(
-            *tensors,
-            keep=self.places(call.keys.shape[2]),
-            received=self._received,
-            **call.arguments(),
-        )
-        return output.to(call.values.dtype), graph
+        return result if self.computes else None
 
     def take(self, call: LayerCall, graph: AttentionGraph) -> None:
         """Take a call that its layer has computed itself, with the graph of it."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.mechanism.graph import Top
 from weft.mechanism.module_paths import named_modules
-from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.sources.provenance import Provenance
-from weft.tracing.sources.source import Receivers
+from weft.tracing.sources.source import Receive, Receivers
 from weft.tracing.sources.torch_functions import AttentionCalls
 
 __all__ = ["ATTENTION_FUNCTIONS", "calling_modules", "own_calls"]
@@ -58,8 +58,8 @@ def _names_one_of(kind: type, names: tuple[str, ...]) -> bool:
     return any(name in method.__code__.co_names for method in methods for name in names)
 
 
-class _Running:
-    """Which of the modules runs: what `AttentionCalls` asks."""
+class _Running(threading.local):
+    """Which of the modules runs in a thread: what `AttentionCalls` asks."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -97,9 +97,7 @@ class _OwnCalls(AttentionCalls):
 
 
 @contextmanager
-def own_calls(
-    model: nn.Module, receive: Callable[[LayerCall], Tensor], active: Callable[[], bool]
-) -> Iterator[None]:
+def own_calls(model: nn.Module, receive: Receive, active: Callable[[], bool]) -> Iterator[None]:
     """Send the calls of torch's attention functions in a model to `receive`, in the block.
 
     Only while a module runs whose code names such a function: a step of a generation in which none

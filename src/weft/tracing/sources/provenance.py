@@ -94,9 +94,9 @@ class Provenance:
 
     def called(self, output: Any) -> None:
         """Note what the attention call that began gave."""
-        if self._output is not None:
+        if self._output is not None and output is not None:
             self._bits.update((tensor, self._output) for tensor in _tensors((output,)))
-        self._output = None
+            self._output = None
 
     def _next_bit(self) -> int:
         self._count += 1

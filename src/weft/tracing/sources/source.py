@@ -18,20 +18,35 @@ from weft.mechanism.graph import AttentionGraph, Keep
 from weft.tracing import sources
 from weft.tracing.recording.layer_call import LayerCall
 
-__all__ = ["Receivers", "Source", "attention_layers", "recorded"]
+__all__ = ["Excuse", "Receive", "Receivers", "Source", "attention_layers", "excused", "recorded"]
+
+
+#: From a call to its output, (batch, heads, queries, value_depth); None: the layer computes it.
+Receive = Callable[[LayerCall], Tensor | None]
+#: Whether the model that runs goes on where a call of it could not be recorded.
+Excuse = Callable[[Exception], bool]
 
 
 @dataclass(frozen=True)
 class Receivers:
     """Where a source sends the calls of a model's layers.
 
-    compute   from a call to its output, (batch, heads, queries, value_depth), for a layer to go on
-              with: the recorder computes the call
+    compute   from a call to its output for a layer to go on with: the recorder computes the call
     take      a call that its layer has computed itself, with its graph
     """
 
-    compute: Callable[[LayerCall], Tensor]
+    compute: Receive
     take: Callable[[LayerCall, AttentionGraph], None]
+
+
+@contextmanager
+def excused(excuse: Excuse) -> Iterator[None]:
+    """Go on after an error in the block, where it is excused."""
+    try:
+        yield
+    except Exception as error:
+        if not excuse(error):
+            raise
 
 
 @dataclass(frozen=True)

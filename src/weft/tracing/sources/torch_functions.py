@@ -191,7 +191,7 @@ class AttentionCalls(TorchFunctionMode):
             own_output=own,
         )
         output = self._receivers.compute(recorded)
-        if call.dropout_p or values.dtype == torch.float64:
+        if output is None or call.dropout_p or values.dtype == torch.float64:
             # What is dropped is drawn by torch; float64 has more digits than weft's scores.
             return func(*args, **kwargs)
         # Leading dimensions are torch's own: a batch, or a batch of parts, before the heads.
@@ -211,8 +211,9 @@ class AttentionCalls(TorchFunctionMode):
             inside = _renamed(func, scaled_dot_product_attention=fused)
             if not given.get("need_weights", True):
                 return inside(**given)
-            # With weights asked for the mask counts, and not what a flag says of it.
-            inside(**{**given, "need_weights": False, "is_causal": False})
+            # With weights asked for the mask counts, and not what a flag says of it. Nothing is
+            # dropped here: the function itself draws its numbers below.
+            inside(**given | {"need_weights": False, "is_causal": False, "training": False})
         finally:
             self._around = before
         return func(*args, **kwargs)
@@ -225,6 +226,7 @@ class AttentionCalls(TorchFunctionMode):
         recorded = call.recorded(path, whence["kind"])
         recorded.tracks = whence["tracks"]
         keys = recorded.keys.shape[2]
+        output: Tensor | None
         if call.has_formula or not call.has_products:
             output, graph = attend(
                 recorded.queries, recorded.keys, recorded.values, score=recorded.score,
@@ -235,7 +237,7 @@ class AttentionCalls(TorchFunctionMode):
         else:
             output = self._receivers.compute(recorded)
         own = func is attend or call.dropout or call.backend is not None
-        if own or recorded.values.dtype == torch.float64:
+        if output is None or own or recorded.values.dtype == torch.float64:
             return func(*args, **kwargs)
         return output if call.queries.ndim == 4 else output[0]
 
@@ -264,7 +266,7 @@ class AttentionCalls(TorchFunctionMode):
             own_output=call.own_rows,
         )
         output = self._receivers.compute(recorded)
-        if call.asks_for_more or call.value.dtype == torch.float64:
+        if output is None or call.asks_for_more or call.value.dtype == torch.float64:
             return func(*args, **kwargs)
         return output, *[output.new_empty(0)] * beside_output()
 

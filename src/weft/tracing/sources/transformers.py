@@ -33,6 +33,7 @@ from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind
 from weft.tracing.sources.own_calls import own_calls
 from weft.tracing.sources.score_masks import lowest_of, score_mask
+from weft.tracing.sources.source import Excuse, Receive, excused
 from weft.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 __all__ = [
@@ -186,17 +187,26 @@ def _read_once(
     return read[where]
 
 
+Aside = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
 def _function(
-    paths: dict[int, str],
-    eager: bool,
-    receive: Callable[[LayerCall], Tensor],
+    paths: dict[int, str], eager: bool, receive: Receive, excuse: Excuse, aside: Aside
 ) -> Callable[..., Any]:
     """The attention function to register in place of eager attention, or of the fused one."""
     read: dict[tuple[int, int, int], _Read] = {}
     # A step of a generation asks the same of every layer again.
     kinds: dict[tuple[int, bool], str] = {}
 
-    def attention_forward(
+    def attention_forward(module: nn.Module, *args: Any, **options: Any) -> Any:
+        output = None
+        with excused(excuse):
+            output = received(module, *args, **options)
+        if output is None:
+            return aside(_own_function(module, eager))(module, *args, **options)
+        return output.transpose(1, 2).contiguous(), None
+
+    def received(
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -210,7 +220,7 @@ def _function(
         s_aux: Tensor | None = None,
         sinks: Tensor | None = None,
         **options: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> Tensor | None:
         sizes = query.shape[2], key.shape[2]
         flag = is_causal
         if flag is None:
@@ -251,12 +261,11 @@ def _function(
         )
         call.own_output = partial(_own_output, module, eager, call, own_mask, sinks, options)
         try:
-            output = receive(call)
+            return receive(call)
         finally:
             # What holds itself holds the keys and values of its step too, the whole cache, until
             # Python looks for such rings.
             call.own_output = None
-        return output.transpose(1, 2).contiguous(), None
 
     return attention_forward
 
@@ -383,12 +392,20 @@ def put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def routed(model: nn.Module, receive: Callable[[LayerCall], Tensor]) -> Iterator[None]:
+def routed(
+    model: nn.Module,
+    receive: Receive,
+    excuse: Excuse = lambda error: False,
+    aside: Aside = lambda function: function,
+) -> Iterator[None]:
     """Send every attention call of a model to `receive`, which gives the output back.
 
     Args:
         model: of Transformers.
-        receive: from a call to its output, (batch, heads, queries, value_depth).
+        receive: from a call to its output, (batch, heads, queries, value_depth); None: the model's
+            own attention computes it.
+        excuse: whether the model's own attention goes on where a call could not be read.
+        aside: makes of a function the same, unnoticed: see `AttentionNotice`.
 
     Both functions and the name are there while the block runs, and gone afterwards however it
     ends; configurations say again what they said.
@@ -408,7 +425,7 @@ def routed(model: nn.Module, receive: Callable[[LayerCall], Tensor]) -> Iterator
 
     try:
         for eager, name in names.items():
-            attention.register(name, _function(paths, eager, receive))
+            attention.register(name, _function(paths, eager, receive, excuse, aside))
             # Without a mask function of the same name, Transformers makes no masks at all and
             # says nothing.
             masks.register(name, eager_masks if eager else masking.sdpa_mask)
@@ -419,7 +436,8 @@ def routed(model: nn.Module, receive: Callable[[LayerCall], Tensor]) -> Iterator
             if own in ("eager", "sdpa") and not getattr(config, "reorder_and_upcast_attn", False):
                 named.stands_for = own
             config._attn_implementation_internal = named
-        with own_calls(model, receive, lambda: _is_routed(configurations, names.values())):
+        now: Callable[[], bool] = partial(_is_routed, configurations, names.values())
+        with own_calls(model, receive, now):
             yield
     finally:
         for config, own in zip(configurations, before, strict=True):
