@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import pandas
     from torch import Tensor
 
-    from weft.analysis.eviction.evict import Eviction, Rule
+    from weft.analysis.eviction.evict import Eviction
+    from weft.analysis.eviction.policies import Rule
     from weft.analysis.image_map import ImageMap
     from weft.studio.serving import Viewer
 
@@ -103,7 +104,7 @@ class Trace(TraceData):
     def evict(
         self,
         *,
-        budgets: Sequence[float] = (0.05, 0.2, 0.5),
+        budgets: Sequence[float | str] = (0.05, 0.2, 0.5),
         policies: Sequence[Rule] | None = None,
         prompt: int | None = None,
         each_step: bool = False,

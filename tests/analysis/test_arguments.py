@@ -21,9 +21,7 @@ from weft.analysis.arguments import in_words, real_number
 from weft.analysis.compare import changed_edges, compare, first_difference, matched_layers
 from weft.analysis.compare import distance as row_distance
 from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.eviction.evict import evict, keys_of
-from weft.analysis.eviction.policies import h2o, kept, observed, snapkv, streaming, tova
-from weft.analysis.eviction.prompt import Prompt
+from weft.analysis.eviction.evict import evict
 from weft.analysis.graphs.components import components
 from weft.analysis.graphs.flow import attention_flow
 from weft.analysis.graphs.norms import given_by_edges, given_by_rows, norms_of_heads
@@ -81,7 +79,6 @@ IMAGES = dataclasses.replace(
 MODEL = weft.MultiHeadAttention(8, 2)
 (MATRICES,) = matrices_of(MODEL)
 CIRCUIT = ov_circuit(MATRICES)
-PROMPT = Prompt(LAYER.matrix, 5)
 NEEDLE = Needle(0, 3, 2)
 LINKS = GoldLinks.of_line("0-0")
 
@@ -126,15 +123,7 @@ CASES = [
     Case(layer_of_weights, {"weights": drawn(1, 2, 2), "tokens": None, "key_tokens": None,
                             "mask": "all", "keep": None}),
     Case(evict, {"trace": TRACE, "budgets": (0.5,), "policies": None, "prompt": None,
-                 "each_step": False, "layers": None, "values": None, "projections": None}),
-    Case(keys_of, {"budget": 0.5, "prompt": 6}),
-    Case(h2o, {"prompt": PROMPT, "budget": 2, "recent": 0.5}),
-    Case(lambda **given: snapkv(budget=2, **given), {"prompt": PROMPT, "window": 2, "kernel": 3}),
-    Case(lambda **given: streaming(budget=2, **given), {"prompt": PROMPT, "sinks": 1}),
-    Case(lambda prompt: tova(prompt, 2), {"prompt": PROMPT}),
-    Case(lambda prompt: observed(prompt, 2), {"prompt": PROMPT}),
-    Case(kept, {"scores": drawn(2, 5), "budget": 2}),
-    Case(Prompt, {"matrix": LAYER.matrix, "length": 5}),
+                 "each_step": False}),
     Case(components, {"source": LAYER.graph, "threshold": 0.1, "strong": False,
                       "together": False}),
     Case(attention_flow, {"trace": TRACE, "position": 1, "targets": 0, "kind": None,

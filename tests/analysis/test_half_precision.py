@@ -126,8 +126,7 @@ def _measured(trace: TraceData) -> np.ndarray:
 
 
 def _evicted(trace: TraceData) -> Tensor:
-    layers = evict(trace, budgets=(0.25, 4), policies=["h2o", "observed"]).layers.values()
-    return torch.cat([layer.lost.flatten() for layer in layers])
+    return evict(trace, budgets=(0.25, 4), policies=["h2o", "observed"]).lost_by_heads
 
 
 ANALYSES: dict[str, Callable[[TraceData], object]] = {

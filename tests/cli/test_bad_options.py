@@ -172,10 +172,9 @@ def test_verbs_that_are_none(weft_main: Command) -> None:
         ("flow T --token 99", "no position 99; the sequence has positions 0 to 3."),
         ("flow T --from 99", "no input position 99; the sequence has input positions 0 to"),
         ("flow T --kind x", "the trace has no x layer; it has "),
-        ("evict D --budget 999", "budget 999; expected a share of the prompt"),
+        ("evict D --budget 999", "budget '999'; expected a share of the prompt"),
         ("evict D --policy x", "no policy 'x'; there are h2o"),
-        ("evict D --prompt-tokens 9999", "a prompt of "),
-        ("evict D --layer 99", "no layer 99 among those that look back"),
+        ("evict D --prompt-tokens 9999", "the prompt, of "),
         # About a layer that was not asked for.
         ("evict E", "evict: layer layers.0 has no exact weights"),
         ("evict D --by x", "by='x'; expected policy, layer"),

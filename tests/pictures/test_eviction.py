@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from weft.analysis.eviction.evict import Eviction
-from weft.analysis.eviction.layer import LayerEviction
 from weft.errors import InputError
 from weft.pictures import save_picture
 from weft.pictures.eviction import eviction
@@ -23,10 +22,9 @@ def made() -> Eviction:
     after[..., 40:] = -1
     after[:, :, 0, :20] = -1
     after[:, :, 1, 20:] = -1
-    lost = torch.zeros(2, 1, 4, 10)
-    lost[:, :, 3] = 0.8
-    layer = LayerEviction(lost, torch.zeros(1, 4, 10), after)
-    return Eviction(("mine", "oracle"), (20,), (0.5,), 40, 10, False, {0: layer})
+    lost = torch.zeros(3, 1, 4, 10)
+    lost[:2, :, 3] = 0.8
+    return Eviction(("mine", "oracle", "oracle-step"), (20,), 40, False, {0: lost}, {0: after})
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -50,7 +48,7 @@ def test_colour_is_where_keys_stay_and_where_heads_lose(theme: Theme, tmp_path: 
 
 def test_scales_are_read_as_they_are() -> None:
     found = made()
-    found.layers[0].lost[:, :, 3] = 1.0
+    found.lost[0][:2, :, 3] = 1.0
     figure = eviction(found)
     figure.canvas.draw()
     scale = next(axes for axes in figure.axes if len(axes.get_xticks()) == 3)

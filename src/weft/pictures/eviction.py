@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor
 
 from weft.analysis.eviction.evict import BEST_SET, BEST_SETS, Eviction
 from weft.errors import InputError
@@ -22,6 +19,7 @@ __all__ = ["eviction"]
 _LEFT, _WIDE, _HIGH, _BETWEEN, _ABOVE = 1.32, 5.6, 0.72, 0.14, 0.98
 _HEADS, _BESIDE, _RIGHT = 1.5, 0.16, 0.22
 _CURVES, _GAP, _BELOW = 1.7, 0.86, 0.5
+_WIDTH = _LEFT + _WIDE + _BESIDE + _HEADS + _RIGHT
 #: Pixels of a strip: keys that fall into one are averaged.
 _PIXELS = 1120
 #: How dark keys after the prompt are, where they all stay.
@@ -30,9 +28,7 @@ _LATER = 0.35
 _POINTS = 64
 
 
-def eviction(
-    found: Eviction, budget: int = 0, *, title: str | None = None, theme: Theme = "light"
-) -> Figure:
+def eviction(result: Eviction, budget: int = 0, *, theme: Theme = "light") -> Figure:
     """Which keys each policy keeps of every layer, and the mass that every head loses.
 
     Left, for each policy: keys from the first to the last position, the heads of keys of all layers
@@ -40,214 +36,144 @@ def eviction(
     at every budget.
 
     Args:
-        found: of `weft.analysis.eviction.evict.evict`.
+        result: of `weft.analysis.eviction.evict.evict`.
         budget: the number of the budget that is drawn.
-        title: above; None: says the budget. theme.
 
     Raises: InputError: no such budget.
     """
-    if not -len(found.budgets) <= budget < len(found.budgets):
-        raise InputError(f"eviction: budget {budget}; there are {len(found.budgets)}, from 0.")
+    if not -len(result.budgets) <= budget < len(result.budgets):
+        raise InputError(f"eviction: budget {budget}; there are {len(result.budgets)}, from 0.")
     colours = palette(theme)
-    policies = found.policies
-    sheet = _Sheet(len(policies))
-    figure = new_figure(sheet.width, sheet.height, colours)
-    _headings(figure, sheet, found, budget, title, colours)
-    losses = {name: _losses(found, name, budget) for name in (*policies, BEST_SETS)}
-    largest = max(float(np.nanmax(_grid(losses[name]))) for name in policies)
-    norm = PowerNorm(0.5, 0.0, max(largest, 1e-6))
-    inks = _inks(policies, colours)
-    for row, name in enumerate(policies):
-        _policy(figure, sheet, found, row, budget, losses[name], norm, colours)
-    _foot_of_strips(figure, sheet, found, norm, colours)
-    _curves(figure, sheet, found, losses, inks, colours)
+    drawn = result.policies[:-1]
+    down = _ABOVE + len(drawn) * (_HIGH + _BETWEEN)
+    figure = new_figure(_WIDTH, down + _GAP + _CURVES + _BELOW, colours)
+    _headings(figure, result, budget, colours)
+    grids = [_grid(result, number, budget) for number in range(len(drawn))]
+    norm = PowerNorm(0.5, 0.0, max(*(float(np.nanmax(grid)) for grid in grids), 1e-6))
+    keys = LinearSegmentedColormap.from_list("weft-keys", [colours.ground, colours.key], 256)
+    for row, (name, grid) in enumerate(zip(drawn, grids, strict=True)):
+        top = _ABOVE + row * (_HIGH + _BETWEEN)
+        mean = float(result.lost_by_heads[row, budget].mean())
+        _text(figure, 0.14, top + 0.08, name, fontsize=9, fontweight="bold", color=colours.ink)
+        _text(figure, 0.14, top + 0.27, f"{100 * mean:.2f} %", fontsize=13, color=colours.ink)
+        if name == BEST_SET:
+            _text(figure, 0.14, top + 0.52, "best single set", fontsize=6.5, color=colours.faint)
+        axes = axes_of_cells(figure, _LEFT, top, _WIDE, _HIGH)
+        axes.imshow(_stays(result, row, budget), cmap=keys, vmin=0, vmax=1, aspect="auto",
+                    interpolation="nearest")  # fmt: skip
+        bare(axes, colours)
+        axes = axes_of_cells(figure, _LEFT + _WIDE + _BESIDE, top, _HEADS, _HIGH)
+        axes.imshow(grid, cmap=colours.weight, norm=norm, aspect="auto", interpolation="nearest")
+        bare(axes, colours)
+    _scales(figure, result, down - _BETWEEN + 0.05, float(norm.vmax or 1.0), colours)
+    _curves(figure, result, budget, down + _GAP - _BETWEEN, colours)
     return figure
 
 
-class _Sheet:
-    """Where things stand, in inches."""
-
-    def __init__(self, policies: int) -> None:
-        self.strips = policies * (_HIGH + _BETWEEN)
-        self.width = _LEFT + _WIDE + _BESIDE + _HEADS + _RIGHT
-        self.height = _ABOVE + self.strips + _GAP + _CURVES + _BELOW
-
-    def down(self, row: int) -> float:
-        """The upper side of a strip."""
-        return _ABOVE + row * (_HIGH + _BETWEEN)
-
-    def text(self, figure: Figure, across: float, down: float, text: str, **how: object) -> None:
-        """Text at a place from the upper left."""
-        options: dict[str, object] = {"fontsize": 7, "va": "top"} | how
-        figure.text(across / self.width, 1 - down / self.height, text, **options)  # type: ignore[arg-type]
+def _text(figure: Figure, across: float, down: float, text: str, **how: object) -> None:
+    """Text at a place from the upper left, in inches."""
+    width, height = figure.get_size_inches()
+    options: dict[str, object] = {"fontsize": 7, "va": "top"} | how
+    figure.text(across / width, 1 - down / height, text, **options)  # type: ignore[arg-type]
 
 
-def _headings(
-    figure: Figure, sheet: _Sheet, found: Eviction, budget: int, title: str | None, colours: Palette
-) -> None:
-    share = f"{100 * found.budgets[budget] / found.prompt:.3g} %"
-    title = title or f"What a cache of {share} of the keys keeps, and what every head loses"
-    heads = sum(layer.lost.shape[2] for layer in found.layers.values())
-    stay = "key stays" if found.budgets[budget] == 1 else "keys stay"
-    how = "a key goes after every step" if found.each_step else "keys go once, after the prompt"
-    sheet.text(figure, 0.14, 0.14, title, fontsize=10, fontweight="bold", color=colours.ink)
-    sheet.text(
+def _headings(figure: Figure, result: Eviction, budget: int, colours: Palette) -> None:
+    keys = result.budgets[budget]
+    title = (
+        f"What a cache of {100 * keys / result.prompt:.3g} % of the keys keeps, and what every "
+        "head loses"
+    )
+    how = "a key goes after every step" if result.each_step else "keys go once, after the prompt"
+    _text(figure, 0.14, 0.14, title, fontsize=10, fontweight="bold", color=colours.ink)
+    _text(
         figure, 0.14, 0.38,
-        f"{len(found.layers)} layers, {heads} heads; a prompt of {found.prompt:,} tokens, of which "
-        f"{found.budgets[budget]:,} {stay}, then {found.steps:,} steps; {how}",
+        f"{len(result.lost)} layers, {len(result.heads)} heads; a prompt of {result.prompt:,} "
+        f"tokens, of which {keys:,} {'key stays' if keys == 1 else 'keys stay'}, then "
+        f"{result.steps:,} steps; {how}",
         color=colours.faint, fontsize=7.5,
     )  # fmt: skip
-    sheet.text(figure, 0.14, 0.72, "policy, mass lost", color=colours.faint)
-    sheet.text(
-        figure, _LEFT, 0.72, "keys that stay; a row: a head of keys, layer 0 on top"
-        + (" (paler: stayed for a while)" if found.each_step else " (paler: keys of later tokens)"),
-        color=colours.key,
+    paler = "stayed for a while" if result.each_step else "keys of later tokens"
+    _text(figure, 0.14, 0.72, "policy, mass lost", color=colours.faint)
+    _text(
+        figure, _LEFT, 0.72, "keys that stay; a row: a head of keys, layer 0 on top "
+        f"(paler: {paler})", color=colours.key,
     )  # fmt: skip
-    sheet.text(
-        figure, _LEFT + _WIDE + _BESIDE, 0.72, "mass lost; a cell: a head", color=colours.faint
-    )
+    _text(figure, _LEFT + _WIDE + _BESIDE, 0.72, "mass lost; a cell: a head", color=colours.faint)
 
 
-def _losses(found: Eviction, name: str, budget: int) -> list[Tensor]:
-    """(heads, steps) of each layer."""
-    if name == BEST_SETS:
-        return [layer.best[budget].double() for layer in found.layers.values()]
-    number = found.policies.index(name)
-    return [layer.lost[number, budget].double() for layer in found.layers.values()]
-
-
-def _grid(losses: Sequence[Tensor]) -> Array:
+def _grid(result: Eviction, policy: int, budget: int) -> Array:
     """The mean loss of each head, (layers, heads); NaN where a layer has fewer."""
-    heads = max(len(loss) for loss in losses)
-    grid = np.full((len(losses), heads), np.nan)
-    for row, loss in enumerate(losses):
-        grid[row, : len(loss)] = loss.mean(-1).numpy()
+    grid = np.full((len(result.lost), 1 + max(head for _, head in result.heads)), np.nan)
+    for row, lost in enumerate(result.lost.values()):
+        grid[row, : lost.shape[2]] = lost[policy, budget].double().mean(-1).numpy()
     return grid
 
 
-def _stays(found: Eviction, policy: int, budget: int) -> Array:
+def _stays(result: Eviction, policy: int, budget: int) -> Array:
     """How long keys stay, 0 to 1 of all steps, (heads of keys of all layers, pixels)."""
-    parts = []
-    for layer in found.layers.values():
-        after = layer.evicted_after[policy, budget].numpy()
-        there = (after - (found.prompt - 1)) / max(found.steps, 1)
-        stays = np.where(after < 0, 1.0, there)
-        if not found.each_step:
-            stays[:, found.prompt :] = _LATER
-        parts.append(stays)
-    cells = np.concatenate(parts)
-    if cells.shape[1] <= _PIXELS:
-        return cells
+    after = np.concatenate(
+        [layer[policy, budget].numpy() for layer in result.evicted_after.values()]
+    )
+    stays = np.where(after < 0, 1.0, (after - (result.prompt - 1)) / result.steps)
+    if not result.each_step:
+        stays[:, result.prompt :] = _LATER
+    if stays.shape[1] <= _PIXELS:
+        return stays
     # Means of keys side by side, as many in a pixel as fall into it.
-    edges = np.linspace(0, cells.shape[1], _PIXELS + 1).astype(int)
-    means: Array = np.add.reduceat(cells, edges[:-1], 1) / np.diff(edges)
+    edges = np.linspace(0, stays.shape[1], _PIXELS + 1).astype(int)
+    means: Array = np.add.reduceat(stays, edges[:-1], 1) / np.diff(edges)
     return means
 
 
-def _policy(
-    figure: Figure, sheet: _Sheet, found: Eviction, row: int, budget: int,
-    losses: Sequence[Tensor], norm: PowerNorm, colours: Palette,
-) -> None:  # fmt: skip
-    """One policy: its name and loss, what it keeps, and what every head loses."""
-    down, name = sheet.down(row), found.policies[row]
-    mean = float(np.concatenate([loss.numpy().ravel() for loss in losses]).mean())
-    sheet.text(figure, 0.14, down + 0.08, name, fontsize=9, fontweight="bold", color=colours.ink)
-    sheet.text(figure, 0.14, down + 0.27, f"{100 * mean:.2f} %", fontsize=13, color=colours.ink)
-    if name == BEST_SET:
-        sheet.text(figure, 0.14, down + 0.52, "best single set", fontsize=6.5, color=colours.faint)
-    axes = axes_of_cells(figure, _LEFT, down, _WIDE, _HIGH)
-    ramp = LinearSegmentedColormap.from_list("weft-keys", [colours.ground, colours.key], 256)
-    axes.imshow(_stays(found, row, budget), cmap=ramp, vmin=0, vmax=1, aspect="auto",
-                interpolation="nearest")  # fmt: skip
-    bare(axes, colours)
-    axes = axes_of_cells(figure, _LEFT + _WIDE + _BESIDE, down, _HEADS, _HIGH)
-    axes.imshow(_grid(losses), cmap=colours.weight, norm=norm, aspect="auto",
-                interpolation="nearest")  # fmt: skip
-    bare(axes, colours)
-
-
-def _foot_of_strips(
-    figure: Figure, sheet: _Sheet, found: Eviction, norm: PowerNorm, colours: Palette
-) -> None:
+def _scales(figure: Figure, result: Eviction, down: float, most: float, colours: Palette) -> None:
     """Positions under the strips, and the scale of the losses."""
-    down = sheet.down(len(found.policies)) - _BETWEEN + 0.05
-    length = found.prompt + found.steps
-    for place, ha in ((0, "left"), (found.prompt, "right")):
-        sheet.text(figure, _LEFT + _WIDE * place / length, down, f"{place:,}", ha=ha,
-                   fontsize=6.5, color=colours.faint)  # fmt: skip
-    sheet.text(figure, _LEFT + _WIDE, down, "steps", ha="right", fontsize=6.5,
-               color=colours.faint)  # fmt: skip
-    left = _LEFT + _WIDE + _BESIDE
-    axes = axes_of_cells(figure, left, down + 0.03, _HEADS, 0.07)
+    length = result.prompt + result.steps
+    for place, text, side in (
+        (0, "0", "left"), (result.prompt, f"{result.prompt:,}", "right"), (length, "steps", "right")
+    ):  # fmt: skip
+        _text(figure, _LEFT + _WIDE * place / length, down, text, ha=side, fontsize=6.5,
+              color=colours.faint)  # fmt: skip
+    axes = axes_of_cells(figure, _LEFT + _WIDE + _BESIDE, down + 0.03, _HEADS, 0.07)
     along = np.linspace(0, 1, 257)
     axes.pcolormesh(along, [0, 1], ((along[1:] + along[:-1]) / 2)[None], cmap=colours.weight,
                     vmin=0, vmax=1, rasterized=True)  # fmt: skip
     bare(axes, colours)
-    most = float(norm.vmax or 1.0)
     axes.set_xticks([0, 0.5, 1], ["0", f"{25 * most:.3g} %", f"{100 * most:.3g} %"])
     axes.tick_params(axis="x", length=2, width=0.5, pad=1.5, labelsize=6.5, color=colours.faint,
                      labelcolor=colours.faint)  # fmt: skip
 
 
-def _inks(policies: Sequence[str], colours: Palette) -> dict[str, str]:
-    """A colour for each policy; the best choices are in ink."""
-    names = [name for name in policies if name != BEST_SET]
-    inks = {name: colours.heads[place % len(colours.heads)] for place, name in enumerate(names)}
-    return inks | {BEST_SET: colours.ink, BEST_SETS: colours.faint}
-
-
-def _curves(
-    figure: Figure, sheet: _Sheet, found: Eviction, losses: dict[str, list[Tensor]],
-    inks: dict[str, str], colours: Palette,
-) -> None:  # fmt: skip
-    """The loss from step to step, and at every budget."""
-    down = _ABOVE + sheet.strips + _GAP - _BETWEEN
-    axes = axes_of_cells(figure, _LEFT - 0.6, down, 4.0, _CURVES)
-    group = max(1, found.steps // _POINTS)
-    last: dict[str, float] = {}
-    for name, of_layers in losses.items():
-        steps = np.concatenate([loss.numpy() for loss in of_layers]).mean(0)
-        parts = np.array_split(steps, max(1, found.steps // group))
-        means = 100 * np.array([part.mean() for part in parts])
-        # Each part from its first step to the next one's, the last as well.
-        places = found.prompt + np.linspace(0, found.steps, len(parts) + 1)
-        axes.step(places, [*means, means[-1]], where="post", color=inks[name], linewidth=1.1,
-                  linestyle="--" if name == BEST_SETS else "-")  # fmt: skip
-        last[name] = float(means[-1])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _plain(axes, colours, "mass lost, %; position of the step"
-           + ("" if group == 1 else f" (means of {group})"))  # fmt: skip
-    across = _LEFT + 4.0
-    axes = axes_of_cells(figure, across, down, sheet.width - across - 1.1, _CURVES)
-    shares = 100 * np.array(found.budgets) / found.prompt  # what stays, not what was asked for
+def _curves(figure: Figure, result: Eviction, budget: int, down: float, colours: Palette) -> None:
+    """The loss from step to step, and at every budget; the names in the colours of their lines."""
+    lost = 100 * result.lost_by_heads.numpy()
+    by_steps, by_budgets = lost[:, budget].mean(1), lost.mean((2, 3))
+    shares = 100 * np.array(result.budgets) / result.prompt  # what stays, not what was asked for
     order = np.argsort(shares)
-    ends: dict[str, float] = {}
-    for name, ink in inks.items():
-        if name not in losses:
-            continue
-        means = np.array([
-            100 * float(np.concatenate([loss.numpy().ravel() for loss in _losses(found, name, b)])
-                        .mean())
-            for b in range(len(found.budgets))
-        ])  # fmt: skip
-        axes.plot(shares[order], means[order], color=ink, linewidth=1.3, marker="o", markersize=3,
-                  linestyle="--" if name == BEST_SETS else "-")  # fmt: skip
-        ends[name] = float(means[order][0])
-    _plain(axes, colours, "mass lost, %; keys that stay, % of the prompt")
-    ticks = np.unique(shares)
-    axes.set_xticks(ticks, [f"{share:.3g}" for share in ticks])
-    axes.set_ylim(bottom=0)
-    _legend(figure, sheet, ends, inks, sheet.width - 1.02, down)
-
-
-def _legend(
-    figure: Figure, sheet: _Sheet, ends: dict[str, float], inks: dict[str, str], across: float,
-    down: float,
-) -> None:  # fmt: skip
-    """The names in the colours of their lines, highest first."""
-    for row, name in enumerate(sorted(ends, key=lambda each: -ends[each])):
-        sheet.text(figure, across, down + 0.02 + 0.17 * row, name, fontsize=7.5, color=inks[name],
-                   fontweight="bold" if name == BEST_SET else "normal")  # fmt: skip
+    parts = min(result.steps, _POINTS)
+    # Each part from its first step to the next one's, the last as well.
+    places = result.prompt + np.linspace(0, result.steps, parts + 1)
+    across = _LEFT + 4.0
+    left = axes_of_cells(figure, _LEFT - 0.6, down, 4.0, _CURVES)
+    right = axes_of_cells(figure, across, down, _WIDTH - across - 1.1, _CURVES)
+    highest = sorted(range(len(lost)), key=lambda number: -by_budgets[number, order[0]])
+    for number, name in enumerate(result.policies):
+        ink = colours.heads[number % len(colours.heads)]
+        ink = {BEST_SET: colours.ink, BEST_SETS: colours.faint}.get(name, ink)
+        dashes = "--" if name == BEST_SETS else "-"
+        means = [part.mean() for part in np.array_split(by_steps[number], parts)]
+        left.step(places, [*means, means[-1]], where="post", color=ink, linewidth=1.1,
+                  linestyle=dashes)  # fmt: skip
+        right.plot(shares[order], by_budgets[number, order], color=ink, linewidth=1.3, marker="o",
+                   markersize=3, linestyle=dashes)  # fmt: skip
+        place = down + 0.02 + 0.17 * highest.index(number)
+        bold = "bold" if name == BEST_SET else "normal"
+        _text(figure, _WIDTH - 1.02, place, name, fontsize=7.5, color=ink, fontweight=bold)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    right.set_xticks(np.unique(shares), [f"{share:.3g}" for share in np.unique(shares)])
+    right.set_ylim(bottom=0)
+    averaged = "" if parts == result.steps else f" (means of {result.steps / parts:.3g})"
+    _plain(left, colours, f"mass lost, %; position of the step{averaged}")
+    _plain(right, colours, "mass lost, %; keys that stay, % of the prompt")
 
 
 def _plain(axes: Axes, colours: Palette, title: str) -> None:

@@ -144,14 +144,3 @@ def online(
             cache.remove(which)
             gone[k][which] = i
     return lost, gone
-
-
-def moved(weights: Array, values: Array, gone: Array) -> tuple[Array, Array]:
-    """The output with all keys, and with those left, renormalised: (heads, rows, depth) each.
-
-    weights: (heads, rows, keys), gone: the same shape. A sink's share stays beside the keys.
-    """
-    values = np.repeat(values, len(weights) // len(values), 0)
-    left = np.where(gone, 0, weights)
-    away = (weights - left).sum(-1, keepdims=True)
-    return weights @ values, (left / (1 - away)) @ values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,7 @@ from tests.analysis.eviction import by_hand
 
 import weft
 from weft.analysis.eviction.evict import Eviction, evict
-from weft.analysis.eviction.policies import POLICIES, Policy, Step, h2o, snapkv
-from weft.analysis.eviction.prompt import Prompt
+from weft.analysis.eviction.policies import POLICIES, Prompt, h2o, snapkv
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 
@@ -59,21 +59,25 @@ def snap_small(prompt: Prompt, budget: int) -> torch.Tensor:
     return snapkv(prompt, budget, window=SNAP[0], kernel=SNAP[1])
 
 
-def sets_of(found: Eviction, policy: str, layer: int, budget: int = 0) -> list[set[int]]:
-    after = found.layers[layer].evicted_after[found.policies.index(policy), budget]
-    return [set((each[: found.prompt] < 0).nonzero()[:, 0].tolist()) for each in after]
+def sets_of(result: Eviction, policy: str, layer: int, budget: int = 0) -> list[set[int]]:
+    after = result.evicted_after[layer][result.policies.index(policy), budget]
+    return [set((each[: result.prompt] < 0).nonzero()[:, 0].tolist()) for each in after]
+
+
+def lost_by(result: Eviction, policy: str, layer: int, budget: int = 0) -> torch.Tensor:
+    return result.lost[layer][result.policies.index(policy), budget]
 
 
 def test_each_policy_keeps_what_its_paper_says_and_loses_the_rest(
     case: tuple[TraceData, list[by_hand.Array]],
 ) -> None:
     trace, weights = case
-    rules = ["h2o", "observed", "streaming", "tova", Policy("snapkv", snap_small)]
+    rules = ["h2o", "observed", "streaming", "tova", snap_small]
     found = evict(trace, budgets=[BUDGET, 2, PROMPT], policies=rules, prompt=PROMPT)
     expected = {
         "h2o": by_hand.h2o, "observed": by_hand.observed, "streaming": by_hand.streaming,
         "tova": by_hand.tova,
-        "snapkv": lambda *a: by_hand.snapkv(*a, *SNAP),
+        "snap_small": lambda *a: by_hand.snapkv(*a, *SNAP),
     }  # fmt: skip
     for layer, dense in enumerate(weights):
         for name, rule in expected.items():
@@ -82,10 +86,10 @@ def test_each_policy_keeps_what_its_paper_says_and_loses_the_rest(
             assert sets_of(found, name, layer) == sets, name
             lost = by_hand.lost_after(dense, sets, PROMPT)
             assert lost.max() > 0.1
-            np.testing.assert_allclose(found.lost(name, 0)[layer].numpy(), lost, atol=5e-6)
+            np.testing.assert_allclose(lost_by(found, name, layer).numpy(), lost, atol=5e-6)
         # The whole prompt: nothing is lost; and keys of later tokens stay in any case.
-        assert not any(found.lost(name, 2)[layer].any() for name in (*expected, "oracle"))
-        assert bool((found.layers[layer].evicted_after[..., PROMPT:] == -1).all())
+        assert not any(lost_by(found, name, layer, 2).any() for name in (*expected, "oracle"))
+        assert bool((found.evicted_after[layer][..., PROMPT:] == -1).all())
 
 
 @pytest.mark.parametrize("prompt", [9, 11], ids=["many steps", "few steps"])
@@ -96,9 +100,9 @@ def test_no_set_beats_the_oracle_and_no_policy_the_bound_of_a_step(prompt: int) 
     dense = by_hand.dense(queries[0].double().numpy(), keys[0].double().numpy())
     found = evict(trace, budgets=[3], prompt=prompt)
     groups = by_hand.groups(dense[:, prompt:, :prompt], KV_HEADS)
-    own = found.lost("oracle", 0)[0].double().unflatten(0, (KV_HEADS, -1)).sum((1, 2))
+    own = lost_by(found, "oracle", 0).double().unflatten(0, (KV_HEADS, -1)).sum((1, 2))
     assert own.tolist() == pytest.approx([by_hand.best_by_trying(g, 3) for g in groups], abs=1e-6)
-    bound = found.lost("oracle-step", 0)[0].double().unflatten(0, (KV_HEADS, -1)).sum(1)
+    bound = lost_by(found, "oracle-step", 0).double().unflatten(0, (KV_HEADS, -1)).sum(1)
     for k, group in enumerate(groups):
         for row in range(14 - prompt):
             one = by_hand.best_by_trying(group[:, row : row + 1], 3)
@@ -115,7 +119,7 @@ def test_keys_of_one_weight_are_shared_out_in_the_bound() -> None:
     found = evict(trace, budgets=[3], prompt=8)
     expected = [5 / (i + 1) for i in range(8, 12)]
     for name in ("oracle", "oracle-step", "h2o", "tova", "streaming"):
-        assert found.lost(name, 0)[0, 1].tolist() == pytest.approx(expected, abs=1e-6), name
+        assert lost_by(found, name, 0)[1].tolist() == pytest.approx(expected, abs=1e-6), name
     # Of equal scores the later key stays.
     assert sets_of(found, "tova", 0) == [{5, 6, 7}] * 2
     assert sets_of(found, "streaming", 0) == [{0, 1, 2}] * 2
@@ -139,7 +143,7 @@ def test_what_went_at_a_step_does_not_come_back(
 ) -> None:
     trace, weights = case
     found = evict(trace, budgets=[BUDGET], prompt=PROMPT, each_step=True)
-    assert found.policies == ("h2o", "streaming", "tova")
+    assert found.policies == ("h2o", "observed", "streaming", "tova", "oracle-step")
     rules = {
         "h2o": (by_hand.h2o, goes_h2o),
         "streaming": (by_hand.streaming, goes_streaming),
@@ -149,49 +153,20 @@ def test_what_went_at_a_step_does_not_come_back(
         for name, (first, goes) in rules.items():
             begun = first(dense, KV_HEADS, PROMPT, BUDGET)
             lost, gone = by_hand.online(dense, KV_HEADS, PROMPT, begun, goes)
-            after = found.layers[layer].evicted_after[found.policies.index(name), 0]
+            after = found.evicted_after[layer][found.policies.index(name), 0]
             for head, when in enumerate(gone):
                 expected = [when.get(j, -1) for j in range(LENGTH)]
                 assert after[head].tolist() == expected, (name, head)
                 assert expected.count(-1) == BUDGET
-            np.testing.assert_allclose(found.lost(name, 0)[layer].numpy(), lost, atol=1e-5)
+            np.testing.assert_allclose(lost_by(found, name, layer).numpy(), lost, atol=1e-5)
         best = by_hand.groups(dense, KV_HEADS)
         for k, group in enumerate(best):
             together = group[:, PROMPT:].sum(0)
             for row, i in enumerate(range(PROMPT, LENGTH)):
                 least = np.sort(together[row, :i])[: i - BUDGET].sum()
-                mine = found.layers[layer].best[0].unflatten(0, (KV_HEADS, -1))[k, :, row].sum()
+                bound = lost_by(found, "oracle-step", layer)
+                mine = bound.unflatten(0, (KV_HEADS, -1))[k, :, row].sum()
                 assert float(mine) == pytest.approx(least, abs=1e-5)
-
-
-@pytest.mark.parametrize("each_step", [False, True])
-def test_outputs_move_as_the_formula_says(
-    case: tuple[TraceData, list[by_hand.Array]], each_step: bool
-) -> None:
-    trace, weights = case
-    made = torch.Generator().manual_seed(5)
-    values = torch.randn(KV_HEADS, LENGTH, 7, generator=made)
-    projection = torch.randn(HEADS, 7, 10, generator=made)
-    found = evict(
-        trace, budgets=[BUDGET], policies=["tova", "streaming"], prompt=PROMPT, layers=[1],
-        values={1: values}, projections={1: projection}, each_step=each_step,
-    )  # fmt: skip
-    layer = found.layers[1]
-    assert layer.output is not None and layer.layer_output is not None
-    for number in range(2):
-        after = layer.evicted_after[number, 0].repeat_interleave(HEADS // KV_HEADS, 0).numpy()
-        steps = np.arange(PROMPT, LENGTH)[None, :, None]
-        gone = (after >= 0)[:, None] & (after[:, None] < steps)
-        whole, left = by_hand.moved(weights[1][:, PROMPT:], values.double().numpy(), gone)
-        norm = np.linalg.norm
-        expected = norm(left - whole, axis=-1) / norm(whole, axis=-1)
-        np.testing.assert_allclose(layer.output[number, 0].numpy(), expected, rtol=2e-4, atol=1e-5)
-        outs = [np.einsum("hrd,hdw->rw", o, projection.double().numpy()) for o in (whole, left)]
-        expected = norm(outs[1] - outs[0], axis=-1) / norm(outs[0], axis=-1)
-        np.testing.assert_allclose(
-            layer.layer_output[number, 0].numpy(), expected, rtol=2e-4, atol=1e-5
-        )
-    assert found.table()["layer_output"][:2].notna().all()
 
 
 def test_a_function_is_a_policy_and_sees_the_prompt_alone() -> None:
@@ -212,23 +187,23 @@ def test_a_function_is_a_policy_and_sees_the_prompt_alone() -> None:
 
     found = evict(trace, budgets=[0.25], policies=[by_norm], prompt=PROMPT)
     assert seen == [((HEADS, PROMPT, DEPTH), (KV_HEADS, PROMPT, DEPTH), "layers.0", 11)]
-    assert found.policies == ("by_norm", "oracle") and found.budgets == (11,)
+    assert found.policies == ("by_norm", "oracle", "oracle-step") and found.budgets == (11,)
     norms = np.linalg.norm(keys[0, :, :PROMPT].numpy(), axis=-1)
     assert sets_of(found, "by_norm", 0) == [by_hand.best(-each, 11) for each in norms]
 
 
-def test_a_policy_with_a_step_runs_step_by_step() -> None:
+def test_a_function_runs_step_by_step_too() -> None:
     queries, keys = arrays(layers=1)
     trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
 
-    def oldest(step: Step) -> torch.Tensor:
-        assert step.weights.shape == (HEADS, step.query + 1)
-        assert torch.allclose(step.weights.sum(-1), torch.ones(HEADS), atol=1e-5)
-        return torch.arange(step.query + 1).expand(KV_HEADS, -1)
+    def latest(prompt: Prompt, budget: int) -> torch.Tensor:
+        weights = prompt.last(1)
+        assert weights.shape == (HEADS, 1, prompt.length)
+        assert torch.allclose(weights.sum(-1), torch.ones(HEADS, 1), atol=1e-5)
+        return torch.arange(prompt.length).expand(KV_HEADS, -1)
 
-    latest = Policy("latest", lambda p, b: torch.arange(p.length).expand(KV_HEADS, -1), oldest)
     found = evict(trace, budgets=[BUDGET], policies=[latest], prompt=PROMPT, each_step=True)
-    after = found.layers[0].evicted_after[0, 0, 0].tolist()
+    after = found.evicted_after[0][0, 0, 0].tolist()
     assert after[PROMPT - BUDGET : LENGTH - BUDGET] == list(range(PROMPT, LENGTH))
 
 
@@ -238,16 +213,16 @@ def test_the_table_is_the_mean_of_its_parts() -> None:
     found = evict(trace, budgets=[0.1, 0.5], policies=["h2o", "tova"], prompt=PROMPT)
     whole = found.table()
     assert list(whole["policy"][:4]) == ["h2o", "tova", "oracle", "oracle-step"]
-    assert len(whole) == 8 and list(whole["keys"][::4]) == [4, 22]
-    assert whole["lost"][0] == pytest.approx(float(found.lost("h2o", 0).double().mean()))
+    assert len(whole) == 8 and list(whole["budget"][::4]) == [4, 22]
+    assert whole["lost"][0] == pytest.approx(float(found.lost_by_heads[0, 0].mean()))
     for by, parts in (("layer", 2), ("head", 2 * HEADS), ("step", LENGTH - PROMPT)):
         table = found.table(by)
         assert len(table) == 8 * parts
-        means = table.groupby(["policy", "keys"])["lost"].mean()
+        means = table.groupby(["policy", "budget"])["lost"].mean()
         for _, row in whole.iterrows():
-            assert means[row["policy"], row["keys"]] == pytest.approx(row["lost"], abs=1e-9)
+            assert means[row["policy"], row["budget"]] == pytest.approx(row["lost"], abs=1e-9)
     heads = found.table("head")
-    worst = heads[(heads["policy"] == "h2o") & (heads["keys"] == 4)].sort_values("lost").iloc[-1]
+    worst = heads[(heads["policy"] == "h2o") & (heads["budget"] == 4)].sort_values("lost").iloc[-1]
     assert (whole["worst_layer"][0], whole["worst_head"][0]) == (worst["layer"], worst["head"])
     with pytest.raises(InputError, match="by='keys'; expected policy, layer, head or step"):
         found.table("keys")
@@ -285,23 +260,25 @@ def test_bad_input_is_one_line_that_says_what_to_do() -> None:
     assert "Trace again with queries and keys" in refused(queries_keys=False)
     assert "its queries and keys were not kept" in refused(queries_keys=False)
     assert "Trace a language model" in refused(mask=None, kind="encoder")
-    for budget in (0, -0.1, 1.5, 61, True, float("nan"), float("inf"), "x"):
+    for budget in (0, -0.1, 1.5, 61, True, math.nan, math.inf, "x", "200%", "0%", "nan%", "1.2"):
         assert "expected a share of the prompt" in refused(budgets=[budget], prompt=PROMPT), budget
     assert "budgets=() asks for nothing" in refused(budgets=[])
-    assert "a prompt of 60 of 60 tokens; expected 1 to 59" in refused(prompt=60)
+    assert "the prompt, of 60 tokens, is 60; expected a whole number, from 1 to 59" in refused(
+        prompt=60
+    )
     assert "no policy 'h2'; there are h2o" in refused(policies=["h2"])
     assert "expected a list of names" in refused(policies="h2o")
-    assert "snapkv chooses once" in refused(policies=["snapkv"], each_step=True)
-    assert "3 is no policy" in refused(policies=[3])
-    assert "no layer 7 among those" in refused(layers=[7])
-    assert "policy wide: it gave (1, 2)" in refused(
-        policies=[Policy("wide", lambda p, b: torch.zeros(1, 2))]
+    assert "policy snapkv failed (InputError: it asks for the last 26 queries" in refused(
+        policies=["snapkv"], each_step=True
     )
-    assert "policy none: it gave NoneType" in refused(policies=[Policy("none", lambda p, b: None)])
-    nothing = Policy("nan", lambda p, b: torch.full((KV_HEADS, p.length), torch.nan))
-    assert "not real numbers" in refused(policies=[nothing])
-    even = Policy("even", lambda p, b: snapkv(p, b, kernel=4))
-    assert "an odd number" in refused(policies=[even])
+    assert "no policy 3; there are h2o" in refused(policies=[3])
+    for function, line in (
+        (lambda p, b: torch.zeros(1, 2), "policy <lambda> gave a tensor (1, 2); expected a tensor"),
+        (lambda p, b: None, "policy <lambda> gave None; expected a tensor of scores"),
+        (lambda p, b: torch.full((KV_HEADS, p.length), torch.nan), "that are not real numbers"),
+        (lambda p, b: p.nothing, "policy <lambda> failed (AttributeError: "),
+    ):
+        assert line in refused(policies=[function])
 
 
 def test_short_prompts_have_a_table_too() -> None:
@@ -312,20 +289,23 @@ def test_short_prompts_have_a_table_too() -> None:
     )
     for prompt in (1, 2):
         found = evict(trace, budgets=[1], prompt=prompt)
-        assert set(found.policies) == {*POLICIES, "oracle"}
+        assert set(found.policies) == {*POLICIES, "oracle", "oracle-step"}
         assert all(
-            bool((layer.evicted_after[..., :prompt] < 0).sum(-1).eq(1).all())
-            for layer in found.layers.values()
+            bool((after[..., :prompt] < 0).sum(-1).eq(1).all())
+            for after in found.evicted_after.values()
         )
     steps = evict(trace, budgets=[1], prompt=2, each_step=True, policies=["h2o", "tova"])
-    assert bool((steps.layers[0].evicted_after < 0).sum(-1).eq(1).all())
+    assert bool((steps.evicted_after[0] < 0).sum(-1).eq(1).all())
 
 
 def test_h2o_without_latest_keys_is_the_sum_alone() -> None:
     queries, keys = arrays(layers=1)
     trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
     dense = by_hand.dense(queries[0].double().numpy(), keys[0].double().numpy())
-    sums = Policy("sums", lambda p, b: h2o(p, b, recent=0.0))
+
+    def sums(prompt: Prompt, budget: int) -> torch.Tensor:
+        return h2o(prompt, budget, recent=0.0)
+
     found = evict(trace, budgets=[BUDGET], policies=[sums], prompt=PROMPT)
     groups = by_hand.groups(dense[:, :PROMPT, :PROMPT], KV_HEADS)
     assert sets_of(found, "sums", 0) == [by_hand.best(g.sum((0, 1)), BUDGET) for g in groups]
@@ -348,12 +328,13 @@ def test_a_policy_that_writes_into_what_it_is_given_changes_no_other() -> None:
     assert lost_beside[["h2o", "observed"]].tolist() == expected
 
 
-def test_budgets_may_be_numbers_of_numpy() -> None:
+def test_budgets_may_be_words_and_numbers_of_numpy() -> None:
     zeros = torch.zeros(1, 2, 12, 4)
     trace = weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")
-    budgets = [*np.arange(2, 5, 2), np.float32(0.25), np.float64(1.0)]
+    budgets = [*np.arange(2, 5, 2), np.float32(0.25), np.float64(1.0), "50%", "3", "0.9"]
     found = evict(trace, budgets=budgets, policies=["tova"], prompt=8)
-    assert (found.budgets, found.shares) == ((2, 4, 2, 8), (0.25, 0.5, 0.25, 1.0))
+    # Each once.
+    assert found.budgets == (2, 4, 8, 3, 7)
 
 
 def test_a_text_of_one_token_has_no_prompt() -> None:

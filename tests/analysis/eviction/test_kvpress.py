@@ -17,7 +17,7 @@ import torch
 
 import weft
 from weft.analysis.eviction.evict import evict
-from weft.analysis.eviction.policies import Policy, h2o
+from weft.analysis.eviction.policies import Prompt, h2o
 from weft.formats.trace import TraceData
 from weft.tracing.arguments import cache_among
 
@@ -104,7 +104,10 @@ def test_the_very_positions_that_kvpress_keeps(presses: Any, made: Any) -> None:
     shares = (0.25, 0.5)
     trace = weft.trace(model, {"input_ids": ids}, verify=False, keep=weft.Top(1))
     assert isinstance(trace, TraceData)
-    sums = Policy("sums", lambda seen, budget: h2o(seen, budget, recent=0.0))
+
+    def sums(prompt: Prompt, budget: int) -> torch.Tensor:
+        return h2o(prompt, budget, recent=0.0)
+
     names = {
         "snapkv": presses.SnapKVPress,
         "observed": presses.ObservedAttentionPress,
@@ -120,7 +123,7 @@ def test_the_very_positions_that_kvpress_keeps(presses: Any, made: Any) -> None:
         expected["sums"] = kept_by(of_sums(presses)(1 - share), model, ids[:, :prompt])
         for name, of_layers in expected.items():
             for layer, positions in enumerate(of_layers):
-                after = found.layers[layer].evicted_after[found.policies.index(name), place]
+                after = found.evicted_after[layer][found.policies.index(name), place]
                 mine = [(head[:prompt] < 0).nonzero()[:, 0].tolist() for head in after]
                 assert mine == positions.tolist(), (name, share, layer)
 

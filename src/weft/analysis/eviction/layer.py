@@ -1,241 +1,192 @@
-"""Policies on one layer: what each throws away, and what every later query loses by it."""
+"""Policies on one layer: which keys each throws away, and the mass that later queries lose."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from weft.analysis.eviction.losses import (
-    OutputChange,
-    best_sets_lost,
-    lost_mass,
-    renormalised,
-    row_blocks,
-)
-from weft.analysis.eviction.policies import Policy, Step, chosen, kept
-from weft.analysis.eviction.prompt import Prompt, column_sums, rows_of
+from weft.analysis.eviction.policies import Prompt, kept, rows_of
+from weft.errors import InputError
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.shapes import in_words
 
-__all__ = ["Given", "LayerEviction", "after_prompt", "at_each_step"]
+__all__ = ["NamedRule", "after_prompt", "at_each_step"]
 
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """A layer, and where its prompt ends.
-
-    values: (kv_heads, keys, value_depth); projection: W_O, (heads, value_depth, width); or None.
-    beside: (heads, queries), the weight of a sink that is no key; None: there is none.
-    """
-
-    matrix: AttentionMatrix
-    prompt: int
-    name: str = ""
-    values: Tensor | None = None
-    projection: Tensor | None = None
-    beside: Tensor | None = None
-
-    @property
-    def steps(self) -> range:
-        """The queries after the prompt."""
-        return range(self.prompt, self.matrix.shape[1])
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys."""
-        return self.matrix.keys.shape[0]
+#: A policy and its name.
+NamedRule = tuple[str, Callable[[Prompt, int], Tensor]]
+#: Cells of the weights of all heads that are formed at a time: 16 MiB of float32.
+_BLOCK_CELLS = 2**22
 
 
-@dataclass(frozen=True, eq=False)
-class LayerEviction:
-    """What policies lose on one layer, at some budgets.
-
-    lost: (policies, budgets, heads, steps), the mass of each step on keys that are gone.
-    best: (budgets, heads, steps), what it loses with the best set of keys for this step alone.
-    evicted_after: (policies, budgets, kv_heads, keys), int: the query after which a key was thrown
-        away; -1: it stayed.
-    output: (policies, budgets, heads, steps), the relative change of the head's output; None: the
-        values are not known.
-    layer_output: (policies, budgets, steps), likewise of the layer's; None: W_O is not known.
-    """
-
-    lost: Tensor
-    best: Tensor
-    evicted_after: Tensor
-    output: Tensor | None = None
-    layer_output: Tensor | None = None
-
-
-class _Losses:
-    """Collects the losses of a layer, block by block."""
-
-    def __init__(self, given: Given, policies: int, budgets: Sequence[int]) -> None:
-        heads, queries, _ = given.matrix.shape
-        self._given, self.budgets, steps = given, budgets, queries - given.prompt
-        self._shape = (policies, len(budgets))
-        self.lost = torch.zeros(*self._shape, heads, steps)
-        self.best = torch.zeros(len(budgets), heads, steps)
-        self.output = None if given.values is None else torch.zeros_like(self.lost)
-        known = given.values is not None and given.projection is not None
-        self.layer_output = torch.zeros(*self._shape, steps) if known else None
-
-    def find_best(self, rows: range, weights: Tensor) -> None:
-        """weights: (heads, rows, keys) of the keys that a policy may throw away."""
-        own = self._own(rows)
-        for head, group in enumerate(weights.chunk(self._given.kv_heads)):
-            heads = slice(head * len(group), (head + 1) * len(group))
-            self.best[:, heads, own] = best_sets_lost(group, self.budgets)
-
-    def find_outputs(self, rows: range, weights: Tensor, gone: Tensor) -> None:
-        """weights: (heads, rows, keys); gone: (policies, budgets, kv_heads, (rows,) keys), bool."""
-        if self.output is None or self._given.values is None:
-            return
-        given = self._given
-        beside = None if given.beside is None else given.beside[:, rows.start : rows.stop]
-        change = OutputChange(weights, self._given.values, given.projection, beside)
-        own = self._own(rows)
-        for policy in range(self._shape[0]):
-            for budget in range(self._shape[1]):
-                heads, layer = change(gone[policy, budget])
-                self.output[policy, budget, :, own] = heads
-                if self.layer_output is not None and layer is not None:
-                    self.layer_output[policy, budget, own] = layer
-
-    def _own(self, rows: range) -> slice:
-        return slice(rows.start - self._given.prompt, rows.stop - self._given.prompt)
-
-    def found(self, evicted_after: Tensor) -> LayerEviction:
-        """All of it."""
-        return LayerEviction(self.lost, self.best, evicted_after, self.output, self.layer_output)
+def _scores(rule: NamedRule, prompt: Prompt, budget: int) -> Tensor:
+    """The scores that a policy gives the keys, checked: (kv_heads, length)."""
+    name, function = rule
+    try:
+        scores: object = function(prompt, budget)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise InputError(
+            f"evict: policy {name} failed ({type(error).__name__}: {reason}). "
+            "weft --debug evict ... shows where."
+        ) from error
+    shape = (prompt.kv_heads, prompt.length)
+    expected = f"expected a tensor of scores, (kv_heads, keys) = {shape}, the highest kept"
+    if not isinstance(scores, Tensor) or scores.shape != shape:
+        raise InputError(f"evict: policy {name} gave {in_words(scores)}; {expected}.")
+    if scores.dtype.is_complex or bool(scores.isnan().any()):
+        raise InputError(f"evict: policy {name} gave scores that are not real numbers; {expected}.")
+    return scores.double()
 
 
-def after_prompt(given: Given, policies: Sequence[Policy], budgets: Sequence[int]) -> LayerEviction:
-    """Each policy chooses once, when the prompt was read; all later keys stay.
+def _row_blocks(matrix: AttentionMatrix, rows: range) -> Iterator[range]:
+    """Rows of a layer, so many at a time that the weights of all heads stay small."""
+    heads, _, keys = matrix.shape
+    size = max(1, _BLOCK_CELLS // (heads * keys))
+    for start in range(rows.start, rows.stop, size):
+        yield range(start, min(start + size, rows.stop))
 
-    Besides the policies, as the last of them, the best single set: for each head of keys the b keys
-    of the prompt with the largest mass from all steps and all heads that share them,
+
+def after_prompt(
+    matrix: AttentionMatrix, prompt: Prompt, rules: Sequence[NamedRule], budgets: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """`lost` and `evicted_after` of a layer whose keys are chosen once, when the prompt was read.
+
+    The best single set are for each head of keys the keys of the prompt with the largest mass from
+    all steps and all heads that share them,
 
         sum_{i >= prompt} P_ij
 
     which no single set beats in the sum over these.
     """
-    prompt = Prompt(given.matrix, given.prompt, given.name, given.values)
-    held = torch.zeros(
-        len(policies) + 1, len(budgets), given.kv_heads, given.prompt, dtype=torch.bool
+    (heads, queries, keys), length = matrix.shape, prompt.length
+    steps = range(length, queries)
+    sums = [rows_of(matrix, rows, length).sum(1) for rows in _row_blocks(matrix, steps)]
+    future = prompt.by_kv_head(torch.stack(sums).sum(0))
+    rules = [*rules, ("the best set", lambda prompt, budget: future)]
+    held = torch.stack(
+        [torch.stack([_held(rule, prompt, budget) for budget in budgets]) for rule in rules]
     )
-    future = prompt.by_kv_head(column_sums(given.matrix, given.steps)[:, : given.prompt])
-    for place, budget in enumerate(budgets):
-        for number, policy in enumerate(policies):
-            held[number, place] = _held(policy, prompt, budget)
-        held[-1, place].scatter_(-1, kept(future, budget), True)
-    losses = _Losses(given, len(held), budgets)
-    keys = given.matrix.shape[2]
-    for rows in row_blocks(given.matrix, given.steps):
-        weights = rows_of(given.matrix, rows, keys if given.values is not None else given.prompt)
-        of_prompt = weights[..., : given.prompt]
-        own = losses._own(rows)
-        for head, group in enumerate(of_prompt.chunk(given.kv_heads)):
-            heads = slice(head * len(group), (head + 1) * len(group))
-            losses.lost[:, :, heads, own] = lost_mass(group, held[:, :, head])
-        losses.find_best(rows, of_prompt)
-        if given.values is not None:
-            gone = torch.nn.functional.pad(~held, (0, keys - given.prompt))
-            losses.find_outputs(rows, weights, gone)
-    evicted = torch.where(held, -1, given.prompt - 1).int()
-    after = evicted.new_full((*evicted.shape[:-1], keys - given.prompt), -1)
-    return losses.found(torch.cat((evicted, after), -1))
+    lost = torch.zeros(len(held) + 1, len(budgets), heads, len(steps))
+    for rows in _row_blocks(matrix, steps):
+        weights = rows_of(matrix, rows, length)
+        own = slice(rows.start - length, rows.stop - length)
+        gone = (~held).to(weights.dtype)
+        shared = zip(weights.chunk(prompt.kv_heads), lost.chunk(prompt.kv_heads, 2), strict=True)
+        for number, (group, of_group) in enumerate(shared):
+            of_group[:-1, ..., own] = torch.einsum("hrk,pbk->pbhr", group, gone[:, :, number])
+        lost[-1, ..., own] = _best_sets_lost(weights, prompt.kv_heads, budgets)
+    evicted_after = torch.where(held, -1, length - 1).int()
+    return lost, pad(evicted_after, (0, keys - length), value=-1)
 
 
-def _held(policy: Policy, prompt: Prompt, budget: int) -> Tensor:
+def _held(rule: NamedRule, prompt: Prompt, budget: int) -> Tensor:
     """Which keys of the prompt a policy keeps, (kv_heads, length), bool."""
-    shape = (prompt.kv_heads, prompt.length)
-    scores = chosen(policy, policy.prompt(prompt, budget), shape)
-    return torch.zeros(shape, dtype=torch.bool).scatter_(-1, kept(scores, budget), True)
+    scores = _scores(rule, prompt, budget)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, kept(scores, budget), True)
 
 
-def at_each_step(given: Given, policies: Sequence[Policy], budgets: Sequence[int]) -> LayerEviction:
-    """Each policy chooses after the prompt, and after each later query throws one more key away.
+def _best_sets_lost(weights: Tensor, kv_heads: int, budgets: Sequence[int]) -> Tensor:
+    """What each query loses where it keeps its best set of keys, chosen anew for it alone.
 
-    A query sees the keys that are held and its own; what was thrown away does not come back. The
-    bound, `best`, is that of the b best of all earlier keys, chosen anew at each step.
+        S_i = the b keys with the largest sum of P_ij over the heads that share keys
+
+    No cache of b keys for these heads loses less in their sum: a bound for every policy.
+
+    Args: weights: (heads, rows, keys), of at least as many keys as the largest budget.
+    Returns: (budgets, heads, rows).
     """
-    prompt = Prompt(given.matrix, given.prompt, given.name, given.values)
-    caches = [
-        [_Cache(policy, prompt, budget, given.matrix.shape[2]) for budget in budgets]
-        for policy in policies
-    ]
-    losses = _Losses(given, len(policies), budgets)
-    for rows in row_blocks(given.matrix, given.steps):
-        weights = rows_of(given.matrix, rows, rows.stop)
-        # A query's own key is there and takes no place of the budget.
-        earlier = weights.clone()
-        own = torch.arange(len(rows))
-        earlier[:, own, own + rows.start] = 0
-        losses.find_best(rows, earlier)
-        gone = (
-            torch.zeros(
-                len(policies), len(budgets), given.kv_heads, len(rows), rows.stop, dtype=torch.bool
-            )
-            if given.values is not None
-            else None
-        )
+    grouped = weights.reshape(kv_heads, -1, *weights.shape[1:])
+    together = grouped.sum(1)
+    # The least weight that stays, by selection: NumPy's is many times as fast as a sort.
+    places = [weights.shape[-1] - budget for budget in budgets]
+    selected = torch.from_numpy(np.partition(together.numpy(), sorted(set(places)), -1))
+    losses = []
+    for place in places:
+        least = selected[..., place, None]
+        below, tied = together < least, together == least
+        # Keys of one weight with the last that stays go by the share of them that is too many.
+        share = (place - below.sum(-1, keepdim=True)) / tied.sum(-1, keepdim=True)
+        losses.append((grouped * (below + tied * share)[:, None]).sum(-1).flatten(0, 1))
+    return torch.stack(losses)
+
+
+def at_each_step(
+    matrix: AttentionMatrix,
+    prompt: Prompt,
+    rules: Sequence[NamedRule],
+    budgets: Sequence[int],
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`lost` and `evicted_after` of a layer that loses one more key after each step.
+
+    A query sees the keys that are held and its own, which takes no place of the budget. The bound
+    is that of the best of all earlier keys, chosen anew at each step.
+
+    sinks: (heads,), logits of no key that take a share of the mass; None: there are none.
+    """
+    heads, queries, _ = matrix.shape
+    beside = torch.zeros_like(matrix.lse)
+    if sinks is not None:
+        beside = (sinks.to(matrix.lse)[:, None] - matrix.lse).exp()
+    caches = [[_Cache(rule, matrix, prompt, each) for each in budgets] for rule in rules]
+    lost = torch.zeros(len(rules) + 1, len(budgets), heads, queries - prompt.length)
+    for rows in _row_blocks(matrix, range(prompt.length, queries)):
+        weights = rows_of(matrix, rows, rows.stop)
         for row, query in enumerate(rows):
             for number, of_budgets in enumerate(caches):
                 for place, cache in enumerate(of_budgets):
-                    if gone is not None:
-                        gone[number, place, :, row, : query + 1] = ~cache.there(query)
-                    beside = None if given.beside is None else given.beside[:, query]
-                    lost = cache.step(query, weights[:, row, : query + 1], beside)
-                    losses.lost[number, place, :, query - given.prompt] = lost
-        if gone is not None:
-            losses.find_outputs(rows, weights, gone)
-    stacked = [torch.stack([cache.evicted_after for cache in each]) for each in caches]
-    return losses.found(torch.stack(stacked))
+                    lost[number, place, :, query - prompt.length] = cache.step(
+                        query, weights[:, row, : query + 1], beside[:, query]
+                    )
+        weights[:, range(len(rows)), list(rows)] = 0
+        own = slice(rows.start - prompt.length, rows.stop - prompt.length)
+        lost[-1, ..., own] = _best_sets_lost(weights, prompt.kv_heads, budgets)
+    return lost, torch.stack(
+        [torch.stack([cache.evicted_after for cache in of_budgets]) for of_budgets in caches]
+    )
 
 
 class _Cache:
     """The keys that a policy holds while a text goes on."""
 
-    def __init__(self, policy: Policy, prompt: Prompt, budget: int, keys: int) -> None:
-        assert policy.step is not None
-        self._policy, self._rule, self._budget = policy, policy.step, budget
-        self._held = torch.zeros(prompt.kv_heads, keys, dtype=torch.bool)
-        self._held[:, : prompt.length] = _held(policy, prompt, budget)
-        self._received = torch.zeros(prompt.kv_heads, keys)
-        self._received[:, : prompt.length] = prompt.by_kv_head(prompt.received)
-        self._heads = torch.arange(prompt.kv_heads)
-        self.evicted_after = torch.full((prompt.kv_heads, keys), -1, dtype=torch.int32)
-        gone = ~self._held[:, : prompt.length]
-        self.evicted_after[:, : prompt.length][gone] = prompt.length - 1
+    def __init__(
+        self, rule: NamedRule, matrix: AttentionMatrix, prompt: Prompt, budget: int
+    ) -> None:
+        self._rule, self._matrix, self._prompt, self._budget = rule, matrix, prompt, budget
+        missing = matrix.shape[2] - prompt.length
+        self._held = pad(_held(rule, prompt, budget), (0, missing), value=True)
+        self._received = pad(prompt.received, (0, missing))
+        self.evicted_after = torch.where(self._held, -1, prompt.length - 1).int()
 
-    def there(self, query: int) -> Tensor:
-        """The keys that a query may look at, (kv_heads, query + 1): those held, and its own."""
-        self._held[:, query] = True
-        return self._held[:, : query + 1]
-
-    def step(self, query: int, weights: Tensor, beside: Tensor | None) -> Tensor:
+    def step(self, query: int, weights: Tensor, beside: Tensor) -> Tensor:
         """A query comes and a key goes.
 
-        weights: (heads, query + 1), of the whole cache; beside: (heads,), of the sink, or None.
+        The weights that the softmax gives over the keys that are left are
+
+            P'_ij = P_ij / (sum over the keys left + the sink's)
+
+        and not by 1 less the mass lost, of which few digits are right where nearly all is lost.
+
+        weights: (heads, query + 1), of the whole cache; beside: (heads,), of the sink.
         Returns: the mass lost, (heads,).
         """
-        there = self.there(query)
-        grouped = weights.reshape(len(there), -1, query + 1)
-        left = grouped * there[:, None]
-        lost = (grouped - left).sum(-1)
-        left = renormalised(left, None if beside is None else beside.reshape(lost.shape))
+        held = self._held[:, : query + 1]
+        left = weights * held.repeat_interleave(len(weights) // len(held), 0)
+        lost = (weights - left).sum(-1)
+        # Where even a query's own key has a weight that float32 rounds to 0, nothing is left.
+        share = (left.sum(-1) + beside).clamp(min=torch.finfo(left.dtype).tiny)
+        left /= share[:, None]
         received = self._received[:, : query + 1]
-        received += left.mean(1)
-        given = Step(query, self._budget, left.flatten(0, 1), received)
-        scores = chosen(self._policy, self._rule(given), (len(there), query + 1))
+        received += left
+        text = Prompt(self._matrix, query + 1, self._prompt.name, (left, received))
+        scores = _scores(self._rule, text, self._budget).masked_fill(~held, torch.inf)
         # Of equal scores the earlier goes: argmin gives any of them.
-        scores = scores.masked_fill(~there, torch.inf)
-        full = there.sum(-1) > self._budget
-        least = (scores == scores.amin(-1, keepdim=True)) & there
-        goes = least.byte().argmax(-1)
-        heads = self._heads[full]
-        self._held[heads, goes[full]] = False
-        self.evicted_after[heads, goes[full]] = query
-        return lost.flatten()
+        goes = ((scores == scores.amin(-1, keepdim=True)) & held).byte().argmax(-1)
+        rows = range(len(held))
+        self._held[rows, goes] = False
+        self.evicted_after[rows, goes] = query
+        return lost

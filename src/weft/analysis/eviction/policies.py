@@ -1,70 +1,117 @@
 """Eviction policies: which keys a cache keeps when it may not keep all.
 
-A policy gives each key of each key head a score; the highest are kept, as many as the budget says,
-and of equal ones the later. With grouped heads a key serves several heads, and is kept or thrown
-away for all of them.
+A policy is a function of a prompt and a budget that scores each key of each key head; the highest
+are kept, as many as the budget says, and of equal ones the later. With grouped heads a key serves
+several heads, and is kept or thrown away for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
-from weft.analysis.arguments import real_number
-from weft.analysis.eviction.prompt import Prompt
 from weft.errors import InputError
-from weft.mechanism.shapes import check_type, real_tensor, whole_number
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 __all__ = [
+    "AT_ONCE",
     "POLICIES",
-    "Policy",
-    "Step",
-    "chosen",
+    "Prompt",
+    "Rule",
     "h2o",
     "kept",
     "observed",
+    "rows_of",
     "snapkv",
     "streaming",
     "tova",
 ]
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One query of a generation, after which one key must go.
+def rows_of(matrix: AttentionMatrix, rows: range, keys: int) -> Tensor:
+    """The weights of some queries on the first keys, (heads, rows, keys), exactly."""
+    heads = range(matrix.shape[0])
+    return torch.stack([matrix[head, rows.start : rows.stop, 0:keys] for head in heads])
 
-    query: its position. Its own key is there, the keys of later positions are not.
-    budget: keys that stay.
-    weights: (heads, query + 1), what the softmax gives this query over the keys that the cache
-        holds and its own: 0 where a key was thrown away.
-    received: (kv_heads, query + 1): the sum of such weights over all queries so far, those of the
-        prompt among them, in the mean of the heads that share keys.
+
+class Prompt:
+    """The positions of a layer so far, of which a policy chooses those whose keys are kept.
+
+    Args:
+        matrix: the exact weights of the layer, over these positions and what follows them.
+        length: positions so far. A policy sees their rows and columns, and no later ones.
+        name: the path of the layer in the model.
+        step: after the prompt was read, where a key goes after each step: the weights of the last
+            query, and what each key got from all so far, (heads, length) each. They are those of
+            the cache: 0 where a key was thrown away.
     """
 
-    query: int
-    budget: int
-    weights: Tensor
-    received: Tensor
+    def __init__(
+        self,
+        matrix: AttentionMatrix,
+        length: int,
+        name: str = "",
+        step: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self._matrix, self._step = matrix, step
+        self.length, self.name = length, name
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries."""
+        return self._matrix.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys: each serves ``heads / kv_heads`` heads of queries side by side."""
+        return self._matrix.keys.shape[0]
+
+    @property
+    def queries(self) -> Tensor:
+        """As they are scored, (heads, length, depth); a copy."""
+        return self._matrix.queries[:, : self.length].clone()
+
+    @property
+    def keys(self) -> Tensor:
+        """As they are scored, (kv_heads, length, depth); a copy."""
+        return self._matrix.keys[:, : self.length].clone()
+
+    def last(self, rows: int) -> Tensor:
+        """The weights of the last queries, exact: (heads, rows, length).
+
+        Raises: InputError: several, where keys go at each step: then the last query is known alone.
+        """
+        if self._step is None:
+            return rows_of(self._matrix, range(self.length - rows, self.length), self.length)
+        if rows != 1:
+            raise InputError(
+                f"it asks for the last {rows} queries, of which at each step one is known; leave "
+                "it out, or let keys go once, after the prompt"
+            )
+        return self._step[0][:, None].clone()
+
+    @property
+    def received(self) -> Tensor:
+        """What each key got from all queries so far, (heads, length); a copy."""
+        return (self._received if self._step is None else self._step[1]).clone()
+
+    @cached_property
+    def _received(self) -> Tensor:
+        rows = self._matrix.queries.new_zeros(self._matrix.shape[1])
+        rows[: self.length] = 1
+        return (self._matrix.T @ rows)[:, : self.length]
+
+    def by_kv_head(self, of_heads: Tensor) -> Tensor:
+        """The mean over the heads that share keys: (heads, ...) -> (kv_heads, ...)."""
+        return of_heads.reshape(self.kv_heads, -1, *of_heads.shape[1:]).mean(1)
 
 
-@dataclass(frozen=True)
-class Policy:
-    """A rule of which keys are kept.
-
-    name: what tables call it.
-    prompt: from a prompt that was read, and how many keys are to stay, to the score of each key,
-        (kv_heads, prompt.length).
-    step: from a query of a generation to the score of each key, (kv_heads, query + 1), of which the
-        lowest that the cache holds goes; None: the policy chooses once, after the prompt.
-    """
-
-    name: str
-    prompt: Callable[[Prompt, int], Tensor]
-    step: Callable[[Step], Tensor] | None = None
+#: A policy by its name, or as a function from a prompt and a budget to scores of its keys.
+Rule = str | Callable[[Prompt, int], Tensor]
 
 
 def kept(scores: Tensor, budget: int) -> Tensor:
@@ -73,8 +120,6 @@ def kept(scores: Tensor, budget: int) -> Tensor:
     >>> kept(torch.tensor([[0.5, 0.1, 0.1, 0.3]]), 3).tolist()
     [[0, 2, 3]]
     """
-    real_tensor("kept", "the tensor of scores", scores)
-    budget = whole_number("kept", "budget", budget, 0)
     order = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices
     return (scores.shape[-1] - 1 - order[..., :budget]).sort(-1).values
 
@@ -93,18 +138,9 @@ def snapkv(prompt: Prompt, budget: int, *, window: int = 64, kernel: int = 5) ->
         kernel: keys that are pooled, an odd number.
 
     Returns: (kv_heads, length); infinite for the window.
-    Raises: InputError: no window, or an even kernel.
     Source: Li et al. 2024, SnapKV, listing 1, with the pooling by means and the mean over a group
     that NVIDIA's kvpress has (window 64, kernel 5).
     """
-    _check("snapkv", prompt)
-    window = whole_number("snapkv", "window", window)
-    kernel = whole_number("snapkv", "kernel", kernel)
-    if window < 1 or kernel < 1 or kernel % 2 == 0:
-        raise InputError(
-            f"snapkv: window={window}, kernel={kernel}; expected 1 query or more, and an odd "
-            "number of keys."
-        )
     rows = window if prompt.length > window else prompt.length // 2
     if rows < 1:
         return prompt.keys.new_zeros(prompt.kv_heads, prompt.length)
@@ -126,9 +162,9 @@ def h2o(prompt: Prompt, budget: int, *, recent: float = 0.5) -> Tensor:
     Source: Zhang et al. 2023, H2O, algorithm 1; half of the budget for the latest as in its
     experiments. With grouped heads: the mean over the heads that share keys.
     """
-    budget = _check("h2o", prompt, budget)
-    recent = real_number("h2o", "recent", recent)
-    return _latest_kept(prompt.by_kv_head(prompt.received), int(recent * budget))
+    scores = prompt.by_kv_head(prompt.received)
+    scores[:, prompt.length - int(recent * budget) :] = torch.inf
+    return scores
 
 
 def observed(prompt: Prompt, budget: int) -> Tensor:
@@ -140,9 +176,8 @@ def observed(prompt: Prompt, budget: int) -> Tensor:
     Source: ObservedAttentionPress of NVIDIA's kvpress, related to H2O: early keys, which more
     queries have seen, have no advantage, and the latest are not kept for certain.
     """
-    _check("observed", prompt)
-    seen_by = torch.arange(prompt.length, 0, -1).to(prompt.received)
-    return prompt.by_kv_head(prompt.received / seen_by)
+    received = prompt.received
+    return prompt.by_kv_head(received / torch.arange(prompt.length, 0, -1).to(received))
 
 
 def tova(prompt: Prompt, budget: int) -> Tensor:
@@ -155,8 +190,9 @@ def tova(prompt: Prompt, budget: int) -> Tensor:
     Returns: (kv_heads, length), the same for each.
     Source: Oren et al. 2024, Transformers are Multi-State RNNs, section 4.
     """
-    _check("tova", prompt)
-    return _of_last_query(prompt.last(1)[:, 0], prompt.kv_heads)
+    scores = prompt.last(1).mean((0, 1))
+    scores[-1] = torch.inf
+    return scores.expand(prompt.kv_heads, -1)
 
 
 def streaming(prompt: Prompt, budget: int, *, sinks: int = 4) -> Tensor:
@@ -166,67 +202,14 @@ def streaming(prompt: Prompt, budget: int, *, sinks: int = 4) -> Tensor:
     Source: Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks, with its 4
     sinks. Positions are not turned anew, as there: weights are those of the trace.
     """
-    _check("streaming", prompt)
-    sinks = whole_number("streaming", "sinks", sinks, 0)
-    return _sinks_and_latest(prompt.length, sinks).expand(prompt.kv_heads, -1)
-
-
-def _check(policy: str, prompt: Prompt, budget: int = 0) -> int:
-    """The budget; an InputError where something is no prompt, or no number of keys."""
-    check_type(policy, "the prompt", prompt, Prompt, "a Prompt, as weft.Trace.evict gives policies")
-    return whole_number(policy, "budget", budget, 0)
-
-
-def _latest_kept(scores: Tensor, latest: int) -> Tensor:
-    scores = scores.clone()
-    scores[:, scores.shape[1] - latest :] = torch.inf
-    return scores
-
-
-def _of_last_query(weights: Tensor, kv_heads: int) -> Tensor:
-    return _latest_kept(weights.mean(0).expand(kv_heads, -1), 1)
-
-
-def _sinks_and_latest(length: int, sinks: int) -> Tensor:
-    scores = torch.arange(length, dtype=torch.float32)
-    scores[:sinks] = 2.0 * length - scores[:sinks]
-    return scores
-
-
-def _h2o_step(step: Step, *, recent: float = 0.5) -> Tensor:
-    return _latest_kept(step.received, int(recent * step.budget))
-
-
-def _tova_step(step: Step) -> Tensor:
-    return _of_last_query(step.weights, len(step.received))
-
-
-def _streaming_step(step: Step, *, sinks: int = 4) -> Tensor:
-    return _sinks_and_latest(step.query + 1, sinks).expand(len(step.received), -1)
+    scores = torch.arange(prompt.length, dtype=torch.float32)
+    scores[:sinks] = 2.0 * prompt.length - scores[:sinks]
+    return scores.expand(prompt.kv_heads, -1)
 
 
 #: The policies that have a name, in the order of their papers.
-POLICIES: Mapping[str, Policy] = {
-    policy.name: policy
-    for policy in (
-        Policy("h2o", h2o, _h2o_step),
-        Policy("observed", observed),
-        Policy("streaming", streaming, _streaming_step),
-        Policy("tova", tova, _tova_step),
-        Policy("snapkv", snapkv),
-    )
-}
-
-
-def chosen(policy: Policy, scores: object, shape: tuple[int, int]) -> Tensor:
-    """The scores that a policy gave, checked.
-
-    Raises: InputError: no tensor of this shape, or scores that are no numbers.
-    """
-    wanted = f"expected a tensor of scores, (kv_heads, keys) = {shape}, the highest kept"
-    if not isinstance(scores, Tensor) or scores.shape != shape:
-        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise InputError(f"policy {policy.name}: it gave {found}; {wanted}.")
-    if scores.dtype.is_complex or bool(scores.isnan().any()):
-        raise InputError(f"policy {policy.name}: some scores are not real numbers; {wanted}.")
-    return scores if scores.is_floating_point() else scores.double()
+POLICIES: Mapping[str, Callable[[Prompt, int], Tensor]] = {
+    "h2o": h2o, "observed": observed, "streaming": streaming, "tova": tova, "snapkv": snapkv,
+}  # fmt: skip
+#: Those that choose once, after the prompt: at a step they would need more than the last query.
+AT_ONCE = ("snapkv",)

@@ -1,13 +1,19 @@
 """`weft evict`."""
 
+import pkgutil
+import runpy
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.eviction_report import print_eviction
-from weft.cli.options import AsCsv, AsJson, OnlyLayer, TracePath
-from weft.cli.output import progress_bar
+from weft.cli.options import AsCsv, AsJson, TracePath
+from weft.cli.output import print_json, progress_bar
+from weft.cli.tables import print_frame, records
+from weft.errors import InputError
+
+if TYPE_CHECKING:
+    from weft.analysis.eviction.policies import Rule
 
 PLACE = ("Read", 9)
 
@@ -50,16 +56,60 @@ Picture = Annotated[
 def evict(
     path: TracePath, budget: Budgets = ["5%", "20%", "50%"],  # noqa: B006 - typer copies it
     policy: Policies = None, prompt_tokens: PromptEnd = None, each_step: EachStep = False,
-    layer: OnlyLayer = None, by: Rows = "policy", picture: Picture = None,
-    as_csv: AsCsv = False, as_json: AsJson = False,
+    by: Rows = "policy", picture: Picture = None, as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print what a smaller cache of keys would have thrown away, and the attention lost by it."""
+    from weft.analysis.eviction.evict import evict as measure
+    from weft.analysis.eviction.evict import named_policies
     from weft.analysis.heads.pattern_mass import in_half_precision
     from weft.formats.trace import TraceData
-    from weft.jobs.eviction import EvictionRequest, run_evict
 
-    request = EvictionRequest(budget, policy or (), prompt_tokens, each_step, layer, picture)
+    if picture is not None:
+        from weft.pictures.canvas import picture_format, save_picture
+        from weft.pictures.eviction import eviction
+
+        # Before the work, not after it.
+        picture_format(picture)
+    rules = [_policy(word) for word in policy or ()]
+    if rules and not any(isinstance(rule, str) for rule in rules):
+        rules = [*named_policies(each_step), *rules]
+    trace = TraceData.open(path)
     with progress_bar("layers") as show:
-        found = run_evict(path, request, show)
-    note = in_half_precision(TraceData.open(path).layers)
-    print_eviction(path, found, by, as_csv, as_json, note)
+        result = measure(
+            trace, budgets=budget, policies=rules or None, prompt=prompt_tokens,
+            each_step=each_step, progress=show,
+        )  # fmt: skip
+    table = result.table(by)
+    if picture is not None:
+        save_picture(eviction(result, len(result.budgets) // 2), picture)
+    print_frame(table, as_csv)
+    if as_csv:
+        return
+    how = "a key goes after every step" if each_step else "keys go once, after the prompt"
+    print(
+        f"{len(result.lost)} layers, {len(result.heads)} heads; prompt of {result.prompt:,} "
+        f"tokens, then {result.steps:,} steps; {how}."
+    )
+    print("lost: attention mass on keys that are gone; above: more than with the best keys.")
+    if note := in_half_precision(trace.layers):
+        print(note)
+    if as_json:
+        about = {"prompt": result.prompt, "steps": result.steps, "each_step": each_step}
+        print_json({"trace": str(path), **about, "rows": records(table)})
+
+
+def _policy(word: str) -> "Rule":
+    """A policy by its name, or a function in a file or a module of Python, which is run."""
+    place, colon, name = word.rpartition(":")
+    if not colon:
+        return word
+    try:
+        in_file = place.endswith(".py")
+        rule: Rule = runpy.run_path(place)[name] if in_file else pkgutil.resolve_name(word)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise InputError(
+            f"--policy {word}: cannot be loaded ({type(error).__name__}: {reason}). Expected the "
+            "name of a policy, file.py:function or module:function; weft --debug shows where."
+        ) from error
+    return rule
