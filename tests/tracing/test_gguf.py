@@ -99,7 +99,6 @@ def test_every_verb_takes_the_file(tmp_path: Path, weft_main: Command) -> None:
         ["trace", path, "--corpus", tmp_path / "texts", "-o", tmp_path / "c"],
         ["ablate", path, "--text", TEXT],
         ["relevance", path, "--text", TEXT],
-        ["weights", path],
         ["projections", path],
         ["heads", out], ["rollout", out],
     ):  # fmt: skip
