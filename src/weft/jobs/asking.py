@@ -12,7 +12,6 @@ from weft.analysis.matrices.projections import LayerMatrices, matrices_of
 from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.formats.folders import Leftovers
-from weft.formats.gguf import is_gguf
 from weft.formats.run import RunFolder, is_run
 from weft.formats.trace import TraceData
 from weft.jobs.model import Inputs, Model, TraceChoices, check_text
@@ -32,6 +31,7 @@ from weft.studio.page import collect
 from weft.studio.relevance import RelevanceShown
 from weft.studio.runs import open_collection, open_traces
 from weft.tracing.inputs import token_limit
+from weft.tracing.locating import is_gguf
 from weft.tracing.packaged import PACKAGED
 from weft.tracing.pretrained import predicts
 

@@ -1,14 +1,20 @@
 """Models from GGUF files, by Transformers' own reader: every weight as a plain number of float32.
 
-Transformers converts what it knows of a file, and passes over the rest in silence. A model that
-would lack a tensor or a setting of its file computes something else, so it is refused here.
+GGUF is the format of llama.cpp: metadata, a table of tensors, and their numbers, mostly in blocks
+of a few bits each. Transformers converts what it knows of a file, and passes over the rest in
+silence. A model that would lack a tensor or a setting of its file computes something else, so it is
+refused here.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +24,10 @@ import torch
 from torch import nn
 
 from weft.errors import DataError, InputError, installing, optional_package
-from weft.formats.files import JsonMapping, JsonObject
-from weft.formats.gguf import GgufFile, read_gguf
+from weft.formats.files import JsonMapping, JsonObject, open_file
 from weft.tracing.memory import check_memory
 
-__all__ = ["load_gguf"]
+__all__ = ["GgufFile", "load_gguf", "read_gguf"]
 
 #: Settings of a file that change what the model computes, and what Transformers calls them.
 _SETTINGS = {
@@ -48,7 +53,109 @@ _NEUTRAL = {"rope.scaling.factor": 1, "attention.causal": True, "attention.scale
 #: Their output layer stands in the file although it is the embedding again.
 _TIED = ("falcon", "bloom")
 
+#: Types of numbers that are not blocks of few bits.
+_WHOLE = ("F64", "F32", "F16", "BF16")
+
+#: Items of an array at most; the largest vocabularies have a quarter of a million.
+_ITEMS = 2**22
+
 _LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class GgufFile:
+    """A GGUF file whose header is sound.
+
+    metadata: scalars and strings by their keys; of an array its length.
+    reader: the package gguf's own, with the tensors in the order of the file.
+    """
+
+    path: Path
+    metadata: dict[str, int | float | bool | str]
+    reader: Any
+
+    @property
+    def architecture(self) -> str:
+        """As llama.cpp names it: "llama", "qwen2"."""
+        return str(self.metadata["general.architecture"])
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers all tensors hold."""
+        return sum(int(tensor.n_elements) for tensor in self.reader.tensors)
+
+    @property
+    def types(self) -> dict[str, int]:
+        """How many tensors are of each type, those of most numbers first."""
+        numbers: Counter[str] = Counter()
+        for tensor in self.reader.tensors:
+            numbers[tensor.tensor_type.name] += tensor.n_elements
+        counts = Counter(tensor.tensor_type.name for tensor in self.reader.tensors)
+        return {kind: counts[kind] for kind, _ in numbers.most_common()}
+
+    @property
+    def quantization(self) -> str | None:
+        """The bits and type of most of its numbers, "4-bit (Q4_1)"; None: whole numbers."""
+        kind = next(iter(self.types))
+        bits = re.search(r"\d+", kind)
+        return None if kind in _WHOLE or bits is None else f"{bits[0]}-bit ({kind})"
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of a GGUF file, by the package gguf.
+
+    Raises:
+        DataError: not such a file, cut off, or damaged.
+        InputError: the package gguf is missing.
+    """
+    with optional_package("a GGUF file", installing("gguf")):
+        import gguf
+    with open_file(path, "GGUF file") as file:
+        head = file.read(8)
+    if head[:4] != b"GGUF":
+        raise DataError(f"{path}: not a GGUF file (it does not begin with GGUF).")
+    version = int.from_bytes(head[4:], "little")
+    if version not in (2, 3):
+        raise DataError(
+            f"{path}: a GGUF file of version {version}; expected version 2 or 3, little-endian. "
+            "Convert it again."
+        )
+
+    class Reader(gguf.GGUFReader):
+        """The package's own believes every length, and reads on beyond the end of a file."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
+            values = super()._get(offset, dtype, count, *order, **named)
+            if len(values) < count:
+                raise ValueError(f"it ends at byte {len(self.data):,}, before what it says it has")
+            return values
+
+        def _get_field_parts(self, start: int, kind: int) -> Any:
+            if kind == gguf.GGUFValueType.ARRAY and self._get(start + 4, "<u8")[0] > _ITEMS:
+                raise ValueError(f"it counts more than {_ITEMS:,} items at byte {start:,}")
+            return super()._get_field_parts(start, kind)
+
+    try:
+        reader = Reader(path)
+        values = {key: field.contents() for key, field in reader.fields.items()}
+        metadata = {key: len(each) if isinstance(each, list) else each
+                    for key, each in values.items()}  # fmt: skip
+        for key, value in metadata.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{key[:60]} is {value}")
+        if not isinstance(metadata.get("general.architecture"), str) or not reader.tensors:
+            raise ValueError("it names no architecture (general.architecture), or has no tensors")
+        end = reader.data_offset
+        for tensor in sorted(reader.tensors, key=lambda tensor: tensor.data_offset):
+            if tensor.data_offset < end:
+                raise ValueError(f"the tensor {tensor.name[:60]} begins inside another one")
+            end = tensor.data_offset + int(tensor.n_bytes)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise DataError(
+            f"{path}: this GGUF file is damaged: {reason or type(error).__name__}. Get it again."
+        ) from error
+    return GgufFile(path, metadata, reader)
 
 
 def load_gguf(
@@ -73,7 +180,7 @@ def load_gguf(
     check_memory(path, 4 * file.numbers)
     _check_architecture(file, library)
     # In a folder of its own: what stands beside the file is not read.
-    with TemporaryDirectory(prefix="weft-gguf-") as folder, _read_once():
+    with TemporaryDirectory(prefix="weft-gguf-") as folder, _read_once(file):
         link = Path(folder, "model.gguf")
         link.symlink_to(path.resolve())
         options = {"gguf_file": link.name, "local_files_only": True, "trust_remote_code": False}
@@ -159,12 +266,14 @@ def _check_shapes(file: GgufFile, report: JsonObject, library: Any) -> None:
 def _check_all_read(file: GgufFile, model: nn.Module, library: Any) -> None:
     """Raise where the model has not taken every number of the file, or takes one that is none."""
     numbers = file.numbers
-    for tensor in file.tensors:
+    for tensor in file.reader.tensors:
         if tensor.name == "output.weight" and file.architecture in _TIED:
-            numbers -= tensor.numbers
+            numbers -= int(tensor.n_elements)
     taken = sum(parameter.numel() for parameter in model.parameters())
     if taken != numbers:
-        factors = [tensor.name for tensor in file.tensors if tensor.name.startswith("rope_f")]
+        factors = [
+            tensor.name for tensor in file.reader.tensors if tensor.name.startswith("rope_f")
+        ]
         what = f"{factors[0]} is of its {numbers:,} numbers" if factors else f"{numbers:,} numbers"
         raise _not_read(file, library, f"all of it: {what}, the model has {taken:,}")
     for name, parameter in model.named_parameters():
@@ -201,17 +310,17 @@ def _describe(model: Any, file: GgufFile) -> None:
 
 
 @contextmanager
-def _read_once() -> Iterator[None]:
-    """Within, the package gguf reads a file once, names tensors once, and nothing draws a bar.
+def _read_once(file: GgufFile) -> Iterator[None]:
+    """Within, a header is not read again, tensors are named once, and nothing draws a bar.
 
-    Transformers reads the whole header anew for the tokenizer, the configuration and the weights,
-    and asks for the table of all names for every module of the model.
+    Transformers reads the whole header for the tokenizer, the configuration and the weights, and
+    asks for the table of all names for every module of the model.
     """
     import gguf
     from transformers import modeling_gguf_pytorch_utils as conversion
 
     replaced: list[tuple[Any, str, Any]] = [
-        (gguf, "GGUFReader", cache(gguf.GGUFReader)),
+        (gguf, "GGUFReader", lambda path: file.reader),
         (gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
         (conversion, "tqdm", lambda tensors, **options: tensors),
     ]

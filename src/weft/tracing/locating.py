@@ -15,11 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from weft.errors import DataError
-from weft.formats.files import is_there
-from weft.formats.gguf import is_gguf
+from weft.formats.files import is_there, open_file
 from weft.tracing.packaged import PACKAGED, packaged_model
 
-__all__ = ["Located", "check_model_path", "locate", "why_unreachable"]
+__all__ = ["Located", "check_model_path", "is_gguf", "locate", "why_unreachable"]
 
 #: Seconds in which the hub must answer, to be asked for a model.
 _PATIENCE = 5.0
@@ -42,6 +41,16 @@ class Located:
     def gguf(self) -> bool:
         """Whether it is a GGUF file."""
         return self.folder and is_gguf(Path(self.source))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is one of GGUF, by its first bytes or by its name."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == ".gguf":
+        return True
+    with open_file(path, "model") as file:
+        return file.read(4) == b"GGUF"
 
 
 def check_model_path(source: str) -> bool:
