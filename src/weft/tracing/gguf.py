@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from weft.errors import DataError, InputError, installing, optional_package
-from weft.formats.files import JsonMapping, JsonObject, open_file
+from weft.formats.files import JsonMapping, open_file
 from weft.tracing.memory import check_memory
 
 __all__ = ["GgufFile", "load_gguf", "read_gguf"]
@@ -171,14 +171,13 @@ def load_gguf(
 
     Raises:
         DataError: damaged, or weights that are not numbers.
-        InputError: a package is missing, or Transformers does not read this architecture, or not
-            all of this file.
+        InputError: a package is missing, or Transformers does not read all of this file. What it
+            raises itself, as of an architecture that it does not know, is raised.
     """
     file = read_gguf(path)
     with optional_package("a GGUF file", installing("gguf")):
         import accelerate  # noqa: F401 - Transformers asks for it
     check_memory(path, 4 * file.numbers)
-    _check_architecture(file, library)
     # In a folder of its own: what stands beside the file is not read.
     with TemporaryDirectory(prefix="weft-gguf-") as folder, _read_once(file):
         link = Path(folder, "model.gguf")
@@ -194,26 +193,14 @@ def load_gguf(
             dtype=torch.float32, **options,
         )  # fmt: skip
     _describe(loaded, file)
-    _check_shapes(file, report, library)
+    for name, saved, expected in sorted(report["mismatched_keys"]):
+        raise _not_read(
+            file, library, f"all of its sizes: {name} is {tuple(saved)}, the model's is "
+            f"{tuple(expected)}",
+        )  # fmt: skip
     if not report["missing_keys"]:
         _check_all_read(file, loaded, library)
     return loaded if predicting else loaded.base_model, tokenizer, report
-
-
-def _check_architecture(file: GgufFile, library: Any) -> None:
-    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS  # type: ignore[attr-defined]
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    architecture = file.architecture
-    names = {name.replace("_", "") for name in (*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS)}
-    names -= {"general", "tokenizer"}
-    known = architecture.replace("_", "").replace("-", "") in names
-    if not known and "t5" not in architecture:
-        raise InputError(
-            f"{file.path}: a GGUF file of the architecture {architecture[:60]!r}, which "
-            f"Transformers {library.__version__} does not read. Upgrade it (pip install -U "
-            "transformers), or give the model as a folder with safetensors."
-        )
 
 
 def _check_settings(file: GgufFile, config: Any, library: Any) -> None:
@@ -252,15 +239,6 @@ def _turned(config: Any, rope: JsonMapping) -> tuple[int | None, int]:
         depth = config.hidden_size // config.num_attention_heads
     part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     return getattr(config, "rotary_dim", None), int(depth * (1.0 if part is None else part))
-
-
-def _check_shapes(file: GgufFile, report: JsonObject, library: Any) -> None:
-    """Raise where a weight of a sound file has not the shape that Transformers makes of it."""
-    for name, saved, expected in sorted(report["mismatched_keys"]):
-        raise _not_read(
-            file, library, f"all of its sizes: {name} is {tuple(saved)}, the model's is "
-            f"{tuple(expected)}",
-        )  # fmt: skip
 
 
 def _check_all_read(file: GgufFile, model: nn.Module, library: Any) -> None:
