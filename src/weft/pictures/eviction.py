@@ -20,8 +20,6 @@ _LEFT, _WIDE, _HIGH, _BETWEEN, _ABOVE = 1.32, 5.6, 0.72, 0.14, 0.98
 _HEADS, _BESIDE, _RIGHT = 1.5, 0.16, 0.22
 _CURVES, _GAP, _BELOW = 1.7, 0.86, 0.5
 _WIDTH = _LEFT + _WIDE + _BESIDE + _HEADS + _RIGHT
-#: Pixels of a strip: keys that fall into one are averaged.
-_PIXELS = 1120
 #: How dark keys after the prompt are, where they all stay.
 _LATER = 0.35
 #: Steps of a curve that are averaged where there are many.
@@ -59,8 +57,9 @@ def eviction(result: Eviction, budget: int = 0, *, theme: Theme = "light") -> Fi
         if name == BEST_SET:
             _text(figure, 0.14, top + 0.52, "best single set", fontsize=6.5, color=colours.faint)
         axes = axes_of_cells(figure, _LEFT, top, _WIDE, _HIGH)
+        # Where several keys fall into a pixel, it is of their mean.
         axes.imshow(_stays(result, row, budget), cmap=keys, vmin=0, vmax=1, aspect="auto",
-                    interpolation="nearest")  # fmt: skip
+                    interpolation="auto", interpolation_stage="data")  # fmt: skip
         bare(axes, colours)
         axes = axes_of_cells(figure, _LEFT + _WIDE + _BESIDE, top, _HEADS, _HIGH)
         axes.imshow(grid, cmap=colours.weight, norm=norm, aspect="auto", interpolation="nearest")
@@ -83,15 +82,8 @@ def _headings(figure: Figure, result: Eviction, budget: int, colours: Palette) -
         f"What a cache of {100 * keys / result.prompt:.3g} % of the keys keeps, and what every "
         "head loses"
     )
-    how = "a key goes after every step" if result.each_step else "keys go once, after the prompt"
     _text(figure, 0.14, 0.14, title, fontsize=10, fontweight="bold", color=colours.ink)
-    _text(
-        figure, 0.14, 0.38,
-        f"{len(result.lost)} layers, {len(result.heads)} heads; a prompt of {result.prompt:,} "
-        f"tokens, of which {keys:,} {'key stays' if keys == 1 else 'keys stay'}, then "
-        f"{result.steps:,} steps; {how}",
-        color=colours.faint, fontsize=7.5,
-    )  # fmt: skip
+    _text(figure, 0.14, 0.38, str(result), color=colours.faint, fontsize=7.5)
     paler = "stayed for a while" if result.each_step else "keys of later tokens"
     _text(figure, 0.14, 0.72, "policy, mass lost", color=colours.faint)
     _text(
@@ -103,26 +95,21 @@ def _headings(figure: Figure, result: Eviction, budget: int, colours: Palette) -
 
 def _grid(result: Eviction, policy: int, budget: int) -> Array:
     """The mean loss of each head, (layers, heads); NaN where a layer has fewer."""
-    grid = np.full((len(result.lost), 1 + max(head for _, head in result.heads)), np.nan)
+    grid = np.full((len(result.lost), max(lost.shape[2] for lost in result.lost.values())), np.nan)
     for row, lost in enumerate(result.lost.values()):
         grid[row, : lost.shape[2]] = lost[policy, budget].double().mean(-1).numpy()
     return grid
 
 
 def _stays(result: Eviction, policy: int, budget: int) -> Array:
-    """How long keys stay, 0 to 1 of all steps, (heads of keys of all layers, pixels)."""
+    """How long keys stay, 0 to 1 of all steps, (heads of keys of all layers, keys)."""
     after = np.concatenate(
         [layer[policy, budget].numpy() for layer in result.evicted_after.values()]
     )
     stays = np.where(after < 0, 1.0, (after - (result.prompt - 1)) / result.steps)
     if not result.each_step:
         stays[:, result.prompt :] = _LATER
-    if stays.shape[1] <= _PIXELS:
-        return stays
-    # Means of keys side by side, as many in a pixel as fall into it.
-    edges = np.linspace(0, stays.shape[1], _PIXELS + 1).astype(int)
-    means: Array = np.add.reduceat(stays, edges[:-1], 1) / np.diff(edges)
-    return means
+    return stays
 
 
 def _scales(figure: Figure, result: Eviction, down: float, most: float, colours: Palette) -> None:

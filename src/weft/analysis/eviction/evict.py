@@ -32,6 +32,8 @@ __all__ = ["BEST_SET", "BEST_SETS", "Eviction", "evict", "named_policies"]
 BEST_SET, BEST_SETS = "oracle", "oracle-step"
 #: The share of a text that is taken for its prompt where nothing says where it ends.
 _PROMPT = 7 / 8
+#: Columns that tell the rows of a policy and budget apart, by what a row is.
+_LABELS = {"policy": (), "layer": ("layer",), "head": ("layer", "head"), "step": ("step",)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +64,18 @@ class Eviction:
         return next(iter(self.lost.values())).shape[-1]
 
     @property
-    def heads(self) -> list[tuple[int, int]]:
-        """The layer and the head of each head, in the order of `lost_by_heads`."""
-        return [(layer, head) for layer, lost in self.lost.items() for head in range(lost.shape[2])]
-
-    @property
     def lost_by_heads(self) -> Tensor:
         """The losses of the heads of all layers, (policies, budgets, heads, steps), float64."""
         return torch.cat(list(self.lost.values()), 2).double()
+
+    def __str__(self) -> str:
+        """How much was measured, in a line."""
+        heads = sum(lost.shape[2] for lost in self.lost.values())
+        how = "a key goes after every step" if self.each_step else "keys go once, after the prompt"
+        return (
+            f"{len(self.lost)} layers, {heads} heads; prompt of {self.prompt:,} tokens, then "
+            f"{self.steps:,} steps; {how}"
+        )
 
     def table(self, by: str = "policy") -> pandas.DataFrame:
         """The losses: a row for each policy and budget.
@@ -90,45 +96,33 @@ class Eviction:
         """
         with optional_package("evict"):
             import pandas
-        if by not in ("policy", "layer", "head", "step"):
+        if by not in _LABELS:
             raise InputError(f"evict: by={by!r}; expected policy, layer, head or step.")
+        labels = _LABELS[by]
+        places = [
+            (layer, head) for layer, lost in self.lost.items() for head in range(lost.shape[2])
+        ]
+        parts: dict[tuple[int, ...], Any] = {}
+        if by == "step":
+            parts = {(self.prompt + step,): (slice(None), step) for step in range(self.steps)}
+        else:
+            for number, place in enumerate(places):
+                parts.setdefault(place[: len(labels)], []).append(number)
         lost, rows = self.lost_by_heads, []
-        parts = self._parts(by)
-        for place, keys in enumerate(self.budgets):
-            for number, name in enumerate(self.policies):
-                of_heads = lost[number, place]
-                for labels, heads, steps in parts:
-                    mean = float(of_heads[heads, steps].mean())
+        for budget, keys in enumerate(self.budgets):
+            for name, of_heads in zip(self.policies, lost[:, budget], strict=True):
+                for part, index in parts.items():
+                    mean = float(of_heads[index].mean())
                     row: JsonObject = {"policy": name, "budget": keys, "kept": keys / self.prompt}
-                    row |= labels | {"lost": mean}
-                    row["above"] = mean - float(lost[-1, place, heads, steps].mean())
+                    row |= dict(zip(labels, part, strict=True)) | {"lost": mean}
+                    row["above"] = mean - float(lost[-1, budget][index].mean())
                     if by in ("policy", "layer"):
-                        means = of_heads[heads].mean(-1)
-                        layer, head = self.heads[heads][int(means.argmax())]
+                        means = of_heads[index].mean(-1)
+                        layer, head = places[index[int(means.argmax())]]
                         worst = {"worst_layer": layer} if by == "policy" else {}
                         row |= {"worst_lost": float(means.max())} | worst | {"worst_head": head}
                     rows.append(row)
         return pandas.DataFrame(rows)
-
-    def _parts(self, by: str) -> list[tuple[JsonObject, slice, slice]]:
-        """The labels of each row, its heads and its steps."""
-        whole = slice(None)
-        if by == "policy":
-            return [({}, whole, whole)]
-        if by == "step":
-            steps = range(self.steps)
-            return [({"step": self.prompt + n}, whole, slice(n, n + 1)) for n in steps]
-        if by == "head":
-            return [
-                ({"layer": layer, "head": head}, slice(n, n + 1), whole)
-                for n, (layer, head) in enumerate(self.heads)
-            ]
-        layers = [layer for layer, _ in self.heads]
-        return [
-            ({"layer": layer}, slice(start, start + layers.count(layer)), whole)
-            for layer in self.lost
-            for start in [layers.index(layer)]
-        ]
 
 
 def evict(

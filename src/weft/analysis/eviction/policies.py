@@ -61,11 +61,6 @@ class Prompt:
         self.length, self.name = length, name
 
     @property
-    def heads(self) -> int:
-        """Heads of queries."""
-        return self._matrix.shape[0]
-
-    @property
     def kv_heads(self) -> int:
         """Heads of keys: each serves ``heads / kv_heads`` heads of queries side by side."""
         return self._matrix.keys.shape[0]

@@ -85,11 +85,7 @@ def evict(
     print_frame(table, as_csv)
     if as_csv:
         return
-    how = "a key goes after every step" if each_step else "keys go once, after the prompt"
-    print(
-        f"{len(result.lost)} layers, {len(result.heads)} heads; prompt of {result.prompt:,} "
-        f"tokens, then {result.steps:,} steps; {how}."
-    )
+    print(f"{result}.")
     print("lost: attention mass on keys that are gone; above: more than with the best keys.")
     if note := in_half_precision(trace.layers):
         print(note)
