@@ -17,7 +17,7 @@ import weft
 import weft.cli
 from weft.mechanism.watching import layers_of
 from weft.training.inference import open_run
-from weft.walkthrough.lesson import AllKinds, Steps
+from weft.walkthrough.steps import AllKinds, Steps
 
 
 def test_without_an_argument(weft_main: Command) -> None:
@@ -65,7 +65,6 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_printed(
         (("--head", "2"), "head 2: there are heads 0 to 1."),
         (("--kind", "graph"), "kind='graph'; expected one of"),
         (("--matrices", "/nowhere.json"), "nowhere.json"),
-        (("--num-heads", "3"), "width 4 does not split into 3 heads"),
     ],
 )
 def test_one_line_for_bad_input(weft_main: Command, arguments: Any, message: str) -> None:
@@ -123,7 +122,7 @@ def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, 
 def test_a_trained_layer_by_numpy_alone(runs: Path) -> None:
     walk = weft.steps("two hogs", model=runs / "language")
     assert isinstance(walk, Steps) and walk.kind == "decoder"
-    p = walk.worked.projections
+    p = walk.projections
     assert p.b_Q is not None and p.b_K is not None
     Q = walk.X.numpy() @ walk.W_Q[0].numpy() + p.b_Q[0].numpy()
     K = walk.X.numpy() @ walk.W_K[0].numpy() + p.b_K[0].numpy()
@@ -144,7 +143,6 @@ SCALING = '{ kind = "yarn", factor = 4.0, original_length = 8 }'
 @pytest.mark.parametrize(
     ("positions", "line"),
     [
-        pytest.param("shaw", "Q Aᵀ", marks=pytest.mark.slow),
         pytest.param("alibi", "ALiBi (Press et al. 2022)", marks=pytest.mark.slow),
         pytest.param("buckets", "Buckets (Raffel et al. 2020)", marks=pytest.mark.slow),
         pytest.param("rotary", "Q := R Q", marks=pytest.mark.slow),
@@ -243,4 +241,4 @@ def test_gpt_2(writer: Path) -> None:
     walk = weft.steps("a b c", model=writer, layer=1)
     assert isinstance(walk, Steps) and walk.kind == "decoder"
     assert bool((walk.weights.triu(1) == 0).all())
-    assert walk.worked.projections.b_O is not None and walk.difference < 1e-12
+    assert walk.projections.b_O is not None and walk.difference < 1e-12

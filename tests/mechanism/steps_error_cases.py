@@ -37,9 +37,9 @@ def learning() -> object:
 
 STEPS_CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("steps matrix", lambda: projections(W_Q=zeros(4, 2)), "steps", "(heads, width, depth)"),
-    ("steps heads", lambda: projections(W_Q=zeros(3, 4, 2)), "steps", "one number of heads"),
-    ("steps width", lambda: projections(W_V=zeros(2, 5, 2)), "steps", "expected one width"),
-    ("steps W_O", lambda: projections(W_O=zeros(3, 4)), "steps", "expected (4, width)"),
+    ("steps heads", lambda: projections(W_Q=zeros(3, 4, 2)), "steps", "expected (3, 4, 2)"),
+    ("steps width", lambda: projections(W_V=zeros(2, 5, 2)), "steps", "expected (2, 5, 2)"),
+    ("steps W_O", lambda: projections(W_O=zeros(3, 4)), "steps", "expected (4, 4)"),
     ("steps bias", lambda: projections(b_Q=zeros(2, 3)), "steps", "expected (2"),
     ("steps b_O", lambda: projections(b_O=zeros(3)), "steps", "b_O"),
     ("steps inputs", lambda: worked(zeros(3, 5)), "steps", "Give vectors of width 4"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 import weft
 from weft.errors import InputError, ShapeError
-from weft.walkthrough.lesson import Steps
+from weft.walkthrough.steps import Steps
 
 
 def learning(*arguments: Any, **options: Any) -> Steps:
@@ -43,11 +42,11 @@ def test_the_text_has_the_numbers() -> None:
 def test_a_loss_that_grew_is_said_to_have_grown() -> None:
     walk = learning("hello", learn=2)
     assert walk.learned is not None and walk.learned.losses[-1] > walk.learned.losses[0]
-    assert "The loss has not fallen" in str(walk) and "the loss falls" not in str(walk)
+    assert "the loss has not fallen" in str(walk) and "the loss falls" not in str(walk)
 
 
 def test_every_step_says_what_it_does() -> None:
-    steps = [step for step in learning(kind="cross").steps if step.number is None]
+    steps = [step for step in learning(kind="cross").lesson().steps if step.number is None]
     back = [step for step in steps if step.name.startswith("Back")]
     assert len(back) == 5 and all(step.formula and step.sentence and step.rows for step in back)
 
@@ -60,15 +59,13 @@ def test_every_step_says_what_it_does() -> None:
         ("decoder", None, [1, 2, 2]),
         ("encoder", "next", [1, 2, 2]),
         ("cross", None, [0, 1, 2]),
-        ("encoder", "first", [0, 0, 0]),
-        ("cross", "last", [2, 2, 2]),
-        ("encoder", "reversed", [2, 1, 0]),
+        ("cross", "next", [1, 2, 2]),
     ],
 )
 def test_what_is_wanted(kind: str, wanted: str | None, places: list[int]) -> None:
     walk = learning(kind=kind, wanted=wanted, learn=1)
     assert walk.learned is not None
-    assert torch.equal(walk.learned.wanted, walk.worked.Y[places])
+    assert torch.equal(walk.learned.wanted, walk.Y[places])
 
 
 def test_vectors_of_ones_own() -> None:
@@ -85,13 +82,12 @@ def test_vectors_of_ones_own() -> None:
         ({"learn": -1}, InputError, "learn is -1; expected a whole number"),
         ({"rate": 0}, InputError, "rate=0; expected a number above 0"),
         ({"rate": 50.0}, InputError, "too far. Give a smaller --rate"),
-        ({"learn": 0, "wanted": "next"}, InputError, "nothing learns"),
         ({"wanted": "nothing"}, InputError, "expected one of previous, next, same"),
         ({"wanted": [[1.0]]}, ShapeError, r"wanted is \(1, 1\); expected \(3, 4\)"),
         ({"wanted": [["a"]]}, InputError, "wanted is no matrix of numbers"),
-        ({"kind": "all"}, InputError, "Choose one kind"),
-        ({"model": "runs/none"}, InputError, "have learned already"),
-        ({"W_O": [[1.0]] * 4}, ShapeError, "none of them can be wanted"),
+        ({"kind": "all"}, InputError, "choose one kind"),
+        ({"model": "runs/none"}, InputError, "Leave out the model"),
+        ({"W_O": [[1.0]] * 4}, ShapeError, "or another W_O"),
         (
             {"kind": "cross", "sentence": "a b", "target": "c d e"},
             InputError,
@@ -106,7 +102,7 @@ def test_what_cannot_learn(options: dict[str, Any], error: type[Exception], mess
 
 @pytest.mark.parametrize("kind", ["encoder", "cross"])
 def test_tables_beside_each_other_have_their_words_in_one_line(kind: str) -> None:
-    """A table with names above its columns is a line higher than one without."""
+    """A table without names above its columns stands as low as one with them."""
     target = "le chat" if kind == "cross" else None
     walk = learning("the cat sat", kind=kind, target=target, learn=1)
     assert walk.learned is not None
@@ -117,28 +113,10 @@ def test_tables_beside_each_other_have_their_words_in_one_line(kind: str) -> Non
     ):
         lines = text.splitlines()
         start = next(place for place, line in enumerate(lines) if heading in line)
-        assert above in lines[start + 1]
+        assert above in lines[start]
         for row in range(min(left.shape[1], right.shape[1])):
             shown = re.findall(r"-?\d+\.\d\d", lines[start + 2 + row])
             numbers = [*left[0, row].tolist(), *right[0, row].tolist()]
             assert [float(number) for number in shown[: len(numbers)]] == pytest.approx(
                 numbers, abs=0.00501
             )
-
-
-def test_the_picture_has_the_way_back_too(tmp_path: Path) -> None:
-    for steps in (0, 3):
-        weft.steps("a b", learn=steps).picture(tmp_path / f"{steps}.svg")
-    plain, learned = ((tmp_path / f"{steps}.svg").read_text() for steps in (0, 3))
-    for said in ("Back: softmax", "One step down", "After 3 steps", "The loss, step by step"):
-        assert f">{said}<" not in plain
-        assert f">{said}<" in learned
-
-
-def test_drawn_matrices_have_full_rank() -> None:
-    """Of singular ones, words that differ could look alike to every head."""
-    for seed in range(12):
-        walk = weft.steps("a b c", seed=seed)
-        for matrices in (walk.W_Q, walk.W_K, walk.W_V):
-            assert torch.linalg.matrix_rank(torch.cat(list(matrices), 1)) == 4
-        assert torch.linalg.matrix_rank(walk.W_O) == 4

@@ -322,14 +322,3 @@ RayAddress = Annotated[
         "local, a cluster of this machine that ends with the command.",
     ),
 ]
-
-# Of weft steps.
-
-Learn = Annotated[
-    int, typer.Option(min=0, max=100_000, help="Steps of gradient descent, worked backward.")
-]
-Wanted = Annotated[
-    str | None,
-    typer.Option(help="With --learn: previous, next, same, first, last or reversed word."),
-]
-Rate = Annotated[float, typer.Option(help="With --learn: how far a step goes.")]

@@ -15,7 +15,7 @@ from weft.cli.safe_text import exact_output, safe, safe_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from weft.walkthrough.parts import Span
+    from weft.walkthrough.text import Span
 
 __all__ = [
     "JsonAlone",

@@ -22,9 +22,8 @@ from weft.mechanism.graph import Top
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.worked import Projections, Worked, work
 from weft.tracing.capture import trace
-from weft.walkthrough.lesson import AllKinds, Steps, View
 from weft.walkthrough.matrices import Words, check_length
-from weft.walkthrough.walk import Kind
+from weft.walkthrough.steps import AllKinds, Steps
 
 __all__ = [
     "LayerCalled",
@@ -54,9 +53,11 @@ def steps_of_model(
     target: str | Sequence[str] | None,
     kind: str | None,
     layer: int,
-    view: View,
+    show: Callable[..., Steps],
 ) -> Steps | AllKinds:
     """The six steps of a layer of a model: see `weft.jobs.steps.steps`.
+
+    show: `Steps.of`, with what the user chose to see.
 
     Raises: InputError: no text, no such layer or head, or a layer that does more than the steps.
     """
@@ -73,10 +74,8 @@ def steps_of_model(
         if not isinstance(traced, TraceData):
             raise InputError(f"{name}: the inputs are a batch. Give one text.")
         calls = layer_calls(model, inputs)
-    walk = partial(_walk, name, model.network, traced, calls, layer, view)
+    walk = partial(_walk, name, model.network, traced, calls, layer, show)
     if kind == "all":
-        if view.query is not None:
-            raise InputError('query: kind="all" works no word through alone. Choose one kind.')
         return AllKinds(*map(walk, ("encoder", "decoder", "cross")))
     return walk(traced.layers[0].kind if kind is None else kind)
 
@@ -87,7 +86,7 @@ def _walk(
     traced: TraceData,
     calls: dict[str, LayerCalled],
     index: int,
-    view: View,
+    show: Callable[..., Steps],
     kind: str,
 ) -> Steps:
     layer = _chosen(name, traced, kind, index)
@@ -99,11 +98,7 @@ def _walk(
     worked = _worked(network, layer, matrices, call)
     queries, keys = tuple(shown(layer.query_tokens)), tuple(shown(layer.key_tokens))
     origin = f"{layer.kind} layer {layer.index} of {name} ({layer.name})"
-    return view.of(_kind(kind), Words(queries, worked.X), Words(keys, worked.Y), worked, origin)
-
-
-def _kind(kind: str) -> Kind:
-    return "cross" if kind == "cross" else "decoder" if kind == "decoder" else "encoder"
+    return show(worked, kind, Words(queries, worked.X), Words(keys, worked.Y), origin)
 
 
 def _chosen(name: str, traced: TraceData, kind: str, index: int) -> TraceLayer:
@@ -126,6 +121,8 @@ def _worked(
         raise _more(layer, "how it scores could not be told")
     if how.bias is not None or how.softcap is not None:
         raise _more(layer, "a bias or a bound enters its scores")
+    if how.relative is not None and not how.relative.only_bias:
+        raise _more(layer, "its positions add vectors to keys or values")
     module = network.get_submodule(layer.name)
     turn = None
     if isinstance(module, MultiHeadAttention) and module.relative == "rotary":

@@ -13,8 +13,9 @@ Source: Vaswani et al. 2017, equation 1 and section 3.2.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from weft.mechanism.parts import with_tensors
 from weft.mechanism.reference import attention as reference
 from weft.mechanism.relative import Relative
 
-__all__ = ["Projections", "Row", "Worked", "largest_difference", "row_of", "work"]
+__all__ = ["Projections", "Row", "Worked", "row_of", "work"]
 
 #: Scores above this are lowered by the row's largest before e^x, whose numbers would be too long
 #: to read, and beyond e^709 more than float64 holds.
@@ -57,42 +58,28 @@ class Projections:
             matrix = getattr(self, field.name)
             if matrix is not None:
                 object.__setattr__(self, field.name, _numbers(field.name, matrix))
-        self._check()
-
-    def _check(self) -> None:
-        for name in ("W_Q", "W_K", "W_V"):
+        for name in ("W_Q", "W_V"):
             matrix = getattr(self, name)
             if matrix.ndim != 3 or 0 in matrix.shape:
                 raise ShapeError(
                     f"steps: {name} is {_shape(matrix)}; expected (heads, width, depth). "
                     "Give each head its own matrix."
                 )
-        if self.W_Q.shape[0::2] != self.W_K.shape[0::2] or len(self.W_V) != len(self.W_Q):
-            raise ShapeError(
-                f"steps: W_Q is {_shape(self.W_Q)}, W_K {_shape(self.W_K)}, W_V "
-                f"{_shape(self.W_V)}; expected one number of heads, and one depth of "
-                "queries and keys."
-            )
-        if self.W_K.shape[1] != self.W_V.shape[1]:
-            raise ShapeError(
-                f"steps: W_K is {_shape(self.W_K)} and W_V {_shape(self.W_V)}; expected one width, "
-                "since keys and values are made from the same vectors."
-            )
-        joined = self.heads * self.W_V.shape[2]
-        if self.W_O.ndim != 2 or self.W_O.shape[0] != joined:
-            raise ShapeError(
-                f"steps: W_O is {_shape(self.W_O)}; expected ({joined}, width): a row for "
-                f"each of the {self.W_V.shape[2]} numbers of the {self.heads} heads."
-            )
-        expected = {"b_Q": self.W_Q, "b_K": self.W_K, "b_V": self.W_V}
-        for name, matrix in expected.items():
-            bias = getattr(self, name)
-            if bias is not None and bias.shape != matrix.shape[0::2]:
+        heads, _, depth = self.W_Q.shape
+        _, width, value_depth = self.W_V.shape
+        last = self.W_O.shape[-1:]
+        expected = {
+            "W_K": (heads, width, depth), "W_V": (heads, width, value_depth),
+            "W_O": (heads * value_depth, *last), "b_Q": (heads, depth), "b_K": (heads, depth),
+            "b_V": (heads, value_depth), "b_O": last,
+        }  # fmt: skip
+        for name, shape in expected.items():
+            matrix = getattr(self, name)
+            if matrix is not None and matrix.shape != shape:
                 raise ShapeError(
-                    f"steps: {name} is {_shape(bias)}; expected {_shape(matrix[:, 0])}."
+                    f"steps: {name} is {_shape(matrix)}; expected {tuple(shape)}, to fit W_Q "
+                    f"{_shape(self.W_Q)}, W_V {_shape(self.W_V)} and W_O {_shape(self.W_O)}."
                 )
-        if self.b_O is not None and self.b_O.shape != self.W_O.shape[1:]:
-            raise ShapeError(f"steps: b_O is {_shape(self.b_O)}; expected {_shape(self.W_O[0])}.")
 
     @property
     def heads(self) -> int:
@@ -114,15 +101,12 @@ class Worked:
     Q, K, V         (heads, positions, depth)
     allowed         bool, (queries, keys), True = may look
     Q_turned, K_turned   with rotary positions: Q and K as they are scored; None: without
-    content         Q K^T, (heads, queries, keys)
-    by_position     with Shaw's positions: what they add to the raw scores; None: without
-    scores          the raw scores: content + by_position
+    scores          Q K^T, (heads, queries, keys)
     scaled          scores / sqrt(depth)
     bias            with ALiBi or buckets: what they add to the scaled scores; None: without
     masked          scaled + bias, minus infinity where a query may not look
     weights         the softmax of each row
-    values_by_position   with Shaw's positions: what they add to Z; None: without
-    Z               weights V (+ values_by_position), (heads, queries, value_depth)
+    Z               weights V, (heads, queries, value_depth)
     joined          the heads side by side, (queries, heads * value_depth)
     output          joined W_O, (queries, width)
     relative        relative positions, as `weft.attention` takes them, or None
@@ -137,18 +121,30 @@ class Worked:
     allowed: Tensor
     Q_turned: Tensor | None
     K_turned: Tensor | None
-    content: Tensor
-    by_position: Tensor | None
     scores: Tensor
     scaled: Tensor
     bias: Tensor | None
     masked: Tensor
     weights: Tensor
-    values_by_position: Tensor | None
     Z: Tensor
     joined: Tensor
     output: Tensor
-    relative: Relative | None = None
+    relative: Relative | None
+
+    @property
+    def scored(self) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they are multiplied: turned, where rotary positions turn them."""
+        if self.Q_turned is None or self.K_turned is None:
+            return self.Q, self.K
+        return self.Q_turned, self.K_turned
+
+    @cached_property
+    def difference(self) -> float:
+        """The largest difference of a number of Z, by `work` and by `row_of`, over all rows."""
+        heads, queries, _ = self.Z.shape
+        rows = [[row_of(self, head, query).output for query in range(queries)]
+                for head in range(heads)]  # fmt: skip
+        return float((self.Z - torch.tensor(rows, dtype=torch.float64)).abs().max())
 
 
 def work(
@@ -167,10 +163,11 @@ def work(
         keys_from: Y, (keys, width of W_K).
         projections: the matrices.
         allowed: bool, (queries, keys), True = may look; None: all.
-        relative: relative positions in the scores.
+        relative: relative positions that add a bias by distance to the scores.
         turn: of rotary positions: turns Q and K, (heads, positions, depth), as `weft.rotary`.
 
-    Raises: ShapeError: inputs, matrices and mask do not fit; InputError: a number is not finite.
+    Raises: ShapeError: inputs, matrices and mask do not fit; InputError: a number is not finite,
+        or positions add something else than a bias, as Shaw's do.
 
     W_Q = 0: every score is 0, every weight 1/2, and the output the mean of the values, 2 and 6:
 
@@ -181,49 +178,39 @@ def work(
     """
     X, Y = _inputs("X", queries_from, projections.W_Q), _inputs("Y", keys_from, projections.W_K)
     everything = torch.ones(len(X), len(Y), dtype=torch.bool)
-    seen = everything if allowed is None else allowed
-    if seen.shape != everything.shape or seen.dtype != torch.bool:
+    allowed = everything if allowed is None else allowed
+    if allowed.shape != everything.shape or allowed.dtype != torch.bool:
         raise ShapeError(
-            f"steps: the mask is {_shape(seen)} of {seen.dtype}; expected "
+            f"steps: the mask is {_shape(allowed)} of {allowed.dtype}; expected "
             f"{_shape(everything)} of bool: a row for each query, a column for each key."
         )
-    Q, K, V = (
-        _projected(inputs, matrix, bias)
-        for inputs, matrix, bias in (
-            (X, projections.W_Q, projections.b_Q),
-            (Y, projections.W_K, projections.b_K),
-            (Y, projections.W_V, projections.b_V),
+    if relative is not None and not relative.only_bias:
+        raise InputError(
+            f"steps: {type(relative).__name__} positions add vectors to keys or values. Take "
+            "positions that add a bias to scores, or rotary ones."
         )
-    )
+    Q = _projected(X, projections.W_Q, projections.b_Q)
+    K = _projected(Y, projections.W_K, projections.b_K)
+    V = _projected(Y, projections.W_V, projections.b_V)
     Q_turned, K_turned = (None, None) if turn is None else (turn(Q), turn(K))
     queries, keys = (Q, K) if Q_turned is None or K_turned is None else (Q_turned, K_turned)
-    rows = range(len(X))
-    positions = (
-        None
-        if relative is None
-        else with_tensors(relative, lambda table: table.detach().cpu().double())
-    )
-    content = torch.stack([reference.score(q, k) for q, k in zip(queries, keys, strict=True)])
-    added = None if positions is None else positions.key_scores(queries[None], rows, len(Y))
-    by_position = None if added is None else added[0]
-    scores = content if by_position is None else content + by_position
+    scores = torch.stack([reference.score(q, k) for q, k in zip(queries, keys, strict=True)])
     scaled = reference.scale(scores, projections.depth)
-    bias = None if positions is None else positions.bias(rows, len(Y), X.device)
-    bias = None if bias is None else bias.expand(scores.shape)
-    masked = reference.mask(scaled if bias is None else scaled + bias, seen)
+    bias = None
+    if relative is not None:
+        relative = with_tensors(relative, lambda table: table.detach().cpu().double())
+        bias = relative.bias(range(len(X)), len(Y), X.device)
+        bias = None if bias is None else bias.expand(scores.shape)
+    masked = reference.mask(scaled if bias is None else scaled + bias, allowed)
     weights = reference.softmax(masked)
     Z = torch.stack([reference.weigh(w, v) for w, v in zip(weights, V, strict=True)])
-    moved = None if positions is None else positions.value_output(weights[None], rows)
-    values_by_position = None if moved is None else moved[0]
-    if values_by_position is not None:
-        Z = Z + values_by_position
     joined = Z.transpose(0, 1).flatten(1)
     output = joined @ projections.W_O
     if projections.b_O is not None:
         output = output + projections.b_O
     return Worked(
-        X, Y, projections, Q, K, V, seen, Q_turned, K_turned, content, by_position, scores, scaled,
-        bias, masked, weights, values_by_position, Z, joined, output, positions,
+        X, Y, projections, Q, K, V, allowed, Q_turned, K_turned, scores, scaled, bias, masked,
+        weights, Z, joined, output, relative,
     )  # fmt: skip
 
 
@@ -233,7 +220,7 @@ class Row:
 
     allowed: whether the key may be looked at; what follows is None or 0 where it may not.
     products: the numbers q_d k_jd that are added up to q . k_j.
-    dots: q . k_j; with Shaw's positions q . (k_j + a_ij).
+    dots: q . k_j.
     scaled: dots / sqrt(depth), plus what ALiBi or buckets add.
     lowered: taken off every scaled score before e^x, since it would be too large; 0: nothing.
     exponentials: e^(scaled - lowered), and total: their sum.
@@ -261,12 +248,11 @@ def row_of(worked: Worked, head: int, query: int) -> Row:
         z = sum_j ( e^{q . k_j / sqrt(depth)} / sum_l e^{q . k_l / sqrt(depth)} ) v_j
 
     over the keys j and l that may be looked at. Source: Vaswani et al. 2017, equation 1, written
-    out; with relative positions Shaw et al. 2018, equations 3 and 4.
+    out.
     """
-    Q = worked.Q if worked.Q_turned is None else worked.Q_turned
-    K = worked.K if worked.K_turned is None else worked.K_turned
+    Q, K = worked.scored
     q: list[float] = Q[head, query].tolist()
-    keys, values = list(_keys(worked, K, head, query)), list(_values(worked, head, query))
+    keys, values = K[head].tolist(), worked.V[head].tolist()
     products = tuple(tuple(a * b for a, b in zip(q, key, strict=True)) for key in keys)
     dots = tuple(map(math.fsum, products))
     added = [0.0] * len(keys) if worked.bias is None else worked.bias[head, query].tolist()
@@ -291,42 +277,6 @@ def row_of(worked: Worked, head: int, query: int) -> Row:
         head, query, allowed, products, dots, scaled, lowered, exponentials, total, weights, parts,
         output,
     )  # fmt: skip
-
-
-def largest_difference(worked: Worked) -> float:
-    """The largest difference of a number of Z, by `work` and by `row_of`: every head and query."""
-    differences = [
-        abs(number - other)
-        for head in range(len(worked.Z))
-        for query, row in enumerate(worked.Z[head].tolist())
-        for number, other in zip(row, row_of(worked, head, query).output, strict=True)
-    ]
-    return max(differences, default=0.0)
-
-
-def _keys(worked: Worked, K: Tensor, head: int, query: int) -> Iterator[list[float]]:
-    """The keys that a query is multiplied with: k_j, or k_j + a^K_ij."""
-    tables = None if worked.relative is None else worked.relative.tables()
-    return _moved(worked, K[head], None if tables is None else tables.keys, head, query)
-
-
-def _values(worked: Worked, head: int, query: int) -> Iterator[list[float]]:
-    tables = None if worked.relative is None else worked.relative.tables()
-    return _moved(worked, worked.V[head], None if tables is None else tables.values, head, query)
-
-
-def _moved(
-    worked: Worked, rows: Tensor, table: Tensor | None, head: int, query: int
-) -> Iterator[list[float]]:
-    """Each row, plus the embedding of its distance from the query where there is a table."""
-    if table is None or worked.relative is None:
-        yield from rows.tolist()
-        return
-    embeddings = table[head % len(table)] if table.ndim == 3 else table
-    clip = (len(embeddings) - 1) // 2
-    for place, row in enumerate(rows):
-        distance = min(max(place - query - worked.relative.offset, -clip), clip)
-        yield (row + embeddings[distance + clip]).tolist()
 
 
 def _projected(inputs: Tensor, matrices: Tensor, biases: Tensor | None) -> Tensor:

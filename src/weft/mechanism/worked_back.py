@@ -61,7 +61,7 @@ def work_back(worked: Worked, by_output: Tensor) -> WorkedBack:
     Those of biases are the sums of the rows of dQ, dK, dV and dO.
 
     Args:
-        worked: attention without positions inside of it (Shaw's, ALiBi's, rotary ones).
+        worked: attention without positions inside of it (ALiBi's, buckets, rotary ones).
         by_output: dO, as the output.
 
     Raises: ShapeError: by_output does not fit; InputError: positions inside of attention.

@@ -8,7 +8,6 @@ from weft.pictures.history import history
 from weft.pictures.places import places
 from weft.pictures.threads import threads
 from weft.pictures.word_map import word_map
-from weft.pictures.worked import steps, three_kinds
 
 __all__ = [
     "alignment",
@@ -17,8 +16,6 @@ __all__ = [
     "history",
     "places",
     "save_picture",
-    "steps",
     "threads",
-    "three_kinds",
     "word_map",
 ]

@@ -1,7 +1,9 @@
 """The six steps of attention, worked through on a short sentence, for a person who is learning.
 
 matrices    embeddings and W_Q, W_K, W_V, W_O: as they are given, or drawn from a seed
-lesson      `Steps`: every matrix of a sentence; and `AllKinds`: the three kinds side by side
-explain     what is said and shown, step by step
-text, html  the same for a terminal, and for a notebook or a browser
+walk        `Walk`: every matrix of attention on a sentence
+lesson      `Lesson`: what is said and shown, as data: steps, each with sentences and tables
+explain, learning   the lesson of a walk, forward and backward
+text, html, picture   a lesson for a terminal, for a notebook or a browser, and as a picture
+steps       `Steps`: what a user holds of a walk; `AllKinds`: three kinds of attention
 """

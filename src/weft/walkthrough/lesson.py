@@ -1,151 +1,187 @@
-"""`Steps`: what a user holds of a walk: text, HTML and pictures; `AllKinds`: the same of three."""
+"""A lesson as data: steps with sentences and tables, which text, HTML and pictures render."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from weft.errors import InputError
+from torch import Tensor
+
 from weft.formats.files import atomic_file
-from weft.mechanism.worked import Worked
-from weft.mechanism.worked_back import Learned
-from weft.walkthrough.matrices import Words
-from weft.walkthrough.walk import Kind, Kinds, Walk, place_of, title_of
 
 if TYPE_CHECKING:
     from weft.pictures.palette import Theme
-    from weft.walkthrough.parts import Line, Step
+    from weft.walkthrough.text import Line
 
-__all__ = ["AllKinds", "Steps", "View"]
+__all__ = ["Ledger", "Lesson", "Row", "Shown", "Step", "Sum", "Table", "number", "shortened"]
 
-#: Heads whose tables all are shown.
-_FEW = 2
+#: Terms of a sum that are written out.
+_TERMS = 6
 
 
-class Steps(Walk):
-    """Multi-head attention on a short sentence, worked through.
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """The product that a table is, so that each of its cells can be written out as a sum.
 
-    The fields and matrices are those of `weft.walkthrough.walk.Walk`. `print` shows the walk as
-    text, a notebook as HTML; `picture` draws it.
+    left: (..., rows, inner); right: (..., inner, columns); added: (..., columns), to each row.
     """
 
-    @property
-    def steps(self) -> list[Step]:
-        """What is said and shown, in order."""
-        from weft.walkthrough.explain import explain
+    left: Tensor
+    right: Tensor
+    added: Tensor | None = None
 
-        return explain(self)
+    def of_head(self, head: int) -> Sum:
+        """That of one head."""
+        return Sum(
+            self.left[head], self.right[head], None if self.added is None else self.added[head]
+        )
 
-    def lines(self) -> list[Line]:
-        """The walk as lines of styled text."""
-        from weft.walkthrough.text import walk
+    def written(self, row: int, column: int, digits: int) -> str:
+        """A cell, written out.
 
-        return walk(self)
-
-    def __str__(self) -> str:
-        from weft.walkthrough.text import plain
-
-        return plain(self.lines())
-
-    def __repr__(self) -> str:
-        heads, queries, keys = self.weights.shape
-        return f"Steps({self.kind}, {heads} heads, {queries} queries, {keys} keys; {self.origin})"
-
-    def _repr_html_(self) -> str:
-        from weft.walkthrough.html import fragment
-
-        return fragment(self)
-
-    def page(self, path: Path | str) -> None:
-        """Write the walk as one HTML file that needs nothing else."""
-        from weft.walkthrough.html import page
-
-        _write(path, page(self))
-
-    def picture(self, path: Path | str, *, theme: Theme = "light") -> None:
-        """Draw the walk of one head as a picture: .png, .svg or .pdf."""
-        from weft.pictures import save_picture, steps
-
-        E, P = self.queries.E, self.queries.P
-        figure = steps(
-            self.worked, self.queries.tokens, self.keys.tokens, head=self.head, kind=self.kind,
-            embeddings=None if E is None or P is None else (E, P), title=title_of(self),
-            origin=self.origin, learned=self.learned, digits=self.digits, theme=theme,
-        )  # fmt: skip
-        save_picture(figure, path)
+        >>> import torch
+        >>> ones = torch.ones(1, 2)
+        >>> Sum(ones, 2 * ones.T, torch.tensor([0.5])).written(0, 0, 1)
+        '1.0×2.0 + 1.0×2.0 + 0.5 = 4.5'
+        """
+        factors = list(zip(self.left[row].tolist(), self.right[:, column].tolist(), strict=True))
+        added = [] if self.added is None else [float(self.added[column])]
+        total = sum(a * b for a, b in factors) + sum(added)
+        terms = [f"{number(a, digits)}×{number(b, digits)}" for a, b in factors]
+        if len(terms) > _TERMS:
+            terms[_TERMS - 1 : -1] = [f"… {len(terms) - _TERMS} more …"]
+        terms += [number(each, digits) for each in added]
+        return f"{' + '.join(terms)} = {number(total, digits)}"
 
 
-class AllKinds(Kinds):
-    """Encoder, masked decoder and encoder-decoder attention, side by side.
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A matrix with its name.
 
-    The fields are those of `weft.walkthrough.walk.Kinds`.
+    name: above it. values: (rows, columns); (heads, rows, columns) of a table of every head.
+    rows, columns: tokens beside and above; empty: the numbers have no names.
+    kind: "numbers", "scores" (minus infinity is hidden) or "weights" (0 to 1).
+    before: the sign between the table before and this one, as "+" or "=".
+    made: the product that it is, if it is to be written out.
     """
 
-    def lines(self) -> list[Line]:
-        """The comparison as lines of styled text."""
-        from weft.walkthrough.text import comparison
+    name: str
+    values: Tensor
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    kind: Literal["numbers", "scores", "weights"] = "numbers"
+    before: str = ""
+    made: Sum | None = None
 
-        return comparison(self)
 
-    def __str__(self) -> str:
-        from weft.walkthrough.text import plain
-
-        return plain(self.lines())
-
-    def __repr__(self) -> str:
-        return f"AllKinds({', '.join(map(repr, self.kinds))})"
-
-    def _repr_html_(self) -> str:
-        from weft.walkthrough.html import fragment
-
-        return fragment(self)
-
-    def page(self, path: Path | str) -> None:
-        """Write the comparison as one HTML file that needs nothing else."""
-        from weft.walkthrough.html import page
-
-        _write(path, page(self))
-
-    def picture(self, path: Path | str, *, theme: Theme = "light") -> None:
-        """Draw the weights of the three side by side: .png, .svg or .pdf."""
-        from weft.pictures import save_picture, three_kinds
-
-        walks = {walk.kind: (walk.worked, walk.queries.tokens, walk.keys.tokens)
-                 for walk in self.kinds}  # fmt: skip
-        head, digits = self.encoder.head, self.encoder.digits
-        save_picture(three_kinds(walks, head=head, digits=digits, theme=theme), path)
+#: Tables side by side.
+Row = tuple[Table, ...]
 
 
 @dataclass(frozen=True)
-class View:
-    """What of a walk is shown: see `Steps`. None: the last query; both of two heads, or head 0."""
+class Ledger:
+    """Sums written out, a line each; the last line is the result.
 
-    query: str | int | None = None
-    head: int | None = None
+    header: names of the columns. lines: cells; the first one is a token.
+    left: how many columns begin on the left.
+    split: the column from which cells go to a second line, where there is no room for one.
+    """
+
+    header: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    left: int = 2
+    split: int = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a lesson.
+
+    number: of the six steps; None: what comes before and after them.
+    formula: as the paper writes it; shapes: of its parts.
+    sentence: what happens, plainly.
+    rows, ledgers: what is shown. result: the line at its end; "": none.
+    """
+
+    number: int | None
+    name: str
+    formula: str
+    shapes: str
+    sentence: str
+    rows: tuple[Row, ...] = ()
+    ledgers: tuple[Ledger, ...] = ()
+    result: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name, after its number where it is one of the six."""
+        return self.name if self.number is None else f"{self.number}. {self.name}"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """All that is shown. about: lines below the title; digits: decimals of every number."""
+
+    title: str
+    about: tuple[str, ...]
+    steps: tuple[Step, ...]
     digits: int = 2
 
-    def of(
-        self,
-        kind: Kind,
-        queries: Words,
-        keys: Words,
-        worked: Worked,
-        origin: str,
-        learned: tuple[Learned | None, str] = (None, ""),
-    ) -> Steps:
-        """The walk. Raises: InputError: no such head or word."""
-        heads = len(worked.Z)
-        if self.head is not None and not 0 <= self.head < heads:
-            raise InputError(f"head {self.head}: there are heads 0 to {heads - 1}.")
-        shown = range(heads) if self.head is None and heads <= _FEW else (self.head or 0,)
-        place = place_of(self.query, queries.tokens)
-        return Steps(
-            kind, queries, keys, worked, place, shown[0], tuple(shown), origin, self.digits,
-            *learned,
-        )  # fmt: skip
+
+class Shown(ABC):
+    """What has a lesson: `print` shows it as text, a notebook as HTML; `picture` draws it."""
+
+    @abstractmethod
+    def lesson(self) -> Lesson:
+        """What is shown."""
+
+    def lines(self) -> list[Line]:
+        """The lesson as lines of styled text."""
+        from weft.walkthrough.text import lines
+
+        return lines(self.lesson())
+
+    def __str__(self) -> str:
+        return "\n".join("".join(span.text for span in line).rstrip() for line in self.lines())
+
+    def _repr_html_(self) -> str:
+        from weft.walkthrough.html import fragment
+
+        return fragment(self.lesson())
+
+    def page(self, path: Path | str) -> None:
+        """Write the lesson as one HTML file that needs nothing else."""
+        from weft.walkthrough.html import page
+
+        with atomic_file(path) as temporary:
+            temporary.write_text(page(self.lesson()), "utf-8", errors="backslashreplace")
+
+    def picture(self, path: Path | str, *, theme: Theme = "light") -> None:
+        """Draw the tables of the lesson as a picture: .png, .svg or .pdf."""
+        from weft.pictures import save_picture
+        from weft.walkthrough.picture import picture
+
+        save_picture(picture(self.lesson(), theme), path)
 
 
-def _write(path: Path | str, text: str) -> None:
-    with atomic_file(path) as temporary:
-        temporary.write_text(text, "utf-8", errors="backslashreplace")
+def shortened(count: int, most: int) -> list[int | None]:
+    """Places of so many rows or columns at most; None stands for those left out before the last.
+
+    >>> shortened(3, 4), shortened(9, 4)
+    ([0, 1, 2], [0, 1, 2, None, 8])
+    """
+    return [*range(count)] if count <= most else [*range(most - 1), None, count - 1]
+
+
+def number(value: float, digits: int) -> str:
+    """A number with so many decimals; never "-0.00".
+
+    >>> number(-0.001, 2), number(2.5, 2), number(float("-inf"), 2)
+    ('0.00', '2.50', '−∞')
+    """
+    if value == float("-inf"):
+        return "−∞"
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if not text.strip("-0.") else text

@@ -20,6 +20,7 @@ from torch import Tensor
 from weft.errors import DataError, InputError, ShapeError
 from weft.formats.files import JsonObject, read_json
 from weft.formats.stored_arrays import read_npz
+from weft.formats.tokens import visible
 from weft.mechanism.positions import sinusoidal
 from weft.mechanism.worked import Projections
 
@@ -43,6 +44,8 @@ MATRICES = (
 )  # fmt: skip
 #: Words of a sentence at most: more cannot be read as tables.
 _MOST_WORDS = 40
+#: Characters of a token in a table.
+_LONGEST_WORD = 10
 _LARGEST_WIDTH = 4_096
 
 
@@ -58,6 +61,11 @@ class Words:
     X: Tensor
     E: Tensor | None = None
     P: Tensor | None = None
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The tokens as tables name them."""
+        return tuple(visible(token, _LONGEST_WORD) for token in self.tokens)
 
 
 def words_of(sentence: str | Sequence[str], name: str = "sentence") -> tuple[str, ...]:
@@ -114,11 +122,8 @@ class Matrices:
     ) -> Matrices:
         """From arrays, tensors or lists; None: not known.
 
-        Raises: InputError: no such name, or what is no array of numbers.
+        Raises: InputError: what is no array of numbers, or no size.
         """
-        for name in arrays:
-            if name not in MATRICES:
-                raise InputError(f"{name}: no such matrix; there are {', '.join(MATRICES)}.")
         known = {
             name: as_tensor(name, array) for name, array in arrays.items() if array is not None
         }
@@ -140,38 +145,39 @@ class Matrices:
 
     def projections(self) -> Projections:
         """W_Q, W_K, W_V, W_O of every head."""
+        known = self.known
         heads, width, depth = self._sizes()
         split = {
-            name: _by_head(name, self.known[name], heads)
-            if name in self.known
+            name: _by_head(name, known[name], heads)
+            if name in known
             else self._drawn(name, (heads, width, depth))
             for name in ("W_Q", "W_K", "W_V")
         }
-        value_depth = split["W_V"].shape[2]
-        output = self.known.get("W_O")
+        output = known.get("W_O")
         if output is None:
-            output = self._drawn("W_O", (heads * value_depth, width))
-        biases = {name: self.known[name] for name in ("b_Q", "b_K", "b_V") if name in self.known}
+            output = self._drawn("W_O", (heads * split["W_V"].shape[2], width))
+        biases = {name: known[name] for name in ("b_Q", "b_K", "b_V") if name in known}
         return Projections(
             **split,
             W_O=output.flatten(0, 1) if output.ndim == 3 else output,
-            **{name: _bias_by_head(name, bias, heads) for name, bias in biases.items()},
-            b_O=self.known.get("b_O"),
-        )
+            **{name: _by_head(name, bias[None], heads)[:, 0] if bias.ndim == 1 else bias
+               for name, bias in biases.items()},
+            b_O=known.get("b_O"),
+        )  # fmt: skip
 
     def words(
-        self, tokens: Sequence[str] | None, positions: str = "sinusoidal", name: str = "embeddings"
+        self, tokens: Sequence[str] | None, placed: bool = True, name: str = "embeddings"
     ) -> Words:
         """Tokens with their vectors.
 
         Args:
             tokens: None: as many as there are known embeddings, named by their places.
-            positions: "sinusoidal" or "none"; positions that are known go before.
+            placed: whether positions are added: those that are known, else sinusoidal ones.
             name: of the known embeddings: "embeddings" or "target_embeddings".
 
         Raises: ShapeError: not an embedding and a position for each token.
         """
-        known = self.known.get(name)
+        known, table = self.known.get(name), self.known.get("positions")
         width = self._sizes()[1]
         if tokens is None:
             if known is None:
@@ -180,34 +186,20 @@ class Matrices:
             tokens = [f"x{place}" for place in range(len(known))]
         expected = (len(tokens), width)
         if known is None:
-            rows = [self._drawn(f"word {token}", (width,)) for token in tokens]
-            known = torch.stack(rows)
-        elif known.shape != expected:
-            raise ShapeError(
-                f"{name} are {tuple(known.shape)}; expected {expected}: a row for each of the "
-                f"{len(tokens)} words, of the width of the matrices."
-            )
-        return Words(tuple(tokens), *self._placed(known, positions))
-
-    def _placed(self, embeddings: Tensor, positions: str) -> tuple[Tensor, Tensor, Tensor | None]:
-        """X, E, P."""
-        length, width = embeddings.shape
-        table = self.known.get("positions")
-        if table is not None:
-            if table.ndim != 2 or table.shape[1] != width or len(table) < length:
+            known = torch.stack([self._drawn(f"word {token}", (width,)) for token in tokens])
+        if not placed:
+            table = None
+        elif table is None:
+            table = sinusoidal(*expected).double()
+        else:
+            table = table[: len(tokens)]
+        for what, numbers in ((name, known), ("positions", table)):
+            if numbers is not None and numbers.shape != expected:
                 raise ShapeError(
-                    f"positions are {tuple(table.shape)}; expected ({length} or more, {width}): a "
-                    "row for each place."
+                    f"{what} are {tuple(numbers.shape)}; expected {expected}: a row for each of "
+                    f"the {len(tokens)} words, of the width of the matrices."
                 )
-            table = table[:length]
-        elif positions == "sinusoidal":
-            table = sinusoidal(length, width).double()
-        elif positions != "none":
-            raise InputError(
-                f'positions={positions!r}; expected "sinusoidal", "none", or positions of your '
-                "own among the matrices."
-            )
-        return (embeddings if table is None else embeddings + table), embeddings, table
+        return Words(tuple(tokens), known if table is None else known + table, known, table)
 
     def _sizes(self) -> tuple[int, int, int]:
         """Heads, width and depth."""
@@ -297,9 +289,3 @@ def _by_head(name: str, matrix: Tensor, heads: int) -> Tensor:
             "(heads, width, depth)."
         )
     return matrix.reshape(len(matrix), heads, -1).transpose(0, 1)
-
-
-def _bias_by_head(name: str, bias: Tensor, heads: int) -> Tensor:
-    if bias.ndim == 2 or (bias.ndim == 1 and len(bias) % heads == 0):
-        return bias.reshape(heads, -1)
-    raise ShapeError(f"{name} is {tuple(bias.shape)}; expected (heads * depth,).")

@@ -13,7 +13,7 @@ PLACE = ("Read", 0)
 Sentence = Annotated[
     str | None, typer.Argument(metavar="TEXT", help="Words; with --model: what it reads.")
 ]
-Kind = Annotated[str | None, typer.Option(help="encoder, decoder, cross; or all, side by side.")]
+Kind = Annotated[str | None, typer.Option(help="encoder, decoder, cross; or all three.")]
 Target = Annotated[str | None, typer.Option(help="The words of a decoder.")]
 Query = Annotated[
     str | None, typer.Option(help="The word, or its number, that is worked through alone.")
@@ -27,21 +27,17 @@ Trained = Annotated[
     str | None, typer.Option("--model", help="A run, or a model of Hugging Face: its own numbers.")
 ]
 Layer = Annotated[int, typer.Option(min=0, help="With --model: which layer of the kind.")]
-Width = Annotated[int | None, typer.Option(min=1, max=4096, help="Of drawn vectors; default: 4.")]
-Heads = Annotated[
-    int | None, typer.Option("--num-heads", min=1, max=4096, help="Drawn heads; default: 2.")
+Learn = Annotated[
+    int, typer.Option(min=0, max=100_000, help="Steps of gradient descent, worked backward.")
 ]
-Positions = Annotated[str, typer.Option(help="sinusoidal or none: added to the embeddings.")]
-Digits = Annotated[int, typer.Option(min=0, max=6, help="Decimals that are shown.")]
+Rate = Annotated[float, typer.Option(help="With --learn: how far a step goes.")]
 Page = Annotated[Path | None, typer.Option("--html", help="Write it too, as one HTML file.")]
 
 
 def steps(
     sentence: Sentence = None, kind: Kind = None, target: Target = None, query: Query = None,
     head: Head = None, matrices: File = None, model: Trained = None, layer: Layer = 0,
-    width: Width = None, num_heads: Heads = None, positions: Positions = "sinusoidal",
-    seed: option.Seed = 1, digits: Digits = 2, learn: option.Learn = 0,
-    wanted: option.Wanted = None, rate: option.Rate = 0.1, picture: option.PictureToo = None,
+    seed: option.Seed = 1, learn: Learn = 0, rate: Rate = 0.1, picture: option.PictureToo = None,
     html: Page = None,
 ) -> None:  # fmt: skip
     """Work attention through on a short sentence: every matrix, one step after the other."""
@@ -50,8 +46,7 @@ def steps(
     with working("computing"):
         walk = work_through(
             sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
-            model=model, layer=layer, width=width, heads=num_heads, positions=positions, seed=seed,
-            digits=digits, learn=learn, wanted=wanted, rate=rate,
+            model=model, layer=layer, seed=seed, learn=learn, rate=rate,
         )  # fmt: skip
     print_lines(walk.lines())
     for path, write in ((picture, walk.picture), (html, walk.page)):
