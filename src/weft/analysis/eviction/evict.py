@@ -6,11 +6,11 @@ layers would have handed on after their own losses is not in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -226,21 +226,17 @@ def _keys_of(budget: float | str, prompt: int) -> int:
 
     Raises: InputError: no key, or more than the prompt has.
     """
-    number: Any = budget.item() if isinstance(budget, np.generic) else budget
+    words = str(budget)  # so that numbers of NumPy are taken too
+    whole, percent = words.isdecimal(), words.endswith("%")
     try:
-        if isinstance(number, str) and number.endswith("%"):
-            share: float | None = float(number[:-1]) / 100
-        else:
-            if isinstance(number, str):
-                number = int(number) if number.isdecimal() else float(number)
-            share = number if isinstance(number, float) and number <= 1 else None
-        if share is not None and 0 < share <= 1:
-            # Not one key less where the product is a little too small.
-            return max(1, int(share * prompt + 1e-9))
-        if type(number) in (int, float) and 1 <= number <= prompt and number == int(number):
-            return int(number)
+        number = int(words) if whole else float(words.removesuffix("%")) / (100 if percent else 1)
     except ValueError:
-        pass
+        number = math.nan
+    if 0 < number <= 1 and not whole:
+        # Not one key less where the product is a little too small.
+        return max(1, int(number * prompt + 1e-9))
+    if 1 <= number <= prompt and number == int(number) and not percent:
+        return int(number)
     raise InputError(
         f"evict: budget {in_words(budget)}; expected a share of the prompt, as 20% or 0.2, up to "
         f"1.0, or a number of keys, 1 to {prompt:,}."
