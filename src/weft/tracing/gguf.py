@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from weft.errors import DataError, InputError, installing, optional_package
-from weft.formats.files import JsonMapping, open_file
+from weft.formats.files import JsonMapping, in_brief, open_file
 from weft.tracing.memory import check_memory
 
 __all__ = ["GgufFile", "load_gguf", "read_gguf"]
@@ -151,9 +151,8 @@ def read_gguf(path: Path) -> GgufFile:
                 raise ValueError(f"the tensor {tensor.name[:60]} begins inside another one")
             end = tensor.data_offset + int(tensor.n_bytes)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise DataError(
-            f"{path}: this GGUF file is damaged: {reason or type(error).__name__}. Get it again."
+            f"{path}: this GGUF file is damaged: {in_brief(error)}. Get it again."
         ) from error
     return GgufFile(path, metadata, reader)
 

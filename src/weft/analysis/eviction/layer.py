@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from weft.analysis.eviction.policies import Prompt, kept, rows_of
 from weft.errors import InputError
+from weft.formats.files import in_brief
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import in_words
 
@@ -28,9 +29,8 @@ def _scores(rule: NamedRule, prompt: Prompt, budget: int) -> Tensor:
     try:
         scores: object = function(prompt, budget)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise InputError(
-            f"evict: policy {name} failed ({type(error).__name__}: {reason}). "
+            f"evict: policy {name} failed ({type(error).__name__}: {in_brief(error)}). "
             "weft --debug evict ... shows where."
         ) from error
     shape = (prompt.kv_heads, prompt.length)

@@ -11,6 +11,7 @@ from weft.cli.options import AsCsv, AsJson, TracePath
 from weft.cli.output import print_json, progress_bar
 from weft.cli.tables import print_frame, records
 from weft.errors import InputError
+from weft.formats.files import in_brief
 
 if TYPE_CHECKING:
     from weft.analysis.eviction.policies import Rule
@@ -103,9 +104,8 @@ def _policy(word: str) -> "Rule":
         in_file = place.endswith(".py")
         rule: Rule = runpy.run_path(place)[name] if in_file else pkgutil.resolve_name(word)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise InputError(
-            f"--policy {word}: cannot be loaded ({type(error).__name__}: {reason}). Expected the "
-            "name of a policy, file.py:function or module:function; weft --debug shows where."
+            f"--policy {word}: cannot be loaded ({type(error).__name__}: {in_brief(error)}). "
+            "Expected a name, file.py:function or module:function; weft --debug shows where."
         ) from error
     return rule
