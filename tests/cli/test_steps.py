@@ -57,20 +57,6 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_printed(
     assert result.out == "" and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("",), "the sentence is empty"),
-        (("a b", "--query", "c"), "query 'c': not among the words that look: a, b."),
-        (("--head", "2"), "head 2: there are heads 0 to 1."),
-        (("--kind", "graph"), "kind='graph'; expected one of"),
-        (("--matrices", "/nowhere.json"), "nowhere.json"),
-    ],
-)
-def test_one_line_for_bad_input(weft_main: Command, arguments: Any, message: str) -> None:
-    assert_one_line(weft_main("steps", *arguments), message)
-
-
 # Trained layers.
 
 

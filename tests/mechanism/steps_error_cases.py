@@ -51,6 +51,12 @@ STEPS_CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "Give finite numbers",
     ),
     ("steps turned", lambda: backward(turn=weft.rotary), "steps", "not worked backward"),
+    (
+        "steps bias by distance",
+        lambda: backward(relative=weft.ALiBi(weft.alibi_slopes(2))),
+        "steps",
+        "not worked backward",
+    ),
     ("steps gradient", lambda: backward(zeros(3, 2)), "steps", "expected that of the output"),
     ("steps too far", learning, "steps", "Give a smaller --rate"),
 ]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import weft
-from weft.errors import InputError, ShapeError
+from weft.errors import InputError
 from weft.mechanism.worked import Projections, Worked, row_of, work
 
 HEADS, WIDTH, SOURCE, DEPTH, VALUE = 3, 5, 4, 6, 2
@@ -127,31 +127,3 @@ def test_rotary_positions_turn_pairs_of_numbers_as_complex_ones(arrays: Arrays) 
     product = worked.Q_turned @ worked.K_turned.transpose(1, 2)
     assert float((worked.scores - product).abs().max()) < 1e-12
     assert worked.difference < 1e-13
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"W_Q": (WIDTH, DEPTH)}, "W_Q is (5, 6); expected (heads, width, depth)"),
-        ({"W_K": (HEADS, SOURCE, 5)}, "W_K is (3, 4, 5); expected (3, 4, 6)"),
-        ({"W_V": (2, SOURCE, VALUE)}, "W_V is (2, 4, 2); expected (3, 4, 2)"),
-        ({"W_V": (HEADS, 3, VALUE)}, "W_K is (3, 4, 6); expected (3, 3, 6)"),
-        ({"W_O": (5, WIDTH)}, "W_O is (5, 5); expected (6, 5)"),
-        ({"b_V": (HEADS, 3)}, "b_V is (3, 3); expected (3, 2)"),
-        ({"b_O": (3,)}, "b_O is (3,); expected (5,)"),
-        ({"X": (4, 3)}, "the inputs X are (4, 3); expected (positions, 5)"),
-        ({"Y": (0, SOURCE)}, "the inputs Y are (0, 4)"),
-    ],
-)
-def test_shapes_that_do_not_fit(arrays: Arrays, change: Any, message: str) -> None:
-    wrong = {name: np.zeros(shape) for name, shape in change.items()}
-    with pytest.raises(ShapeError) as error:
-        worked_of(arrays | wrong)
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_numbers_that_are_none_and_masks_that_do_not_fit(arrays: Arrays) -> None:
-    with pytest.raises(InputError, match="W_Q holds a number that is not finite"):
-        worked_of(arrays | {"W_Q": np.full((HEADS, WIDTH, DEPTH), math.nan)})
-    with pytest.raises(ShapeError, match=r"the mask is \(7, 4\).*expected \(4, 7\) of bool"):
-        worked_of(arrays, np.ones((7, 4), bool))

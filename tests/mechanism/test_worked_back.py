@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.errors import InputError, ShapeError
 from weft.mechanism.worked import Projections, Worked, work
 from weft.mechanism.worked_back import learn, squared_error, work_back
 
@@ -113,18 +110,3 @@ def test_steps_are_those_of_torchs_plain_gradient_descent() -> None:
         torch.testing.assert_close(found, leaves[name].detach(), rtol=1e-9, atol=1e-11)
     assert learned.losses[-1] < learned.losses[0]
     assert squared_error(learned.next.output, wanted) == pytest.approx(losses[1])
-
-
-def test_what_cannot_be_worked_backward() -> None:
-    worked, wanted = drawn(False, False)
-    with pytest.raises(ShapeError, match=r"the gradient is \(5, 3\); expected .*\(5, 7\)"):
-        work_back(worked, torch.zeros(5, 3))
-    with pytest.raises(InputError, match=r"the loss grew from .* in \d+ steps? of rate 1e\+06"):
-        learn(worked, wanted, 50, 1e6)
-    X = torch.randn(4, WIDTH)
-    p: Any = worked.projections
-    p = Projections(p.W_Q, p.W_Q, torch.randn(HEADS, WIDTH, VALUE), p.W_O)
-    for options in ({"turn": weft.rotary}, {"relative": weft.ALiBi(weft.alibi_slopes(HEADS))}):
-        inside = work(X, X, p, None, **options)
-        with pytest.raises(InputError, match="positions inside of it is not worked backward"):
-            work_back(inside, torch.zeros(4, OUT))

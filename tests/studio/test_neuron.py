@@ -126,7 +126,7 @@ def test_where_a_model_is_open_a_text_typed_there_has_it_all(
 
 def test_the_words_are_those_of_the_walk(viewer: Viewer) -> None:
     walk = weft.steps("a b c", kind="decoder", heads=2, width=16)
-    said = {step.name: (step.formula, step.sentence) for step in walk.steps}
+    said = {step.name: (step.formula, step.sentence) for step in walk.lesson().steps}
     _, through = ask(viewer, f"{HEAD}/through/9/3")
     shared = [step for step in through["steps"] if step[1] in said]
     assert len(shared) == 8

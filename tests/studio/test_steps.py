@@ -27,21 +27,6 @@ def test_hostile_words_stay_words(studio: Any, tmp_path: Path, hostile_tokens: l
     assert len(cells) == 2 * length * (length - 1) // 2 and set(cells) == {"−∞"}
 
 
-def test_a_cell_says_its_sum(studio: Any, tmp_path: Path) -> None:
-    walk = weft.steps("the cat sat", kind="decoder")
-    assert isinstance(walk, Steps)
-    path = tmp_path / "walk.html"
-    walk.page(path)
-    page = studio.open(path.as_uri(), "file:", offline=True)
-    table = page.locator("table", has=page.locator("caption", has_text="S, head 1"))
-    terms = " + ".join(
-        f"{a:.2f}×{b:.2f}"
-        for a, b in zip(walk.Q[1, 2].tolist(), walk.K[1, 0].tolist(), strict=True)
-    )
-    title = table.locator("tr").nth(3).locator("td").first.get_attribute("title")
-    assert title == f"{terms} = {float(walk.scores[1, 2, 0]):.2f}"
-
-
 @pytest.mark.parametrize("kind", ["cross", "all"])
 def test_a_page_fits_its_window_and_follows_its_theme(
     studio: Any, tmp_path: Path, kind: str

@@ -140,15 +140,6 @@ def test_every_matrix_of_a_wide_layer_is_shortened() -> None:
     assert last == [*W_Q[:5], W_Q[-1], *W_K[:5], W_K[-1]]
 
 
-def test_what_the_softmax_takes_is_what_was_scaled_and_masked() -> None:
-    """S, the raw scores, never stands in the exponent: its softmax would be another one."""
-    formulas = {step.name: step.formula for step in walk_of(kind="decoder").lesson().steps}
-    assert formulas["Score"].startswith("S = ") and formulas["Scale"].startswith("s = S / √")
-    assert formulas["Mask"].startswith("s_ij") and "e^s_ij" in formulas["Softmax"]
-    alone = walk_of("a", **ONE_HEAD, embeddings=[[1.0, 2.0]])
-    assert "over 1 head × 1 word × 1 number of Z" in str(alone)
-
-
 def test_the_same_word_has_the_same_embedding_and_the_same_seed_the_same_walk() -> None:
     first, second = walk_of("the cat saw the dog"), walk_of("dog the")
     assert first.queries.E is not None and second.queries.E is not None
@@ -222,7 +213,11 @@ def test_given_heads_and_drawn_rest() -> None:
         ({"W_Q": [[1, 2], [3]]}, InputError, "W_Q is no matrix of numbers"),
         ({"W_X": [[1]]}, InputError, "no argument 'W_X'; arrays are embeddings, target_em"),
         ({"W_Q": [1.0, 2.0]}, ShapeError, "W_Q is (2,); expected (width, heads * depth)"),
-        ({"W_Q": [[1, 2, 3]], "heads": 2}, ShapeError, "do not split into 2 heads"),
+        (
+            {"W_Q": [[1, 2, 3]], "heads": 2},
+            ShapeError,
+            "W_Q is (1, 3); expected (width, heads * depth)",
+        ),
         ({"embeddings": [[1, 2, 3, 4]]}, None, ""),
         ({"sentence": "a b", "embeddings": [[1, 2, 3, 4]]}, ShapeError, "(1, 4); expected (2, 4)"),
         ({"W_Q": [[[np.inf] * 2] * 4] * 2}, InputError, "W_Q holds a number that is not finite"),
@@ -311,8 +306,16 @@ def test_html_shows_every_weight_and_escapes_every_word(hostile_tokens: list[str
     assert "http" not in walk._repr_html_()
 
 
+def test_a_cell_of_the_page_says_the_sum_that_it_is() -> None:
+    walk = walk_of(seed=4)
+    factors = zip(walk.Q[1, 2].tolist(), walk.K[1, 0].tolist(), strict=True)
+    terms = " + ".join(f"{a:.2f}×{b:.2f}" for a, b in factors)
+    assert f'title="{terms} = {float(walk.scores[1, 2, 0]):.2f}"' in walk._repr_html_()
+
+
 def test_pages_and_pictures_are_written_whole(tmp_path: Path) -> None:
-    for number, made in enumerate((walk_of(kind="cross"), kinds_of())):
+    both: tuple[Steps | AllKinds, ...] = (walk_of(kind="cross"), kinds_of())
+    for number, made in enumerate(both):
         page, picture = tmp_path / f"{number}.html", tmp_path / f"{number}.svg"
         made.page(page)
         made.picture(picture)

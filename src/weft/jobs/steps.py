@@ -124,7 +124,7 @@ def steps(
         table["positions"] = positions
     elif positions not in ("sinusoidal", "none"):
         raise InputError(f'positions={positions!r}; expected "sinusoidal", "none" or an array.')
-    known = Matrices.of_arrays({**table, **arrays}, width, heads, seed)
+    known = Matrices({**table, **arrays}, width, heads, seed)
     if sentence is None and target is None and kind in ("cross", "all"):
         target = _TARGET
     if sentence is None and "embeddings" not in known.known:

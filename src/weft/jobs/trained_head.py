@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -74,42 +73,28 @@ def steps_of_model(
         if not isinstance(traced, TraceData):
             raise InputError(f"{name}: the inputs are a batch. Give one text.")
         calls = layer_calls(model, inputs)
-    walk = partial(_walk, name, model.network, traced, calls, layer, show)
+    matrices = {each.name: each for each in matrices_of(model.network)}
+
+    def walk(kind: str) -> Steps:
+        layers = [each for each in traced.layers if each.kind == kind]
+        if not layers:
+            kinds = ", ".join(sorted({each.kind for each in traced.layers}))
+            raise InputError(f"kind {kind}: {name} has no such layer; its layers are: {kinds}.")
+        if not 0 <= layer < len(layers):
+            raise InputError(f"layer {layer}: {name} has {kind} layers 0 to {len(layers) - 1}.")
+        chosen = layers[layer]
+        if chosen.name not in matrices or chosen.name not in calls:
+            raise _more(chosen, "its learned matrices, or what enters it, could not be told")
+        check_length(max(chosen.shape[1:]), "text")
+        worked = _worked(model.network, chosen, matrices[chosen.name], calls[chosen.name])
+        queries = Words(tuple(shown(chosen.query_tokens)), worked.X)
+        keys = Words(tuple(shown(chosen.key_tokens)), worked.Y)
+        origin = f"{kind} layer {chosen.index} of {name} ({chosen.name})"
+        return show(worked, kind, queries, keys, origin)
+
     if kind == "all":
         return AllKinds(*map(walk, ("encoder", "decoder", "cross")))
     return walk(traced.layers[0].kind if kind is None else kind)
-
-
-def _walk(
-    name: str,
-    network: nn.Module,
-    traced: TraceData,
-    calls: dict[str, LayerCalled],
-    index: int,
-    show: Callable[..., Steps],
-    kind: str,
-) -> Steps:
-    layer = _chosen(name, traced, kind, index)
-    matrices = {each.name: each for each in matrices_of(network)}.get(layer.name)
-    call = calls.get(layer.name)
-    if matrices is None or call is None:
-        raise _more(layer, "its learned matrices, or what enters it, could not be told")
-    check_length(max(layer.shape[1:]), "text")
-    worked = _worked(network, layer, matrices, call)
-    queries, keys = tuple(shown(layer.query_tokens)), tuple(shown(layer.key_tokens))
-    origin = f"{layer.kind} layer {layer.index} of {name} ({layer.name})"
-    return show(worked, kind, Words(queries, worked.X), Words(keys, worked.Y), origin)
-
-
-def _chosen(name: str, traced: TraceData, kind: str, index: int) -> TraceLayer:
-    """The layer of a kind, by its place among those of the kind."""
-    layers = [layer for layer in traced.layers if layer.kind == kind]
-    if not layers:
-        kinds = ", ".join(sorted({layer.kind for layer in traced.layers}))
-        raise InputError(f"kind {kind}: {name} has no such layer; its layers are: {kinds}.")
-    if not 0 <= index < len(layers):
-        raise InputError(f"layer {index}: {name} has {kind} layers 0 to {len(layers) - 1}.")
-    return layers[index]
 
 
 def _worked(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,36 +101,29 @@ def check_length(count: int, name: str) -> None:
 class Matrices:
     """What is known of embeddings and matrices; the rest is drawn from a seed.
 
-    known: matrices by their names, of MATRICES. W_Q, W_K and W_V are (width, depth), (width, heads
-        * depth), or (heads, width, depth); W_O (heads * depth, width) or (heads, depth, width).
+    known: arrays, tensors or lists by their names, of MATRICES; None: not known. W_Q, W_K and W_V
+        are (width, depth), (width, heads * depth), or (heads, width, depth); W_O (heads * depth,
+        width) or (heads, depth, width).
     width, heads: of what is drawn; None: 4, and 2 heads. Of known matrices: as they are.
     seed: of what is drawn.
+
+    Raises: InputError: what is no array of numbers, or no size.
     """
 
-    known: Mapping[str, Tensor]
+    arrays: InitVar[Mapping[str, ArrayLike | Tensor | None]]
     width: int | None = None
     heads: int | None = None
     seed: int = 1
+    known: dict[str, Tensor] = field(init=False)
 
-    @classmethod
-    def of_arrays(
-        cls,
-        arrays: Mapping[str, ArrayLike | Tensor | None],
-        width: int | None = None,
-        heads: int | None = None,
-        seed: int = 1,
-    ) -> Matrices:
-        """From arrays, tensors or lists; None: not known.
-
-        Raises: InputError: what is no array of numbers, or no size.
-        """
+    def __post_init__(self, arrays: Mapping[str, ArrayLike | Tensor | None]) -> None:
         known = {
             name: as_tensor(name, array) for name, array in arrays.items() if array is not None
         }
-        for name, size in (("width", width), ("heads", heads)):
+        object.__setattr__(self, "known", known)
+        for name, size in (("width", self.width), ("heads", self.heads)):
             if size is not None and not 1 <= size <= _LARGEST_WIDTH:
                 raise InputError(f"{name} is {size}; expected 1 to {_LARGEST_WIDTH:,}.")
-        return cls(known, width, heads, seed)
 
     @property
     def origin(self) -> str:
@@ -202,34 +195,24 @@ class Matrices:
         return Words(tuple(tokens), known if table is None else known + table, known, table)
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Heads, width and depth."""
-        known, heads, width, depth = self.known, self.heads, self.width, None
-        for name in ("W_Q", "W_K", "W_V"):
-            matrix = known.get(name)
-            if matrix is None:
-                continue
-            if matrix.ndim not in (2, 3):
-                raise ShapeError(
-                    f"{name} is {tuple(matrix.shape)}; expected (width, heads * depth) or (heads, "
-                    "width, depth)."
-                )
-            own = len(matrix) if matrix.ndim == 3 else heads or 1
-            if heads is not None and own != heads:
-                raise ShapeError(f"{name} has {own} heads; expected {heads}.")
-            heads = own
-            width = matrix.shape[-2] if self.width is None else self.width
-            if name != "W_V" or depth is None:
-                depth = matrix.shape[-1] // (1 if matrix.ndim == 3 else heads)
-        embeddings = known.get("embeddings")
-        if width is None and embeddings is not None and embeddings.ndim == 2:
+        """Heads, width and depth: of the first matrix that is known, else as they are asked for."""
+        names = (name for name in ("W_Q", "W_K", "W_V") if name in self.known)
+        name = next(names, None)
+        if name is not None:
+            matrix = _by_head(name, self.known[name], self.heads or 1)
+            heads, width, depth = matrix.shape
+            if self.heads not in (None, heads):
+                raise ShapeError(f"{name} has {heads} heads; expected {self.heads}.")
+            return heads, width, depth
+        embeddings, heads, width = self.known.get("embeddings"), self.heads or 2, self.width or 4
+        if self.width is None and embeddings is not None and embeddings.ndim == 2:
             width = embeddings.shape[1]
-        heads, width = heads or 2, width or 4
-        if depth is None and width % heads:
+        if width % heads:
             raise InputError(
                 f"width {width} does not split into {heads} heads. Choose a multiple of {heads}, "
                 "or give W_Q."
             )
-        return heads, width, width // heads if depth is None else depth
+        return heads, width, width // heads
 
     def _drawn(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Multiples of 1/2 from -1 to 1, by the seed and the name alone.
@@ -251,15 +234,12 @@ def read_matrices(path: Path) -> JsonObject:
 
     Raises: DataError: no such file, damaged, or another format. Nothing is unpickled.
     """
-    content: JsonObject
-    if path.suffix == ".npz":
-        content = {**read_npz(path, "file of matrices")}
-    elif path.suffix == ".json":
-        content = read_json(path, "file of matrices")
-        if not isinstance(content, dict):
-            raise DataError(f'{path}: expected an object, as {{"W_Q": [[1, 0], [0, 1]], ...}}.')
-    else:
+    if path.suffix not in (".json", ".npz"):
         raise DataError(f"{path}: expected matrices as .json or .npz.")
+    read = read_json if path.suffix == ".json" else read_npz
+    content: JsonObject = read(path, "file of matrices")
+    if not isinstance(content, dict):
+        raise DataError(f'{path}: expected an object, as {{"W_Q": [[1, 0], [0, 1]], ...}}.')
     for name in content:
         if name not in (*MATRICES, "sentence", "target"):
             raise InputError(f"{path}: {name}: no such matrix; there are {', '.join(MATRICES)}.")
@@ -281,11 +261,9 @@ def as_tensor(name: str, array: ArrayLike | Tensor) -> Tensor:
 
 def _by_head(name: str, matrix: Tensor, heads: int) -> Tensor:
     """(width, heads * depth) -> (heads, width, depth)."""
-    if matrix.ndim == 3:
-        return matrix
-    if matrix.shape[1] % heads:
+    if matrix.ndim not in (2, 3) or (matrix.ndim == 2 and matrix.shape[1] % heads):
         raise ShapeError(
-            f"{name} is {tuple(matrix.shape)}, whose columns do not split into {heads} heads. Give "
-            "(heads, width, depth)."
+            f"{name} is {tuple(matrix.shape)}; expected (width, heads * depth) or (heads, width, "
+            f"depth), of {heads} head{'s' * (heads > 1)}."
         )
-    return matrix.reshape(len(matrix), heads, -1).transpose(0, 1)
+    return matrix if matrix.ndim == 3 else matrix.reshape(len(matrix), heads, -1).transpose(0, 1)
