@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -125,10 +126,10 @@ def read_gguf(path: Path) -> GgufFile:
         """The package's own believes every length, and reads on beyond the end of a file."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
-            values = super()._get(offset, dtype, count, *order, **named)
-            if len(values) < count:
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
                 raise ValueError(f"it ends at byte {len(self.data):,}, before what it says it has")
-            return values
+            # Not a slice of the file's array: one of these is many times as slow.
+            return np.frombuffer(self.data, dtype, int(count), int(offset))
 
         def _get_field_parts(self, start: int, kind: int) -> Any:
             if kind == gguf.GGUFValueType.ARRAY and self._get(start + 4, "<u8")[0] > _ITEMS:
@@ -137,9 +138,11 @@ def read_gguf(path: Path) -> GgufFile:
 
     try:
         reader = Reader(path)
-        values = {key: field.contents() for key, field in reader.fields.items()}
-        metadata = {key: len(each) if isinstance(each, list) else each
-                    for key, each in values.items()}  # fmt: skip
+        arrays = gguf.GGUFValueType.ARRAY
+        metadata = {
+            key: len(field.data) if field.types[0] == arrays else field.contents()
+            for key, field in reader.fields.items()
+        }
         for key, value in metadata.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{key[:60]} is {value}")
