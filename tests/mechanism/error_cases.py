@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from tests.mechanism.graph_error_cases import GRAPH_CASES
 from tests.mechanism.kind_error_cases import KIND_CASES
-from tests.mechanism.steps_error_cases import STEPS_CASES
 from torch import nn
 
 import weft
@@ -101,7 +100,6 @@ meta = torch.zeros(2, 2, 7, 8, device="meta")
 
 #: What is done; what the message begins with; what must be in it.
 CASES: list[tuple[str, Callable[[], object], str, str]] = [
-    *STEPS_CASES,
     ("two dimensions", lambda: call((5, 8)), "attention", "(batch, heads, positions, depth)"),
     (
         "whole numbers",

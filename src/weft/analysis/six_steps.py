@@ -51,20 +51,16 @@ class Wording:
 def inputs(kind: str, *, embedded: bool, placed: bool) -> Wording:
     """The vectors. embedded: whether they are E alone; placed: whether positions are added."""
     if not embedded:
-        formula, sentence = (
-            "X",
-            (
-                "These vectors enter the layer: what the layers before made of the tokens and "
-                "their positions."
-            ),
+        formula = "X"
+        sentence = (
+            "These vectors enter the layer: what the layers before made of the tokens and their "
+            "positions."
         )
     elif placed:
-        formula, sentence = (
-            "X = E + P",
-            (
-                "Every word has a vector of its own, E. Its place in the sentence adds another, P: "
-                "without it, order would mean nothing."
-            ),
+        formula = "X = E + P"
+        sentence = (
+            "Every word has a vector of its own, E. Its place in the sentence adds another, P: "
+            "without it, order would mean nothing."
         )
     else:
         formula, sentence = "X = E", "Every word has a vector of its own."
@@ -76,12 +72,10 @@ def inputs(kind: str, *, embedded: bool, placed: bool) -> Wording:
 def project(kind: str, *, biases: bool | None) -> Wording:
     """Queries, keys and values. biases: whether some are added; None: that is not known."""
     source = "Y" if kind == "cross" else "X"
-    plus = ["", "", ""]
-    if biases is None:
-        plus = [" (+ b_Q)", " (+ b_K)", " (+ b_V)"]
-    elif biases:
-        plus = [" + b_Q", " + b_K", " + b_V"]
-    formula = f"Q = X W_Q{plus[0]},  K = {source} W_K{plus[1]},  V = {source} W_V{plus[2]}"
+    q, k, v = (
+        f" (+ b_{name})" if biases is None else f" + b_{name}" if biases else "" for name in "QKV"
+    )
+    formula = f"Q = X W_Q{q},  K = {source} W_K{k},  V = {source} W_V{v}"
     sentence = (
         "Three learned matrices make a query, a key and a value of each vector: what a word asks, "
         "what it answers to, and what it gives."

@@ -12,12 +12,12 @@ import torch
 from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.mechanism.shapes import finite_number, whole_number
-from weft.mechanism.worked import work
-from weft.mechanism.worked_back import learn as learn_from
 from weft.walkthrough.learning import wanted_of
 from weft.walkthrough.matrices import MATRICES, Matrices, read_matrices, words_of
 from weft.walkthrough.steps import AllKinds, Steps
 from weft.walkthrough.walk import Kind
+from weft.walkthrough.worked import work
+from weft.walkthrough.worked_back import learn as learn_from
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

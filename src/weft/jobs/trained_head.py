@@ -19,10 +19,10 @@ from weft.jobs.model import Model, TraceChoices
 from weft.jobs.opening import open_model
 from weft.mechanism.graph import Top
 from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.worked import Projections, Worked, work
 from weft.tracing.capture import trace
 from weft.walkthrough.matrices import Words, check_length
 from weft.walkthrough.steps import AllKinds, Steps
+from weft.walkthrough.worked import Projections, Worked, work
 
 __all__ = [
     "LayerCalled",

@@ -7,9 +7,9 @@ import torch
 from weft.analysis import six_steps
 from weft.analysis.six_steps import Wording
 from weft.mechanism.positions import Buckets
-from weft.mechanism.worked import row_of
 from weft.walkthrough.lesson import Ledger, Row, Step, Sum, Table, number
 from weft.walkthrough.walk import Walk, shape_of
+from weft.walkthrough.worked import row_of
 
 __all__ = ["SOURCES", "explain"]
 

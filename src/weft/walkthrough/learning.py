@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.worked import Worked
-from weft.mechanism.worked_back import Learned
 from weft.walkthrough.lesson import Ledger, Row, Step, Table, number
 from weft.walkthrough.matrices import as_tensor
 from weft.walkthrough.walk import Kind, Walk, shape_of
+from weft.walkthrough.worked import Worked
+from weft.walkthrough.worked_back import Learned
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -22,7 +22,7 @@ from weft.formats.files import JsonObject, read_json
 from weft.formats.stored_arrays import read_npz
 from weft.formats.tokens import visible
 from weft.mechanism.positions import sinusoidal
-from weft.mechanism.worked import Projections
+from weft.walkthrough.worked import Projections
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

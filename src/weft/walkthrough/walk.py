@@ -12,10 +12,10 @@ from torch import Tensor
 from weft.errors import InputError
 from weft.formats.tokens import visible
 from weft.mechanism.multihead import LayerKind as Kind
-from weft.mechanism.worked import Worked
-from weft.mechanism.worked_back import Learned
 from weft.walkthrough.lesson import Row, Table
 from weft.walkthrough.matrices import Words
+from weft.walkthrough.worked import Worked
+from weft.walkthrough.worked_back import Learned
 
 __all__ = ["Kind", "Walk", "shape_of"]
 

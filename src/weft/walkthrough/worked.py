@@ -219,7 +219,6 @@ class Row:
     """One query of one head, number by number; a number for each key, but for the last two.
 
     allowed: whether the key may be looked at; what follows is None or 0 where it may not.
-    products: the numbers q_d k_jd that are added up to q . k_j.
     dots: q . k_j.
     scaled: dots / sqrt(depth), plus what ALiBi or buckets add.
     lowered: taken off every scaled score before e^x, since it would be too large; 0: nothing.
@@ -228,10 +227,7 @@ class Row:
     parts: weight times value, key by key; output: their sum, z.
     """
 
-    head: int
-    query: int
     allowed: tuple[bool, ...]
-    products: tuple[tuple[float, ...], ...]
     dots: tuple[float, ...]
     scaled: tuple[float, ...]
     lowered: float
@@ -253,8 +249,7 @@ def row_of(worked: Worked, head: int, query: int) -> Row:
     Q, K = worked.scored
     q: list[float] = Q[head, query].tolist()
     keys, values = K[head].tolist(), worked.V[head].tolist()
-    products = tuple(tuple(a * b for a, b in zip(q, key, strict=True)) for key in keys)
-    dots = tuple(map(math.fsum, products))
+    dots = tuple(math.fsum(a * b for a, b in zip(q, key, strict=True)) for key in keys)
     added = [0.0] * len(keys) if worked.bias is None else worked.bias[head, query].tolist()
     root = math.sqrt(len(q))
     scaled = tuple(dot / root + more for dot, more in zip(dots, added, strict=True))
@@ -273,10 +268,7 @@ def row_of(worked: Worked, head: int, query: int) -> Row:
         for weight, value in zip(weights, values, strict=True)
     )
     output = tuple(map(math.fsum, zip(*parts, strict=True)))
-    return Row(
-        head, query, allowed, products, dots, scaled, lowered, exponentials, total, weights, parts,
-        output,
-    )  # fmt: skip
+    return Row(allowed, dots, scaled, lowered, exponentials, total, weights, parts, output)
 
 
 def _projected(inputs: Tensor, matrices: Tensor, biases: Tensor | None) -> Tensor:
@@ -303,9 +295,4 @@ def _numbers(name: str, matrix: Tensor) -> Tensor:
 
 
 def _shape(matrix: Tensor) -> str:
-    """A shape as a person writes it.
-
-    >>> _shape(torch.zeros(2, 3))
-    '(2, 3)'
-    """
     return str(tuple(matrix.shape))

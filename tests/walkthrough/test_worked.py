@@ -11,7 +11,7 @@ import torch
 
 import weft
 from weft.errors import InputError
-from weft.mechanism.worked import Projections, Worked, row_of, work
+from weft.walkthrough.worked import Projections, Worked, row_of, work
 
 HEADS, WIDTH, SOURCE, DEPTH, VALUE = 3, 5, 4, 6, 2
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -1,6 +1,6 @@
 """Attention worked backward: every gradient of one multi-head attention, and learning by them.
 
-Everything is plain and in float64, as in weft.mechanism.worked: meant to be read. dA is short for
+Everything is plain and in float64, as in weft.walkthrough.worked: meant to be read. dA is short for
 dL / dA: how much the loss L grows with each number of A.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.worked import Projections, Worked, work
+from weft.walkthrough.worked import Projections, Worked, work
 
 __all__ = ["Learned", "WorkedBack", "learn", "squared_error", "work_back"]
 

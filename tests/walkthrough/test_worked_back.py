@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.mechanism.worked import Projections, Worked, work
-from weft.mechanism.worked_back import learn, squared_error, work_back
+from weft.walkthrough.worked import Projections, Worked, work
+from weft.walkthrough.worked_back import learn, squared_error, work_back
 
 HEADS, WIDTH, SOURCE, DEPTH, VALUE, OUT = 3, 5, 4, 6, 2, 7
 
