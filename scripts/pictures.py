@@ -122,7 +122,6 @@ DRAWN = {
         Path("runs/far-patches.png"),
     ),
     "steps": ("weft steps --kind decoder --picture runs/steps.png", Path("runs/steps.png")),
-    "steps-kinds": ("weft steps --kind all --picture runs/kinds.png", Path("runs/kinds.png")),
 }
 
 

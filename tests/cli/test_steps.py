@@ -17,7 +17,6 @@ import weft
 import weft.cli
 from weft.mechanism.watching import layers_of
 from weft.training.inference import open_run
-from weft.walkthrough.steps import AllKinds, Steps
 
 
 def test_without_an_argument(weft_main: Command) -> None:
@@ -41,11 +40,11 @@ def test_a_terminal_gets_colours_and_the_same_text(
 
 def test_pictures_and_pages(weft_main: Command, tmp_path: Path) -> None:
     result = weft_main(
-        "steps", "--kind", "all", "--picture", tmp_path / "a.png", "--html", tmp_path / "a.html"
+        "steps", "--kind", "cross", "--picture", tmp_path / "a.png", "--html", tmp_path / "a.html"
     )
     assert result.code == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert "Three kinds of attention" in (tmp_path / "a.html").read_text()
+    assert "The six steps of attention" in (tmp_path / "a.html").read_text()
     assert result.err.count("written:") == 2
 
 
@@ -84,7 +83,7 @@ def ending_well() -> Iterator[None]:
 def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, kind: str) -> None:
     run, text, target = runs / "translation", "the cat sees", "das cat"
     walk = weft.steps(text, target=target, model=run, kind=kind, head=1)
-    assert isinstance(walk, Steps) and walk.kind == kind and walk.shown == (1,)
+    assert walk.kind == kind and walk.shown == (1,)
     opened = open_run(run)
     (name,) = [name for name, layer in layers_of(opened.model) if layer.kind == kind]
     layer = of_trace(run, text, target, tmp_path, name)
@@ -107,7 +106,7 @@ def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, 
 
 def test_a_trained_layer_by_numpy_alone(runs: Path) -> None:
     walk = weft.steps("two hogs", model=runs / "language")
-    assert isinstance(walk, Steps) and walk.kind == "decoder"
+    assert walk.kind == "decoder"
     p = walk.projections
     assert p.b_Q is not None and p.b_K is not None
     Q = walk.X.numpy() @ walk.W_Q[0].numpy() + p.b_Q[0].numpy()
@@ -144,18 +143,11 @@ def test_positions_inside_attention_have_their_own_line(
     with ending_well():
         weft.cli.main(["train", str(config), "--run", str(tmp_path / "run")])
     walk = weft.steps("two hogs", model=tmp_path / "run")
-    assert isinstance(walk, Steps)
     layer = of_trace(tmp_path / "run", "two hogs", None, tmp_path, "decoder.0.self_attention")
     assert float((walk.weights - layer.graph.dense().double()).abs().max()) < 1e-6
     assert line in str(walk) and line.split()[0] in walk._repr_html_()
     assert walk.difference < 1e-12
     walk.picture(tmp_path / "walk.png")
-
-
-def test_all_kinds_of_a_translator(runs: Path) -> None:
-    kinds = weft.steps("the cat", target="das cat", model=runs / "translation", kind="all")
-    assert isinstance(kinds, AllKinds)
-    assert "Each with its own matrices" in str(kinds)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +181,6 @@ def test_a_layer_of_the_real_minilm(minilm: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     walk = weft.steps("The dog slept.", model=minilm, layer=2, head=4)
-    assert isinstance(walk, Steps)
     eager = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
     ids = transformers.AutoTokenizer.from_pretrained(minilm)("The dog slept.", return_tensors="pt")
     with torch.no_grad():
@@ -225,6 +216,6 @@ def test_a_model_that_does_more_is_refused_in_one_line(
 
 def test_gpt_2(writer: Path) -> None:
     walk = weft.steps("a b c", model=writer, layer=1)
-    assert isinstance(walk, Steps) and walk.kind == "decoder"
+    assert walk.kind == "decoder"
     assert bool((walk.weights.triu(1) == 0).all())
     assert walk.projections.b_O is not None and walk.difference < 1e-12

@@ -14,25 +14,12 @@ from rich.cells import cell_len
 
 import weft
 from weft.errors import DataError, InputError, ShapeError
-from weft.walkthrough.steps import AllKinds, Steps
 
 ONE_HEAD = {"W_Q": [[0.0], [1.0]], "W_K": [[1.0], [0.0]], "W_V": [[1.0], [1.0]], "W_O": [[1.0]]}
 
 
-def walk_of(*arguments: Any, **options: Any) -> Steps:
-    made = weft.steps(*arguments, **options)
-    assert isinstance(made, Steps)
-    return made
-
-
-def kinds_of(*arguments: Any, **options: Any) -> AllKinds:
-    made = weft.steps(*arguments, kind="all", **options)
-    assert isinstance(made, AllKinds)
-    return made
-
-
 def test_the_first_walk_is_three_words_wide_four_with_two_heads() -> None:
-    walk = walk_of()
+    walk = weft.steps()
     assert walk.queries.tokens == ("the", "cat", "sat")
     assert walk.X.shape == (3, 4) and walk.Q.shape == (2, 3, 2)
     text = str(walk)
@@ -47,7 +34,7 @@ def test_the_first_walk_is_three_words_wide_four_with_two_heads() -> None:
 
 
 def test_the_output_is_that_of_numpy() -> None:
-    walk = walk_of(kind="decoder", seed=3)
+    walk = weft.steps(kind="decoder", seed=3)
     X = walk.X.numpy()
     heads = []
     for W_Q, W_K, W_V in zip(walk.W_Q.numpy(), walk.W_K.numpy(), walk.W_V.numpy(), strict=True):
@@ -73,7 +60,7 @@ def numbers_below(text: str, heading: str, rows: int) -> np.ndarray[Any, Any]:
 
 
 def test_the_text_shows_the_numbers_of_the_matrices() -> None:
-    walk = walk_of("the cat saw a dog", kind="decoder", digits=3, head=1)
+    walk = weft.steps("the cat saw a dog", kind="decoder", digits=3, head=1)
     text = str(walk)
     shown = numbers_below(text, "A, head 1", 5)
     np.testing.assert_allclose(shown[:, :5], walk.weights[1].numpy(), atol=5.001e-4)
@@ -85,7 +72,7 @@ def test_the_text_shows_the_numbers_of_the_matrices() -> None:
 
 
 def test_sums_that_are_written_out_add_up() -> None:
-    walk = walk_of("a b c", query="b", digits=4)
+    walk = weft.steps("a b c", query="b", digits=4)
     lines = [line for line in str(walk).splitlines() if "×" in line and "head" not in line]
     products = [line for line in lines if re.match(r" [abc] +-?\d+\.\d+×", line)]
     assert len(products) == 3
@@ -112,11 +99,11 @@ def test_sums_that_are_written_out_add_up() -> None:
         ("the cat sat", {"width": 64, "heads": 4, "head": 3}),
     ],
 )
-@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross", "all"])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
 def test_no_line_is_wider_than_eighty_columns(
     sentence: str, options: dict[str, Any], kind: str, digits: int
 ) -> None:
-    target = "die Katze" if kind in ("cross", "all") else None
+    target = "die Katze" if kind == "cross" else None
     walk = weft.steps(sentence, kind=kind, target=target, digits=digits, **options)
     lines = str(walk).splitlines()
     assert max(map(cell_len, lines)) <= 80
@@ -125,7 +112,7 @@ def test_no_line_is_wider_than_eighty_columns(
 
 def test_every_matrix_of_a_wide_layer_is_shortened() -> None:
     """Matrices that stand beside each other too: W_K has as many rows as W_Q, and as few lines."""
-    text = str(walk_of("a b", width=96, heads=3))
+    text = str(weft.steps("a b", width=96, heads=3))
     project = text[text.index("1. Project") : text.index("2. Score")].splitlines()
     tops = [place for place, line in enumerate(project) if "head 0 (96×32)" in line]
     assert sum(project[place].count("(96×32)") for place in tops) == 3
@@ -134,32 +121,30 @@ def test_every_matrix_of_a_wide_layer_is_shortened() -> None:
         side_by_side = project[place].count("(96×32)")
         assert project[place + 5].count("⋮") == side_by_side
         assert project[place + 7] == ""
-    walk = walk_of("a b", width=96, heads=3)
+    walk = weft.steps("a b", width=96, heads=3)
     last = [float(cell) for cell in re.findall(r"-?\d\.\d\d", project[tops[0] + 6])]
     W_Q, W_K = walk.W_Q[0, -1].tolist(), walk.W_K[0, -1].tolist()
     assert last == [*W_Q[:5], W_Q[-1], *W_K[:5], W_K[-1]]
 
 
 def test_the_same_word_has_the_same_embedding_and_the_same_seed_the_same_walk() -> None:
-    first, second = walk_of("the cat saw the dog"), walk_of("dog the")
+    first, second = weft.steps("the cat saw the dog"), weft.steps("dog the")
     assert first.queries.E is not None and second.queries.E is not None
     assert first.queries.E[0].tolist() == first.queries.E[3].tolist()
     assert first.queries.E[4].tolist() == second.queries.E[0].tolist()
     assert first.X[0].tolist() != first.X[3].tolist()
-    assert first.W_Q.tolist() == second.W_Q.tolist() != walk_of(seed=2).W_Q.tolist()
+    assert first.W_Q.tolist() == second.W_Q.tolist() != weft.steps(seed=2).W_Q.tolist()
 
 
 def test_the_three_kinds_differ_in_who_gives_what_and_in_the_mask() -> None:
-    kinds = kinds_of("the cat sat", target="die Katze saß fest")
-    encoder, decoder, cross = kinds.kinds
+    sentence, target = "the cat sat", "die Katze saß fest"
+    encoder, decoder = weft.steps(sentence), weft.steps(target, kind="decoder")
+    cross = weft.steps(sentence, target=target, kind="cross")
     for name in ("W_Q", "W_K", "W_V", "W_O"):
         assert getattr(encoder, name).equal(getattr(cross, name))
     assert cross.Q.equal(decoder.Q) and cross.K.equal(encoder.K) and cross.V.equal(encoder.V)
     assert cross.weights.shape == (2, 4, 3)
     assert (decoder.weights.triu(1) == 0).all() and (encoder.weights > 0).all()
-    text = str(kinds)
-    assert "The same matrices, the same six steps." in text
-    assert [step.name for step in kinds.lesson().steps] == ["Encoder", "Decoder", "Cross"]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
@@ -170,7 +155,7 @@ def test_matrices_of_a_file(tmp_path: Path, suffix: str) -> None:
         path.write_text(json.dumps(arrays | {"sentence": "I see"}))
     else:
         np.savez(path, **{name: np.array(array) for name, array in arrays.items()})
-    walk = walk_of(matrices=path, positions="none")
+    walk = weft.steps(matrices=path, positions="none")
     # By hand: Q = (0, 1), K = (2, 6), V = (2, 7).
     assert walk.scores.tolist() == [[[0, 0], [2, 6]]]
     assert walk.queries.tokens == (("I", "see") if suffix == ".json" else ("x0", "x1"))
@@ -183,7 +168,7 @@ def test_matrices_of_a_file(tmp_path: Path, suffix: str) -> None:
 def test_given_heads_and_drawn_rest() -> None:
     generator = np.random.default_rng(2)
     wide = generator.normal(size=(4, 6))
-    walk = walk_of(W_Q=wide, W_K=wide, W_V=wide, heads=3)
+    walk = weft.steps(W_Q=wide, W_K=wide, W_V=wide, heads=3)
     assert walk.W_Q.shape == (3, 4, 2) and walk.W_O.shape == (6, 4)
     assert walk.W_Q[1].numpy() == pytest.approx(wide[:, 2:4])
     assert walk.origin == "given: W_Q, W_K, W_V; W_O random, seed 1"
@@ -230,7 +215,7 @@ def test_given_heads_and_drawn_rest() -> None:
 )
 def test_input_that_cannot_be_used(options: Any, error: Any, message: str) -> None:
     if error is None:
-        assert walk_of(**options).queries.tokens == ("x0",)
+        assert weft.steps(**options).queries.tokens == ("x0",)
         return
     with pytest.raises(error) as raised:
         weft.steps(**options)
@@ -295,7 +280,7 @@ class Page(HTMLParser):
 
 
 def test_html_shows_every_weight_and_escapes_every_word(hostile_tokens: list[str]) -> None:
-    walk = walk_of(hostile_tokens, positions="none", seed=4)
+    walk = weft.steps(hostile_tokens, positions="none", seed=4)
     page = Page(walk._repr_html_())
     allowed = {"div", "style", "h2", "h3", "p", "span", "table", "caption", "tr", "td", "th"}
     assert page.tags <= allowed
@@ -307,23 +292,19 @@ def test_html_shows_every_weight_and_escapes_every_word(hostile_tokens: list[str
 
 
 def test_a_cell_of_the_page_says_the_sum_that_it_is() -> None:
-    walk = walk_of(seed=4)
+    walk = weft.steps(seed=4)
     factors = zip(walk.Q[1, 2].tolist(), walk.K[1, 0].tolist(), strict=True)
     terms = " + ".join(f"{a:.2f}×{b:.2f}" for a, b in factors)
     assert f'title="{terms} = {float(walk.scores[1, 2, 0]):.2f}"' in walk._repr_html_()
 
 
 def test_pages_and_pictures_are_written_whole(tmp_path: Path) -> None:
-    both: tuple[Steps | AllKinds, ...] = (walk_of(kind="cross"), kinds_of())
-    for number, made in enumerate(both):
-        page, picture = tmp_path / f"{number}.html", tmp_path / f"{number}.svg"
-        made.page(page)
-        made.picture(picture)
-        assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
-        svg = picture.read_text("utf-8")
-        walks = made.kinds if isinstance(made, AllKinds) else (made,)
-        for walk in walks:
-            for weight in walk.weights[0].flatten().tolist():
-                assert f">{weight:.2f}</text>" in svg
+    walk, file, picture = weft.steps(kind="cross"), tmp_path / "a.html", tmp_path / "a.svg"
+    walk.page(file)
+    walk.picture(picture)
+    assert file.read_text("utf-8").startswith("<!DOCTYPE html>")
+    svg = picture.read_text("utf-8")
+    for weight in walk.weights.flatten().tolist():
+        assert f">{weight:.2f}</text>" in svg
     with pytest.raises(InputError, match=r"written as \.png"):
-        walk_of().picture(tmp_path / "walk.gif")
+        weft.steps().picture(tmp_path / "walk.gif")

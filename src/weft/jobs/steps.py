@@ -14,7 +14,7 @@ from weft.formats.files import JsonObject
 from weft.mechanism.shapes import finite_number, whole_number
 from weft.walkthrough.learning import wanted_of
 from weft.walkthrough.matrices import MATRICES, Matrices, read_matrices, words_of
-from weft.walkthrough.steps import AllKinds, Steps
+from weft.walkthrough.steps import Steps
 from weft.walkthrough.walk import Kind
 from weft.walkthrough.worked import work
 from weft.walkthrough.worked_back import learn as learn_from
@@ -48,7 +48,7 @@ def steps(
     wanted: str | ArrayLike | Tensor | None = None,
     rate: float = 0.1,
     **arrays: ArrayLike | Tensor | None,
-) -> Steps | AllKinds:
+) -> Steps:
     """Work attention through on a short sentence: every matrix, from embeddings to the output.
 
     The matrices are given as arrays or in a file, drawn from a seed, or those of a trained model.
@@ -56,7 +56,7 @@ def steps(
     Args:
         sentence: words, or tokens one by one; None: "the cat sat". With a model: its text.
         kind: "encoder" (everybody looks at everybody), "decoder" (nobody looks ahead), "cross"
-            (the target looks at the sentence), or "all": the three side by side. None: "encoder",
+            (the target looks at the sentence). None: "encoder",
             with a model its first layer's.
         target: what a decoder has written; None: a translation of the default sentence, with a
             model that translates its own.
@@ -79,7 +79,6 @@ def steps(
             missing is drawn. See `weft.walkthrough.matrices.Matrices`.
 
     Returns: Steps: print it, show it in a notebook, `picture` it; every matrix is an attribute.
-        AllKinds of three of them for "all".
     Raises: InputError, ShapeError, DataError: what is given cannot be used; one line says why.
     Source: Vaswani et al. 2017, section 3.2.
 
@@ -88,8 +87,8 @@ def steps(
     >>> walk.weights.tolist(), walk.output.tolist()
     ([[[0.5, 0.5], [0.5, 0.5]]], [[4.0], [4.0]])
     """
-    if kind not in (None, "all", *_KINDS):
-        raise InputError(f"kind={kind!r}; expected one of {', '.join(_KINDS)}, all.")
+    if kind not in (None, *_KINDS):
+        raise InputError(f"kind={kind!r}; expected one of {', '.join(_KINDS)}.")
     if not 0 <= digits <= 6:
         raise InputError(f"digits={digits}; expected 0 to 6 decimals.")
     unknown = sorted(set(arrays) - set(MATRICES))
@@ -98,10 +97,10 @@ def steps(
     learn = whole_number("steps", "learn", learn, 0)
     if finite_number("steps", "rate", rate) <= 0:
         raise InputError(f"rate={rate:g}; expected a number above 0, as 0.1.")
-    if learn and (model is not None or kind == "all"):
+    if learn and model is not None:
         raise InputError(
-            "learn: given or drawn matrices of one kind learn here; `weft train` shows how a "
-            "model's do. Leave out the model, and choose one kind."
+            "learn: given or drawn matrices learn here; `weft train` shows how a model's do. Leave "
+            "out the model."
         )
     show = partial(Steps.of, query=query, head=head, digits=digits)
     if model is not None:
@@ -114,7 +113,7 @@ def steps(
         raise InputError(f"layer {layer}: drawn or given matrices are one layer. Give a model.")
     if kind in (None, "encoder") and target is not None:
         raise InputError(
-            'target: an encoder reads one sentence. Choose the kind "decoder", "cross" or "all".'
+            'target: an encoder reads one sentence. Choose the kind "decoder" or "cross".'
         )
     table: JsonObject = {} if matrices is None else read_matrices(Path(matrices))
     in_file = table.pop("sentence", None), table.pop("target", None)
@@ -125,35 +124,29 @@ def steps(
     elif positions not in ("sinusoidal", "none"):
         raise InputError(f'positions={positions!r}; expected "sinusoidal", "none" or an array.')
     known = Matrices({**table, **arrays}, width, heads, seed)
-    if sentence is None and target is None and kind in ("cross", "all"):
+    chosen: Kind = next((each for each in _KINDS if each == kind), "encoder")
+    if sentence is None and target is None and chosen == "cross":
         target = _TARGET
     if sentence is None and "embeddings" not in known.known:
         sentence = _SENTENCE
     projections = known.projections()
     placed = not (isinstance(positions, str) and positions == "none")
     source = known.words(None if sentence is None else words_of(sentence), placed)
-    other = source
-    if target is not None or "target_embeddings" in known.known:
+    queries = source
+    if target is not None or (chosen == "cross" and "target_embeddings" in known.known):
         tokens = None if target is None else words_of(target, "target")
-        other = known.words(tokens, placed, "target_embeddings")
-    elif kind in ("cross", "all"):
+        queries = known.words(tokens, placed, "target_embeddings")
+    elif chosen == "cross":
         raise InputError(
             "cross: give the target too, whose words look at the sentence, as in: weft steps "
             '"the cat" --target "die Katze" --kind cross.'
         )
-
-    def walk(kind: Kind) -> Steps:
-        queries = source if kind == "encoder" else other
-        keys = source if kind == "cross" else queries
-        length = len(queries.tokens)
-        mask = torch.ones(length, length).tril().bool() if kind == "decoder" else None
-        worked = work(queries.X, keys.X, projections, mask)
-        if not learn:
-            return show(worked, kind, queries, keys, known.origin)
-        vectors, wish = wanted_of(wanted, kind, worked)
-        learned = learn_from(worked, vectors, learn, rate)
-        return show(worked, kind, queries, keys, known.origin, learned=learned, wish=wish)
-
-    if kind == "all":
-        return AllKinds(*map(walk, _KINDS))
-    return walk(next((each for each in _KINDS if each == kind), "encoder"))
+    keys = source if chosen == "cross" else queries
+    length = len(queries.tokens)
+    mask = torch.ones(length, length).tril().bool() if chosen == "decoder" else None
+    worked = work(queries.X, keys.X, projections, mask)
+    if not learn:
+        return show(worked, chosen, queries, keys, known.origin)
+    vectors, wish = wanted_of(wanted, chosen, worked)
+    learned = learn_from(worked, vectors, learn, rate)
+    return show(worked, chosen, queries, keys, known.origin, learned=learned, wish=wish)

@@ -21,7 +21,7 @@ from weft.mechanism.graph import Top
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.tracing.capture import trace
 from weft.walkthrough.matrices import Words, check_length
-from weft.walkthrough.steps import AllKinds, Steps
+from weft.walkthrough.steps import Steps
 from weft.walkthrough.worked import Projections, Worked, work
 
 __all__ = [
@@ -53,7 +53,7 @@ def steps_of_model(
     kind: str | None,
     layer: int,
     show: Callable[..., Steps],
-) -> Steps | AllKinds:
+) -> Steps:
     """The six steps of a layer of a model: see `weft.jobs.steps.steps`.
 
     show: `Steps.of`, with what the user chose to see.
@@ -73,28 +73,23 @@ def steps_of_model(
         if not isinstance(traced, TraceData):
             raise InputError(f"{name}: the inputs are a batch. Give one text.")
         calls = layer_calls(model, inputs)
+    kind = traced.layers[0].kind if kind is None else kind
+    layers = [each for each in traced.layers if each.kind == kind]
+    if not layers:
+        kinds = ", ".join(sorted({each.kind for each in traced.layers}))
+        raise InputError(f"kind {kind}: {name} has no such layer; its layers are: {kinds}.")
+    if not 0 <= layer < len(layers):
+        raise InputError(f"layer {layer}: {name} has {kind} layers 0 to {len(layers) - 1}.")
+    chosen = layers[layer]
     matrices = {each.name: each for each in matrices_of(model.network)}
-
-    def walk(kind: str) -> Steps:
-        layers = [each for each in traced.layers if each.kind == kind]
-        if not layers:
-            kinds = ", ".join(sorted({each.kind for each in traced.layers}))
-            raise InputError(f"kind {kind}: {name} has no such layer; its layers are: {kinds}.")
-        if not 0 <= layer < len(layers):
-            raise InputError(f"layer {layer}: {name} has {kind} layers 0 to {len(layers) - 1}.")
-        chosen = layers[layer]
-        if chosen.name not in matrices or chosen.name not in calls:
-            raise _more(chosen, "its learned matrices, or what enters it, could not be told")
-        check_length(max(chosen.shape[1:]), "text")
-        worked = _worked(model.network, chosen, matrices[chosen.name], calls[chosen.name])
-        queries = Words(tuple(shown(chosen.query_tokens)), worked.X)
-        keys = Words(tuple(shown(chosen.key_tokens)), worked.Y)
-        origin = f"{kind} layer {chosen.index} of {name} ({chosen.name})"
-        return show(worked, kind, queries, keys, origin)
-
-    if kind == "all":
-        return AllKinds(*map(walk, ("encoder", "decoder", "cross")))
-    return walk(traced.layers[0].kind if kind is None else kind)
+    if chosen.name not in matrices or chosen.name not in calls:
+        raise _more(chosen, "its learned matrices, or what enters it, could not be told")
+    check_length(max(chosen.shape[1:]), "text")
+    worked = _worked(model.network, chosen, matrices[chosen.name], calls[chosen.name])
+    queries = Words(tuple(shown(chosen.query_tokens)), worked.X)
+    keys = Words(tuple(shown(chosen.key_tokens)), worked.Y)
+    origin = f"{kind} layer {chosen.index} of {name} ({chosen.name})"
+    return show(worked, kind, queries, keys, origin)
 
 
 def _worked(

@@ -6,5 +6,5 @@ walk        `Walk`: every matrix of attention on a sentence
 lesson      `Lesson`: what is said and shown, as data: steps, each with sentences and tables
 explain, learning   the lesson of a walk, forward and backward
 text, html, picture   a lesson for a terminal, for a notebook or a browser, and as a picture
-steps       `Steps`: what a user holds of a walk; `AllKinds`: three kinds of attention
+steps       `Steps`: what a user holds of a walk
 """

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from weft.formats.files import atomic_file
-
-if TYPE_CHECKING:
-    from weft.pictures.palette import Theme
-    from weft.walkthrough.text import Line
-
-__all__ = ["Ledger", "Lesson", "Row", "Shown", "Step", "Sum", "Table", "number", "shortened"]
+__all__ = ["Ledger", "Lesson", "Row", "Step", "Sum", "Table", "number", "shortened"]
 
 #: Terms of a sum that are written out.
 _TERMS = 6
@@ -128,42 +120,6 @@ class Lesson:
     about: tuple[str, ...]
     steps: tuple[Step, ...]
     digits: int = 2
-
-
-class Shown(ABC):
-    """What has a lesson: `print` shows it as text, a notebook as HTML; `picture` draws it."""
-
-    @abstractmethod
-    def lesson(self) -> Lesson:
-        """What is shown."""
-
-    def lines(self) -> list[Line]:
-        """The lesson as lines of styled text."""
-        from weft.walkthrough.text import lines
-
-        return lines(self.lesson())
-
-    def __str__(self) -> str:
-        return "\n".join("".join(span.text for span in line).rstrip() for line in self.lines())
-
-    def _repr_html_(self) -> str:
-        from weft.walkthrough.html import fragment
-
-        return fragment(self.lesson())
-
-    def page(self, path: Path | str) -> None:
-        """Write the lesson as one HTML file that needs nothing else."""
-        from weft.walkthrough.html import page
-
-        with atomic_file(path) as temporary:
-            temporary.write_text(page(self.lesson()), "utf-8", errors="backslashreplace")
-
-    def picture(self, path: Path | str, *, theme: Theme = "light") -> None:
-        """Draw the tables of the lesson as a picture: .png, .svg or .pdf."""
-        from weft.pictures import save_picture
-        from weft.walkthrough.picture import picture
-
-        save_picture(picture(self.lesson(), theme), path)
 
 
 def shortened(count: int, most: int) -> list[int | None]:

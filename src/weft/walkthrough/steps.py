@@ -1,22 +1,28 @@
-"""`Steps`: the six steps of attention on a short sentence; `AllKinds`: three kinds of attention."""
+"""`Steps`: the six steps of attention on a short sentence, as text, HTML or a picture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
+from weft.formats.files import atomic_file
 from weft.formats.tokens import visible
 from weft.walkthrough.explain import SOURCES, explain
+from weft.walkthrough.html import fragment, page
 from weft.walkthrough.learning import explain_learning
-from weft.walkthrough.lesson import Lesson, Shown, Step, Table
+from weft.walkthrough.lesson import Lesson
+from weft.walkthrough.text import Line, lines
 from weft.walkthrough.walk import Walk
 
-__all__ = ["AllKinds", "Steps"]
+if TYPE_CHECKING:
+    from weft.pictures.palette import Theme
+
+__all__ = ["Steps"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Steps(Walk, Shown):
+class Steps(Walk):
     """Multi-head attention on a short sentence, worked through.
 
     Fields and matrices are those of `weft.walkthrough.walk.Walk`. `print` shows them as text, a
@@ -43,51 +49,28 @@ class Steps(Walk, Shown):
             steps += explain_learning(self, self.learned)
         return Lesson(title, about, tuple(steps), self.digits)
 
+    def lines(self) -> list[Line]:
+        """The lesson as lines of styled text."""
+        return lines(self.lesson())
+
+    def __str__(self) -> str:
+        return "\n".join("".join(span.text for span in line).rstrip() for line in self.lines())
+
+    def _repr_html_(self) -> str:
+        return fragment(self.lesson())
+
+    def page(self, path: Path | str) -> None:
+        """Write the lesson as one HTML file that needs nothing else."""
+        with atomic_file(path) as temporary:
+            temporary.write_text(page(self.lesson()), "utf-8", errors="backslashreplace")
+
+    def picture(self, path: Path | str, *, theme: Theme = "light") -> None:
+        """Draw the tables of the lesson as a picture: .png, .svg or .pdf."""
+        from weft.pictures import save_picture
+        from weft.walkthrough.picture import picture
+
+        save_picture(picture(self.lesson(), theme), path)
+
     def __repr__(self) -> str:
         heads, queries, keys = self.weights.shape
         return f"Steps({self.kind}, {heads} heads, {queries} queries, {keys} keys; {self.origin})"
-
-
-@dataclass(frozen=True, eq=False)
-class AllKinds(Shown):
-    """Encoder, masked decoder and encoder-decoder attention, to be compared.
-
-    They differ in who gives Q, in who gives K and V, and in the mask; those of a trained model
-    also in their matrices.
-    """
-
-    encoder: Steps
-    decoder: Steps
-    cross: Steps
-
-    @property
-    def kinds(self) -> tuple[Steps, Steps, Steps]:
-        """The three of them."""
-        return self.encoder, self.decoder, self.cross
-
-    def lesson(self) -> Lesson:
-        """Masked scores and weights of the three, one below the other."""
-        same = all(
-            torch.equal(getattr(walk, name), getattr(self.encoder, name))
-            for walk in self.kinds
-            for name in ("W_Q", "W_K", "W_V", "W_O")
-        )
-        about = ("The same" if same else "Each with its own") + " matrices, the same six steps."
-        origins = dict.fromkeys(walk.origin for walk in self.kinds)
-        steps = tuple(map(self._step, self.kinds))
-        lines = (about, *(f"{origin[:1].upper()}{origin[1:]}." for origin in origins))
-        return Lesson("Three kinds of attention", lines, steps, self.encoder.digits)
-
-    @staticmethod
-    def _step(walk: Steps) -> Step:
-        queries_from, keys_from, mask = SOURCES[walk.kind]
-        head, names = walk.shown[0], walk.names
-        tables = (
-            Table(f"masked scores, head {head}", walk.masked[head], *names, "scores"),
-            Table(f"A, head {head}", walk.weights[head], *names, "weights", "→"),
-        )
-        return Step(
-            None, walk.kind.capitalize(), "A = softmax(Q Kᵀ / √d), −∞ where hidden", "",
-            f"Q from {queries_from}; K, V from {keys_from}; {mask}.", (tables,),
-            result=f"Matrix form and one word at a time differ by {walk.difference:.1e}",
-        )  # fmt: skip

@@ -13,7 +13,7 @@ PLACE = ("Read", 0)
 Sentence = Annotated[
     str | None, typer.Argument(metavar="TEXT", help="Words; with --model: what it reads.")
 ]
-Kind = Annotated[str | None, typer.Option(help="encoder, decoder, cross; or all three.")]
+Kind = Annotated[str | None, typer.Option(help="encoder, decoder or cross.")]
 Target = Annotated[str | None, typer.Option(help="The words of a decoder.")]
 Query = Annotated[
     str | None, typer.Option(help="The word, or its number, that is worked through alone.")
