@@ -89,6 +89,7 @@ def test_each_policy_keeps_what_its_paper_says_and_loses_the_rest(
             np.testing.assert_allclose(lost_by(found, name, layer).numpy(), lost, atol=5e-6)
         # The whole prompt: nothing is lost; and keys of later tokens stay in any case.
         assert not any(lost_by(found, name, layer, 2).any() for name in (*expected, "oracle"))
+        assert found.evicted_after[layer].shape == (6, 3, KV_HEADS, LENGTH)
         assert bool((found.evicted_after[layer][..., PROMPT:] == -1).all())
 
 
@@ -331,14 +332,18 @@ def test_a_policy_that_writes_into_what_it_is_given_changes_no_other() -> None:
 def test_budgets_may_be_words_and_numbers_of_numpy() -> None:
     zeros = torch.zeros(1, 2, 12, 4)
     trace = weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")
-    budgets = [*np.arange(2, 5, 2), np.float32(0.25), np.float64(1.0), "50%", "3", "0.9"]
+    budgets = [*np.arange(2, 5, 2), np.float32(0.25), np.float64(1.0), "75%", "3", "0.9"]
     found = evict(trace, budgets=budgets, policies=["tova"], prompt=8)
     # Each once.
-    assert found.budgets == (2, 4, 8, 3, 7)
+    assert found.budgets == (2, 4, 8, 6, 3, 7)
 
 
 def test_a_text_of_one_token_has_no_prompt() -> None:
-    zeros = torch.zeros(1, 2, 1, 4)
+    zeros = torch.zeros(1, 2, 2, 4)
+    assert (
+        evict(weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")).steps == 1
+    )
+    zeros = zeros[:, :, :1]
     trace = weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")
     with pytest.raises(InputError, match="a text of one token; expected 2 or more"):
         evict(trace)
