@@ -38,7 +38,7 @@ class _Drawing:
     """Where everything stands, in inches from the left and the top."""
 
     def __init__(self, lesson: Lesson, colours: Palette) -> None:
-        steps = [step for step in lesson.steps if step.rows]
+        steps = [step for step in lesson.steps if step.rows or step.number]
         tables = [table for step in steps for row in step.rows for table in row]
         texts = {name for table in tables for name in (*table.rows, *table.columns, table.name)}
         self.digits, self.colours = lesson.digits, colours
@@ -46,7 +46,8 @@ class _Drawing:
         bands = [self._folded(step.rows) for step in steps]
         across = [sum(map(self._across, row)) for rows in bands for row in rows]
         down = [0.5 + sum(map(self._down, rows)) for rows in bands]
-        self.wide = max(6.0, *across) + 2 * _LEFT
+        written = (0.09 * len(lesson.title), *(0.055 * len(line) for line in lesson.about))
+        self.wide = max(*written, *across) + 2 * _LEFT
         self.high = 0.3 + _LINE * (1 + len(lesson.about)) + sum(down)
         self.figure = new_figure(self.wide, self.high, colours)
         top = 0.3
