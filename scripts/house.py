@@ -4,6 +4,7 @@
     python scripts/house.py --json     # one JSON object, as the last line
     python scripts/house.py --names    # and the files and functions behind each count
     python scripts/house.py --walks    # the two walks alone, as CONTRIBUTING.md shows them
+    python scripts/house.py --budget   # what is beyond its budget in pyproject.toml
 
 Counts are read from the files that git tracks. The two walks are not drawn by hand: a training
 step, a trace and a request of the studio run, and the files on the call stack are counted where
@@ -22,8 +23,9 @@ import sys
 import tempfile
 import textwrap
 import tokenize
+import tomllib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,47 @@ def drawn(ways: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
+def sizes(names: Iterable[str]) -> dict[str, int]:
+    """What the budget in pyproject.toml counts: lines of a folder, or a figure by its name."""
+    from typer.main import get_command
+
+    from weft.cli import app
+
+    files = [path for path in tracked() if path.suffix in sum(LANGUAGES.values(), ())]
+    source = [path for path in files if path.suffix == ".py" and path.is_relative_to(PACKAGE)]
+    command: Any = get_command(app)
+    verbs = {name: command.get_command(None, name) for name in command.list_commands(None)}
+    options = [[one for one in verb.params if one.param_type_name == "option" and not one.hidden]
+               for verb in verbs.values()]  # fmt: skip
+    figures = {
+        "files in src/weft": len(source),
+        "Any in src/weft": sum(words_in(path)["Any"] for path in source),
+        "verbs": len(verbs),
+        "options of a verb": max(map(len, options)),
+        "options": sum(map(len, options)),
+    }
+    code = [path for path in files if path.suffix != ".md"]
+    return {
+        name: figures[name] if name in figures else sum(
+            len(lines_of(path)) for path in code if path.is_relative_to(ROOT / name)
+        )
+        for name in names
+    }  # fmt: skip
+
+
+def check_budget() -> int:
+    """Print what is beyond its budget; returns how many are."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        budget = tomllib.load(file)["tool"]["house"]["budget"]
+    beyond = {name: size for name, size in sizes(budget).items() if size > budget[name]}
+    for name, size in beyond.items():
+        print(
+            f"{name}: {size:,}, over its budget of {budget[name]:,}. Take away what can go; to "
+            "raise a budget in pyproject.toml is a decision with a reason (docs/decisions)."
+        )
+    return len(beyond)
+
+
 def examined() -> dict[str, list[str] | int]:
     """Every count, or the names behind it."""
     files = tracked()
@@ -291,7 +334,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object, as the last line")
     parser.add_argument("--names", action="store_true", help="what is behind each count")
     parser.add_argument("--walks", action="store_true", help="the two walks alone")
+    parser.add_argument("--budget", action="store_true", help="what is beyond its budget")
     asked = parser.parse_args()
+    if asked.budget:
+        sys.exit(1 if check_budget() else 0)
     if asked.walks:
         print(drawn(walks()))
         return
