@@ -41,6 +41,7 @@ check: setup  ## style, types and architecture; of the front end also its unit t
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	$(python) scripts/house.py --budget
 	.venv/bin/clang-format --dry-run --Werror native/*.h native/*.cpp benchmarks/*.cpp tests/native/*.cpp
 	cd studio && PATH="$(CURDIR)/.venv/bin:$$PATH" npm run --silent check
 
