@@ -46,7 +46,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory, weft_process: Command) -> Pat
     folder = tmp_path_factory.mktemp("readme")
     options = ["--set", "training.max_steps=2", "--set", "training.validate_every=2"]
     options += ["--set", "training.checkpoint_every=2", "--set", "model.width=32"]
-    options += ["--set", "task.train_examples=5000", "--set", "task.test_examples=50"]
+    options += [
+        "--set",
+        "training.warmup=1",
+        "--set",
+        "task.train_examples=5000",
+        "--set",
+        "task.test_examples=50",
+    ]
     run = folder / "runs/demo"
     done = weft_process("train", ROOT / "examples/dates.toml", *options, "--run", run)
     assert done.code == 0, done.err

@@ -16,7 +16,7 @@ from weft.models.embeddings import Embedding
 def embedding(positions: PositionKind, max_length: int = 8) -> Embedding:
     torch.manual_seed(1)
     architecture = Architecture(
-        width=6, heads=2, positions=positions, dropout=0.0, max_length=max_length
+        width=6, heads=3, positions=positions, dropout=0.0, max_length=max_length
     )
     return Embedding(11, architecture)
 

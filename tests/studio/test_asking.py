@@ -17,9 +17,11 @@ import pytest
 import torch
 from tests.studio.windows import until
 
+from weft.analysis.sql.bounded import ask_bounded
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.jobs.asking import Reader, _is_model
+from weft.studio import questions
 from weft.studio.asking import FIRST, LONGEST, Asking, SupersededError
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
@@ -163,8 +165,7 @@ def test_of_texts_that_wait_the_last_is_read(make_trace: Callable[..., Trace]) -
 
 def test_sql_over_the_server(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is asked here takes some hundredths of a second; a busy machine may take more than five.
-    queries = viewer._collection.queries
-    monkeypatch.setattr(queries, "ask", partial(queries.ask, seconds=120))
+    monkeypatch.setattr(questions, "ask_bounded", partial(ask_bounded, seconds=120))
     status, said = post(viewer, "/api/sql", {"query": "select count(*) as n from tokens"})
     assert (status, said) == (200, {"columns": ["n"], "rows": [[1]], "more": False, "note": ""})
     _, asked = post(viewer, "/api/ask", {"text": "one two three"})

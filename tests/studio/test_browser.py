@@ -106,7 +106,7 @@ def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace) 
     graph = trace.layers[0].graph
     missing = next(key for key in range(9) if key not in graph.keys[0, 0].tolist())
     page = studio.file(collect([trace]), f"#view=matrix&query=0&key={missing}")
-    page.locator(".value", has_text="< 0.").wait_for()
+    page.locator(".value", has_text="≤ 0.").wait_for()
     assert "Not among the kept edges" in panel(page)
 
 

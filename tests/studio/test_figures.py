@@ -139,7 +139,7 @@ def test_an_excerpt_of_a_long_text_says_so(studio, make_trace, tmp_path) -> None
     assert " … w100 w101 " in said and said.count(" w99 ") == 0
     outside = 100 * sum(weight for key, weight in kept.items() if 0 <= key < 100)
     (percent,) = re.findall(r"words outside hold at least ([\d.]+)\s%", said)
-    assert float(percent) == pytest.approx(outside, abs=0.051)
+    assert float(percent) <= outside < float(percent) + 0.1
 
 
 def test_numbers_in_a_figure_are_those_of_the_page_and_have_a_name(

@@ -194,7 +194,7 @@ def test_a_call_that_it_does_not_serve_says_why(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(triton, "find_spec", lambda name: None)
     reason = triton.why_not_served(call_of(x, x, x), weft.Top(2))
-    assert reason == 'Triton is not installed (pip install ".[gpu]")'
+    assert reason == 'Triton is not installed (pip install ".[gpu]" in the clone of weft)'
     monkeypatch.setattr(triton, "find_spec", lambda name: name)
     monkeypatch.setattr(triton, "_triton_version", lambda: (3, 2))
     reason = triton.why_not_served(call_of(x, x, x), weft.Top(2))

@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.errors import InputError, ShapeError
 from weft.mechanism.shapes import describe
 
-__all__ = ["Layers", "as_tensor", "check_numbers", "first_place", "in_words"]
+__all__ = ["Layers", "as_tensor", "check_numbers", "first_place", "in_words", "is_causal"]
 
 _EXPECTED = "an array of numbers of NumPy, torch or JAX, or a list with one for each layer"
 
