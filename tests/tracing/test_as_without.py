@@ -178,8 +178,16 @@ def of_another_row(keys: Tensor, layer: int) -> Tensor:
     return keys.index_select(0, torch.tensor([1, 0]))
 
 
+def repeated(keys: Tensor, layer: int) -> Tensor:
+    return keys[:, :, [0, *range(keys.shape[2])]]
+
+
+def one_in_place_of_another(keys: Tensor, layer: int) -> Tensor:
+    return keys[:, :, [0, 0, *range(2, keys.shape[2])]]
+
+
 CHANGES = [thinned, thinned_by_layer, thinned_by_head, in_another_order, merged, turned, rounded,
-           shortened, only_the_last, of_another_row]  # fmt: skip
+           shortened, only_the_last, of_another_row, repeated, one_in_place_of_another]  # fmt: skip
 #: Those in which keys stay what they were.
 FOUND = [thinned, thinned_by_layer, thinned_by_head, in_another_order, shortened, only_the_last]
 

@@ -15,8 +15,8 @@ __all__ = ["OTHER_KEYS", "THINNED", "CachedKeys"]
 
 OTHER_KEYS = (
     "trace: the cache holds other keys than the passes before computed, and was not reordered by "
-    "its reorder_cache; one that is quantised rounds them, others turn or merge them. Generate "
-    "with another cache, as the dynamic one, or trace the text that was generated."
+    "its reorder_cache; one that is quantised rounds them, others turn, merge or repeat them. "
+    "Generate with another cache, as the dynamic one, or trace the text that was generated."
 )
 #: Why a layer has no matrix.
 THINNED = "its cache was thinned, or its keys were moved: some rows do not see all keys before them"
@@ -39,7 +39,7 @@ class CachedKeys:
             first: the place of the first key in a cache that nobody changed.
             order: which row of the pass before each goes on from; None: from itself, or repeated.
 
-        Raises: InputError: a key was never computed, or two look the same.
+        Raises: InputError: a key was never computed, stands there twice, or two look the same.
         """
         now = _first_bytes(keys)
         if self.known is not None:
@@ -77,6 +77,8 @@ class CachedKeys:
         if not bool((end - begin == 1).all()):
             raise InputError(OTHER_KEYS)
         self.places = order.gather(-1, begin)
+        if not bool(self.places.sort(-1).values.diff(dim=-1).all()):
+            raise InputError(OTHER_KEYS)
 
     def move(self, call: RecordedCall) -> None:
         """Put the edges of a call, whose keys were taken, where these lie."""
