@@ -278,6 +278,8 @@ def test_overrides(tmp_path: Path) -> None:
         ("model.width=0", "^--set 'model.width=0': model.width = 0: "),
         ("training.betas=[2,0]", r"^--set 'training.betas=\[2,0\]': training.betas\[0\] = 2"),
         ("model.kind=no", "^--set 'model.kind=no': model.kind is 'no'; expected one of"),
+        ("evaluation.beam=0", "toml with --set 'evaluation.beam=0': unknown key 'evaluation'"),
+        ("model.kv_heads=3", "toml with --set 'model.kv_heads=3': model.kv_heads 3 does not"),
         ("task.folder=caf\udce9", r"--set 'task.folder=caf\\udce9': it is not UTF-8 text"),
     ],
 )

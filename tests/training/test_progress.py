@@ -60,10 +60,11 @@ def test_every_kind_of_model_says_what_attends_in_it() -> None:
 
 def test_a_run_that_goes_on_says_so(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
     text = io.StringIO()
-    for _ in range(2):
+    for steps in (1, 2, 2):
         with ConsoleListener(Console(file=text, width=200)) as listener:
-            train(tiny(max_steps=2), tmp_path / "run", listener)
-    assert "as learned in 2 steps" in text.getvalue()
+            train(tiny(max_steps=steps), tmp_path / "run", listener)
+    assert "as learned in 1 step." in text.getvalue()
+    assert "as learned in 2 steps." in text.getvalue()
 
 
 def test_what_is_odd_in_the_data_is_said() -> None:

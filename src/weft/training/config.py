@@ -224,6 +224,10 @@ def _explain(source: str, error: ValidationError, overrides: Mapping[str, str]) 
     for name in _wrong_keys(first["type"], key):
         if name in overrides:
             source = f"--set {overrides[name]!r}"
+            break
+    else:  # What a whole section has wrong can be of several keys, of the file too.
+        for name, words in overrides.items():
+            source += f" with --set {words!r}" * name.startswith(f"{key}.")
     if first["type"] == "misfit":
         return f"{source}: {first['msg']}"
     if first["type"] == "extra_forbidden":

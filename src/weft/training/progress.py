@@ -126,10 +126,9 @@ class ConsoleListener(SilentListener):
         began = "drawn at random."
         if "pretrained" in task.description.facts:
             began = "as they were pretrained."
-        self.console.print(
-            f"Model: {parameters:,} parameters; {_attention_of(model)}, "
-            + (began if position.step == 0 else f"as learned in {position.step} steps.")
-        )
+        if position.step:
+            began = f"as learned in {position.step} step{'s' * (position.step != 1)}."
+        self.console.print(f"Model: {parameters:,} parameters; {_attention_of(model)}, {began}")
         self._tokens = position.tokens
         self._clock = time.perf_counter()
         if self.console.is_interactive:
