@@ -48,10 +48,13 @@ def test_what_is_no_trace_is_told_the_next_step(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text = tmp_path / "text.txt"
     text.write_text("The cat sees the dog.")
+    picture = tmp_path / "cat.JPG"
+    picture.write_bytes(b"no matter")
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "small.gguf").write_bytes(b"GGUF")
     for path, step in (
         (text, f"weft trace MODEL --file {text} -o PATH."),
+        (picture, f"To trace an image: weft trace MODEL --image {picture} -o PATH."),
         ("nowhere", "Check the name, or give a run or a folder."),
         ("someone/Model-0.5B", "Check the name, or give a run or a folder."),
         ("nowhere.weft", "no such trace or run. Check the path."),

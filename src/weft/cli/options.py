@@ -137,11 +137,21 @@ TextOrData = Annotated[
 TextFile = Annotated[
     Path | None, typer.Option("--file", help="A file with the text that the model reads.")
 ]
+
+
+def _some_text(text: str) -> str:
+    if not text.strip():
+        raise typer.BadParameter("it is empty; give at least one character that is no space.")
+    return text
+
+
 Target = Annotated[
     str | None,
     typer.Option(
+        parser=_some_text,
+        metavar="TEXT",
         help="For an encoder-decoder: the text that it writes; default for a run: its own "
-        "translation."
+        "translation.",
     ),
 ]
 

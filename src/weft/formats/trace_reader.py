@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,11 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
     folder = Path(path)
     check_there(folder, "trace")
     if not folder.is_dir():
+        picture = (guess_type(folder.name)[0] or "").startswith("image/")
+        what, option = ("an image", "--image") if picture else ("a text", "--file")
         raise DataError(
-            f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. To trace a text: "
-            f"weft trace MODEL --file {folder} -o PATH."
+            f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. To trace {what}: "
+            f"weft trace MODEL {option} {folder} -o PATH."
         )
     if not is_there(folder / MANIFEST, "trace"):
         started = any((folder / name).exists() for name in (EDGES, ROWS))
