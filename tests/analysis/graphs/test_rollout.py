@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import weft
+from weft.analysis.graphs.flow import attention_flow
+from weft.analysis.graphs.paths import strongest_paths
 from weft.analysis.graphs.rollout import (
     of_own,
     of_rounded,
@@ -15,6 +19,7 @@ from weft.analysis.graphs.rollout import (
     rollout_rows,
     whole_rollout,
 )
+from weft.formats.trace import TraceLayer
 from weft.mechanism.reference import graphs as reference
 
 
@@ -123,8 +128,57 @@ def test_layers_over_the_same_positions_that_are_left_out_are_named() -> None:
     trace = weft.from_weights([torch.full((1, 2, 2), 0.5), causal])
     assert [layer.kind for layer in trace.layers] == ["encoder", "decoder"]
     said = passed_over(trace)
-    assert said == f"Through 1 layers, not through 1 of another kind: {trace.layers[0].name}."
+    assert said == f"Through 1 layer, not through 1 of another kind: {trace.layers[0].name}."
     assert passed_over(weft.from_weights([causal, causal])) is None
+
+
+def _looks(name: str, kind: str, queries: str, keys: str) -> TraceLayer:
+    layer = weft.from_weights([torch.full((1, 2, 2), 0.5)]).layers[0]
+    return replace(layer, name=name, kind=kind, queries_from=queries, keys_from=keys)
+
+
+def _trace(*layers: TraceLayer) -> weft.Trace:
+    names = {name: ["a", "b"] for layer in layers for name in (layer.queries_from, layer.keys_from)}
+    return weft.Trace(names, layers)
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        lambda trace: trace.rollout(),
+        lambda trace: rollout_rows(trace, 0),
+        lambda trace: rollout_columns(trace, 0),
+        lambda trace: attention_flow(trace, 0, [0]),
+        lambda trace: strongest_paths(trace, 0, 0),
+    ],
+    ids=["rollout", "rows", "columns", "flow", "paths"],
+)
+def test_a_tower_of_another_kind_is_warned_of_at_the_line_that_asks(through) -> None:
+    image = [_looks(f"image.{i}", "encoder", "patches", "patches") for i in range(4)]
+    text = [_looks(f"text.{i}", "decoder", "tokens", "tokens") for i in range(2)]
+    trace = _trace(*image, *text)
+    with pytest.warns(UserWarning) as warned:
+        through(trace)
+    assert str(warned[0].message).partition(": ")[2] == (
+        "Through 2 layers, not through 4 over other positions than tokens: "
+        "image.0, image.1, image.2 and 1 more."
+    )
+    assert warned[0].filename == __file__
+    # Who asks for a kind does not miss the other.
+    assert passed_over(trace, "decoder") is None
+
+
+def test_layers_that_the_rows_hold_nothing_of_are_not_counted() -> None:
+    co_attention = _trace(
+        _looks("c.0", "cross", "left", "right"),
+        _looks("d", "cross", "others", "third"),
+        _looks("c.1", "cross", "left", "right"),
+    )
+    assert passed_over(co_attention) == (
+        "Through 2 layers, not through 1 over other positions than left: d."
+    )
+    with pytest.warns(UserWarning, match="Through 2 layers, not through 1 over"):
+        assert torch.equal(rollout(co_attention), torch.full((2, 2), 0.375))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -33,6 +33,7 @@ i is more than bound_i too low.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -264,6 +265,7 @@ def chosen_layers(
     operation: what is to be computed through them; then what it passes over is warned of.
     """
     check_trace("rollout", trace)
+    asked = kind
     if kind is not None and not isinstance(kind, str):
         raise InputError(
             f'rollout: kind={in_words(kind)}; expected "encoder", "decoder", "cross" or None.'
@@ -282,14 +284,35 @@ def chosen_layers(
     if kind != "cross":
         # A model of text and images has layers of one kind for both.
         layers = [layer for layer in layers if layer.queries_from == last.queries_from]
+    else:
+        layers = _leading_to(last.queries_from, layers)
     _check_parts(trace, layers)
     _check_order(layers)
     sizes: dict[str, int] = {}
     for layer in layers:
         sizes[layer.queries_from], sizes[layer.keys_from] = layer.shape[1], layer.shape[2]
-    if operation is not None and (left := passed_over(trace, kind)) is not None:
-        warnings.warn(f"{operation}: {left}", stacklevel=3)
+    if operation is not None and (left := passed_over(trace, asked)) is not None:
+        warnings.warn(f"{operation}: {left}", stacklevel=_levels_to_caller())
     return layers, last.queries_from, last.keys_from, sizes
+
+
+def _leading_to(sequence: str, layers: Sequence[TraceLayer]) -> list[TraceLayer]:
+    """The layers that have an effect on what a sequence holds at the end."""
+    reached = {sequence}
+    leading: list[TraceLayer] = []
+    for layer in reversed(layers):
+        if layer.queries_from in reached:
+            reached.add(layer.keys_from)
+            leading.append(layer)
+    return leading[::-1]
+
+
+def _levels_to_caller() -> int:
+    """Number of frames from the function that warns to the first one outside weft."""
+    frame, levels = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("weft."):
+        frame, levels = frame.f_back, levels + 1
+    return levels
 
 
 def _check_parts(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
@@ -333,34 +356,31 @@ def of_own(trace: TraceData, rows: Rollout, kind: str | None = None) -> str | No
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
     """What a rollout or a flow leaves out, in words; None: nothing that is known.
 
-    Layers that ran and are not in the trace, layers of another kind, and over other sequences.
+    Layers that ran and are not in the trace, layers of another kind, and over other sequences: of
+    any kind, unless a kind was asked for.
     """
     layers, queries, _, _ = chosen_layers(trace, kind)
-    parts = []
-    if trace.not_traced:
-        names = ", ".join(entry["name"] for entry in trace.not_traced[:3])
-        more = " ..." if len(trace.not_traced) > 3 else ""
-        parts.append(f"{len(trace.not_traced)} that ran and are not in the trace: {names}{more}")
     taken = {id(layer) for layer in layers}
-    kinds = [
-        layer.name
-        for layer in trace.layers
-        if layer.queries_from == queries and id(layer) not in taken
+    left = [layer for layer in trace.layers if id(layer) not in taken]
+    names = {
+        "that ran and are not in the trace": [entry["name"] for entry in trace.not_traced],
+        "of another kind": [layer.name for layer in left if layer.queries_from == queries],
+        f"over other positions than {queries}": [
+            layer.name
+            for layer in left
+            if layer.queries_from != queries and kind in (None, "cross", layer.kind)
+        ],
+    }
+    parts = [
+        f"{len(some)} {which}: {', '.join(some[:3])}"
+        + f" and {len(some) - 3} more" * (len(some) > 3)
+        for which, some in names.items()
+        if some
     ]
-    if kinds:
-        parts.append(
-            f"{len(kinds)} of another kind: {', '.join(kinds[:3])}{' ...' * (len(kinds) > 3)}"
-        )
-    others = [
-        layer.name
-        for layer in trace.layers
-        if layer.kind == layers[-1].kind and layer.queries_from != queries
-    ]
-    if others:
-        parts.append(f"{len(others)} over other positions than {queries}: {others[0]} ...")
     if not parts:
         return None
-    return f"Through {len(layers)} layers, not through " + " and ".join(parts) + "."
+    through = f"{len(layers)} layer{'s' * (len(layers) != 1)}"
+    return f"Through {through}, not through " + " and ".join(parts) + "."
 
 
 def of_rounded(trace: TraceData, kind: str | None = None, exact: bool | None = None) -> str | None:
