@@ -213,3 +213,28 @@ def test_shuffled_patches_and_prompts_are_not_named_as_patches_that_lie_in_rows(
     assert ends[f"{decoder}.self_attn"] == ("positions", "positions")
     assert ends[f"{decoder}.cross_attn_token_to_image"] == ("positions", "patches")
     assert ends[f"{decoder}.cross_attn_image_to_token"] == ("patches", "positions")
+
+
+class Learned(nn.Module):
+    """Queries that a model learns look at themselves, then at what was given."""
+
+    def __init__(self, positions: int) -> None:
+        super().__init__()
+        self.learned = nn.Parameter(torch.randn(1, positions, 8))
+        self.projections = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """States, (1, positions, 8)."""
+        own, other = self.projections[:2], self.projections[2:]
+        keys = own[1](self.learned)[:, None]
+        queries = self.learned + attend(own[0](self.learned)[:, None], keys, keys)[:, 0]
+        keys = other[1](states)[:, None]
+        return attend(other[0](queries)[:, None], keys, keys)
+
+
+@pytest.mark.parametrize("positions", [5, 6])
+def test_a_parameter_that_looks_at_itself_is_one_sequence(positions: int) -> None:
+    first, second = weft.trace(Learned(positions).eval(), torch.randn(1, 6, 8)).layers
+    assert (first.kind, first.queries_from) == ("encoder", first.keys_from)
+    assert (second.kind, second.queries_from) == ("cross", first.queries_from)
+    assert second.keys_from != first.keys_from

@@ -4,7 +4,8 @@ Self-attention projects queries and keys from one tensor, cross-attention from t
 says nothing of that. So every function of torch that runs is followed: what is computed from one
 tensor alone (a projection, a norm, a split, a new shape) comes from it; of several (a sum) from
 what all of them come from, or, where one is larger, from the larger; a product, as rotary positions
-make it, and tensors that are put together, from each of them. Parameters count for nothing.
+make it, and tensors that are put together, from each of them. Parameters count for nothing,
+but where they are what is projected, as queries that a model learns.
 
 From which attention calls and inputs of the model a tensor was computed at all is followed too: by
 the largest of what a function is given, and by the queries of attention, whose positions it keeps.
@@ -26,6 +27,8 @@ __all__ = ["Provenance"]
 _PRODUCTS = ("mul", "__mul__", "__rmul__", "multiply")
 _TOGETHER = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _WRITES = ("__setitem__", "copy_", "index_copy_", "scatter_", "slice_scatter", "index_put_")
+#: Functions that project the first tensor they are given.
+_PROJECTIONS = ("linear", "matmul", "__matmul__", "einsum", "layer_norm")
 #: Functions that make tensors of numbers from elsewhere.
 _ELSEWHERE = ("from_numpy", "as_tensor", "tensor", "from_dlpack")
 #: Tensors that one is said to come from, at most: the nearest.
@@ -142,6 +145,8 @@ class Provenance:
         """
         self.pass_on(name, args, result)
         sources = [part for part in _flat(args) if _is_computed(part)]
+        if name in _PROJECTIONS and not sources:
+            sources = _tensors(args)[:1]
         if name in _WRITES and sources:
             written = frozenset().union(*map(self.of, sources))
             for tensor in (sources[0], result):
