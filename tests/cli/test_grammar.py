@@ -45,7 +45,6 @@ ONE_MEANING = {
     "--layer": "the number of a layer",
     "--limit": "how many rows are printed at most",
     "--logit": "the token or the label whose logit is meant",
-    "--num-heads": "how many heads there are",
     "--output": "the file or folder that the verb is asked to make",
     "--picture": "the picture to draw",
     "--target": "the text on the side of the decoder",

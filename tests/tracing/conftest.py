@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,16 @@ from weft.traces import Trace
 from weft.tracing.arguments import CACHES
 
 VOCABULARY = 60
+
+
+@pytest.fixture
+def without_fast_paths() -> Iterator[None]:
+    """Torch's layers call functions that can be seen, in a watched model and alone."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
 #: Sizes that most configurations share.
 SIZES = {
     "vocab_size": VOCABULARY,

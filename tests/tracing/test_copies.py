@@ -23,6 +23,8 @@ from weft.models.transformer import Transformer
 
 INPUTS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
+pytestmark = pytest.mark.usefixtures("without_fast_paths")
+
 
 def encoder() -> nn.Module:
     torch.manual_seed(0)

@@ -15,6 +15,8 @@ import weft
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 
+pytestmark = pytest.mark.usefixtures("without_fast_paths")
+
 
 class Mixed(nn.Module):
     """A layer of weft, and attention that is taken in some other way."""

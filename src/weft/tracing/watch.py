@@ -276,6 +276,8 @@ class WatchedTransformer(Watched):
 
     def _end(self, module: nn.Module, output: Any) -> None:
         first = self._first
+        if output is None and not self._one_text and self._current is not None:
+            self._excuse(InputError("a call of it ended by an error, and its text has no trace."))
         if first is not None and output is not None:
             self._first, self._verifying = None, True
             self._verification = first.end()

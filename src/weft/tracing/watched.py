@@ -81,7 +81,7 @@ class Watched:
     def _excuse(self, error: Exception) -> bool:
         """Whether the model goes on, as without weft, though something of it cannot be traced."""
         # While gradients are computed, checkpoints of activations end their runs by an error.
-        if isinstance(error, VerificationError) or torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1:
             return False
         reason = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
         self._unread[reason.removeprefix("trace: ")] = None

@@ -7,8 +7,10 @@ from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
 
+from weft.errors import InputError
 from weft.formats.files import JsonMapping
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import AttentionGraph
@@ -46,6 +48,16 @@ class WatchedModule(Watched):
     def watching(self) -> Iterator[None]:
         """Watch the module while the block runs."""
         model = self._model
+        fast = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+        if torch.backends.mha.get_fastpath_enabled() and any(
+            isinstance(module, fast) for module in model.modules()
+        ):
+            raise InputError(
+                f"watch: {type(model).__name__} has layers of torch with a fast path, which calls "
+                "no attention function, rounds otherwise and leaves padding empty. Call "
+                "torch.backends.mha.set_fastpath_enabled(False) first: the model then computes the "
+                "same in the block as outside."
+            )
         with ExitStack() as stack:
             notice, calls = stack.enter_context(
                 attention_calls(model, self._options.keep, self._compute, self._take)
