@@ -73,7 +73,10 @@ def test_without_the_sink_and_from_kept_edges(weft_main: Command, path: Path) ->
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--layer", 3), "token_clusters: no layer 3; the trace has layers 0 to 0."),
+        (
+            ("--layer", 3),
+            "--layer 3: no such layer; the trace has layers 0 to 0. Give a number, or a path.",
+        ),
         (("--layer", 0, "--head", 9), "token_clusters: no head 9; the layer has heads 0 to 1."),
         (("--without", 80), "token_clusters: no position 80; the sequence has positions 0 to 7."),
         (("--head", 1), "--head 1 of no layer; give its --layer too."),

@@ -52,7 +52,7 @@ ONE_MEANING = {
     "--token": "a token, by its position",
 }
 #: Where one of them takes a text rather than a number or a file: more can be said by it.
-WIDER = {"--layer": {"map"}, "--token": {"map"}}
+WIDER = {"--layer": {"clusters", "export", "heads", "map"}, "--token": {"map"}}
 #: Verbs whose answer is one table.
 TABLES = {
     "ablate", "clusters", "evict", "flow", "heads", "measures", "projections", "query", "relevance",

@@ -197,7 +197,7 @@ def test_a_layer_has_one_name_which_options_take(
     for verb, *options in (("heads", "--all"), ("measures",), ("measures", "--by", "head")):
         rows = weft_main(verb, tmp_path / "t", *options).out.splitlines()[1:]
         assert {row[: row.index(")") + 1].strip() for row in rows if ")  " in row} == set(names)
-    for name in (names[2], "2"):
+    for name in (names[2], "2", pair_trace.layers[2].name):
         chosen = weft_main("heads", tmp_path / "t", "--all", "--layer", name)
         of_layer = [line for line in chosen.out.splitlines() if line.startswith(names[2])]
         assert chosen.code == 0 and len(of_layer) == pair_trace.layers[2].heads
@@ -206,7 +206,9 @@ def test_a_layer_has_one_name_which_options_take(
         assert drawn.code == 0 and f"layer {names[2]}, mean of" in out.read_text()
     one = weft_main("clusters", tmp_path / "t", "--layer", names[1])
     assert one.out.startswith(f"Layer {names[1]}, the mean of")
-    for wrong in ("-1", "five", "2 (cross"):
-        assert "expected the number of a layer" in weft_main(
-            "heads", tmp_path / "t", "--layer", wrong
-        ).one_line()  # fmt: skip
+    there = f"the trace has layers 0 to {len(names) - 1}."
+    contrary = f"{names[2][:-2]}7)"
+    for wrong, right in (("-1", there), ("five", there), (contrary, f"layer 2 is {names[2]}, of")):
+        for verb in ("heads", "clusters"):
+            refused = weft_main(verb, tmp_path / "t", "--layer", wrong).one_line()
+            assert refused.startswith(f"weft: --layer {wrong}: no such layer; {right}")

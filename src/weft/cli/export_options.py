@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import LayerNumber
+from weft.cli.options import LayerName
 
 __all__ = ["Graph", "Head", "Layer", "Page", "Picture", "Table"]
 
@@ -27,8 +27,8 @@ Graph = Annotated[
     ),
 ]
 Layer = Annotated[
-    int | None,
-    LayerNumber(help="Of the picture or the graph, in the order of the trace."),
+    str | None,
+    LayerName(help="Of the picture or the graph: its number in the trace, or its path."),
 ]
 Head = Annotated[
     int | None,

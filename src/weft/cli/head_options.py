@@ -90,6 +90,7 @@ Estimate = Annotated[
         "seconds, and right for small changes.",
     ),
 ]
+Layer = Annotated[int | None, typer.Option(min=0, help="Only heads of this layer, by its number.")]
 Together = Annotated[bool, typer.Option("--together", help="Replace all heads of a layer at once.")]
 ValidationTokens = Annotated[
     int,

@@ -201,19 +201,7 @@ MeasuredLogit = Annotated[
 Against = Annotated[
     str | None, typer.Option(help="With --logit: subtract the logit of this token.")
 ]
-
-
-def _layer_number(text: str) -> int:
-    from weft.formats.trace import layer_number
-
-    number = layer_number(text)
-    if number is None:
-        raise typer.BadParameter(f"{text!r:.40}; expected the number of a layer, from 0.")
-    return number
-
-
-LayerNumber = partial(typer.Option, "--layer", parser=_layer_number, metavar="N")
-OnlyLayer = Annotated[int | None, LayerNumber(help="Only heads of this layer.")]
+LayerName = partial(typer.Option, "--layer", metavar="LAYER")
 
 # What is printed.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -232,14 +231,25 @@ class TraceLayer:
         return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape}{verified})"
 
 
-def layer_number(text: str) -> int | None:
-    """The number of a layer as `TraceData.label` writes it, or alone; None: it is none.
+def layer_number(trace: TraceData, name: str) -> int:
+    """The number of the layer that an option names: by 5, by 5 (cross 1), or by its path.
 
-    >>> layer_number("5"), layer_number("5 (cross 1)"), layer_number("five")
-    (5, 5, None)
+    Raises: InputError: there is none, or the layer of that number is of another kind or index.
     """
-    number = re.fullmatch(r"([0-9]{1,9})(?: \([a-z]+ [0-9]+\))?", text.strip())
-    return number and int(number[1])
+    labels = [f"{n} ({layer.kind} {layer.index})" for n, layer in enumerate(trace.layers)]
+    numbers: dict[str, int] = {}
+    for number, label in enumerate(labels):
+        numbers |= {str(number): number, label: number}
+    for number, layer in enumerate(trace.layers):  # whose path can be a number, in a Sequential
+        numbers.setdefault(layer.name, number)
+    name = name.strip()
+    if name in numbers:
+        return numbers[name]
+    is_now = f"the trace has layers 0 to {len(labels) - 1}. Give a number, or a path."
+    place = numbers.get(name.partition(" (")[0])
+    if place is not None:
+        is_now = f"layer {place} is {labels[place]}, of the path {trace.layers[place].name}."
+    raise InputError(f"--layer {visible(name, 60)}: no such layer; {is_now}")
 
 
 class _Layers(tuple[TraceLayer, ...]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from weft.errors import InputError
 from weft.formats import exchange
-from weft.formats.trace import TraceData
+from weft.formats.trace import TraceData, layer_number
 
 __all__ = ["export_trace"]
 
@@ -54,7 +54,7 @@ def export_trace(
     picture: Path | None,
     parquet: Path | None,
     graphml: Path | None,
-    layer: int | None,
+    layer: str | None,
     head: int | None,
 ) -> list[Path]:
     """Write a trace in the formats asked for; returns the files written.
@@ -78,18 +78,19 @@ def export_trace(
         {"--html": html, "--picture": picture, "--parquet": parquet, "--graphml": graphml}
     )
     trace = TraceData.open(path)
+    number = None if layer is None else layer_number(trace, layer)
     one = layer is not None or head is not None
     if one or graphml is not None:
         # Before anything is written.
-        _check_choice(trace, layer, head, drawn=picture is not None or graphml is not None)
+        _check_choice(trace, number, head, drawn=picture is not None or graphml is not None)
     drawn = None
     if picture is not None:
         from weft.pictures import alignment, heads
 
         # Of one head there may be too many cells: nothing is written then.
-        of = trace.layers[layer or 0] if one else None
+        of = trace.layers[number or 0] if one else None
         which = f"head {head}" if of is None or head is not None else f"mean of {of.heads} heads"
-        title = f"layer {trace.label(layer or 0)}, {which}"
+        title = f"layer {trace.label(number or 0)}, {which}"
         drawn = heads(trace) if of is None else alignment(of, head, title=title)
     written = []
     if html is not None:
@@ -106,6 +107,6 @@ def export_trace(
         exchange.write_trace_parquet(trace, parquet)
         written.append(parquet)
     if graphml is not None:
-        exchange.write_graphml(trace, layer or 0, head or 0, graphml)
+        exchange.write_graphml(trace, number or 0, head or 0, graphml)
         written.append(graphml)
     return written

@@ -12,7 +12,7 @@ from weft.analysis.heads.roles import NO_NUMBER, ROLES, heads
 from weft.errors import DataError, InputError
 from weft.formats.history import History
 from weft.formats.run import RunFolder, is_run
-from weft.formats.trace import TraceData
+from weft.formats.trace import TraceData, layer_number
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +40,7 @@ class HeadChoice:
 
     every: bool = False
     role: str | None = None
-    layer: int | None = None
+    layer: str | None = None
     sort: str | None = None
     limit: int | None = None
     clusters: int | None = None
@@ -97,7 +97,10 @@ def head_table(
         table, added = _with_clusters(table, traces[0], choice.clusters, exact), ["cluster"]
     if choice.needle is not None:
         table, added = _with_needle(table, traces[0], choice.needle), [*added, *_NEEDLE]
-    rows, counts = _chosen(table, choice, added)
+    of_layer = table
+    if choice.layer is not None:
+        of_layer = table[table["layer"] == layer_number(traces[0], choice.layer)]
+    rows, counts = _chosen(of_layer, choice, added)
     tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
     unfiltered = choice.role is None and choice.layer is None and choice.limit is None
     left_out = unfiltered and len(rows) < len(table)
@@ -112,11 +115,6 @@ def _chosen(
     sort = "retrieval" if choice.sort is None and choice.needle is not None else choice.sort
     if sort is not None and sort not in table.columns:
         raise InputError(f"--sort {sort}: no such column; there are {', '.join(table.columns)}.")
-    if choice.layer is not None:
-        if not (table["layer"] == choice.layer).any():
-            last = int(table["layer"].max())
-            raise InputError(f"--layer {choice.layer}: the trace has layers 0 to {last}.")
-        table = table[table["layer"] == choice.layer]
     counts = {str(role): int(count) for role, count in table["role"].value_counts().items()}
     if choice.role is not None:
         table = table[table["role"] == choice.role]

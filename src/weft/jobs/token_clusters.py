@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weft.analysis.graphs.table import layer_source
 from weft.analysis.graphs.token_clusters import TokenClusters, token_clusters
 from weft.errors import InputError
-from weft.formats.trace import TraceData, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer, layer_number
 from weft.mechanism.shapes import place_of
 
 __all__ = ["LayerClusters", "chosen_layers", "clusters_of"]
@@ -35,13 +35,13 @@ class LayerClusters:
         return self.head or 0
 
 
-def chosen_layers(trace: TraceData, layer: int | None) -> list[int]:
+def chosen_layers(trace: TraceData, layer: str | None) -> list[int]:
     """The numbers of the layers to divide: one, or all in which a sequence looks at itself.
 
     Raises: InputError: there is no such layer, or none of that kind.
     """
     if layer is not None:
-        return [place_of("trace", "token_clusters", "layer", layer, len(trace.layers))]
+        return [layer_number(trace, layer)]
     fitting = [
         number for number, each in enumerate(trace.layers) if each.one_sequence and all(each.shape)
     ]

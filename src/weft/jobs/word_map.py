@@ -40,7 +40,7 @@ def draw_word_map(
     """Draw what a word looks at in an image.
 
     Args:
-        path: of a trace. layer: a number or a path. head: None: the mean of all.
+        path: of a trace. layer: see `layer_number`. head: None: the mean of all.
         token: a position, or the text of one token.
         output: the picture.
         image: the original picture, drawn in its own pixels; None: the resized one, without it.
@@ -56,13 +56,12 @@ def draw_word_map(
     picture = None
     if image is not None:
         picture = np.moveaxis(image_array(open_image(image)), 0, -1)
-    number_of = layer_number(layer)
-    asked = layer if number_of is None else number_of
+    asked = layer_number(trace, layer)
     seen = image_map(
         trace, asked, head, _number(token), image=number,
         size=None if picture is None else (picture.shape[0], picture.shape[1]),
     )  # fmt: skip
-    chosen = next(each for place, each in enumerate(trace.layers) if asked in (place, each.name))
+    chosen = trace.layers[asked]
     uncut = picture is not None and "images" not in trace.positions[chosen.keys_from]
     word = visible(shown(chosen.query_tokens)[seen.query])
     of_head = "the mean of all heads" if head is None else f"head {head}"

@@ -23,7 +23,7 @@ def ablate(
     model: option.ModelName, text: option.TextOrData = None, file: option.TextFile = None,
     target: option.Target = None, replacement: head.HeadReplacement = head.Replacement.zero,
     patch: head.Patch = None, logit: option.MeasuredLogit = None, against: option.Against = None,
-    layer: option.OnlyLayer = None, together: head.Together = False, at: head.At = None,
+    layer: head.Layer = None, together: head.Together = False, at: head.At = None,
     estimate: head.Estimate = False, data_tokens: head.ValidationTokens = 4_096,
     limit: option.Limit = None, threads: option.Threads = None, as_csv: option.AsCsv = False,
     as_json: option.AsJson = False,

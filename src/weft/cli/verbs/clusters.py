@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from weft.cli.cluster_report import print_clusters, print_layers, say_of_fewer
-from weft.cli.options import AsCsv, AsJson, Exact, FewRows, LayerNumber, TracePath, rows_of
+from weft.cli.options import AsCsv, AsJson, Exact, FewRows, LayerName, TracePath, rows_of
 from weft.cli.output import working
 
 PLACE = ("Read", 10)
 
 Layer = Annotated[
-    int | None,
-    LayerNumber(help="Show the clusters of this layer; default: a row for each."),
+    str | None,
+    LayerName(help="Show the clusters of this layer; default: a row for each."),
 ]
 Head = Annotated[int | None, typer.Option(min=0, help="Of this head; default: of the heads' mean.")]
 Count = Annotated[

@@ -1,15 +1,19 @@
 """`weft heads`."""
 
+from typing import Annotated
+
 from weft.cli import head_options as head
 from weft.cli.head_report import print_head_table, print_training
-from weft.cli.options import AsCsv, AsJson, Exact, Limit, OnlyLayer, TracePaths
+from weft.cli.options import AsCsv, AsJson, Exact, LayerName, Limit, TracePaths
 from weft.cli.output import working
 
 PLACE = ("Read", 1)
 
+Layer = Annotated[str | None, LayerName(help="Only heads of this layer.")]
+
 
 def heads(
-    paths: TracePaths, every: head.Every = False, role: head.Role = None, layer: OnlyLayer = None,
+    paths: TracePaths, every: head.Every = False, role: head.Role = None, layer: Layer = None,
     sort: head.Sort = None, limit: Limit = None, exact: Exact = None, reach: head.Reach = 4,
     alpha: head.Alpha = 0.01, least: head.Least = 0.2, clusters: head.Clusters = None,
     needle: head.Needle = None, measure: head.MeasureInTraining = None, as_csv: AsCsv = False,

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import AsJson, TracePath
+from weft.cli.options import AsJson, LayerName, TracePath
 from weft.cli.output import print_json, working
 
 PLACE = ("See", 3)
 
 Layer = Annotated[
-    str, typer.Option(help="The layer: its number in the order of the run, or its path.")
+    str, LayerName(help="The layer: its number in the order of the run, or its path.")
 ]
 Head = Annotated[int | None, typer.Option(min=0, help="Which head; default: the mean of all.")]
 Token = Annotated[
