@@ -87,15 +87,15 @@ def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_
     pair_trace.save(tmp_path / "t")
     nothing = {"html": None, "picture": None, "parquet": None, "graphml": None}
 
-    def drawn(name: str, layer: int | None, head: int | None) -> str:
+    def drawn(name: str, layer: str | None, head: int | None) -> str:
         file = tmp_path / f"{name}.svg"
         options = {**nothing, "picture": file, "layer": layer, "head": head}
         assert export_trace(tmp_path / "t", **options) == [file]
         return file.read_text("utf-8")
 
     assert "12 heads" in drawn("all", None, None)
-    assert "layer 2 (cross 0), head 3" in drawn("one", 2, 3)
-    assert "layer 2 (cross 0), mean of 4 heads" in drawn("mean", 2, None)
+    assert "layer 2 (cross 0), head 3" in drawn("one", "2", 3)
+    assert "layer 2 (cross 0), mean of 4 heads" in drawn("mean", "2 (cross 0)", None)
     with pytest.raises(weft.InputError, match="--head 1 of no layer; give its --layer too"):
         drawn("none", None, 1)
 
@@ -110,7 +110,7 @@ def test_graphml_and_parquet_say_the_same_of_a_layer(pair_trace, tmp_path) -> No
     trace.save(tmp_path / "t")
     graphml, parquet = tmp_path / "g.graphml", tmp_path / "p.parquet"
     export_trace(
-        tmp_path / "t", html=None, picture=None, parquet=parquet, graphml=graphml, layer=5, head=3
+        tmp_path / "t", html=None, picture=None, parquet=parquet, graphml=graphml, layer="5", head=3
     )
     of = networkx.read_graphml(graphml).graph
     table = pandas.read_parquet(parquet)
@@ -129,7 +129,7 @@ def test_a_matrix_that_is_no_picture_leaves_nothing_behind(
     with pytest.raises(weft.WeftError, match="too many cells for one picture"):
         export_trace(
             tmp_path / "t", html=tmp_path / "p.html", picture=tmp_path / "p.png", parquet=None,
-            graphml=None, layer=0, head=1,
+            graphml=None, layer="0", head=1,
         )  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
@@ -147,20 +147,24 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
             "graphml": tmp_path / "link",
         },
         "--html: the name is empty": {"html": Path()},
-        "--layer 3: the layers are 0 to 2": {
+        "--layer 3: no such layer; the trace has layers 0 to 2": {
             "parquet": one,
             "graphml": tmp_path / "g",
-            "layer": 3,
+            "layer": "3",
         },
         "--head 4: the heads are 0 to 3": {
             "parquet": one,
             "graphml": tmp_path / "g",
-            "layer": 0,
+            "layer": "0",
             "head": 4,
         },
-        "--head 4: the heads are 0 to 3.$": {"picture": tmp_path / "p.png", "layer": 0, "head": 4},
+        "--head 4: the heads are 0 to 3.$": {
+            "picture": tmp_path / "p.png",
+            "layer": "0",
+            "head": 4,
+        },
         "--head 1 of no layer": {"picture": tmp_path / "p.png", "head": 1},
-        "--layer 1: it chooses what --picture and --graphml write": {"html": one, "layer": 1},
+        "--layer 1: it chooses what --picture and --graphml write": {"html": one, "layer": "1"},
         "--head 1: it chooses what": {"parquet": one, "layer": None, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},
