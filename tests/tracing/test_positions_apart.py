@@ -238,3 +238,42 @@ def test_a_parameter_that_looks_at_itself_is_one_sequence(positions: int) -> Non
     assert (first.kind, first.queries_from) == ("encoder", first.keys_from)
     assert (second.kind, second.queries_from) == ("cross", first.queries_from)
     assert second.keys_from != first.keys_from
+
+
+class Reordered(nn.Module):
+    """Two layers, between which something happens to the positions."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        self.between, self.first, self.second = between, Chunks(), Chunks()
+
+    def forward(self, states: Tensor) -> Tensor:
+        """States, (1, 4, 32)."""
+        return self.second(self.between(self.first(states)))
+
+
+PLACES = torch.tensor([2, 0, 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("between", "apart"),
+    [
+        (lambda states: states.flip(1), True),
+        (lambda states: torch.roll(states, 2, dims=-2), True),
+        (lambda states: states[:, PLACES], True),
+        (lambda states: states.index_select(1, PLACES), True),
+        (lambda states: states.gather(1, PLACES[None, :, None].expand_as(states)), True),
+        (lambda states: states.flip(-1), False),
+        (lambda states: states.roll(1, 2), False),
+        (lambda states: states[:, :, torch.arange(32)], False),
+        (lambda states: states[:, :4] + states.roll(1, 1), False),
+    ],
+)
+def test_positions_in_another_order_are_a_sequence_of_their_own(between: Any, apart: bool) -> None:
+    trace = weft.trace(Reordered(between).eval(), torch.randn(1, 4, 32))
+    first, second = trace.layers
+    assert (first.queries_from != second.queries_from) == apart
+    assert second.queries_from == second.keys_from
+    if apart:
+        with pytest.warns(UserWarning, match="Through 1 layer, not through 1 over other positions"):
+            trace.rollout()

@@ -356,12 +356,10 @@ def of_own(trace: TraceData, rows: Rollout, kind: str | None = None) -> str | No
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
     """What a rollout or a flow leaves out, in words; None: nothing that is known.
 
-    Layers that ran and are not in the trace, layers of another kind, and over other sequences: of
-    any kind, unless a kind was asked for.
+    Layers that are not in the trace, and those over other sequences: of all kinds if none is asked.
     """
     layers, queries, _, _ = chosen_layers(trace, kind)
-    taken = {id(layer) for layer in layers}
-    left = [layer for layer in trace.layers if id(layer) not in taken]
+    left = [layer for layer in trace.layers if layer not in layers]
     names = {
         "that ran and are not in the trace": [entry["name"] for entry in trace.not_traced],
         "of another kind": [layer.name for layer in left if layer.queries_from == queries],
@@ -372,15 +370,14 @@ def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
         ],
     }
     parts = [
-        f"{len(some)} {which}: {', '.join(some[:3])}"
-        + f" and {len(some) - 3} more" * (len(some) > 3)
-        for which, some in names.items()
+        f"{len(some)} {what}: {', '.join(some[:3])}{f' and {len(some) - 3} more' * (len(some) > 3)}"
+        for what, some in names.items()
         if some
     ]
     if not parts:
         return None
-    through = f"{len(layers)} layer{'s' * (len(layers) != 1)}"
-    return f"Through {through}, not through " + " and ".join(parts) + "."
+    plural = "s" * (len(layers) != 1)
+    return f"Through {len(layers)} layer{plural}, not through {' and '.join(parts)}."
 
 
 def of_rounded(trace: TraceData, kind: str | None = None, exact: bool | None = None) -> str | None:

@@ -4,8 +4,7 @@ Self-attention projects queries and keys from one tensor, cross-attention from t
 says nothing of that. So every function of torch that runs is followed: what is computed from one
 tensor alone (a projection, a norm, a split, a new shape) comes from it; of several (a sum) from
 what all of them come from, or, where one is larger, from the larger; a product, as rotary positions
-make it, and tensors that are put together, from each of them. Parameters count for nothing,
-but where they are what is projected, as queries that a model learns.
+make it, and tensors that are put together, from each of them. Parameters count if projected.
 
 From which attention calls and inputs of the model a tensor was computed at all is followed too: by
 the largest of what a function is given, and by the queries of attention, whose positions it keeps.
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -27,8 +27,10 @@ __all__ = ["Provenance"]
 _PRODUCTS = ("mul", "__mul__", "__rmul__", "multiply")
 _TOGETHER = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _WRITES = ("__setitem__", "copy_", "index_copy_", "scatter_", "slice_scatter", "index_put_")
-#: Functions that project the first tensor they are given.
+#: Functions that project the first tensor they are given, perhaps queries that a model learns.
 _PROJECTIONS = ("linear", "matmul", "__matmul__", "einsum", "layer_norm")
+#: Functions that put positions in another order, and the first argument that says the dimension.
+_ORDERS = {"flip": 1, "roll": 2, "index_select": 1, "gather": 1}
 #: Functions that make tensors of numbers from elsewhere.
 _ELSEWHERE = ("from_numpy", "as_tensor", "tensor", "from_dlpack")
 #: Tensors that one is said to come from, at most: the nearest.
@@ -72,7 +74,8 @@ class Provenance:
         A track is the same positions through the model. A call is on that of an earlier one over as
         many if it was computed from what that gave, as the layers of a stack are, or from the same
         input. A module that runs again, on chunks, windows or pictures, is on another one each
-        time, unless it reads what it gave itself, as a layer does that a whole stack shares.
+        time, unless it reads what it gave itself, as a layer does that a whole stack shares. So is
+        a call that reads positions in another order.
         """
         bits, output = self._bits_of(queries), self._next_bit()
         before = self._before.setdefault(path, [])
@@ -125,6 +128,8 @@ class Provenance:
         bits = -1 if name in _ELSEWHERE else 0
         for source in sources:
             bits |= self._bits_of(source)
+        if bits > 0 and _reorders(name, tuple(args), result):
+            bits = self._next_bit()
         self._bits.update((tensor, bits) for tensor in results)
 
     def of(self, tensor: Tensor) -> frozenset[int]:
@@ -145,8 +150,7 @@ class Provenance:
         """
         self.pass_on(name, args, result)
         sources = [part for part in _flat(args) if _is_computed(part)]
-        if name in _PROJECTIONS and not sources:
-            sources = _tensors(args)[:1]
+        sources = sources or (_tensors(args)[:1] if name in _PROJECTIONS else [])
         if name in _WRITES and sources:
             written = frozenset().union(*map(self.of, sources))
             for tensor in (sources[0], result):
@@ -193,3 +197,17 @@ def _is_computed(part: Any) -> bool:
     return (
         isinstance(part, Tensor) and not isinstance(part, nn.Parameter) and part.is_floating_point()
     )
+
+
+def _reorders(name: str, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether a function puts positions of (batch, positions, features) in another order."""
+    if name not in (*_ORDERS, "__getitem__") or not isinstance(states := args[0], Tensor):
+        return False
+    if states.ndim != 3 or states.shape[1] < 2 or getattr(result, "shape", None) != states.shape:
+        return False
+    if name in _ORDERS:
+        return any(type(dim) is int and dim in (1, -2) for dim in _flat(args[_ORDERS[name] :]))
+    match args[1]:
+        case (slice(), list() | Tensor() as places, *_):
+            return getattr(places, "dtype", None) != torch.bool
+    return False
