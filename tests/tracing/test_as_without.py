@@ -289,6 +289,39 @@ def test_threads_get_what_they_get_without(family_named: Named, generates: bool)
             assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
 
 
+def test_a_generation_that_began_beside_another_is_not_traced_from_its_middle(
+    family_named: Named,
+) -> None:
+    model: Any = family_named("Llama").build("sdpa")
+    first_ended, second_began = threading.Event(), threading.Event()
+
+    class Second(transformers.LogitsProcessor):
+        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+            second_began.set()
+            assert first_ended.wait(60)
+            return scores
+
+    class First(transformers.LogitsProcessor):
+        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+            if not second.is_alive():
+                second.start()
+            assert second_began.wait(60)
+            return scores
+
+    def generate(shift: int, processor: transformers.LogitsProcessor) -> None:
+        model.generate(
+            IDS.roll(shift, 1), max_new_tokens=3, do_sample=False, pad_token_id=0,
+            logits_processor=[processor],
+        )  # fmt: skip
+
+    second = threading.Thread(target=generate, args=(1, Second()))
+    with pytest.warns(UserWarning, match="two threads"), weft.watch(model) as watched:
+        generate(0, First())
+        first_ended.set()
+        second.join()
+    assert watched.trace.tokens[: IDS.shape[1]] == [f"#{number}" for number in IDS[0].tolist()]
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_continuous_batches_end_as_without(family_named: Named, implementation: str) -> None:
     model: Any = family_named("Llama").build(implementation)

@@ -379,7 +379,11 @@ class WatchedTransformer(Watched):
                     self._thread, self._generates = get_ident(), True
             if others:
                 self._unread[TWO_THREADS] = None
-                return generate(*args, **keywords)
+                self._aside.add(get_ident())
+                try:
+                    return generate(*args, **keywords)
+                finally:
+                    self._aside.discard(get_ident())
             self._images = {
                 name: value
                 for name, value in keywords.items()

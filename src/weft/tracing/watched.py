@@ -65,6 +65,8 @@ class Watched:
         #: The thread of each call of the model that is under way, and of that which is recorded.
         self._calling: list[int] = []
         self._thread = 0
+        #: Threads whose generation began while another was recorded: none of its passes is.
+        self._aside: set[int] = set()
         #: Held while a call begins, and is verified.
         self._lock = RLock()
         #: Whether the last text could not be traced: what goes on with it neither.
@@ -98,7 +100,7 @@ class Watched:
             if self._verifying:
                 return
             self._calling.append(get_ident())
-            if self._thread not in (0, get_ident()):
+            if self._thread not in (0, get_ident()) or get_ident() in self._aside:
                 self._unread[TWO_THREADS] = None
                 return
             self._thread = get_ident()
