@@ -14,14 +14,14 @@ parallel = -n $(workers) --dist loadfile --no-loadscope-reorder
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-setup:  ## .venv with torch, the native kernels and weft itself
+setup:  ## .venv with torch, the native kernels and headloom itself
 	@scripts/setup
 
 setup-no-tools:
 	@scripts/setup --no-tools
 
 demo: setup-no-tools  ## the main job: train a translator of dates, test it, see what it looks at
-	.venv/bin/weft demo
+	.venv/bin/headloom demo
 
 test: setup  ## the tests, less the slow ones
 	@scripts/setup-tests
@@ -31,7 +31,7 @@ test-all: setup  ## all tests
 	@scripts/setup-tests --slow
 	$(python) -m pytest $(parallel) -m ""
 
-coverage: setup  ## the tests once more, and which lines of src/weft they reach
+coverage: setup  ## the tests once more, and which lines of src/headloom they reach
 	@scripts/setup-tests
 	$(python) -m pytest $(parallel) --cov --cov-report=
 	$(python) scripts/coverage_table.py
@@ -45,7 +45,7 @@ check: setup  ## style, types and architecture; of the front end also its unit t
 	.venv/bin/clang-format --dry-run --Werror native/*.h native/*.cpp benchmarks/*.cpp tests/native/*.cpp
 	cd studio && PATH="$(CURDIR)/.venv/bin:$$PATH" npm run --silent check
 
-bench: setup  ## every benchmark: peer and weft in turn, the ratio last; hours
+bench: setup  ## every benchmark: peer and headloom in turn, the ratio last; hours
 	@for file in benchmarks/bench_*.py; do \
 		echo "== $$file"; $(python) $$file || lacking="$$lacking $$file"; \
 	done; [ -z "$$lacking" ] || echo "Ended early, for what they say above:$$lacking"
@@ -63,4 +63,4 @@ wheel:  ## a wheel and a source distribution, in dist; see docs/install.md
 	@scripts/wheel
 
 clean:  ## remove what was built (.venv, build, the front end); runs stay
-	rm -rf .venv build dist studio/node_modules src/weft/studio/static
+	rm -rf .venv build dist studio/node_modules src/headloom/studio/static

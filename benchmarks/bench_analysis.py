@@ -28,22 +28,22 @@ from typing import Any
 
 import torch
 
-import weft
+import headloom
 from dense_measures import compare, compare_relevance, compare_two_sequences
-from weft.analysis.compare import distance
-from weft.analysis.graphs.components import components
-from weft.analysis.graphs.flow import attention_flow
-from weft.analysis.graphs.norms import given_by_rows, norms_of_heads
-from weft.analysis.graphs.pagerank import pagerank
-from weft.analysis.graphs.reciprocity import reciprocity
-from weft.analysis.graphs.rollout import rollout_columns, rollout_rows, whole_rollout
-from weft.analysis.graphs.spectrum import energy_rank
-from weft.analysis.graphs.strength import heavy_hitters, received
-from weft.analysis.interval import Source
-from weft.analysis.sql.query import ask
-from weft.experiments.relevance import relevance
-from weft.formats.trace import TraceLayer
-from weft.traces import Trace
+from headloom.analysis.compare import distance
+from headloom.analysis.effects.relevance import relevance
+from headloom.analysis.graphs.components import components
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.analysis.graphs.norms import given_by_rows, norms_of_heads
+from headloom.analysis.graphs.pagerank import pagerank
+from headloom.analysis.graphs.reciprocity import reciprocity
+from headloom.analysis.graphs.rollout import rollout_columns, rollout_rows, whole_rollout
+from headloom.analysis.graphs.spectrum import energy_rank
+from headloom.analysis.graphs.strength import heavy_hitters, received
+from headloom.analysis.interval import Source
+from headloom.analysis.sql.query import ask
+from headloom.api.trace import Trace
+from headloom.formats.trace import TraceLayer
 
 Measure = Callable[[Trace, bool], Any]
 
@@ -99,7 +99,7 @@ OF_EDGES: dict[str, Measure] = {
 
 
 def heads_of_edges(trace: Trace) -> Any:
-    from weft.analysis.heads.roles import heads
+    from headloom.analysis.heads.roles import heads
 
     return heads(trace, exact=False)
 
@@ -133,7 +133,7 @@ def make(folder: Path, length: int) -> dict[str, Any]:
         start = time.perf_counter()
         body(ids, use_cache=False)
         seconds = time.perf_counter() - start
-    trace = weft.trace(body, ids, save=folder, overwrite=folder.exists())
+    trace = headloom.trace(body, ids, save=folder, overwrite=folder.exists())
     rest = sum(float(layer.graph.rest.mean()) for layer in trace.layers) / len(trace.layers)
     return {"forward": seconds, "rest": rest, "memory": peak_memory()}
 
@@ -141,12 +141,12 @@ def make(folder: Path, length: int) -> dict[str, Any]:
 def one(folder: Path, name: str, exact: bool) -> dict[str, Any]:
     """One measure in this process."""
     if name == "relevance":
-        trace = weft.open(folder)
+        trace = headloom.open(folder)
         model, ids = model_of(len(trace.tokens))
         start = time.perf_counter()
         relevance(model, ids, rows=-1)
     else:
-        trace = weft.open(folder)
+        trace = headloom.open(folder)
         measure = (MEASURES | OF_EDGES)[name]
         start = time.perf_counter()
         measure(trace, exact)
@@ -155,7 +155,7 @@ def one(folder: Path, name: str, exact: bool) -> dict[str, Any]:
 
 def compare_with_dense(folder: Path) -> None:
     """Each measure beside the same on dense matrices; see benchmarks/dense_measures.py."""
-    trace = weft.open(folder)
+    trace = headloom.open(folder)
     compare(trace)
     compare_relevance(*model_of(len(trace.tokens)))
     compare_two_sequences(len(trace.tokens))

@@ -1,11 +1,11 @@
 """Tracing somebody's module beside its plain forward pass: time and memory.
 
 Peer: the same module, random weights, run as it is, with torch's fused attention and its fast
-paths. Weft keeps the 32 strongest edges of every query, with queries and keys, in memory; each call
-of attention is held against torch's own on four of its rows. Once without the untouched run that
-verifies the whole module, and once with it, as `weft.trace` does where nothing is said. Peer and
-weft in turn in one process, medians; the ratios last. Peak memory is that of a process of its own
-for each, which has run once before.
+paths. Headloom keeps the 32 strongest edges of every query, with queries and keys, in memory; each
+call of attention is held against torch's own on four of its rows. Once without the untouched run
+that verifies the whole module, and once with it, as `headloom.trace` does where nothing is said.
+Peer and headloom in turn in one process, medians; the ratios last. Peak memory is that of a process
+of its own for each, which has run once before.
 
     python benchmarks/bench_any_module.py               # every module whose library is installed
     python benchmarks/bench_any_module.py --only encoder --repeats 9
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import weft
+import headloom
 from side_by_side import side_by_side
 
 Built = tuple[nn.Module, dict[str, Any]]
@@ -121,8 +121,8 @@ def runs_of(name: str) -> dict[str, Callable[[], object]]:
 
     return {
         "plain": plain,
-        "traced": partial(weft.trace, model, inputs, verify=False),
-        "verified": partial(weft.trace, model, inputs),
+        "traced": partial(headloom.trace, model, inputs, verify=False),
+        "verified": partial(headloom.trace, model, inputs),
     }
 
 
@@ -139,7 +139,7 @@ def measure(name: str, repeats: int) -> str:
     seconds = side_by_side(*runs.values(), repeats=repeats)
     memory = [peak(name, what) for what in runs]
     trace = runs["traced"]()
-    assert isinstance(trace, weft.Trace)
+    assert isinstance(trace, headloom.Trace)
     each = "; ".join(
         f"{what} {time:.3f} s, {size:,.0f} MB"
         for what, time, size in zip(runs, seconds, memory, strict=True)

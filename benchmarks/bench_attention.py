@@ -1,8 +1,8 @@
 """Claim: output, log-sum-exp, entropy and the exact top 32 edges cost no more than attention alone.
 
 Peer: torch's scaled_dot_product_attention, which returns the output alone. 12 heads, depth 64.
-Prints seconds and, last on each line, the ratios weft / peer of `attention` and `attend`: of the
-medians of ten rounds, with the lowest and the highest of one round. Before them stands, as
+Prints seconds and, last on each line, the ratios headloom / peer of `attention` and `attend`: of
+the medians of ten rounds, with the lowest and the highest of one round. Before them stands, as
 "products", what QK^T and PV alone would take of the peer's time at the speed of torch's product of
 two matrices of 2,048 x 2,048 of that type, measured in the same rounds; causal, half of both. No
 attention that leaves its products to torch can be quicker; the kernels' own may be.
@@ -21,9 +21,9 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
+import headloom
+from headloom.mechanism.backends import native
 from side_by_side import in_turn
-from weft.mechanism.backends import native
 
 #: Rows of the square matrices whose product tells the speed of products.
 LARGE = 2_048
@@ -55,16 +55,18 @@ def measure(
 ) -> None:
     """One line."""
     queries, keys, values = (torch.randn(1, 12, length, 64).to(dtype) for _ in range(3))
-    mask = weft.causal() if causal else None
+    mask = headloom.causal() if causal else None
 
     def peer() -> object:
         return scaled_dot_product_attention(queries, keys, values, is_causal=causal)
 
     def output() -> object:
-        return weft.attention(queries, keys, values, mask=mask, backend="native")
+        return headloom.attention(queries, keys, values, mask=mask, backend="native")
 
     def graph() -> object:
-        return weft.attend(queries, keys, values, mask=mask, keep=weft.Top(k), backend="native")
+        return headloom.attend(
+            queries, keys, values, mask=mask, keep=headloom.Top(k), backend="native"
+        )
 
     large = torch.randn(2, LARGE, LARGE).to(dtype)
 

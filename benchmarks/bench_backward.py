@@ -1,7 +1,8 @@
 """Claim: a training step through attention takes at most 0.6 of the peer's time (matrix unit).
 
 Peer: torch's scaled_dot_product_attention, forward and backward. 12 heads, depth 64. Prints
-milliseconds, then the ratio weft / peer of ten rounds in turn, with the quartiles of the rounds'.
+milliseconds, then the ratio headloom / peer of ten rounds in turn, with the quartiles of the
+rounds'.
 
     python benchmarks/bench_backward.py [--dtype bfloat16] [--lengths 512 4096] [--threads 1]
 """
@@ -15,7 +16,7 @@ import time
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
+import headloom
 from side_by_side import in_turn, ratio
 
 
@@ -35,21 +36,21 @@ def main() -> None:
         for causal in (False, True):
             inputs = [torch.randn(1, 12, length, 64).to(dtype).requires_grad_() for _ in range(3)]
             gradient = torch.randn(1, 12, length, 64).to(dtype)
-            mask = weft.causal() if causal else None
+            mask = headloom.causal() if causal else None
 
             def peer() -> object:
                 output = scaled_dot_product_attention(*inputs, is_causal=causal)  # noqa: B023
                 return torch.autograd.grad(output, inputs, gradient)  # noqa: B023
 
             def ours() -> object:
-                output = weft.attention(*inputs, mask=mask, backend="native")  # noqa: B023
+                output = headloom.attention(*inputs, mask=mask, backend="native")  # noqa: B023
                 return torch.autograd.grad(output, inputs, gradient)  # noqa: B023
 
             one, other = in_turn(peer, ours, repeats=options.rounds, clock=clock)
             print(
                 f"N={length:5} {'causal' if causal else 'full  '} "
                 f"sdpa {statistics.median(one) * 1e3:8.1f} ms  "
-                f"weft {statistics.median(other) * 1e3:8.1f} ms  ratio {ratio(other, one)}",
+                f"headloom {statistics.median(other) * 1e3:8.1f} ms  ratio {ratio(other, one)}",
                 flush=True,
             )
 

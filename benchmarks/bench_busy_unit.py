@@ -1,9 +1,9 @@
 """Claim: where another program keeps the matrix unit busy, the kernels are no slower for using it.
 
-Peer: weft's own kernels without the unit (WEFT_INSTRUCTION_SET=avx512). Both attend in turn, each
-in a process of its own, 12 heads of depth 64 with the top 32, float32, while a third process
-multiplies bfloat16 matrices by torch on as many threads. Prints the median seconds of each, and the
-ratio last, with the lowest and the highest of one round.
+Peer: headloom's own kernels without the unit (HEADLOOM_INSTRUCTION_SET=avx512). Both attend in
+turn, each in a process of its own, 12 heads of depth 64 with the top 32, float32, while a third
+process multiplies bfloat16 matrices by torch on as many threads. Prints the median seconds of each,
+and the ratio last, with the lowest and the highest of one round.
 
     python benchmarks/bench_busy_unit.py [--lengths 1024 4096 8192]
 """
@@ -18,15 +18,15 @@ import sys
 
 #: Attends once for each line it is given, and prints the seconds.
 ATTEND = """
-import sys, time, torch, weft
+import sys, time, torch, headloom
 threads, length = map(int, sys.argv[1:])
 torch.set_num_threads(threads)
 torch.manual_seed(0)
 queries, keys, values = (torch.randn(1, 12, length, 64) for _ in range(3))
-weft.attend(queries, keys, values, keep=weft.Top(32))
+headloom.attend(queries, keys, values, keep=headloom.Top(32))
 for _ in sys.stdin:
     start = time.perf_counter()
-    weft.attend(queries, keys, values, keep=weft.Top(32))
+    headloom.attend(queries, keys, values, keep=headloom.Top(32))
     print(time.perf_counter() - start, flush=True)
 """
 #: Keeps the unit busy until it is ended.
@@ -64,7 +64,7 @@ def in_turn(length: int, threads: int, rounds: int) -> tuple[list[float], list[f
     """Seconds of `attend` by the widest instruction set, and by avx512."""
     command = [sys.executable, "-c", ATTEND, str(threads), str(length)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    environments = os.environ, {**os.environ, "WEFT_INSTRUCTION_SET": "avx512"}
+    environments = os.environ, {**os.environ, "HEADLOOM_INSTRUCTION_SET": "avx512"}
     sides = [subprocess.Popen(command, env=each, **pipes) for each in environments]
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(rounds):

@@ -1,7 +1,7 @@
 """Claim: keeping edges takes little more memory than the edges themselves; the aim is 2.5 times.
 
-Peer: the bytes of keys, scores and weights of the edges in the graph. weft: the peak memory of a
-process that calls `attend` once, less that of one that calls `attention`. Depth 64, the top 32.
+Peer: the bytes of keys, scores and weights of the edges in the graph. headloom: the peak memory of
+a process that calls `attend` once, less that of one that calls `attention`. Depth 64, the top 32.
 
     python benchmarks/bench_capture_memory.py
 """
@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-import weft
+import headloom
 from side_by_side import peak_memory
 
 
@@ -46,9 +46,9 @@ def call(operation: str, heads: int, length: int) -> None:
     inputs = [torch.randn(heads, length, 64) for _ in range(3)]
     size = 0
     if operation == "attention":
-        weft.attention(*inputs, backend="native")
+        headloom.attention(*inputs, backend="native")
     else:
-        _, graph = weft.attend(*inputs, keep=weft.Top(32), backend="native")
+        _, graph = headloom.attend(*inputs, keep=headloom.Top(32), backend="native")
         edges = graph.keys, graph.scores, graph.weights
         size = sum(part.numel() * part.element_size() for part in edges)
     print(peak_memory(), size / 2**20)

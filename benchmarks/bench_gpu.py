@@ -3,7 +3,8 @@
 Peers: torch's FlashAttention (of float32 its efficient attention), which returns the output alone,
 and what torch chooses by itself (on Hopper cuDNN's); FlexAttention with lse and largest scores;
 eager attention with `topk`, which forms the weights, where these fit; plain torch in blocks, which
-weft runs where the kernels do not serve. Prints milliseconds, and ratios to FlashAttention last.
+headloom runs where the kernels do not serve. Prints milliseconds, and ratios to FlashAttention
+last.
 
     python benchmarks/bench_gpu.py                      # needs a CUDA device and its extra gpu
     python benchmarks/bench_gpu.py --lengths 4096 131072 --depths 64 128
@@ -19,7 +20,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
+import headloom
 
 #: Bytes of weights that eager attention may form.
 EAGER = 8 * 2**30
@@ -51,8 +52,8 @@ def measure(options: argparse.Namespace, length: int, depth: int, causal: bool) 
     dtype = getattr(torch, options.dtype)
     shape = (1, options.heads, length, depth)
     queries, keys, values = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(3))
-    mask = weft.causal() if causal else None
-    top = weft.Top(options.keep)
+    mask = headloom.causal() if causal else None
+    top = headloom.Top(options.keep)
 
     def chosen() -> object:
         return scaled_dot_product_attention(queries, keys, values, is_causal=causal)
@@ -67,13 +68,15 @@ def measure(options: argparse.Namespace, length: int, depth: int, causal: bool) 
         )
 
     def output() -> object:
-        return weft.attend(queries, keys, values, mask=mask, keep=weft.Top(0), backend="triton")
+        return headloom.attend(
+            queries, keys, values, mask=mask, keep=headloom.Top(0), backend="triton"
+        )
 
     def kernel() -> object:
-        return weft.attend(queries, keys, values, mask=mask, keep=top, backend="triton")
+        return headloom.attend(queries, keys, values, mask=mask, keep=top, backend="triton")
 
     def blocks() -> object:
-        return weft.attend(queries, keys, values, mask=mask, keep=top, backend="torch")
+        return headloom.attend(queries, keys, values, mask=mask, keep=top, backend="torch")
 
     def eager() -> object:
         scores = queries @ keys.transpose(-1, -2) * depth**-0.5

@@ -6,7 +6,8 @@ features a node; one layer of 8 heads, forward and backward, features too. Peer:
 compared first. Each memory is measured in a process of its own: the most that it holds while one
 call and its gradients are computed, beyond what it held before.
 
-Prints seconds and megabytes of peer and weft, and, last on each line, the ratios weft / peer.
+Prints seconds and megabytes of peer and headloom, and, last on each line, the ratios headloom /
+peer.
 
     python benchmarks/bench_graph_attention.py
     python benchmarks/bench_graph_attention.py --depths 8 --layer GATv2Conv
@@ -21,7 +22,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-import weft
+import headloom
 from side_by_side import extra_memory, side_by_side
 
 FEATURES = 64
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--layer", choices=["GATConv", "GATv2Conv"], default="GATConv")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--memory-of", choices=["peer", "weft"], help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", choices=["peer", "headloom"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -45,7 +46,7 @@ def main() -> None:
     x = torch.randn(options.nodes, FEATURES)
     for depth in options.depths:
         if options.memory_of:
-            layer = layers(options.layer, depth)[options.memory_of == "weft"]
+            layer = layers(options.layer, depth)[options.memory_of == "headloom"]
             step(layer, x[:100], graph[:, (graph < 100).all(0)])  # what the first call sets up
             print(extra_memory(lambda: step(layer, x, graph)))  # noqa: B023
         else:
@@ -64,11 +65,11 @@ def power_law(nodes: int, edges: int) -> Tensor:
 
 
 def layers(name: str, depth: int) -> tuple[nn.Module, nn.Module]:
-    """Peer's layer and weft's, with the same parameters."""
+    """Peer's layer and headloom's, with the same parameters."""
     import torch_geometric.nn
 
     peer = getattr(torch_geometric.nn, name)(FEATURES, depth, heads=HEADS)
-    ours = getattr(weft, name)(FEATURES, depth, heads=HEADS)
+    ours = getattr(headloom, name)(FEATURES, depth, heads=HEADS)
     ours.load_state_dict(peer.state_dict())
     return peer, ours
 
@@ -92,11 +93,12 @@ def measure(options: argparse.Namespace, depth: int, x: Tensor, graph: Tensor) -
     theirs, mine = side_by_side(
         lambda: step(peer, x, graph), lambda: step(ours, x, graph), repeats=options.repeats
     )
-    memory = {who: in_a_process(options, depth, who) for who in ("peer", "weft")}
+    memory = {who: in_a_process(options, depth, who) for who in ("peer", "headloom")}
     print(
         f"{options.layer}, {HEADS} heads x {depth}: largest relative difference {farthest:.1e}; "
-        f"PyG {theirs:.2f} s, {memory['peer']:.0f} MB; weft {mine:.2f} s, {memory['weft']:.0f} MB; "
-        f"time {mine / theirs:.2f}, memory {memory['weft'] / memory['peer']:.2f}",
+        f"PyG {theirs:.2f} s, {memory['peer']:.0f} MB; headloom {mine:.2f} s, "
+        f"{memory['headloom']:.0f} MB; "
+        f"time {mine / theirs:.2f}, memory {memory['headloom'] / memory['peer']:.2f}",
         flush=True,
     )
 

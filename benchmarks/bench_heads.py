@@ -2,10 +2,10 @@
 
 A model of GPT-2 small's shape (12 layers of 12 heads, random weights) reads tokens that repeat as
 words do (Zipf), is traced with Top(32) and queries and keys, and its trace read again from disk by
-`weft.analysis.heads.roles.head_roles`: from the kept edges alone, by default (masses on patterns
-exact), and exactly to the last measure. Each in a process of its own, reading included; seconds and
-peak memory. The model's own plain forward (sdpa) stands beside them. At N = 1,024 the same measures
-come from the dense matrices too, and the largest differences are printed.
+`headloom.analysis.heads.roles.head_roles`: from the kept edges alone, by default (masses on
+patterns exact), and exactly to the last measure. Each in a process of its own, reading included;
+seconds and peak memory. The model's own plain forward (sdpa) stands beside them. At N = 1,024 the
+same measures come from the dense matrices too, and the largest differences are printed.
 
     python benchmarks/bench_heads.py                        # N = 1024
     python benchmarks/bench_heads.py --length 8192          # the claim
@@ -53,20 +53,20 @@ def forward(length: int) -> dict[str, Any]:
 
 
 def trace(length: int, path: Path) -> dict[str, Any]:
-    import weft
+    import headloom
 
     model, ids = model_and_tokens(length)
     start = time.perf_counter()
-    weft.trace(model, ids, save=path)
+    headloom.trace(model, ids, save=path)
     return {"seconds": time.perf_counter() - start}
 
 
 def roles(way: str, path: Path) -> dict[str, Any]:
-    import weft
-    from weft.analysis.heads.roles import head_roles
+    import headloom
+    from headloom.analysis.heads.roles import head_roles
 
     start = time.perf_counter()
-    found = head_roles(weft.open(path), exact=WAYS[way])
+    found = head_roles(headloom.open(path), exact=WAYS[way])
     seconds = time.perf_counter() - start
     return {
         "seconds": seconds,
@@ -77,11 +77,11 @@ def roles(way: str, path: Path) -> dict[str, Any]:
 
 
 def alike(way: str, path: Path) -> dict[str, Any]:
-    import weft
-    from weft.analysis.heads.similarity import similarity
+    import headloom
+    from headloom.analysis.heads.similarity import similarity
 
     start = time.perf_counter()
-    found = similarity(weft.open(path), exact=way == "similarity-exact")
+    found = similarity(headloom.open(path), exact=way == "similarity-exact")
     return {"seconds": time.perf_counter() - start, "mean": float(found.affinity.mean())}
 
 
@@ -149,7 +149,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = given.trace or Path(folder) / "t.weft"
+        path = given.trace or Path(folder) / "t.loom"
         whats = ["forward", *([] if path.exists() else ["trace"]), *WAYS]
         whats += ["similarity-kept", "similarity-exact"] if given.similarity else []
         whats += ["dense"] if given.length <= 1024 else []

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-import weft
+import headloom
 from side_by_side import peak_memory
 
 
@@ -25,11 +25,13 @@ def main() -> None:
     torch.set_num_threads(2)
     queries, keys, values = (torch.randn(1, length, 64) for _ in range(3))
     start = time.perf_counter()
-    _, graph = weft.attend(queries, keys, values, keep=weft.Top(32), backend="native")
+    _, graph = headloom.attend(queries, keys, values, keep=headloom.Top(32), backend="native")
     seconds = time.perf_counter() - start
     peak, matrix = peak_memory(), length**2 * 4 / 2**20
     print(f"N={length} {graph} in {seconds:.1f} s, peak {peak:.0f} MB; the matrix {matrix:.0f} MB")
-    print(f"memory, process of weft / matrix of weights at {length} tokens: {peak / matrix:.3f}")
+    print(
+        f"memory, process of headloom / matrix of weights at {length} tokens: {peak / matrix:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ TOKENISE = """
 import sys, time
 from pathlib import Path
 import torch
-from weft.training.text import Vocabulary
-from weft.training.token_file import TokenFile
+from headloom.training.text import Vocabulary
+from headloom.training.token_file import TokenFile
 
 way, path, size, kind = sys.argv[1:]
 once = Path(path).read_text()
@@ -34,7 +34,7 @@ def held(what):
     return int(Path("/proc/self/status").read_text().split(what)[1].split()[0]) / 1024
 
 before, start = held("VmRSS:"), time.perf_counter()
-if way == "weft":
+if way == "headloom":
     count = len(TokenFile.of_text(text, vocabulary).ids)
 else:
     count = len(torch.tensor(vocabulary.tokenizer.encode(text, add_special_tokens=False).ids))
@@ -50,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     arguments = [str(options.file), str(options.megabytes), options.tokens]
     taken = {}
-    for way in ("peer", "weft"):
+    for way in ("peer", "headloom"):
         command = [sys.executable, "-c", TOKENISE, way, *arguments]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         count, seconds, taken[way] = (float(word) for word in printed.split())
@@ -58,7 +58,7 @@ def main() -> None:
             f"{way}: {options.megabytes:,.0f} MB of text, {count:,.0f} {options.tokens}, "
             f"{seconds:6.1f} s, {taken[way]:8,.0f} MB beside the text"
         )
-    print(f"memory, weft / peer: {taken['weft'] / taken['peer']:.3f}")
+    print(f"memory, headloom / peer: {taken['headloom'] / taken['peer']:.3f}")
 
 
 if __name__ == "__main__":

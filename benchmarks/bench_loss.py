@@ -1,9 +1,9 @@
 """Claim: in bfloat16, the loss of the last map and its gradients take less than half the time.
 
 Peer: torch's linear map and cross_entropy with label smoothing, forward and backward, in float32.
-weft computes the same in float32 in pieces, and in bfloat16 without logits in memory, where the
+headloom computes the same in float32 in pieces, and in bfloat16 without logits in memory, where the
 processor has such products. All in turn. Prints medians, what each takes in memory, and the ratios,
-weft / peer, last.
+headloom / peer, last.
 
     python benchmarks/bench_loss.py                   # 2,048 rows of width 128, 10,000 choices
     python benchmarks/bench_loss.py --rows 1024 --width 512 --choices 32000
@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import torch
 
+from headloom.mechanism.linear import Products, products
+from headloom.training.loss import projected_loss
 from side_by_side import extra_memory, side_by_side
-from weft.mechanism.linear import Products, products
-from weft.training.loss import projected_loss
 
 
 def main() -> None:
@@ -48,12 +48,12 @@ def main() -> None:
 
         return run
 
-    sides = {"torch": peer, "weft": ours("float32"), "weft, bfloat16": ours("bfloat16")}
+    sides = {"torch": peer, "headloom": ours("float32"), "headloom, bfloat16": ours("bfloat16")}
     seconds = dict(zip(sides, side_by_side(*sides.values(), repeats=9), strict=True))
     for name, run in sides.items():
         memory = extra_memory(run)
         print(f"{name:<15}{1e3 * seconds[name]:8.1f} ms {memory:8.0f} MB more")
-    for name in ("weft", "weft, bfloat16"):
+    for name in ("headloom", "headloom, bfloat16"):
         print(f"ratio {seconds[name] / seconds['torch']:.2f} ({name} / torch)")
 
 

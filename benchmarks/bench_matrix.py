@@ -1,8 +1,8 @@
 """Claim: questions to the whole matrix cost about one attention call each, in linear memory.
 
 Peer: the forward pass of torch's scaled_dot_product_attention. 8 heads, depth 64, float32. Each
-time of weft includes making the AttentionMatrix. Prints the ratio weft / peer, last; and, with
---spectrum, the seconds that SciPy takes for the 8 leading singular values of one long head.
+time of headloom includes making the AttentionMatrix. Prints the ratio headloom / peer, last; and,
+with --spectrum, the seconds that SciPy takes for the 8 leading singular values of one long head.
 
     python benchmarks/bench_matrix.py --lengths 4096 16384 --spectrum 32768
 """
@@ -16,8 +16,8 @@ import scipy.sparse.linalg
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from side_by_side import extra_memory, side_by_side
-from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Claim: `weft.monitor` takes less than 2 % of a training's time, by default every 100 steps.
+"""Claim: `headloom.monitor` takes less than 2 % of a training's time, by default every 100 steps.
 
 Peer: the same training without it. A step, the monitor's call where it has nothing to measure, and
 the call that measures are taken in turn; at every n steps the monitor adds ((n - 1) * idle +
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 
-import weft
-from weft.monitoring.settings import Settings
+import headloom
+from headloom.analysis.monitor.settings import Settings
 
 EVERY = Settings().every
 #: So far apart that after steps 0 and 1 no snapshot comes.
@@ -41,7 +41,7 @@ class Training:
         self.model, self.loss, self.texts = model.train(), loss, texts
         self.optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step(self, monitor: weft.Monitor | None = None) -> None:
+    def step(self, monitor: headloom.Monitor | None = None) -> None:
         loss = self.loss(self.texts)
         loss.backward()
         self.optimiser.step()
@@ -76,11 +76,11 @@ def minilm(batch: int, length: int) -> Training | None:
 
 
 @contextmanager
-def monitored(training: Training, every: int) -> Iterator[weft.Monitor]:
+def monitored(training: Training, every: int) -> Iterator[headloom.Monitor]:
     """A monitor that has taken its first measures."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        weft.monitor(training.model, f"{folder}/run", every=every, growth=NEVER)
+        headloom.monitor(training.model, f"{folder}/run", every=every, growth=NEVER)
         as monitor,
     ):  # fmt: skip
         for _ in range(2):
@@ -111,7 +111,7 @@ def of_steps(training: Training, rounds: int) -> float:
 def of_blocks(training: Training, rounds: int) -> float:
     """The ratio at the default, from blocks of so many steps, each with one measure, in turn."""
 
-    def block(monitor: weft.Monitor | None) -> None:
+    def block(monitor: headloom.Monitor | None) -> None:
         for _ in range(EVERY):
             training.step(monitor)
 

@@ -22,8 +22,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from weft.formats.run import RunFolder
-from weft.formats.tensors import load_tensors
+from headloom.formats.run import RunFolder
+from headloom.formats.tensors import load_tensors
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,7 +46,7 @@ def train(run: Path, ranks: int, parallel: str, steps: int) -> tuple[list[float]
         "training.warmup": 10, "training.products": '"float32"', "model.dropout": 0.0,
         "task.train_examples": 20_000,
     }  # fmt: skip
-    command = [sys.executable, "-m", "weft", "train", str(ROOT / "examples" / "dates.toml")]
+    command = [sys.executable, "-m", "headloom", "train", str(ROOT / "examples" / "dates.toml")]
     for key, value in changes.items():
         command += ["--set", f"{key}={value}"]
     before = sent()

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
+import headloom
+from headloom.mechanism.backends import native
 from side_by_side import extra_memory
-from weft.mechanism.backends import native
 
 #: Rows of weights that are formed at a time by who sums them eagerly.
 ROWS = 256
@@ -61,10 +61,12 @@ def main() -> None:
 def measure(length: int, causal: bool, dtype: torch.dtype, repeats: int) -> None:
     """One line."""
     queries, keys, values = (torch.randn(1, 12, length, 64).to(dtype) for _ in range(3))
-    mask = weft.causal() if causal else None
+    mask = headloom.causal() if causal else None
 
-    def attend(received: bool | weft.LastQueries = False) -> weft.AttentionGraph:
-        return weft.attend(queries, keys, values, mask=mask, received=received, backend="native")[1]
+    def attend(received: bool | headloom.LastQueries = False) -> headloom.AttentionGraph:
+        return headloom.attend(
+            queries, keys, values, mask=mask, received=received, backend="native"
+        )[1]
 
     def today() -> Tensor:
         scaled_dot_product_attention(queries, keys, values, is_causal=causal)
@@ -73,7 +75,7 @@ def measure(length: int, causal: bool, dtype: torch.dtype, repeats: int) -> None
     runs: dict[str, Callable[[], object]] = {
         "attend": attend,
         "received": lambda: attend(True),
-        "window": lambda: attend(weft.LastQueries(64)),
+        "window": lambda: attend(headloom.LastQueries(64)),
         "today": today,
     }
     seconds = in_turn(list(runs.values()), repeats)

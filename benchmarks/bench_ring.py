@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import weft
-from weft.formats.tensors import load_tensors, save_tensors
+import headloom
+from headloom.formats.tensors import load_tensors, save_tensors
 
 HEADS, DEPTH = 12, 64
 
@@ -52,12 +52,12 @@ def one_rank(folder: Path, rank: int, ranks: int, tokens: int) -> None:
     store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     small = [torch.randn(HEADS, 64, DEPTH) for _ in range(3)]
-    weft.ring_attend(*small, mask=weft.causal())  # loads what is loaded once
+    headloom.ring_attend(*small, mask=headloom.causal())  # loads what is loaded once
     parts = inputs(tokens, rank, ranks)
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
     before = peak() - sum(part.nbytes for part in parts)
     start = time.perf_counter()
-    output, graph = weft.ring_attend(*parts, mask=weft.causal())
+    output, graph = headloom.ring_attend(*parts, mask=headloom.causal())
     seconds = time.perf_counter() - start
     notes = {"bytes": peak() - before, "seconds": seconds}
     tensors = {"output": output, "keys": graph.keys, "weights": graph.weights}

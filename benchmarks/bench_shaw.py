@@ -1,8 +1,8 @@
 """Claim: Shaw's relative positions cost at most 1.35 of our own plain attention.
 
-Peers: plain attention of weft, and the formulation of tensor2tensor (the paper's equation 5), which
-gathers an n x n x depth tensor of embeddings. 8 heads, depth 64, clip 16, keys and values relative.
-Prints the ratios Shaw / plain and Shaw / tensor2tensor, last.
+Peers: plain attention of headloom, and the formulation of tensor2tensor (the paper's equation 5),
+which gathers an n x n x depth tensor of embeddings. 8 heads, depth 64, clip 16, keys and values
+relative. Prints the ratios Shaw / plain and Shaw / tensor2tensor, last.
 
     python benchmarks/bench_shaw.py
 """
@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-import weft
+import headloom
 from side_by_side import extra_memory, side_by_side
 
 
@@ -37,16 +37,16 @@ def main() -> None:
     length = 2048
     q, k, v = (torch.randn(1, 8, length, 64) for _ in range(3))
     key_table, value_table = torch.randn(2, 33, 64)
-    relative = weft.Shaw(key_table, value_table)
+    relative = headloom.Shaw(key_table, value_table)
 
     def shaw() -> Tensor:
-        return weft.attention(q, k, v, relative=relative, backend="native")
+        return headloom.attention(q, k, v, relative=relative, backend="native")
 
     def literal() -> Tensor:
         return tensor2tensor(q, k, v, key_table, value_table)
 
     plain, ours, peer = side_by_side(
-        lambda: weft.attention(q, k, v, backend="native"), shaw, literal, repeats=3
+        lambda: headloom.attention(q, k, v, backend="native"), shaw, literal, repeats=3
     )
     print(
         f"N={length} plain {plain * 1e3:.1f} ms, Shaw {ours * 1e3:.1f} ms and "

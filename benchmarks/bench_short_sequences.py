@@ -2,8 +2,8 @@
 
 Peer: torch's scaled_dot_product_attention, which returns the output alone; of padded sequences (64
 of 8 heads) with a bool mask. Small calls, of one sequence or a few, are the defaults: `attention`,
-and `attend` with its top 32. Prints microseconds and, last, the ratios weft / peer of medians, with
-the quartiles of the ratios of neighbouring runs.
+and `attend` with its top 32. Prints microseconds and, last, the ratios headloom / peer of medians,
+with the quartiles of the ratios of neighbouring runs.
 
     python benchmarks/bench_short_sequences.py
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
+import headloom
 from side_by_side import in_turn, ratio
 
 #: Small calls: batch, heads, tokens, depth; and whether they are padded.
@@ -57,16 +57,16 @@ def measure(
     inputs = [torch.randn(shape) for _ in range(3)]
     lengths = torch.randint(1, length + 1, (batch,))
     dense = (torch.arange(length) < lengths[:, None])[:, None, None, :] if padded else None
-    mask = weft.padding(lengths) if padded else None
+    mask = headloom.padding(lengths) if padded else None
 
     def peer() -> object:
         return scaled_dot_product_attention(*inputs, attn_mask=dense)
 
     def output() -> object:
-        return weft.attention(*inputs, mask=mask)
+        return headloom.attention(*inputs, mask=mask)
 
     def graph() -> object:
-        return weft.attend(*inputs, mask=mask, keep=weft.Top(32))
+        return headloom.attend(*inputs, mask=mask, keep=headloom.Top(32))
 
     theirs, plain, captured = in_turn(peer, output, graph, repeats=repeats, clock=clock)
     print(

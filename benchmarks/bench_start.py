@@ -1,7 +1,7 @@
-"""Claim: `import weft` takes at most 0.3 s over nothing, and `weft --help` at most 0.4 s.
+"""Claim: `import headloom` takes at most 0.3 s over nothing, and `headloom --help` at most 0.4 s.
 
 Peer: `python -c pass`, in turn with both. Files are read once before, so that the system has them
-in memory. Prints seconds on the clock and on the processor, medians, and last what weft adds.
+in memory. Prints seconds on the clock and on the processor, medians, and last what headloom adds.
 
     python benchmarks/bench_start.py
 """
@@ -16,15 +16,15 @@ import time
 from collections.abc import Sequence
 
 REPEATS = 15
-LIMITS = {"import weft": 0.3, "weft --help": 0.4}
+LIMITS = {"import headloom": 0.3, "headloom --help": 0.4}
 
 
 def main() -> None:
     """Run and print."""
     programs = {
         "python -c pass": ["-c", "pass"],
-        "import weft": ["-c", "import weft"],
-        "weft --help": ["-m", "weft", "--help"],
+        "import headloom": ["-c", "import headloom"],
+        "headloom --help": ["-m", "headloom", "--help"],
     }
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for repeat in range(REPEATS + 1):

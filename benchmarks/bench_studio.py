@@ -8,7 +8,7 @@
     python benchmarks/bench_studio.py --ask      # of texts that are typed alone
 
 For each length a trace of one layer of 12 causal heads, its queries and keys kept, is served by
-`weft view` in a process of its own. Reported are
+`headloom view` in a process of its own. Reported are
 
     paint     from the browser's request to the first head that is drawn, and to all of them
     frames    between two frames while the matrix is dragged at the zoom of single cells and from
@@ -19,9 +19,9 @@ For each length a trace of one layer of 12 causal heads, its queries and keys ke
               hover: from the pointer's event until the panel of the head that it is on has been
               painted, median and 95th percentile of 120
     memory    of the tab, after that: its process's own and its share of what others have too (Pss)
-    folder    of a folder of 1,000 traces of 12 tokens: `weft view` until it says its address, paint
+    folder    of a folder of 1,000 traces of 12 tokens: `headloom view` until its address, paint
               and hover
-    ask       `weft view MODEL` reads 30 words as they are typed: from the last key until the
+    ask       `headloom view MODEL` reads 30 words as they are typed: from the last key until the
               picture of every head of that text has been painted, the pause after a key counted:
               median and 95th percentile of 23 texts; what of it is the pause, the server's answer
               (the request for the text, then those for pictures that did not come with it) and the
@@ -50,11 +50,11 @@ from typing import Any
 import torch
 from torch import nn
 
-import weft
-from weft.formats.terms import Terms
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.terms import Terms
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.multihead import MultiHeadAttention
 
 LENGTHS = (512, 8_192, 32_768)
 HEADS = 12
@@ -91,7 +91,7 @@ class OneLayer(nn.Module):
         self.layer = MultiHeadAttention(64 * heads, heads, kind="decoder", relative="rotary")
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.layer(self.embedding(tokens), mask=weft.causal())
+        return self.layer(self.embedding(tokens), mask=headloom.causal())
 
 
 def synthetic(length: int, path: Path, heads: int = HEADS) -> None:
@@ -99,7 +99,7 @@ def synthetic(length: int, path: Path, heads: int = HEADS) -> None:
     model = OneLayer(heads)
     with torch.no_grad():
         model.layer.w_q.weight.mul_(3)
-        trace = weft.trace(model, torch.arange(length) * 31 % 1_000, keep=weft.Top(16))
+        trace = headloom.trace(model, torch.arange(length) * 31 % 1_000, keep=headloom.Top(16))
     trace.save(path)
 
 
@@ -243,7 +243,7 @@ def pan(browser: Any, url: str) -> tuple[float, float, float, int]:
 
 def served(path: Path) -> tuple[subprocess.Popen[str], str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "weft", "view", str(path), "--port", "0", "--no-browser"],
+        [sys.executable, "-m", "headloom", "view", str(path), "--port", "0", "--no-browser"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -252,7 +252,7 @@ def served(path: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def bench_length(browser: Any, folder: Path, length: int) -> None:
-    path = folder / f"{length}.weft"
+    path = folder / f"{length}.loom"
     synthetic(length, path)
     process, address = served(path)
     try:
@@ -290,7 +290,7 @@ def bench_pan(browser: Any, folder: Path, length: int) -> None:
     """The matrix of one head: it is looked at one at a time, and of many heads most of the time
     goes to the pictures of the others.
     """
-    path = folder / f"{length}.weft"
+    path = folder / f"{length}.loom"
     start = time.perf_counter()
     synthetic(length, path, heads=1)
     print(f"N = {length:6,}, one head: traced in {time.perf_counter() - start:.0f} s", flush=True)
@@ -323,13 +323,15 @@ def many_heads(layers: int, heads: int, length: int, path: Path) -> None:
             elif head % 3 == 1:
                 queries[head, :, 0] += 4
         of_heads = keys.repeat_interleave(heads // groups, 0)
-        _, graph = weft.attend(queries, of_heads, of_heads, mask=weft.causal(), keep=weft.Top(16))
+        _, graph = headloom.attend(
+            queries, of_heads, of_heads, mask=headloom.causal(), keep=headloom.Top(16)
+        )
         made.append(
             TraceLayer(
                 name=f"layers.{number}", kind="decoder", index=number,
                 shape=(heads, length, length), queries_from="tokens", keys_from="tokens",
                 query_tokens=names, key_tokens=names, scale=depth**-0.5, mask="causal",
-                data=LayerInMemory(graph, (queries, keys), Terms(mask=weft.causal())),
+                data=LayerInMemory(graph, (queries, keys), Terms(mask=headloom.causal())),
             )
         )  # fmt: skip
     Trace({"tokens": names}, tuple(made)).save(path)
@@ -337,12 +339,12 @@ def many_heads(layers: int, heads: int, length: int, path: Path) -> None:
 
 def smollm2(path: Path) -> None:
     """The real SmolLM2-135M on 2,000 tokens."""
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained("smollm2")
     text = "The river had been rising for three days when the bank of the river flooded. " * 150
     inputs = dict(tokenizer(text, return_tensors="pt", truncation=True, max_length=2_000))
-    weft.trace(model, inputs, tokenizer=tokenizer, keep=weft.Top(16)).save(path)
+    headloom.trace(model, inputs, tokenizer=tokenizer, keep=headloom.Top(16)).save(path)
 
 
 def vision(path: Path) -> None:
@@ -352,7 +354,7 @@ def vision(path: Path) -> None:
     torch.manual_seed(0)
     model = ViTModel(ViTConfig()).eval()
     inputs = {"pixel_values": torch.randn(1, 3, 224, 224)}
-    weft.trace(model, inputs, keep=weft.Top(16)).save(path)
+    headloom.trace(model, inputs, keep=headloom.Top(16)).save(path)
 
 
 def vision_language(path: Path) -> None:
@@ -379,7 +381,7 @@ def vision_language(path: Path) -> None:
     text = torch.arange(words) + 10
     ids = torch.cat((text[:20], torch.full((patches,), image), text[20:]))[None]
     inputs = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 224, 224)}
-    weft.trace(model, inputs, keep=weft.Top(16)).save(path)
+    headloom.trace(model, inputs, keep=headloom.Top(16)).save(path)
 
 
 def bench_heads(browser: Any, folder: Path) -> None:
@@ -392,7 +394,7 @@ def bench_heads(browser: Any, folder: Path) -> None:
     if find_spec("transformers"):
         made += [("ViT-Base, 197 patches", vision), ("vision and language", vision_language)]
     for name, make in made:
-        path = folder / f"{name}.weft"
+        path = folder / f"{name}.loom"
         make(path)
         process, address = served(path)
         try:
@@ -424,9 +426,9 @@ def bench_folder(browser: Any, folder: Path) -> None:
     names = [f"w{place}" for place in range(12)]
     for number in range(1_000):
         queries, keys = torch.randn(2, 2, 4, 12, 16, generator=generator)
-        trace = weft.from_queries_keys(queries.numpy(), keys.numpy(), tokens=names)
+        trace = headloom.from_queries_keys(queries.numpy(), keys.numpy(), tokens=names)
         assert isinstance(trace, Trace)
-        trace.save(traces / f"{number:04}.weft")
+        trace.save(traces / f"{number:04}.loom")
     start = time.perf_counter()
     process, address = served(traces)
     opened = time.perf_counter() - start
@@ -520,7 +522,7 @@ def bench_ask(browser: Any, folder: Path) -> None:
         page.add_init_script(ASK)
         page.goto(address)
         page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
-        box = page.locator("#weft-ask")
+        box = page.locator("#headloom-ask")
         samples: list[list[float]] = []
         words = RIVER.split()
         for number in range(26):

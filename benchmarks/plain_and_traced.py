@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from side_by_side import peak_memory
 
 if TYPE_CHECKING:
-    from weft.formats.trace import TraceData
+    from headloom.formats.trace import TraceData
 
     #: From a model, ids and a folder, None for a plain run, to the trace, where there is one.
     Run = Callable[[nn.Module, Tensor, Path | None, argparse.Namespace], TraceData | None]
@@ -33,12 +33,12 @@ def one_pass(
     model: nn.Module, ids: Tensor, save: Path | None, settings: argparse.Namespace
 ) -> TraceData | None:
     """One pass over the ids, plain or traced."""
-    import weft
+    import headloom
 
     if save is None:
         model(ids, use_cache=False)
         return None
-    trace = weft.trace(model, ids, save=save, queries_keys=settings.queries_keys)
+    trace = headloom.trace(model, ids, save=save, queries_keys=settings.queries_keys)
     assert not isinstance(trace, list)
     return trace
 
@@ -52,7 +52,7 @@ def parser(document: str, repeats: int) -> argparse.ArgumentParser:
     options.add_argument(
         "--processor-time", action="store_true", help="of all threads, not on the clock: busy hosts"
     )
-    options.add_argument("--only", choices=("peer", "weft"), help="one run, in this process")
+    options.add_argument("--only", choices=("peer", "headloom"), help="one run, in this process")
     return options
 
 
@@ -65,7 +65,7 @@ def main(options: argparse.ArgumentParser, load: Load, run: Run = one_pass) -> N
     if settings.only:
         _measure(*load(settings), settings, run)
         return
-    runs: dict[str, list[dict[str, float]]] = {"peer": [], "weft": []}
+    runs: dict[str, list[dict[str, float]]] = {"peer": [], "headloom": []}
     for _ in range(settings.repeats):
         for what, measured in runs.items():
             measured.append(_in_a_process([*sys.argv, "--only", what]))
@@ -73,13 +73,14 @@ def main(options: argparse.ArgumentParser, load: Load, run: Run = one_pass) -> N
         print(
             f"{what}: {_median(measured, 'seconds'):.2f} s, {_median(measured, 'memory'):,.0f} MB"
         )
-    print(f"deviation: {max(run['deviation'] for run in runs['weft']):.1e}")
+    print(f"deviation: {max(run['deviation'] for run in runs['headloom']):.1e}")
     for name in ("memory", "seconds"):
         ratios = sorted(
-            ours[name] / peer[name] for peer, ours in zip(runs["peer"], runs["weft"], strict=True)
+            ours[name] / peer[name]
+            for peer, ours in zip(runs["peer"], runs["headloom"], strict=True)
         )
         print(
-            f"ratio of {name}, weft / peer, at N = {settings.length:,}: "
+            f"ratio of {name}, headloom / peer, at N = {settings.length:,}: "
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         )
 
@@ -96,7 +97,7 @@ def _median(runs: Sequence[dict[str, float]], name: str) -> float:
 
 def _measure(model: nn.Module, ids: Tensor, settings: argparse.Namespace, run: Run) -> None:
     """One run in this process; prints its seconds and the peak memory in MB."""
-    traces = settings.only == "weft"
+    traces = settings.only == "headloom"
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         # Both processes have then loaded all they need.
         run(model, ids[:, :64], None, settings)

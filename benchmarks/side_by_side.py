@@ -1,4 +1,4 @@
-"""Peer and weft in turn, in one run: medians, ratio, and the memory that a call takes."""
+"""Peer and headloom in turn, in one run: medians, ratio, and the memory that a call takes."""
 
 from __future__ import annotations
 

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import torch
 
-import weft
-from weft.formats.files import atomic_file
-from weft.pictures import alignment, save_picture
-from weft.traces import Trace
-from weft.training.config import load_config
-from weft.training.inference import TrainedRun, open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
-from weft.training.tasks.labels import classify, text_ids
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.files import atomic_file
+from headloom.studio.pictures import alignment, save_picture
+from headloom.training.config import load_config
+from headloom.training.inference import TrainedRun, open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
+from headloom.training.tasks.labels import classify, text_ids
 
 CONFIG = Path(__file__).parent / "asked.toml"
 THINGS = ("plot", "music", "acting", "ending", "light", "pace")
@@ -113,7 +113,7 @@ def weights(run: TrainedRun, text: str) -> dict[str, list[float]]:
 def traced(run: TrainedRun, text: str) -> tuple[Trace, list[str]]:
     """The trace of a text, and its tokens."""
     ids = text_ids(run.vocabulary, text, 512)
-    trace = weft.trace(run.model, torch.tensor([ids]), tokenizer=run.vocabulary)
+    trace = headloom.trace(run.model, torch.tensor([ids]), tokenizer=run.vocabulary)
     if not isinstance(trace, Trace):
         raise TypeError("a batch of one text gives one trace")
     return trace, run.vocabulary.token_strings(ids)

@@ -17,21 +17,21 @@ from pathlib import Path
 
 import torch
 
-import weft
-from weft.analysis.heads.formation import formation, trace_of_snapshot
-from weft.analysis.heads.roles import HeadRole, head_roles
-from weft.experiments.ablation import Ablation, ablate
-from weft.formats.history import History
-from weft.pictures import history as history_picture
-from weft.pictures import save_picture
-from weft.traces import Trace
-from weft.training.config import load_config
-from weft.training.inference import TrainedRun, open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
-from weft.training.tasks import make_task
-from weft.training.tasks.repeats import SYMBOLS
-from weft.training.validation import Evaluation, evaluate_batches
+import headloom
+from headloom.analysis.effects.ablation import Ablation, ablate
+from headloom.analysis.heads.formation import formation, trace_of_snapshot
+from headloom.analysis.heads.roles import HeadRole, head_roles
+from headloom.api.trace import Trace
+from headloom.formats.history import History
+from headloom.studio.pictures import history as history_picture
+from headloom.studio.pictures import save_picture
+from headloom.training.config import load_config
+from headloom.training.inference import TrainedRun, open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
+from headloom.training.tasks import make_task
+from headloom.training.tasks.repeats import SYMBOLS
+from headloom.training.validation import Evaluation, evaluate_batches
 
 CONFIG = Path(__file__).parent / "repeats.toml"
 
@@ -69,7 +69,7 @@ def unseen(run: TrainedRun) -> list[Trace]:
     task = make_task(run.config, run.data)
     found = []
     for batch in task.validation(64)[:TEXTS]:
-        trace = weft.trace(run.model, batch.inputs["tokens"][:1], tokenizer=run.vocabulary)
+        trace = headloom.trace(run.model, batch.inputs["tokens"][:1], tokenizer=run.vocabulary)
         assert isinstance(trace, Trace)
         found.append(trace)
     return found

@@ -20,15 +20,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import weft
-from weft.analysis.heads.retrieval import Needle, needle_mass, retrieval_score
-from weft.analysis.heads.scores import HeadScores
-from weft.experiments.ablation import Ablation, ablate
-from weft.training.config import load_config
-from weft.training.inference import TrainedRun, open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
-from weft.training.tasks.repeats import START, SYMBOLS
+import headloom
+from headloom.analysis.effects.ablation import Ablation, ablate
+from headloom.analysis.heads.retrieval import Needle, needle_mass, retrieval_score
+from headloom.analysis.heads.scores import HeadScores
+from headloom.training.config import load_config
+from headloom.training.inference import TrainedRun, open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
+from headloom.training.tasks.repeats import START, SYMBOLS
 
 CONFIG = Path(__file__).parent / "repeats.toml"
 
@@ -75,7 +75,7 @@ def retrieving(run: TrainedRun, asked: Sequence[Texts]) -> dict[tuple[int, int],
     copied: dict[int, list[Tensor]] = {}
     mass: dict[int, HeadScores] = {}
     for one in asked:
-        traces = weft.trace(run.model, one.tokens, tokenizer=run.vocabulary)
+        traces = headloom.trace(run.model, one.tokens, tokenizer=run.vocabulary)
         for trace in traces if isinstance(traces, list) else [traces]:
             for number, layer in enumerate(trace.layers):
                 copied.setdefault(number, []).append(retrieval_score(layer, one.needle))

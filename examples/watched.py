@@ -1,6 +1,6 @@
 """A training by `Trainer` of Transformers, watched: induction heads form, and the studio shows it.
 
-    python examples/watched.py        # a minute; then: weft view runs/watched
+    python examples/watched.py        # a minute; then: headloom view runs/watched
 
 A small Llama learns texts whose first half comes again. Needs `pip install ".[monitor]"`.
 """
@@ -22,7 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
-import weft
+import headloom
 
 TEXT = (
     "the a cat dog sat on mat in sun he she ran to big red house when it was cold and dark they "
@@ -59,7 +59,9 @@ def main() -> None:
     )  # fmt: skip
     data = texts(16 * options.steps + 64)
     # Measured often, for smooth curves: a step of so small a model takes hardly longer.
-    callback = weft.MonitorCallback(options.run, every=20, sinks=["tensorboard"], overwrite=True)
+    callback = headloom.MonitorCallback(
+        options.run, every=20, sinks=["tensorboard"], overwrite=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, max_steps=options.steps, per_device_train_batch_size=16,
@@ -74,7 +76,7 @@ def main() -> None:
     if callback.monitor is not None:
         share = 100 * callback.monitor.overhead
         print(f"The monitor took {share:.1f} % of the time: every 20 steps.")
-    print(f"weft view {options.run}")
+    print(f"headloom view {options.run}")
 
 
 if __name__ == "__main__":

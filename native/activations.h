@@ -4,8 +4,8 @@
 #include "passes_call.h"
 #include "vector.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // The distribution of the normal law, Phi(x), within 4e-7 of the true value, relatively, and on the
 // other side of 0 within a rounding; and e^(-x^2 / 2), which it is made of:
@@ -63,5 +63,5 @@ inline Activated activated(Floats x) {
     }
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

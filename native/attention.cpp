@@ -7,7 +7,7 @@
 #include "memory.h"
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 namespace {
 
 // How many blocks of queries one task takes. Each task packs the keys it sees, at about a tenth of
@@ -107,4 +107,4 @@ void backward(const Kernels& kernels, const Call& call, const Gradients& gradien
     });
 }
 
-}  // namespace weft
+}  // namespace headloom

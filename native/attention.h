@@ -5,7 +5,7 @@
 #include "gradients.h"
 #include "kernels.h"
 
-namespace weft {
+namespace headloom {
 
 // Fill the results of a call.
 void forward(const Kernels& kernels, const Call& call, int threads);
@@ -13,4 +13,4 @@ void forward(const Kernels& kernels, const Call& call, int threads);
 // Add the gradients of a call to what `gradients` points to.
 void backward(const Kernels& kernels, const Call& call, const Gradients& gradients, int threads);
 
-}  // namespace weft
+}  // namespace headloom

@@ -10,8 +10,8 @@
 #include "forward.h"
 #include "gradients.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Keys of a tile, and its scores from one row to the next.
 constexpr int64_t backward_tile = usual_tile;
@@ -314,5 +314,5 @@ inline void backward_block(const Call& call, const Gradients& to, const Backward
         add_table_gradients(call, to, t, b, h, first_query, rows, inner, query_gradients);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -7,8 +7,8 @@
 
 #if defined(__AMX_BF16__)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Keys whose scores with a block of queries are computed together, so that they stay near.
 constexpr int64_t patch_keys = 64, patch_row = patch_keys + row_padding;
@@ -158,7 +158,7 @@ inline bool rows_are_finite(const Gradients& to, int64_t at, int64_t rows) {
            (!to.kept || finite(to.kept_scores + at * to.kept, rows * to.kept));
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -17,8 +17,8 @@
 
 #if defined(__AMX_BF16__)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // The products of one block of queries with one tile of keys.
 template <int splits>
@@ -280,7 +280,7 @@ inline void write_turned_sums(const float* sums, int64_t padded, int64_t rows, f
         }
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -5,8 +5,8 @@
 #include "backward.h"
 #include "backward_pairs.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Keys and values of a tile as the plain products read them.
 inline void pack_tile(const Call& call, const Gradients& to, const BackwardTile& t, int64_t b,
@@ -111,5 +111,5 @@ inline void backward_piece(const Call& call, const Gradients& to, int64_t b, int
     }
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -6,8 +6,8 @@
 
 #if defined(__AMX_BF16__)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // The rows of one unit, done beside products of other units: tiles are multiplied by a unit of the
 // processor that takes its time, and vectors by others, which would wait.
@@ -133,7 +133,7 @@ private:
     bool is_plain_ = false;  // the two rows of this step
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

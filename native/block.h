@@ -10,8 +10,8 @@
 #include "strongest.h"
 #include "workspace.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // The state of one block of queries while its keys stream by.
 struct Block {
@@ -62,7 +62,7 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
         b.value_table = space.take<float>(b.table_row * b.sums_row);
     }
     b.query_tiles = b.weight_tiles = nullptr;
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     if (uses_pairs(call)) {
         b.query_tiles = space.take<int32_t>(queries / 16 * (round_up(call.depth, 32) / 32) *
                                             splits_of(call) * tile_cells);
@@ -182,5 +182,5 @@ inline void finish_block(const Call& call, Block& block) {
                 block.normalisers);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

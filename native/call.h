@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace weft {
+namespace headloom {
 
 // A tensor (batch, heads, rows, columns) with contiguous columns; one of fewer dimensions has 1 in
 // front. A dimension of size 1 has stride 0, so that it is the same for every index.
@@ -72,4 +72,4 @@ struct Call {
     int64_t shares_of_head = 0, share_row = 0;
 };
 
-}  // namespace weft
+}  // namespace headloom

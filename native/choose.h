@@ -16,8 +16,8 @@
 #include "multiply.h"
 #include "rules.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Queries that the keys stream past together.
 constexpr int block_queries = 8 * group_rows;
@@ -81,7 +81,7 @@ inline bool is_short(const Call& call) {
 
 // Whether the products of a call are of pairs of bfloat16.
 inline bool uses_pairs(const Call& call) {
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     return (call.bfloat16 && call.queries_count >= least_pair_queries) ||
            (pairs_serve_float32 && call.keys_count >= pairs_least_keys &&
             call.queries_count >= pairs_least_queries);
@@ -118,5 +118,5 @@ inline int64_t keys_of_tile(const Call& call) {
     return uses_pairs(call) && is_plain(call) ? plain_tile : usual_tile;
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -5,8 +5,8 @@
 #include "choose.h"
 #include "workspace.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Keys that are sorted together, and as many edges of a row as there may be.
 constexpr int64_t sorted_keys = short_edges;
@@ -195,5 +195,5 @@ inline void write_columns(const float* columns, int64_t edges, int64_t kept, int
     }
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -4,10 +4,10 @@
 
 #include "pairs.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 constexpr int64_t cuts_cells = 3 * tile_cells;  // of a tile and its three cuts
 // A piece is cut in so many portions.
@@ -109,7 +109,7 @@ struct Piece {
     }
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -3,8 +3,8 @@
 
 #include "choose.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Rounds of a search for a cut: the first guess at a fall of the count, later ones halve; stepping
 // down that has found no lower end by then gives up; 64 are more than any search takes.
@@ -124,5 +124,5 @@ inline Cut find_cut(const float* scores, int64_t vectors, int64_t k, int64_t sla
     return {high, k - count_above(scores, vectors, high)};
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

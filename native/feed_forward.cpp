@@ -6,7 +6,7 @@
 #include "memory.h"
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 namespace {
 
 int64_t stripes_of(int64_t columns) { return (columns + 31) / 32; }
@@ -51,4 +51,4 @@ bool feed_forward_backward(const Kernels& kernels, const FeedForwardCall& call, 
     return run(*kernels.feed_forward, call, threads, true);
 }
 
-}  // namespace weft
+}  // namespace headloom

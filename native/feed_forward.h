@@ -4,11 +4,11 @@
 #include "feed_forward_call.h"
 #include "kernels.h"
 
-namespace weft {
+namespace headloom {
 
 // Fill the output and what lies between, or the gradients. False where a factor is not finite,
 // which rounding to bfloat16 would lose: then the results are worth nothing.
 bool feed_forward(const Kernels& kernels, const FeedForwardCall& call, int threads);
 bool feed_forward_backward(const Kernels& kernels, const FeedForwardCall& call, int threads);
 
-}  // namespace weft
+}  // namespace headloom

@@ -16,10 +16,10 @@
 #include "multiply_pairs.h"
 #include "workspace.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 class FeedForwardBlock {
 public:
@@ -315,7 +315,7 @@ public:
     Workspace shared, worker;
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

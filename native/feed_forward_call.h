@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace weft {
+namespace headloom {
 
 // hidden = input W_1^T + b_1,  output = f(hidden) W_2^T + b_2. All numbers are float32 and
 // contiguous, but for the rows of input and gradients.
@@ -47,4 +47,4 @@ struct FeedForwardKernels {
                              char* worker);
 };
 
-}  // namespace weft
+}  // namespace headloom

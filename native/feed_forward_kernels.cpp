@@ -2,13 +2,13 @@
 // Those that do not multiply pairs of bfloat16 leave them to torch.
 #include "has_pairs.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
 #include "feed_forward_block.h"
 #include "kernels.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 static FeedForwardSpace space(const FeedForwardCall& call, bool backward) {
     const FeedForwardBlock block(call, backward, nullptr, nullptr);
@@ -62,7 +62,7 @@ extern const FeedForwardKernels feed_forward_kernels;
 const FeedForwardKernels feed_forward_kernels = {space, pack_weights, forward_rows, backward_rows,
                                                  backward_weights};
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -8,7 +8,7 @@
 #include "memory.h"
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 
 bool forward_few(const Kernels& kernels, const Call& call, int threads) {
     const FewKernels& few = *kernels.few;
@@ -41,4 +41,4 @@ bool forward_few(const Kernels& kernels, const Call& call, int threads) {
     return true;
 }
 
-}  // namespace weft
+}  // namespace headloom

@@ -8,7 +8,7 @@
 
 #include "call.h"
 
-namespace weft {
+namespace headloom {
 
 struct Kernels;
 
@@ -34,4 +34,4 @@ struct FewKernels {
 // Fill the results of a call. Returns false, with nothing done, where it is not one of few queries.
 bool forward_few(const Kernels& kernels, const Call& call, int threads);
 
-}  // namespace weft
+}  // namespace headloom

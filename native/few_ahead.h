@@ -4,8 +4,8 @@
 
 #include "visible.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 constexpr int64_t line_bytes = 64;
 
@@ -51,5 +51,5 @@ private:
     int64_t step_ = 0, bytes_ = 0, at_ = 0;
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

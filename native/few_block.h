@@ -11,8 +11,8 @@
 #include "forward.h"
 #include "stripe_pairs.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Queries of a head, and rows of a group, at most.
 constexpr int64_t most_few_queries = 8;
@@ -32,7 +32,7 @@ inline bool is_few(const Call& call) {
 
 // Whether bfloat16 is multiplied as pairs where it lies; its weights are then of 8 bits.
 inline bool weighs_pairs(const Call& call) {
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     return call.bfloat16 && call.value_depth % 32 == 0 && call.value_depth > 0;
 #else
     (void)call;
@@ -99,7 +99,7 @@ inline FewRows lay_out_few_rows(const Call& call, const FewPlan& plan, int64_t c
 
 // Whether so many rows meet keys and weigh values on the matrix unit.
 inline bool uses_tiles(const Call& call, int rows) {
-#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+#if defined(HEADLOOM_HAS_PAIRS) && defined(__AMX_BF16__)
     return weighs_pairs(call) && call.depth > 0 && call.depth % chunk_terms == 0 &&
            rows >= least_tile_rows;
 #else
@@ -111,7 +111,7 @@ inline bool uses_tiles(const Call& call, int rows) {
 // Whether so many rows meet keys as few_spread.h has it.
 inline bool spreads_queries(const Call& call, int rows) {
 #if defined(__AVX512F__)
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     if (call.bfloat16)
         return !uses_tiles(call, rows) && call.depth % 2 == 0 && can_spread(call.depth / 2) &&
                rows >= least_spread_rows && rows <= most_spread_pairs;
@@ -193,7 +193,7 @@ inline void begin_few(const Call& call, FewBlock& block, Range piece) {
         if (keeps_edges(call))
             block.norms[row] =
                 rough_norm(call.queries, call.bfloat16, block.batch, head, query, call.depth);
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
         if (call.bfloat16) {
             block.factor = call.scale;
             uint16_t* to = (uint16_t*)block.queries + row * block.query_row;
@@ -213,7 +213,7 @@ inline void begin_few(const Call& call, FewBlock& block, Range piece) {
         spread((const float*)block.queries, block.query_row / halves, block.count,
                call.depth / halves, block.spread);
 #endif
-#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+#if defined(HEADLOOM_HAS_PAIRS) && defined(__AMX_BF16__)
     if (block.tiles)
         pack_few_queries((const int32_t*)block.queries, block.query_row / 2, block.count,
                          call.depth, block.tiles);
@@ -283,5 +283,5 @@ inline void join_row(const Call& call, FewBlock& block, int row, const FewRows& 
         candidates.threshold = more.candidates.threshold;
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -1,8 +1,8 @@
 // The kernels for few queries, compiled once for every instruction set, as kernels.cpp.
 #include "few_pass.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 static void few_piece(const Call& call, const FewPlan& plan, int64_t group, int64_t piece,
                       char* workspace, char* part) {
@@ -10,7 +10,7 @@ static void few_piece(const Call& call, const FewPlan& plan, int64_t group, int6
     Workspace space(workspace);
     FewBlock block = lay_out_few(call, plan, space);
     find_group(call, plan, group, block);
-#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+#if defined(HEADLOOM_HAS_PAIRS) && defined(__AMX_BF16__)
     const MatrixUnit unit(block.tiles && block.count > 0, block.count);
 #endif
     const int64_t first = piece * plan.piece_keys;
@@ -48,5 +48,5 @@ static void few_join(const Call& call, const FewPlan& plan, int64_t group, char*
 extern const FewKernels few_kernels;
 const FewKernels few_kernels = {plan_few, few_piece, few_join};
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -3,8 +3,8 @@
 
 #include "few_block.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // The scores of every row with the keys of a tile.
 inline void score_few(const Call& call, const FewBlock& block, Range tile, Ahead& ahead) {
@@ -16,7 +16,7 @@ inline void score_few(const Call& call, const FewBlock& block, Range tile, Ahead
                                            number, call.depth * size / 4, block.scores,
                                            few_score_row, block.panel, ahead);
         };
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
         if (call.bfloat16)
             return meet(PairNumbers{},
                         call.keys.at<uint16_t>(block.batch, block.kv_head, tile.first), 2);
@@ -24,14 +24,14 @@ inline void score_few(const Call& call, const FewBlock& block, Range tile, Ahead
         return meet(FloatNumbers{}, call.keys.at<float>(block.batch, block.kv_head, tile.first), 4);
     }
 #endif
-#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+#if defined(HEADLOOM_HAS_PAIRS) && defined(__AMX_BF16__)
     if (block.tiles)
         return meet_tiles(block.tiles, block.count,
                           call.keys.at<uint16_t>(block.batch, block.kv_head, tile.first),
                           call.keys.row, number, call.depth, block.scores, few_score_row,
                           (uint16_t*)block.panel, ahead);
 #endif
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     if (call.bfloat16 && block.count >= rows_of_turned_pairs)
         return meet_turned_pairs((const int32_t*)block.queries, block.query_row / 2, block.count,
                                  call.keys.at<uint16_t>(block.batch, block.kv_head, tile.first),
@@ -53,7 +53,7 @@ inline void score_few(const Call& call, const FewBlock& block, Range tile, Ahead
             call.keys.row, number, call.depth, block.scores, few_score_row, ahead);
     };
     if (!call.bfloat16) return meet(FloatProducts{}, (const float*)block.queries);
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     meet(PairProducts{}, (const uint16_t*)block.queries);
 #else
     meet(WideProducts{}, (const float*)block.queries);
@@ -102,7 +102,7 @@ inline void softmax_few(const Call& call, FewBlock& block, int row, Range tile) 
         highest = highest_of(scores + area.first, vectors);
     if (with_statistics) state.count += keys_seen(call, keys, scores + keys.first);
     raise_few(block, row, highest);
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     if (pairs) {
         exponentiate_pairs<1, with_statistics>(
             state.running, scores + area.first, vectors / 2,
@@ -122,7 +122,7 @@ inline void weigh_few(const Call& call, FewBlock& block, Range tile, Ahead& ahea
     const int64_t number = tile.end - tile.first;
     if (call.value_depth == 0) return;
     Ahead nothing;
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     if (weighs_pairs(call)) {
         const uint16_t* values = call.values.at<uint16_t>(block.batch, block.kv_head, tile.first);
 #if defined(__AMX_BF16__)
@@ -176,5 +176,5 @@ inline void pass_piece(const Call& call, FewBlock& block) {
     }
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -7,8 +7,8 @@
 #include "packing.h"
 #include "pairs.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Half of the lanes of one vector, and of another the other half; or what these leave.
 template <int half, bool folded>
@@ -65,7 +65,7 @@ struct WideProducts {
     }
 };
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 struct PairProducts {
     using Key = uint16_t;
     using Query = uint16_t;
@@ -150,7 +150,7 @@ inline void meet_turned_keys(const float* queries, int64_t query_row, int rows, 
     }
 }
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
 // The scores of up to 8 rows with 16 turned keys.
 template <int rows>
@@ -193,12 +193,12 @@ inline void meet_turned_pairs(const int32_t* queries, int64_t query_row, int row
         for (int row = 0; row < rows; row += group_rows) {
             const int32_t* some = queries + row * query_row;
             float* to = scores + row * score_row + first;
-#define WEFT_ROWS(n)                                                                  \
+#define HEADLOOM_ROWS(n)                                                                  \
     case n:                                                                           \
         meet_turned_pairs<n>(some, query_row, panel, vectors * lanes, to, score_row); \
         break
-            switch (smaller(group_rows, rows - row)) { WEFT_ROW_COUNTS; }
-#undef WEFT_ROWS
+            switch (smaller(group_rows, rows - row)) { HEADLOOM_ROW_COUNTS; }
+#undef HEADLOOM_ROWS
         }
     }
 }
@@ -235,12 +235,12 @@ template <int vectors>
 inline void weigh_rows(int rows, const float* weights, int64_t weight_row, const float* values,
                        int64_t value_row, int64_t count, float* sums, int64_t sums_row,
                        Ahead& ahead, int lines) {
-#define WEFT_ROWS(n)                                                                        \
+#define HEADLOOM_ROWS(n)                                                                        \
     case n:                                                                                 \
         return weigh_block<n, vectors>(weights, weight_row, values, value_row, count, sums, \
                                        sums_row, ahead, lines)
-    switch (rows) { WEFT_ROW_COUNTS; }
-#undef WEFT_ROWS
+    switch (rows) { HEADLOOM_ROW_COUNTS; }
+#undef HEADLOOM_ROWS
 }
 
 // sums[r, :] += weights[r, :] values for floats. Few rows take four vectors of columns at a time:
@@ -259,7 +259,7 @@ inline void weigh_floats(int rows, const float* weights, int64_t weight_row, con
     if (column < columns) weigh(weigh_rows<1>, column, 1);
 }
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
 // What interleaving two rows of values, and multiplying, leaves of 32 columns: columns 8 n to 8 n +
 // 3 in one vector, 8 n + 4 to 8 n + 7 in another.
@@ -343,15 +343,15 @@ inline void weigh_pairs(const int32_t* weights, int64_t weight_row, const uint16
 inline void weigh_pairs(int rows, const int32_t* weights, int64_t weight_row,
                         const uint16_t* values, int64_t value_row, int64_t count, int64_t columns,
                         float* sums, int64_t sums_row, Ahead& ahead) {
-#define WEFT_ROWS(n)                                                                        \
+#define HEADLOOM_ROWS(n)                                                                        \
     case n:                                                                                 \
         return weigh_pairs<n>(weights, weight_row, values, value_row, count, columns, sums, \
                               sums_row, ahead)
-    switch (rows) { WEFT_ROW_COUNTS; }
-#undef WEFT_ROWS
+    switch (rows) { HEADLOOM_ROW_COUNTS; }
+#undef HEADLOOM_ROWS
 }
 
 #endif
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -8,8 +8,8 @@
 
 #if defined(__AVX512F__)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Queries of a vector, and how many of their numbers it holds.
 constexpr int spread_queries = 8;
@@ -26,7 +26,7 @@ inline bool can_spread(int64_t numbers) { return numbers > 0 && numbers % lanes 
 struct FloatNumbers {
     static Floats add(Floats sum, Floats a, Floats b) { return sum + a * b; }
 };
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 struct PairNumbers {
     static Floats add(Floats sum, Floats a, Floats b) {
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
@@ -136,7 +136,7 @@ inline void meet_spread(const float* queries, int rows, const void* keys, int64_
     }
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -6,10 +6,10 @@
 #include "few_products.h"
 #include "multiply_pairs.h"
 
-#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+#if defined(HEADLOOM_HAS_PAIRS) && defined(__AMX_BF16__)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // So many rows are worth it; so many there are at most, in two tiles.
 constexpr int least_tile_rows = 2;
@@ -79,30 +79,30 @@ inline void meet_tile(const int32_t* queries, int rows, const uint16_t* keys, in
     const int32_t* others = queries + chunks * tile_cells;
     const int lines = ahead.lines(tile_keys, chunks);
     alignas(64) float turned[(two ? 4 : 2) * tile_cells];
-    WEFT_TILE_ZERO(0);
-    WEFT_TILE_ZERO(1);
+    HEADLOOM_TILE_ZERO(0);
+    HEADLOOM_TILE_ZERO(1);
     if (two) {
-        WEFT_TILE_ZERO(2);
-        WEFT_TILE_ZERO(3);
+        HEADLOOM_TILE_ZERO(2);
+        HEADLOOM_TILE_ZERO(3);
     }
     for (int64_t c = 0; c < chunks; ++c) {
-        WEFT_TILE_LOAD(6, queries + c * tile_cells, 64);
-        WEFT_TILE_LOAD(4, keys + c * chunk_terms, stride);
-        WEFT_TILE_MULTIPLY(0, 4, 6);
-        WEFT_TILE_LOAD(5, second + c * chunk_terms, stride);
-        WEFT_TILE_MULTIPLY(1, 5, 6);
+        HEADLOOM_TILE_LOAD(6, queries + c * tile_cells, 64);
+        HEADLOOM_TILE_LOAD(4, keys + c * chunk_terms, stride);
+        HEADLOOM_TILE_MULTIPLY(0, 4, 6);
+        HEADLOOM_TILE_LOAD(5, second + c * chunk_terms, stride);
+        HEADLOOM_TILE_MULTIPLY(1, 5, 6);
         if (two) {
-            WEFT_TILE_LOAD(7, others + c * tile_cells, 64);
-            WEFT_TILE_MULTIPLY(2, 4, 7);
-            WEFT_TILE_MULTIPLY(3, 5, 7);
+            HEADLOOM_TILE_LOAD(7, others + c * tile_cells, 64);
+            HEADLOOM_TILE_MULTIPLY(2, 4, 7);
+            HEADLOOM_TILE_MULTIPLY(3, 5, 7);
         }
         ahead.fetch(lines);
     }
-    WEFT_TILE_STORE(0, turned, 64);
-    WEFT_TILE_STORE(1, turned + tile_cells, 64);
+    HEADLOOM_TILE_STORE(0, turned, 64);
+    HEADLOOM_TILE_STORE(1, turned + tile_cells, 64);
     if (two) {
-        WEFT_TILE_STORE(2, turned + 2 * tile_cells, 64);
-        WEFT_TILE_STORE(3, turned + 3 * tile_cells, 64);
+        HEADLOOM_TILE_STORE(2, turned + 2 * tile_cells, 64);
+        HEADLOOM_TILE_STORE(3, turned + 3 * tile_cells, 64);
     }
     store_turned_scores(turned, rows, scores, score_row);
     store_turned_scores(turned + tile_cells, rows, scores + 16, score_row);
@@ -147,11 +147,11 @@ inline void weigh_tile(const int32_t* weights, int64_t weight_row, int rows, con
     constexpr int ring = 4;  // so that the next pairs are made while these are multiplied
     alignas(64) int32_t pairs[ring * 2 * tile_cells];
     const int64_t stride = weight_row * 4;
-    WEFT_TILE_ZERO(2);
-    WEFT_TILE_ZERO(3);
+    HEADLOOM_TILE_ZERO(2);
+    HEADLOOM_TILE_ZERO(3);
     if (two) {
-        WEFT_TILE_ZERO(0);
-        WEFT_TILE_ZERO(1);
+        HEADLOOM_TILE_ZERO(0);
+        HEADLOOM_TILE_ZERO(1);
     }
     int next = 0;
     for (int64_t first = 0; first < count; first += chunk_terms) {
@@ -177,24 +177,24 @@ inline void weigh_tile(const int32_t* weights, int64_t weight_row, int rows, con
             for (int t = 0; t < 16; ++t) interleave(t, part_of(t), part_of(t + 16));
         }
         const int32_t* left_factor = weights + first / 2;
-        WEFT_TILE_LOAD(7, left_factor, stride);
-        WEFT_TILE_LOAD(4, to, 64);
-        WEFT_TILE_MULTIPLY(2, 7, 4);
-        WEFT_TILE_LOAD(5, to + tile_cells, 64);
-        WEFT_TILE_MULTIPLY(3, 7, 5);
+        HEADLOOM_TILE_LOAD(7, left_factor, stride);
+        HEADLOOM_TILE_LOAD(4, to, 64);
+        HEADLOOM_TILE_MULTIPLY(2, 7, 4);
+        HEADLOOM_TILE_LOAD(5, to + tile_cells, 64);
+        HEADLOOM_TILE_MULTIPLY(3, 7, 5);
         if (two) {
-            WEFT_TILE_LOAD(6, left_factor + 16 * weight_row, stride);
-            WEFT_TILE_MULTIPLY(0, 6, 4);
-            WEFT_TILE_MULTIPLY(1, 6, 5);
+            HEADLOOM_TILE_LOAD(6, left_factor + 16 * weight_row, stride);
+            HEADLOOM_TILE_MULTIPLY(0, 6, 4);
+            HEADLOOM_TILE_MULTIPLY(1, 6, 5);
         }
     }
     alignas(64) float found[16 * 32];
-    WEFT_TILE_STORE(2, found, 128);
-    WEFT_TILE_STORE(3, found + 16, 128);
+    HEADLOOM_TILE_STORE(2, found, 128);
+    HEADLOOM_TILE_STORE(3, found + 16, 128);
     add_weighed(found, (int)smaller(rows, 16), sums, sums_row);
     if (two) {
-        WEFT_TILE_STORE(0, found, 128);
-        WEFT_TILE_STORE(1, found + 16, 128);
+        HEADLOOM_TILE_STORE(0, found, 128);
+        HEADLOOM_TILE_STORE(1, found + 16, 128);
         add_weighed(found, rows - 16, sums + 16 * sums_row, sums_row);
     }
 }
@@ -210,7 +210,7 @@ inline void weigh_tiles(const int32_t* weights, int64_t weight_row, int rows,
                                                            sums + column, sums_row, ahead, lines);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -6,8 +6,8 @@
 #include "packing.h"
 #include "softmax.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 inline void write_output(const Call& call, int64_t row, const float* sums, float factor) {
     if (call.bfloat16) {
@@ -77,5 +77,5 @@ inline float finish_row(const Call& call, int64_t head, int64_t at, Running& run
     return factor * inverse;
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -8,8 +8,8 @@
 
 #include "block.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // The keys that at least one row of a group sees in a tile.
 inline Range group_range(const Block& block, int row, int rows, Range tile) {
@@ -151,5 +151,5 @@ inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, 
     finish_block(call, block);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

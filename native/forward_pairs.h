@@ -5,10 +5,10 @@
 #include "stripe_beside.h"
 #include "stripe_plain.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Scratch memory for the keys and values of one head, as tiles.
 struct PairSpace {
@@ -82,7 +82,7 @@ inline bool forward_block_pairs(const Call& call, Block& block, int64_t b, int64
     return true;
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -12,8 +12,8 @@
 #include "packing.h"
 #include "softmax.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 struct ShortSpace {
     float* queries;       // a panel: (depth, panel_columns)
@@ -232,5 +232,5 @@ inline void forward_short(const Call& call, int64_t b, int64_t h, int64_t kv_hea
     }
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -5,7 +5,7 @@
 
 #include "call.h"
 
-namespace weft {
+namespace headloom {
 
 // With S the scores, P = e^(S - lse) the weights and dP = dO V^T, the gradient of a score is
 //
@@ -41,4 +41,4 @@ struct Gradients {
     float* value_table = nullptr;  // (pieces, batch, heads, 2 clip + 1, padded_value_depth)
 };
 
-}  // namespace weft
+}  // namespace headloom

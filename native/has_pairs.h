@@ -4,5 +4,5 @@
 
 // On the matrix unit, or in a vector. See pairs.h.
 #if defined(__AMX_BF16__) || defined(__AVX512BF16__)
-#define WEFT_HAS_PAIRS 1
+#define HEADLOOM_HAS_PAIRS 1
 #endif

@@ -4,8 +4,8 @@
 #include "range.h"
 #include "vector.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 template <int width>
 struct VectorOf;
@@ -128,5 +128,5 @@ inline Vector leaky_slope(Vector x, float slope) {
     return x > 0.0f ? one : other;
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -5,16 +5,16 @@ include(CheckCXXCompilerFlag)
 
 # clang-cl takes Clang's own options behind this word.
 if(CMAKE_CXX_COMPILER_FRONTEND_VARIANT STREQUAL "MSVC")
-  set(weft_option_word "/clang:")
+  set(headloom_option_word "/clang:")
 endif()
-function(weft_options target)
-  list(TRANSFORM ARGN PREPEND "${weft_option_word}")
+function(headloom_options target)
+  list(TRANSFORM ARGN PREPEND "${headloom_option_word}")
   target_compile_options(${target} PRIVATE ${ARGN})
 endfunction()
 
 # Fused multiply-adds are wanted wherever the processor has them; no other liberty is taken with
 # the arithmetic: NaN and infinity mean something here.
-function(weft_instruction_set target name)
+function(headloom_instruction_set target name)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   add_library(kernels_${name} OBJECT
     ${here}/kernels.cpp ${here}/feed_forward_kernels.cpp ${here}/few_kernels.cpp
@@ -29,8 +29,8 @@ function(weft_instruction_set target name)
     target_sources(kernels_${name} PRIVATE ${here}/neighbours_kernels.cpp)
   endif()
   target_compile_definitions(kernels_${name} PRIVATE
-    WEFT_INSTRUCTION_SET=${name} WEFT_NEIGHBOURS=${neighbours})
-  weft_options(kernels_${name} -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math ${ARGN})
+    HEADLOOM_INSTRUCTION_SET=${name} HEADLOOM_NEIGHBOURS=${neighbours})
+  headloom_options(kernels_${name} -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math ${ARGN})
   if(NOT WIN32)
     target_compile_options(kernels_${name} PRIVATE -fvisibility=hidden)
   endif()
@@ -39,36 +39,36 @@ function(weft_instruction_set target name)
 endfunction()
 
 # An instruction set that the compiler does not know is left out; the next narrower one serves.
-function(weft_instruction_set_if_known target name definition)
-  list(TRANSFORM ARGN PREPEND "${weft_option_word}" OUTPUT_VARIABLE flags)
+function(headloom_instruction_set_if_known target name definition)
+  list(TRANSFORM ARGN PREPEND "${headloom_option_word}" OUTPUT_VARIABLE flags)
   string(REPLACE ";" " " flags "${flags}")
   set(CMAKE_REQUIRED_QUIET ON)
   check_cxx_compiler_flag("${flags}" ${definition})
   if(${definition})
-    weft_instruction_set(${target} ${name} ${ARGN})
+    headloom_instruction_set(${target} ${name} ${ARGN})
     target_compile_definitions(${target} PRIVATE ${definition})
   endif()
 endfunction()
 
-function(weft_kernels target)
+function(headloom_kernels target)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   target_sources(${target} PRIVATE
     ${here}/attention.cpp ${here}/feed_forward.cpp ${here}/few.cpp ${here}/kernels_choice.cpp
     ${here}/linear.cpp ${here}/neighbours.cpp ${here}/passes.cpp ${here}/prepared.cpp
     ${here}/product.cpp ${here}/projected.cpp ${here}/ranking.cpp ${here}/threads.cpp)
   target_link_libraries(${target} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
-  weft_options(${target} -O3)
+  headloom_options(${target} -O3)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
     # Processors without AVX2 are from before 2013: half the time to compile, for what they run.
-    weft_instruction_set(${target} baseline -O2)
+    headloom_instruction_set(${target} baseline -O2)
     set(avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mprefer-vector-width=512)
-    weft_instruction_set_if_known(${target} avx2 WEFT_HAS_AVX2 -mavx2 -mfma)
-    weft_instruction_set_if_known(${target} avx512 WEFT_HAS_AVX512 ${avx512})
-    weft_instruction_set_if_known(
-      ${target} avx512_bf16 WEFT_HAS_AVX512_BF16 ${avx512} -mavx512bf16)
-    weft_instruction_set_if_known(
-      ${target} amx WEFT_HAS_AMX ${avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
+    headloom_instruction_set_if_known(${target} avx2 HEADLOOM_HAS_AVX2 -mavx2 -mfma)
+    headloom_instruction_set_if_known(${target} avx512 HEADLOOM_HAS_AVX512 ${avx512})
+    headloom_instruction_set_if_known(
+      ${target} avx512_bf16 HEADLOOM_HAS_AVX512_BF16 ${avx512} -mavx512bf16)
+    headloom_instruction_set_if_known(
+      ${target} amx HEADLOOM_HAS_AMX ${avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
   else()
-    weft_instruction_set(${target} baseline)
+    headloom_instruction_set(${target} baseline)
   endif()
 endfunction()

@@ -1,4 +1,4 @@
-// The kernels, compiled once for every instruction set: the build defines WEFT_INSTRUCTION_SET
+// The kernels, compiled once for every instruction set: the build defines HEADLOOM_INSTRUCTION_SET
 // and gives the compiler the matching flags. Nothing here may use a function that the linker
 // could share with code for other processors (no standard library templates).
 #include "kernels.h"
@@ -8,11 +8,11 @@
 #include "forward_pairs.h"
 #include "forward_short.h"
 
-namespace weft {
-namespace WEFT_NEIGHBOURS {
+namespace headloom {
+namespace HEADLOOM_NEIGHBOURS {
 extern const NeighbourKernels neighbour_kernels;
 }
-namespace WEFT_INSTRUCTION_SET {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 static int64_t block_size(const Call& call) {
     return is_short(call) ? short_queries : queries_of_block(call);
@@ -26,7 +26,7 @@ static size_t forward_workspace(const Call& call) {
     }
     lay_out_block(call, space);
     lay_out_keys(call, space);
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     if (uses_pairs(call)) lay_out_pairs(call, space);
 #endif
     return space.used();
@@ -63,7 +63,7 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
                   task = first_block / larger(call.blocks_of_task, 1);
     keys.as_pairs = false;
     bool packed_floats = false;
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     MatrixUnit unit(uses_pairs(call));
     if (uses_pairs(call)) {
         const PairSpace pairs = lay_out_pairs(call, space);
@@ -83,7 +83,7 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
             if (n == end_block - 1 || n % blocks == blocks - 1)
                 std::memset(block->waiting.share, 0, share_size * sizeof(float));
         }
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
         if (keys.as_pairs &&
             (call.bfloat16 ? forward_block_pairs<1>(call, *block, b, head, query, keys)
                            : forward_block_pairs<3>(call, *block, b, head, query, keys)))
@@ -114,45 +114,45 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
     backward_piece(call, gradients, b, kv_head, piece, space);
 }
 
-#define WEFT_STRING(name) #name
-#define WEFT_NAME(name) WEFT_STRING(name)
+#define HEADLOOM_STRING(name) #name
+#define HEADLOOM_NAME(name) HEADLOOM_STRING(name)
 
 extern const FewKernels few_kernels;
 extern const PassKernels pass_kernels;
 extern const PreparedKernels prepared_kernels;
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 extern const FeedForwardKernels feed_forward_kernels;
 extern const LinearKernels linear_kernels;
 extern const ProjectedKernels projected_kernels;
-#define WEFT_PAIR_KERNELS(name) &name
+#define HEADLOOM_PAIR_KERNELS(name) &name
 #else
-#define WEFT_PAIR_KERNELS(name) nullptr
+#define HEADLOOM_PAIR_KERNELS(name) nullptr
 #endif
 #if defined(__AMX_BF16__)
 extern const ProductKernels product_kernels;
-#define WEFT_UNIT_KERNELS(name) &name
+#define HEADLOOM_UNIT_KERNELS(name) &name
 #else
-#define WEFT_UNIT_KERNELS(name) nullptr
+#define HEADLOOM_UNIT_KERNELS(name) nullptr
 #endif
 
 // Named by the instruction set's namespace, so that every build of this file has its own.
 extern const Kernels kernels;
 const Kernels kernels = {
-    WEFT_NAME(WEFT_INSTRUCTION_SET),
+    HEADLOOM_NAME(HEADLOOM_INSTRUCTION_SET),
     block_size,
     forward_workspace,
     forward,
     backward_workspace,
     backward,
     &few_kernels,
-    &WEFT_NEIGHBOURS::neighbour_kernels,
+    &HEADLOOM_NEIGHBOURS::neighbour_kernels,
     &pass_kernels,
     &prepared_kernels,
-    WEFT_PAIR_KERNELS(linear_kernels),
-    WEFT_PAIR_KERNELS(projected_kernels),
-    WEFT_PAIR_KERNELS(feed_forward_kernels),
-    WEFT_UNIT_KERNELS(product_kernels),
+    HEADLOOM_PAIR_KERNELS(linear_kernels),
+    HEADLOOM_PAIR_KERNELS(projected_kernels),
+    HEADLOOM_PAIR_KERNELS(feed_forward_kernels),
+    HEADLOOM_UNIT_KERNELS(product_kernels),
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -17,7 +17,7 @@
 #include "product_call.h"
 #include "projected_call.h"
 
-namespace weft {
+namespace headloom {
 
 // Every kernel works on a workspace of its own and touches no other task's results.
 struct Kernels {
@@ -58,4 +58,4 @@ std::vector<std::string> compiled_instruction_sets();
 // machine has none of that name.
 const Kernels* find_kernels(const std::string& instruction_set);
 
-}  // namespace weft
+}  // namespace headloom

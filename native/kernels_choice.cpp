@@ -8,24 +8,24 @@
 #endif
 #endif
 
-namespace weft {
+namespace headloom {
 
-#if defined(WEFT_HAS_AMX)
+#if defined(HEADLOOM_HAS_AMX)
 namespace amx {
 extern const Kernels kernels;
 }
 #endif
-#if defined(WEFT_HAS_AVX512_BF16)
+#if defined(HEADLOOM_HAS_AVX512_BF16)
 namespace avx512_bf16 {
 extern const Kernels kernels;
 }
 #endif
-#if defined(WEFT_HAS_AVX512)
+#if defined(HEADLOOM_HAS_AVX512)
 namespace avx512 {
 extern const Kernels kernels;
 }
 #endif
-#if defined(WEFT_HAS_AVX2)
+#if defined(HEADLOOM_HAS_AVX2)
 namespace avx2 {
 extern const Kernels kernels;
 }
@@ -80,16 +80,16 @@ std::vector<const Kernels*> find_available() {
     std::vector<const Kernels*> found;
 #if defined(__x86_64__)
     const Processor processor;
-#if defined(WEFT_HAS_AMX)
+#if defined(HEADLOOM_HAS_AMX)
     if (processor.avx512_bf16 && processor.tiles && may_use_tiles()) found.push_back(&amx::kernels);
 #endif
-#if defined(WEFT_HAS_AVX512_BF16)
+#if defined(HEADLOOM_HAS_AVX512_BF16)
     if (processor.avx512_bf16) found.push_back(&avx512_bf16::kernels);
 #endif
-#if defined(WEFT_HAS_AVX512)
+#if defined(HEADLOOM_HAS_AVX512)
     if (processor.avx512) found.push_back(&avx512::kernels);
 #endif
-#if defined(WEFT_HAS_AVX2)
+#if defined(HEADLOOM_HAS_AVX2)
     if (processor.avx2) found.push_back(&avx2::kernels);
 #endif
 #endif
@@ -112,16 +112,16 @@ std::vector<std::string> instruction_sets() {
 
 std::vector<std::string> compiled_instruction_sets() {
     return {
-#if defined(WEFT_HAS_AMX)
+#if defined(HEADLOOM_HAS_AMX)
         "amx",
 #endif
-#if defined(WEFT_HAS_AVX512_BF16)
+#if defined(HEADLOOM_HAS_AVX512_BF16)
         "avx512_bf16",
 #endif
-#if defined(WEFT_HAS_AVX512)
+#if defined(HEADLOOM_HAS_AVX512)
         "avx512",
 #endif
-#if defined(WEFT_HAS_AVX2)
+#if defined(HEADLOOM_HAS_AVX2)
         "avx2",
 #endif
         "baseline",
@@ -134,4 +134,4 @@ const Kernels* find_kernels(const std::string& instruction_set) {
     return nullptr;
 }
 
-}  // namespace weft
+}  // namespace headloom

@@ -6,7 +6,7 @@
 #include "memory.h"
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 namespace {
 
 int64_t tasks_of(const LinearCall& call) {
@@ -56,4 +56,4 @@ bool linear_backward(const Kernels& kernels, const LinearCall& call, int threads
     return run(*kernels.linear, call, threads, true);
 }
 
-}  // namespace weft
+}  // namespace headloom

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace weft {
+namespace headloom {
 
 // Linear maps of one input: output_p = act(input W_p^T + b_p), with act the identity or
 // max(0, x). All numbers are float32 and contiguous, but for the rows of input and gradients.
@@ -51,4 +51,4 @@ struct LinearKernels {
                              char* worker);
 };
 
-}  // namespace weft
+}  // namespace headloom

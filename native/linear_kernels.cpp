@@ -2,13 +2,13 @@
 // do not multiply pairs of bfloat16 leave them to torch.
 #include "has_pairs.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
 #include "kernels.h"
 #include "linear_block.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Calls `run` with the kernel of a call.
 template <typename Run>
@@ -51,7 +51,7 @@ extern const LinearKernels linear_kernels;
 const LinearKernels linear_kernels = {space, pack_weights, forward_rows, backward_rows,
                                       backward_weights};
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -9,7 +9,7 @@
 #include <malloc.h>
 #endif
 
-namespace weft {
+namespace headloom {
 
 struct Free {
 #if defined(_WIN32)
@@ -32,4 +32,4 @@ inline Memory aligned_memory(size_t bytes) {
     return Memory(static_cast<char*>(memory));
 }
 
-}  // namespace weft
+}  // namespace headloom

@@ -18,7 +18,7 @@
 #include "threads.h"
 
 namespace nb = nanobind;
-using namespace weft;
+using namespace headloom;
 
 namespace {
 
@@ -32,7 +32,7 @@ const Kernels& kernels_by_name(const std::string& instruction_set) {
     const Kernels* kernels = find_kernels(instruction_set);
     if (!kernels)
         throw nb::value_error(("native: no kernels for the instruction set '" + instruction_set +
-                               "' on this machine. See weft._native.instruction_sets().")
+                               "' on this machine. See headloom._native.instruction_sets().")
                                   .c_str());
     return *kernels;
 }
@@ -49,31 +49,31 @@ void field(nb::class_<Owner>& owner, const char* name, Element* Owner::* member)
         [member](Owner& it, uint64_t pointer) { it.*member = address<Element>(pointer); });
 }
 
-#define WEFT_FIELD(name) field(owner, #name, &Owner::name)
+#define HEADLOOM_FIELD(name) field(owner, #name, &Owner::name)
 
 void bind_gradients(nb::module_& module) {
     using Owner = Gradients;
     nb::class_<Owner> owner(module, "Gradients", "See native/gradients.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(output);
-    WEFT_FIELD(kept);
-    WEFT_FIELD(pieces);
-    WEFT_FIELD(piece_keys);
-    WEFT_FIELD(padded_depth);
-    WEFT_FIELD(padded_value_depth);
-    WEFT_FIELD(lse);
-    WEFT_FIELD(subtract);
-    WEFT_FIELD(by_entropy);
-    WEFT_FIELD(kept_keys);
-    WEFT_FIELD(kept_scores);
-    WEFT_FIELD(queries);
-    WEFT_FIELD(keys);
-    WEFT_FIELD(values);
-    WEFT_FIELD(bias);
-    WEFT_FIELD(key_bias);
-    WEFT_FIELD(offset_bias);
-    WEFT_FIELD(key_table);
-    WEFT_FIELD(value_table);
+    HEADLOOM_FIELD(output);
+    HEADLOOM_FIELD(kept);
+    HEADLOOM_FIELD(pieces);
+    HEADLOOM_FIELD(piece_keys);
+    HEADLOOM_FIELD(padded_depth);
+    HEADLOOM_FIELD(padded_value_depth);
+    HEADLOOM_FIELD(lse);
+    HEADLOOM_FIELD(subtract);
+    HEADLOOM_FIELD(by_entropy);
+    HEADLOOM_FIELD(kept_keys);
+    HEADLOOM_FIELD(kept_scores);
+    HEADLOOM_FIELD(queries);
+    HEADLOOM_FIELD(keys);
+    HEADLOOM_FIELD(values);
+    HEADLOOM_FIELD(bias);
+    HEADLOOM_FIELD(key_bias);
+    HEADLOOM_FIELD(offset_bias);
+    HEADLOOM_FIELD(key_table);
+    HEADLOOM_FIELD(value_table);
 }
 
 void bind_neighbours(nb::module_& module) {
@@ -81,53 +81,53 @@ void bind_neighbours(nb::module_& module) {
         using Owner = NeighbourCall;
         nb::class_<Owner> owner(module, "NeighbourCall", "See native/neighbours_call.h.");
         owner.def(nb::init<>());
-        WEFT_FIELD(targets);
-        WEFT_FIELD(sources);
-        WEFT_FIELD(edges_count);
-        WEFT_FIELD(heads);
-        WEFT_FIELD(depth);
-        WEFT_FIELD(value_depth);
-        WEFT_FIELD(row_starts);
-        WEFT_FIELD(columns);
-        WEFT_FIELD(edges);
-        WEFT_FIELD(column_starts);
-        WEFT_FIELD(rows);
-        WEFT_FIELD(places);
-        WEFT_FIELD(score);
-        WEFT_FIELD(slope);
-        WEFT_FIELD(scale);
-        WEFT_FIELD(target_terms);
-        WEFT_FIELD(source_terms);
-        WEFT_FIELD(queries);
-        WEFT_FIELD(keys);
-        WEFT_FIELD(values);
-        WEFT_FIELD(vector);
-        WEFT_FIELD(edge_terms);
-        WEFT_FIELD(edge_features);
-        WEFT_FIELD(edge_matrix);
-        WEFT_FIELD(edge_width);
-        WEFT_FIELD(kept);
-        WEFT_FIELD(kept_factor);
-        WEFT_FIELD(output);
-        WEFT_FIELD(shift);
-        WEFT_FIELD(inverse);
-        WEFT_FIELD(scores);
+        HEADLOOM_FIELD(targets);
+        HEADLOOM_FIELD(sources);
+        HEADLOOM_FIELD(edges_count);
+        HEADLOOM_FIELD(heads);
+        HEADLOOM_FIELD(depth);
+        HEADLOOM_FIELD(value_depth);
+        HEADLOOM_FIELD(row_starts);
+        HEADLOOM_FIELD(columns);
+        HEADLOOM_FIELD(edges);
+        HEADLOOM_FIELD(column_starts);
+        HEADLOOM_FIELD(rows);
+        HEADLOOM_FIELD(places);
+        HEADLOOM_FIELD(score);
+        HEADLOOM_FIELD(slope);
+        HEADLOOM_FIELD(scale);
+        HEADLOOM_FIELD(target_terms);
+        HEADLOOM_FIELD(source_terms);
+        HEADLOOM_FIELD(queries);
+        HEADLOOM_FIELD(keys);
+        HEADLOOM_FIELD(values);
+        HEADLOOM_FIELD(vector);
+        HEADLOOM_FIELD(edge_terms);
+        HEADLOOM_FIELD(edge_features);
+        HEADLOOM_FIELD(edge_matrix);
+        HEADLOOM_FIELD(edge_width);
+        HEADLOOM_FIELD(kept);
+        HEADLOOM_FIELD(kept_factor);
+        HEADLOOM_FIELD(output);
+        HEADLOOM_FIELD(shift);
+        HEADLOOM_FIELD(inverse);
+        HEADLOOM_FIELD(scores);
     }
     using Owner = NeighbourGradients;
     nb::class_<Owner> owner(module, "NeighbourGradients", "See native/neighbours_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(by_output);
-    WEFT_FIELD(pieces);
-    WEFT_FIELD(state);
-    WEFT_FIELD(scores);
-    WEFT_FIELD(target_terms);
-    WEFT_FIELD(source_terms);
-    WEFT_FIELD(queries);
-    WEFT_FIELD(keys);
-    WEFT_FIELD(values);
-    WEFT_FIELD(edge_features);
-    WEFT_FIELD(vector);
-    WEFT_FIELD(edge_matrix);
+    HEADLOOM_FIELD(by_output);
+    HEADLOOM_FIELD(pieces);
+    HEADLOOM_FIELD(state);
+    HEADLOOM_FIELD(scores);
+    HEADLOOM_FIELD(target_terms);
+    HEADLOOM_FIELD(source_terms);
+    HEADLOOM_FIELD(queries);
+    HEADLOOM_FIELD(keys);
+    HEADLOOM_FIELD(values);
+    HEADLOOM_FIELD(edge_features);
+    HEADLOOM_FIELD(vector);
+    HEADLOOM_FIELD(edge_matrix);
     module.def(
         "neighbours_forward",
         [](const NeighbourCall& call, int threads, const std::string& instruction_set) {
@@ -181,13 +181,13 @@ void bind_linear(nb::module_& module) {
     using Owner = LinearCall;
     nb::class_<Owner> owner(module, "LinearCall", "See native/linear_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(rows);
-    WEFT_FIELD(terms);
-    WEFT_FIELD(input);
-    WEFT_FIELD(input_row);
-    WEFT_FIELD(relu);
-    WEFT_FIELD(splits);
-    WEFT_FIELD(by_input);
+    HEADLOOM_FIELD(rows);
+    HEADLOOM_FIELD(terms);
+    HEADLOOM_FIELD(input);
+    HEADLOOM_FIELD(input_row);
+    HEADLOOM_FIELD(relu);
+    HEADLOOM_FIELD(splits);
+    HEADLOOM_FIELD(by_input);
     owner.def(
         "add",
         [](Owner& call, int64_t columns, uint64_t weight, uint64_t bias, uint64_t output,
@@ -222,15 +222,15 @@ void bind_feed_forward(nb::module_& module) {
     using Owner = FeedForwardCall;
     nb::class_<Owner> owner(module, "FeedForwardCall", "See native/feed_forward_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(rows), WEFT_FIELD(width), WEFT_FIELD(inner), WEFT_FIELD(outer);
-    WEFT_FIELD(kind), WEFT_FIELD(input), WEFT_FIELD(input_row);
-    WEFT_FIELD(rise), WEFT_FIELD(rise_biases);
-    WEFT_FIELD(fall), WEFT_FIELD(fall_biases);
-    WEFT_FIELD(hidden), WEFT_FIELD(output);
-    WEFT_FIELD(by_output), WEFT_FIELD(by_output_row);
-    WEFT_FIELD(by_input), WEFT_FIELD(by_rise);
-    WEFT_FIELD(by_rise_biases);
-    WEFT_FIELD(by_fall), WEFT_FIELD(by_fall_biases);
+    HEADLOOM_FIELD(rows), HEADLOOM_FIELD(width), HEADLOOM_FIELD(inner), HEADLOOM_FIELD(outer);
+    HEADLOOM_FIELD(kind), HEADLOOM_FIELD(input), HEADLOOM_FIELD(input_row);
+    HEADLOOM_FIELD(rise), HEADLOOM_FIELD(rise_biases);
+    HEADLOOM_FIELD(fall), HEADLOOM_FIELD(fall_biases);
+    HEADLOOM_FIELD(hidden), HEADLOOM_FIELD(output);
+    HEADLOOM_FIELD(by_output), HEADLOOM_FIELD(by_output_row);
+    HEADLOOM_FIELD(by_input), HEADLOOM_FIELD(by_rise);
+    HEADLOOM_FIELD(by_rise_biases);
+    HEADLOOM_FIELD(by_fall), HEADLOOM_FIELD(by_fall_biases);
     bind_run<true>(module, "feed_forward", &feed_forward,
                    "Fill the output and what is hidden; whether all factors are finite.");
     bind_run<true>(module, "feed_forward_backward", &feed_forward_backward,
@@ -241,9 +241,9 @@ void bind_prepared(nb::module_& module) {
     using Owner = PreparedCall;
     nb::class_<Owner> owner(module, "PreparedCall", "See native/prepared_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(rows), WEFT_FIELD(terms), WEFT_FIELD(columns), WEFT_FIELD(pairs), WEFT_FIELD(weight);
-    WEFT_FIELD(matrix), WEFT_FIELD(input), WEFT_FIELD(input_row), WEFT_FIELD(bias);
-    WEFT_FIELD(relu), WEFT_FIELD(output);
+    HEADLOOM_FIELD(rows), HEADLOOM_FIELD(terms), HEADLOOM_FIELD(columns), HEADLOOM_FIELD(pairs), HEADLOOM_FIELD(weight);
+    HEADLOOM_FIELD(matrix), HEADLOOM_FIELD(input), HEADLOOM_FIELD(input_row), HEADLOOM_FIELD(bias);
+    HEADLOOM_FIELD(relu), HEADLOOM_FIELD(output);
     module.def(
         "prepared_bytes",
         [](const PreparedCall& call, const std::string& instruction_set) {
@@ -260,11 +260,11 @@ void bind_product(nb::module_& module) {
     using Owner = ProductCall;
     nb::class_<Owner> owner(module, "ProductCall", "See native/product_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(rows), WEFT_FIELD(columns), WEFT_FIELD(terms);
-    WEFT_FIELD(left), WEFT_FIELD(left_row), WEFT_FIELD(left_along);
-    WEFT_FIELD(right), WEFT_FIELD(right_row), WEFT_FIELD(right_along);
-    WEFT_FIELD(bias), WEFT_FIELD(relu), WEFT_FIELD(accumulate), WEFT_FIELD(gate);
-    WEFT_FIELD(output), WEFT_FIELD(output_row);
+    HEADLOOM_FIELD(rows), HEADLOOM_FIELD(columns), HEADLOOM_FIELD(terms);
+    HEADLOOM_FIELD(left), HEADLOOM_FIELD(left_row), HEADLOOM_FIELD(left_along);
+    HEADLOOM_FIELD(right), HEADLOOM_FIELD(right_row), HEADLOOM_FIELD(right_along);
+    HEADLOOM_FIELD(bias), HEADLOOM_FIELD(relu), HEADLOOM_FIELD(accumulate), HEADLOOM_FIELD(gate);
+    HEADLOOM_FIELD(output), HEADLOOM_FIELD(output_row);
     module.def(
         "has_product",
         [](const std::string& instruction_set) {
@@ -287,9 +287,9 @@ void bind_projected(nb::module_& module) {
     using Owner = ProjectedCall;
     nb::class_<Owner> owner(module, "ProjectedCall", "See native/projected_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(rows), WEFT_FIELD(width), WEFT_FIELD(choices), WEFT_FIELD(inputs);
-    WEFT_FIELD(matrix), WEFT_FIELD(targets), WEFT_FIELD(smoothing), WEFT_FIELD(losses);
-    WEFT_FIELD(by_inputs), WEFT_FIELD(by_matrix);
+    HEADLOOM_FIELD(rows), HEADLOOM_FIELD(width), HEADLOOM_FIELD(choices), HEADLOOM_FIELD(inputs);
+    HEADLOOM_FIELD(matrix), HEADLOOM_FIELD(targets), HEADLOOM_FIELD(smoothing), HEADLOOM_FIELD(losses);
+    HEADLOOM_FIELD(by_inputs), HEADLOOM_FIELD(by_matrix);
     bind_run<true>(module, "projected_losses", &projected_losses,
                    "Fill the losses and gradients; whether all factors are finite.");
 }
@@ -299,35 +299,35 @@ void bind_passes(nb::module_& module) {
         using Owner = LossCall;
         nb::class_<Owner> owner(module, "LossCall", "See native/passes_call.h.");
         owner.def(nb::init<>());
-        WEFT_FIELD(rows), WEFT_FIELD(columns), WEFT_FIELD(logits), WEFT_FIELD(targets);
-        WEFT_FIELD(smoothing), WEFT_FIELD(gradient), WEFT_FIELD(losses);
+        HEADLOOM_FIELD(rows), HEADLOOM_FIELD(columns), HEADLOOM_FIELD(logits), HEADLOOM_FIELD(targets);
+        HEADLOOM_FIELD(smoothing), HEADLOOM_FIELD(gradient), HEADLOOM_FIELD(losses);
     }
     {
         using Owner = DropoutCall;
         nb::class_<Owner> owner(module, "DropoutCall", "See native/passes_call.h.");
         owner.def(nb::init<>());
-        WEFT_FIELD(count), WEFT_FIELD(input), WEFT_FIELD(residual), WEFT_FIELD(output);
-        WEFT_FIELD(seed), WEFT_FIELD(dropped), WEFT_FIELD(factor);
+        HEADLOOM_FIELD(count), HEADLOOM_FIELD(input), HEADLOOM_FIELD(residual), HEADLOOM_FIELD(output);
+        HEADLOOM_FIELD(seed), HEADLOOM_FIELD(dropped), HEADLOOM_FIELD(factor);
     }
     {
         using Owner = ActivationCall;
         nb::class_<Owner> owner(module, "ActivationCall", "See native/passes_call.h.");
         owner.def(nb::init<>());
-        WEFT_FIELD(count), WEFT_FIELD(kind), WEFT_FIELD(input), WEFT_FIELD(gradient);
-        WEFT_FIELD(output);
+        HEADLOOM_FIELD(count), HEADLOOM_FIELD(kind), HEADLOOM_FIELD(input), HEADLOOM_FIELD(gradient);
+        HEADLOOM_FIELD(output);
     }
     using Owner = RotaryCall;
     nb::class_<Owner> owner(module, "RotaryCall", "See native/passes_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(batch), WEFT_FIELD(heads), WEFT_FIELD(positions), WEFT_FIELD(depth);
-    WEFT_FIELD(input), WEFT_FIELD(output), WEFT_FIELD(cosines), WEFT_FIELD(sines), WEFT_FIELD(back);
+    HEADLOOM_FIELD(batch), HEADLOOM_FIELD(heads), HEADLOOM_FIELD(positions), HEADLOOM_FIELD(depth);
+    HEADLOOM_FIELD(input), HEADLOOM_FIELD(output), HEADLOOM_FIELD(cosines), HEADLOOM_FIELD(sines), HEADLOOM_FIELD(back);
     {
         using Owner = RowTermsCall;
         nb::class_<Owner> owner(module, "RowTermsCall", "See native/passes_call.h.");
         owner.def(nb::init<>());
-        WEFT_FIELD(batch), WEFT_FIELD(heads), WEFT_FIELD(rows), WEFT_FIELD(depth);
-        WEFT_FIELD(by_output), WEFT_FIELD(output), WEFT_FIELD(lse), WEFT_FIELD(far);
-        WEFT_FIELD(subtract), WEFT_FIELD(finite_lse);
+        HEADLOOM_FIELD(batch), HEADLOOM_FIELD(heads), HEADLOOM_FIELD(rows), HEADLOOM_FIELD(depth);
+        HEADLOOM_FIELD(by_output), HEADLOOM_FIELD(output), HEADLOOM_FIELD(lse), HEADLOOM_FIELD(far);
+        HEADLOOM_FIELD(subtract), HEADLOOM_FIELD(finite_lse);
     }
     bind_run(module, "row_terms", &row_terms, "Fill both; whether no row is far.");
     bind_run(module, "losses", &losses,
@@ -337,12 +337,12 @@ void bind_passes(nb::module_& module) {
     bind_run(module, "activation", &activation, "Fill the output.");
 }
 
-#undef WEFT_FIELD
+#undef HEADLOOM_FIELD
 
 }  // namespace
 
 NB_MODULE(_native, module) {
-    module.doc() = "weft's native kernels.";
+    module.doc() = "headloom's native kernels.";
     module.def("instruction_sets", &instruction_sets,
                "The instruction sets that these kernels and this processor share, widest first.");
     module.def("compiled_instruction_sets", &compiled_instruction_sets,

@@ -4,8 +4,8 @@
 #include "vector.h"
 #include "visible.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Rows of a block that are multiplied together: as many as leave room in the registers for two
 // vectors of sums each.
@@ -56,35 +56,35 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_step, const 
         }
 }
 
-// The cases of a switch over the rows of a group: WEFT_ROWS(n) for each number that there may be.
+// The cases of a switch over the rows of a group: HEADLOOM_ROWS(n) for each number that there may be.
 #if defined(__AVX512F__) || defined(__aarch64__)
-#define WEFT_ROW_COUNTS \
-    WEFT_ROWS(1);       \
-    WEFT_ROWS(2);       \
-    WEFT_ROWS(3);       \
-    WEFT_ROWS(4);       \
-    WEFT_ROWS(5);       \
-    WEFT_ROWS(6);       \
-    WEFT_ROWS(7);       \
-    WEFT_ROWS(8)
+#define HEADLOOM_ROW_COUNTS \
+    HEADLOOM_ROWS(1);       \
+    HEADLOOM_ROWS(2);       \
+    HEADLOOM_ROWS(3);       \
+    HEADLOOM_ROWS(4);       \
+    HEADLOOM_ROWS(5);       \
+    HEADLOOM_ROWS(6);       \
+    HEADLOOM_ROWS(7);       \
+    HEADLOOM_ROWS(8)
 #else
-#define WEFT_ROW_COUNTS \
-    WEFT_ROWS(1);       \
-    WEFT_ROWS(2);       \
-    WEFT_ROWS(3);       \
-    WEFT_ROWS(4);       \
-    WEFT_ROWS(5);       \
-    WEFT_ROWS(6)
+#define HEADLOOM_ROW_COUNTS \
+    HEADLOOM_ROWS(1);       \
+    HEADLOOM_ROWS(2);       \
+    HEADLOOM_ROWS(3);       \
+    HEADLOOM_ROWS(4);       \
+    HEADLOOM_ROWS(5);       \
+    HEADLOOM_ROWS(6)
 #endif
 
 template <int vectors, bool accumulate>
 inline void multiply_rows(int rows, const float* a, int64_t a_row, int64_t a_step, const float* b,
                           int64_t b_step, float* c, int64_t c_row, int64_t steps) {
-#define WEFT_ROWS(n) \
+#define HEADLOOM_ROWS(n) \
     case n:          \
         return multiply_block<n, vectors, accumulate>(a, a_row, a_step, b, b_step, c, c_row, steps)
-    switch (rows) { WEFT_ROW_COUNTS; }
-#undef WEFT_ROWS
+    switch (rows) { HEADLOOM_ROW_COUNTS; }
+#undef HEADLOOM_ROWS
 }
 
 // c (+)= a b for at most `group_rows` rows and any number of whole vectors of columns; b and c
@@ -101,5 +101,5 @@ inline void multiply(int rows, int64_t columns, const float* a, int64_t a_row, i
                                      steps);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

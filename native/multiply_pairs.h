@@ -3,10 +3,10 @@
 
 #include "pairs.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Where the tiles of a factor lie: a block is 16 rows of a left factor, or 16 columns of a right.
 struct Tiles {
@@ -29,23 +29,23 @@ constexpr Nothing nothing{};
 
 // The instructions by number of register; "memory" keeps the compiler from moving the stores that
 // fill a tile past its load.
-#define WEFT_TILE_LOAD(tile, from, stride) \
+#define HEADLOOM_TILE_LOAD(tile, from, stride) \
     asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(from), "r"((int64_t)(stride)) : "memory")
-#define WEFT_TILE_STORE(tile, to, stride)                                                 \
+#define HEADLOOM_TILE_STORE(tile, to, stride)                                                 \
     asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(stride)) \
                  : "memory")
-#define WEFT_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)
-#define WEFT_TILE_MULTIPLY(sum, left, right) \
+#define HEADLOOM_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)
+#define HEADLOOM_TILE_MULTIPLY(sum, left, right) \
     asm volatile("tdpbf16ps %%tmm" #right ", %%tmm" #left ", %%tmm" #sum::)
 
 // A matrix unit that has had nothing to do for half a microsecond goes to sleep, and takes a
 // quarter of one to wake (on the Xeon of benchmarks/bench_matrix_unit.py). A product of nothing now
 // and then, while vectors are computed, keeps it awake.
 inline void keep_awake() {
-    WEFT_TILE_ZERO(0);
-    WEFT_TILE_ZERO(4);
-    WEFT_TILE_ZERO(6);
-    WEFT_TILE_MULTIPLY(0, 4, 6);
+    HEADLOOM_TILE_ZERO(0);
+    HEADLOOM_TILE_ZERO(4);
+    HEADLOOM_TILE_ZERO(6);
+    HEADLOOM_TILE_MULTIPLY(0, 4, 6);
 }
 
 // The scores of 32 queries and `blocks` times 16 keys, of depths up to 64: the queries stay in four
@@ -55,25 +55,25 @@ inline void multiply_queries(const int32_t* queries, const int32_t* keys, float*
                              int64_t row, int64_t blocks) {
     static_assert(chunks == 1 || chunks == 2, "as many as there are registers");
     const int64_t stride = row * 4;
-    WEFT_TILE_LOAD(4, queries, 64);
-    WEFT_TILE_LOAD(5, queries + chunks * tile_cells, 64);
+    HEADLOOM_TILE_LOAD(4, queries, 64);
+    HEADLOOM_TILE_LOAD(5, queries + chunks * tile_cells, 64);
     if (chunks == 2) {
-        WEFT_TILE_LOAD(6, queries + tile_cells, 64);
-        WEFT_TILE_LOAD(7, queries + 3 * tile_cells, 64);
+        HEADLOOM_TILE_LOAD(6, queries + tile_cells, 64);
+        HEADLOOM_TILE_LOAD(7, queries + 3 * tile_cells, 64);
     }
     for (int64_t n = 0; n < blocks; ++n, keys += chunks * tile_cells, scores += 16) {
-        WEFT_TILE_ZERO(0);
-        WEFT_TILE_ZERO(1);
-        WEFT_TILE_LOAD(2, keys, 64);
-        WEFT_TILE_MULTIPLY(0, 4, 2);
-        WEFT_TILE_MULTIPLY(1, 5, 2);
+        HEADLOOM_TILE_ZERO(0);
+        HEADLOOM_TILE_ZERO(1);
+        HEADLOOM_TILE_LOAD(2, keys, 64);
+        HEADLOOM_TILE_MULTIPLY(0, 4, 2);
+        HEADLOOM_TILE_MULTIPLY(1, 5, 2);
         if (chunks == 2) {
-            WEFT_TILE_LOAD(3, keys + tile_cells, 64);
-            WEFT_TILE_MULTIPLY(0, 6, 3);
-            WEFT_TILE_MULTIPLY(1, 7, 3);
+            HEADLOOM_TILE_LOAD(3, keys + tile_cells, 64);
+            HEADLOOM_TILE_MULTIPLY(0, 6, 3);
+            HEADLOOM_TILE_MULTIPLY(1, 7, 3);
         }
-        WEFT_TILE_STORE(0, scores, stride);
-        WEFT_TILE_STORE(1, scores + 16 * row, stride);
+        HEADLOOM_TILE_STORE(0, scores, stride);
+        HEADLOOM_TILE_STORE(1, scores + 16 * row, stride);
     }
 }
 
@@ -116,46 +116,46 @@ inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int6
     const int64_t stride = c_row * 4, left_stride = left.row * 4;
     const bool apart = splits > 1 && accumulate;
     if (accumulate && !apart) {
-        WEFT_TILE_LOAD(0, c, stride);
-        if (two_columns) WEFT_TILE_LOAD(1, c + 16, stride);
-        if (two_rows) WEFT_TILE_LOAD(2, c + 16 * c_row, stride);
-        if (two_rows && two_columns) WEFT_TILE_LOAD(3, c + 16 * c_row + 16, stride);
+        HEADLOOM_TILE_LOAD(0, c, stride);
+        if (two_columns) HEADLOOM_TILE_LOAD(1, c + 16, stride);
+        if (two_rows) HEADLOOM_TILE_LOAD(2, c + 16 * c_row, stride);
+        if (two_rows && two_columns) HEADLOOM_TILE_LOAD(3, c + 16 * c_row + 16, stride);
     } else {
-        WEFT_TILE_ZERO(0);
-        WEFT_TILE_ZERO(1);
-        WEFT_TILE_ZERO(2);
-        WEFT_TILE_ZERO(3);
+        HEADLOOM_TILE_ZERO(0);
+        HEADLOOM_TILE_ZERO(1);
+        HEADLOOM_TILE_ZERO(2);
+        HEADLOOM_TILE_ZERO(3);
     }
     const int32_t* a = left.cells;
     const int32_t* b = right.cells;
     // Each step multiplies what is loaded, and loads the factor of the next step as soon as its
     // register is free, half a step ahead of its use.
     const auto then_load_left = [&](const int32_t* next) {
-        WEFT_TILE_MULTIPLY(0, 4, 6);
-        if (two_columns) WEFT_TILE_MULTIPLY(1, 4, 7);
-        WEFT_TILE_LOAD(4, next, left_stride);
+        HEADLOOM_TILE_MULTIPLY(0, 4, 6);
+        if (two_columns) HEADLOOM_TILE_MULTIPLY(1, 4, 7);
+        HEADLOOM_TILE_LOAD(4, next, left_stride);
         if (two_rows) {
-            WEFT_TILE_MULTIPLY(2, 5, 6);
-            if (two_columns) WEFT_TILE_MULTIPLY(3, 5, 7);
-            WEFT_TILE_LOAD(5, next + left.block, left_stride);
+            HEADLOOM_TILE_MULTIPLY(2, 5, 6);
+            if (two_columns) HEADLOOM_TILE_MULTIPLY(3, 5, 7);
+            HEADLOOM_TILE_LOAD(5, next + left.block, left_stride);
         }
     };
     const auto then_load_right = [&](const int32_t* next) {
-        WEFT_TILE_MULTIPLY(0, 4, 6);
-        if (two_rows) WEFT_TILE_MULTIPLY(2, 5, 6);
-        WEFT_TILE_LOAD(6, next, 64);
+        HEADLOOM_TILE_MULTIPLY(0, 4, 6);
+        if (two_rows) HEADLOOM_TILE_MULTIPLY(2, 5, 6);
+        HEADLOOM_TILE_LOAD(6, next, 64);
         if (two_columns) {
-            WEFT_TILE_MULTIPLY(1, 4, 7);
-            if (two_rows) WEFT_TILE_MULTIPLY(3, 5, 7);
-            WEFT_TILE_LOAD(7, next + right.block, 64);
+            HEADLOOM_TILE_MULTIPLY(1, 4, 7);
+            if (two_rows) HEADLOOM_TILE_MULTIPLY(3, 5, 7);
+            HEADLOOM_TILE_LOAD(7, next + right.block, 64);
         }
     };
     for (int64_t chunk = 0; chunk < chunks; ++chunk, a += left.chunk, b += right.chunk) {
         const int32_t* first = b + (splits - 1) * tile_cells;
-        WEFT_TILE_LOAD(4, a, left_stride);
-        WEFT_TILE_LOAD(6, first, 64);
-        if (two_columns) WEFT_TILE_LOAD(7, first + right.block, 64);
-        if (two_rows) WEFT_TILE_LOAD(5, a + left.block, left_stride);
+        HEADLOOM_TILE_LOAD(4, a, left_stride);
+        HEADLOOM_TILE_LOAD(6, first, 64);
+        if (two_columns) HEADLOOM_TILE_LOAD(7, first + right.block, 64);
+        if (two_rows) HEADLOOM_TILE_LOAD(5, a + left.block, left_stride);
         if (splits == 3) {
             // Small products first, in an order that changes one factor at a time.
             then_load_right(b + tile_cells);
@@ -169,28 +169,28 @@ inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int6
             then_load_left(a);
             beside();
         }
-        WEFT_TILE_MULTIPLY(0, 4, 6);
-        if (two_columns) WEFT_TILE_MULTIPLY(1, 4, 7);
-        if (two_rows) WEFT_TILE_MULTIPLY(2, 5, 6);
-        if (two_rows && two_columns) WEFT_TILE_MULTIPLY(3, 5, 7);
+        HEADLOOM_TILE_MULTIPLY(0, 4, 6);
+        if (two_columns) HEADLOOM_TILE_MULTIPLY(1, 4, 7);
+        if (two_rows) HEADLOOM_TILE_MULTIPLY(2, 5, 6);
+        if (two_rows && two_columns) HEADLOOM_TILE_MULTIPLY(3, 5, 7);
         beside();
     }
     if (apart) {
         alignas(64) float more[32 * 32];
-        WEFT_TILE_STORE(0, more, 128);
-        if (two_columns) WEFT_TILE_STORE(1, more + 16, 128);
-        if (two_rows) WEFT_TILE_STORE(2, more + 16 * 32, 128);
-        if (two_rows && two_columns) WEFT_TILE_STORE(3, more + 16 * 32 + 16, 128);
+        HEADLOOM_TILE_STORE(0, more, 128);
+        if (two_columns) HEADLOOM_TILE_STORE(1, more + 16, 128);
+        if (two_rows) HEADLOOM_TILE_STORE(2, more + 16 * 32, 128);
+        if (two_rows && two_columns) HEADLOOM_TILE_STORE(3, more + 16 * 32 + 16, 128);
         add_tile(c, c_row, more, 32);
         if (two_columns) add_tile(c + 16, c_row, more + 16, 32);
         if (two_rows) add_tile(c + 16 * c_row, c_row, more + 16 * 32, 32);
         if (two_rows && two_columns) add_tile(c + 16 * c_row + 16, c_row, more + 16 * 32 + 16, 32);
         return;
     }
-    WEFT_TILE_STORE(0, c, stride);
-    if (two_columns) WEFT_TILE_STORE(1, c + 16, stride);
-    if (two_rows) WEFT_TILE_STORE(2, c + 16 * c_row, stride);
-    if (two_rows && two_columns) WEFT_TILE_STORE(3, c + 16 * c_row + 16, stride);
+    HEADLOOM_TILE_STORE(0, c, stride);
+    if (two_columns) HEADLOOM_TILE_STORE(1, c + 16, stride);
+    if (two_rows) HEADLOOM_TILE_STORE(2, c + 16 * c_row, stride);
+    if (two_rows && two_columns) HEADLOOM_TILE_STORE(3, c + 16 * c_row + 16, stride);
 }
 
 #else
@@ -252,7 +252,7 @@ inline void multiply_tiles(bool two_rows, bool two_columns, const Tiles& left, c
         multiply_tiles<splits, false, false>(left, right, c, c_row, chunks, accumulate, beside);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -5,7 +5,7 @@
 #include "memory.h"
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 namespace {
 
 Memory workspaces_for(size_t bytes, int threads) {
@@ -51,4 +51,4 @@ void neighbours_backward(const Kernels& kernels, const NeighbourCall& call,
     });
 }
 
-}  // namespace weft
+}  // namespace headloom

@@ -6,7 +6,7 @@
 #include "kernels.h"
 #include "neighbours_call.h"
 
-namespace weft {
+namespace headloom {
 
 void neighbours_forward(const Kernels& kernels, const NeighbourCall& call, int threads);
 void neighbours_backward(const Kernels& kernels, const NeighbourCall& call,
@@ -26,4 +26,4 @@ void group_edges(const Node* ends, int64_t count, int64_t nodes, int64_t* starts
     starts[0] = 0;
 }
 
-}  // namespace weft
+}  // namespace headloom

@@ -10,8 +10,8 @@
 
 #include "neighbours_block.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Of each target: its term, shift, inverse and dO . O, one after the other.
 inline void gather_state(const NeighbourCall& call, const NeighbourGradients& to, int64_t target) {
@@ -250,5 +250,5 @@ struct NeighboursBackward : Neighbourhood<score, depth> {
     int64_t piece = 0;
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

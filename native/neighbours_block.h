@@ -5,8 +5,8 @@
 #include "neighbours_call.h"
 #include "workspace.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Edges that are worked on together: what is read of them stays in the cache.
 constexpr int64_t block_edges = 64;
@@ -189,5 +189,5 @@ struct Neighbourhood {
     float *value_row, *key_row, *vector_row, *edge_row, *by_edge_row;
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

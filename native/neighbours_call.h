@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace weft {
+namespace headloom {
 
 // How a target and a source match.
 enum class NeighbourScore : int64_t {
@@ -79,4 +79,4 @@ struct NeighbourKernels {
                              int64_t pieces, char* workspace);
 };
 
-}  // namespace weft
+}  // namespace headloom

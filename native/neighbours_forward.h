@@ -3,8 +3,8 @@
 
 #include "neighbours_block.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 template <NeighbourScore score, int depth>
 struct NeighboursForward : Neighbourhood<score, depth> {
@@ -107,5 +107,5 @@ struct NeighboursForward : Neighbourhood<score, depth> {
     }
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

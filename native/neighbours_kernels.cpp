@@ -3,8 +3,8 @@
 #include "neighbours_backward.h"
 #include "neighbours_forward.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Calls `run` with the score and the depth as types: the depths that graph models use are known to
 // the compiler, any other is a number; without AVX2 (before 2013) all are, which compiles sooner.
@@ -89,5 +89,5 @@ const NeighbourKernels neighbour_kernels = {
     workspace, forward, gather, backward_sources, backward_targets,
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -3,8 +3,8 @@
 
 #include "strongest.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // sort_few: as order_strongest, by a network that sorts four (eight) vectors of whole numbers: the
 // upper bits of a score in its order, and in the lowest six its place, so that of equal ones the
@@ -48,50 +48,50 @@ inline bool sort_few(const float* candidates, const int32_t* candidate_keys, int
     const auto exchange_lanes = [&](int n, __m512i other, __mmask16 first) {
         v[n] = _mm512_mask_max_epi32(_mm512_min_epi32(v[n], other), first, v[n], other);
     };
-#define WEFT_MERGE(permuted, first)                                                \
+#define HEADLOOM_MERGE(permuted, first)                                                \
     {                                                                              \
         const __m512i turned[4] = {permuted(v[3]), permuted(v[2]), permuted(v[1]), \
                                    permuted(v[0])};                                \
         for (int n = 0; n < 4; ++n) exchange_lanes(n, turned[n], first);           \
     }
-#define WEFT_HALVE(permuted, first) \
+#define HEADLOOM_HALVE(permuted, first) \
     for (int n = 0; n < 4; ++n) exchange_lanes(n, permuted(v[n]), first);
     const __m512i across_4 = _mm512_xor_si512(lane, _mm512_set1_epi32(4));
     const __m512i across_7 = _mm512_xor_si512(lane, _mm512_set1_epi32(7));
     const __m512i across_15 = _mm512_xor_si512(lane, _mm512_set1_epi32(15));
-#define WEFT_BY_1(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0xb1)
-#define WEFT_BY_2(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0x4e)
-#define WEFT_BY_3(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0x1b)
-#define WEFT_BY_4(x) _mm512_permutexvar_epi32(across_4, x)
-#define WEFT_BY_7(x) _mm512_permutexvar_epi32(across_7, x)
-#define WEFT_BY_15(x) _mm512_permutexvar_epi32(across_15, x)
+#define HEADLOOM_BY_1(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0xb1)
+#define HEADLOOM_BY_2(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0x4e)
+#define HEADLOOM_BY_3(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0x1b)
+#define HEADLOOM_BY_4(x) _mm512_permutexvar_epi32(across_4, x)
+#define HEADLOOM_BY_7(x) _mm512_permutexvar_epi32(across_7, x)
+#define HEADLOOM_BY_15(x) _mm512_permutexvar_epi32(across_15, x)
     exchange(0, 1);
     exchange(2, 3);
     exchange(0, 2);
     exchange(1, 3);
     exchange(1, 2);
-    WEFT_MERGE(WEFT_BY_1, 0x5555);
+    HEADLOOM_MERGE(HEADLOOM_BY_1, 0x5555);
     merge_columns();
-    WEFT_MERGE(WEFT_BY_3, 0x3333);
-    WEFT_HALVE(WEFT_BY_1, 0x5555);
+    HEADLOOM_MERGE(HEADLOOM_BY_3, 0x3333);
+    HEADLOOM_HALVE(HEADLOOM_BY_1, 0x5555);
     merge_columns();
-    WEFT_MERGE(WEFT_BY_7, 0x0f0f);
-    WEFT_HALVE(WEFT_BY_2, 0x3333);
-    WEFT_HALVE(WEFT_BY_1, 0x5555);
+    HEADLOOM_MERGE(HEADLOOM_BY_7, 0x0f0f);
+    HEADLOOM_HALVE(HEADLOOM_BY_2, 0x3333);
+    HEADLOOM_HALVE(HEADLOOM_BY_1, 0x5555);
     merge_columns();
-    WEFT_MERGE(WEFT_BY_15, 0xffff);  // of these, the first half alone
-    WEFT_HALVE(WEFT_BY_4, 0x0f0f);
-    WEFT_HALVE(WEFT_BY_2, 0x3333);
-    WEFT_HALVE(WEFT_BY_1, 0x5555);
+    HEADLOOM_MERGE(HEADLOOM_BY_15, 0xffff);  // of these, the first half alone
+    HEADLOOM_HALVE(HEADLOOM_BY_4, 0x0f0f);
+    HEADLOOM_HALVE(HEADLOOM_BY_2, 0x3333);
+    HEADLOOM_HALVE(HEADLOOM_BY_1, 0x5555);
     merge_columns();
-#undef WEFT_MERGE
-#undef WEFT_HALVE
-#undef WEFT_BY_1
-#undef WEFT_BY_2
-#undef WEFT_BY_3
-#undef WEFT_BY_4
-#undef WEFT_BY_7
-#undef WEFT_BY_15
+#undef HEADLOOM_MERGE
+#undef HEADLOOM_HALVE
+#undef HEADLOOM_BY_1
+#undef HEADLOOM_BY_2
+#undef HEADLOOM_BY_3
+#undef HEADLOOM_BY_4
+#undef HEADLOOM_BY_7
+#undef HEADLOOM_BY_15
     // Columns as rows: the first eight lanes of the four vectors.
     const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
     const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
@@ -171,54 +171,54 @@ inline bool sort_few(const float* candidates, const int32_t* candidate_keys, int
         exchange(0, 1), exchange(2, 3), exchange(4, 5), exchange(6, 7);
     };
     // A vector and what other lanes have: the smaller in the lanes of `mask`, the larger in others.
-#define WEFT_EXCHANGE(own, other, mask) \
+#define HEADLOOM_EXCHANGE(own, other, mask) \
     own = _mm256_blend_epi32(_mm256_max_epi32(own, other), _mm256_min_epi32(own, other), mask)
-#define WEFT_MERGE(permuted, mask)                                                 \
+#define HEADLOOM_MERGE(permuted, mask)                                                 \
     for (int n = 0; n < 4; ++n) {                                                  \
         const __m256i from_last = permuted(v[7 - n]), from_first = permuted(v[n]); \
-        WEFT_EXCHANGE(v[n], from_last, mask);                                      \
-        WEFT_EXCHANGE(v[7 - n], from_first, mask);                                 \
+        HEADLOOM_EXCHANGE(v[n], from_last, mask);                                      \
+        HEADLOOM_EXCHANGE(v[7 - n], from_first, mask);                                 \
     }
-#define WEFT_HALVE(count, permuted, mask)     \
+#define HEADLOOM_HALVE(count, permuted, mask)     \
     for (int n = 0; n < count; ++n) {         \
         const __m256i other = permuted(v[n]); \
-        WEFT_EXCHANGE(v[n], other, mask);     \
+        HEADLOOM_EXCHANGE(v[n], other, mask);     \
     }
-#define WEFT_BY_1(x) _mm256_shuffle_epi32(x, 0xb1)
-#define WEFT_BY_2(x) _mm256_shuffle_epi32(x, 0x4e)
-#define WEFT_BY_3(x) _mm256_shuffle_epi32(x, 0x1b)
-#define WEFT_BY_4(x) _mm256_permute2x128_si256(x, x, 0x01)
+#define HEADLOOM_BY_1(x) _mm256_shuffle_epi32(x, 0xb1)
+#define HEADLOOM_BY_2(x) _mm256_shuffle_epi32(x, 0x4e)
+#define HEADLOOM_BY_3(x) _mm256_shuffle_epi32(x, 0x1b)
+#define HEADLOOM_BY_4(x) _mm256_permute2x128_si256(x, x, 0x01)
     exchange(0, 2), exchange(1, 3), exchange(4, 6), exchange(5, 7);
     exchange(0, 4), exchange(1, 5), exchange(2, 6), exchange(3, 7);
     exchange(0, 1), exchange(2, 3), exchange(4, 5), exchange(6, 7);
     exchange(2, 4), exchange(3, 5);
     exchange(1, 4), exchange(3, 6);
     exchange(1, 2), exchange(3, 4), exchange(5, 6);
-    WEFT_MERGE(WEFT_BY_1, 0xaa);
+    HEADLOOM_MERGE(HEADLOOM_BY_1, 0xaa);
     merge_columns();
-    WEFT_MERGE(WEFT_BY_3, 0xcc);
-    WEFT_HALVE(8, WEFT_BY_1, 0xaa);
+    HEADLOOM_MERGE(HEADLOOM_BY_3, 0xcc);
+    HEADLOOM_HALVE(8, HEADLOOM_BY_1, 0xaa);
     merge_columns();
     // Of what is left only the first four columns matter: those of vectors n and n + 4 share one.
     __m256i first[4];
     for (int n = 0; n < 4; ++n) {
         const __m256i other = _mm256_permute2x128_si256(v[7 - n], v[3 - n], 0x31);
         first[n] =
-            _mm256_max_epi32(_mm256_permute2x128_si256(v[n], v[n + 4], 0x20), WEFT_BY_3(other));
+            _mm256_max_epi32(_mm256_permute2x128_si256(v[n], v[n + 4], 0x20), HEADLOOM_BY_3(other));
     }
     for (int n = 0; n < 4; ++n) v[n] = first[n];
-    WEFT_HALVE(4, WEFT_BY_2, 0xcc);
-    WEFT_HALVE(4, WEFT_BY_1, 0xaa);
-    WEFT_HALVE(4, WEFT_BY_4, 0xf0);
+    HEADLOOM_HALVE(4, HEADLOOM_BY_2, 0xcc);
+    HEADLOOM_HALVE(4, HEADLOOM_BY_1, 0xaa);
+    HEADLOOM_HALVE(4, HEADLOOM_BY_4, 0xf0);
     exchange(0, 2), exchange(1, 3);
     exchange(0, 1), exchange(2, 3);
-#undef WEFT_EXCHANGE
-#undef WEFT_MERGE
-#undef WEFT_HALVE
-#undef WEFT_BY_1
-#undef WEFT_BY_2
-#undef WEFT_BY_3
-#undef WEFT_BY_4
+#undef HEADLOOM_EXCHANGE
+#undef HEADLOOM_MERGE
+#undef HEADLOOM_HALVE
+#undef HEADLOOM_BY_1
+#undef HEADLOOM_BY_2
+#undef HEADLOOM_BY_3
+#undef HEADLOOM_BY_4
     // Columns as rows.
     const __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
     const __m256i c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
@@ -260,5 +260,5 @@ inline bool sort_few(const float* candidates, const int32_t* candidate_keys, int
 }
 #endif
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -5,8 +5,8 @@
 #include "ranking.h"
 #include "strongest.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 #if defined(__AVX512F__)
 // As order_strongest, for candidates in `vectors` vectors, the last one padded. Each candidate
@@ -115,17 +115,17 @@ inline int64_t order_strongest(Candidates& row, int64_t k, float* scores, int32_
     }
     pad_last_vector(row);
 #if defined(__AVX512F__)
-#define WEFT_VECTORS(n)                                                 \
+#define HEADLOOM_VECTORS(n)                                                 \
     case n:                                                             \
         order_few<n>(row.scores, row.keys, number, kept, scores, keys); \
         return kept
     switch (vectors_of(number)) {
-        WEFT_VECTORS(1);
-        WEFT_VECTORS(2);
-        WEFT_VECTORS(3);
-        WEFT_VECTORS(4);
+        HEADLOOM_VECTORS(1);
+        HEADLOOM_VECTORS(2);
+        HEADLOOM_VECTORS(3);
+        HEADLOOM_VECTORS(4);
     }
-#undef WEFT_VECTORS
+#undef HEADLOOM_VECTORS
 #endif
     for (int64_t first = 0; first < number; first += lanes) {
         const int64_t end = smaller(lanes, number - first);
@@ -140,5 +140,5 @@ inline int64_t order_strongest(Candidates& row, int64_t k, float* scores, int32_
     return kept;
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -5,8 +5,8 @@
 #include "multiply.h"
 #include "workspace.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 inline float from_bfloat16(uint16_t bits) {
     const uint32_t wide = (uint32_t)bits << 16;
@@ -167,5 +167,5 @@ inline void pack_keys(const Call& call, int64_t b, int64_t kv_head, Range range,
                 keys.panels);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -14,10 +14,10 @@
 #include "packing.h"
 #include "vector.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 constexpr int tile_cells = 256;  // pairs in a tile
 constexpr int chunk_terms = 32;  // terms of the sum that one tile holds
@@ -170,7 +170,7 @@ inline bool pack_right(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h
     return !any(bad);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 
 void losses(const Kernels& kernels, const LossCall& call, int threads) {
     constexpr int64_t rows = 8;
@@ -49,4 +49,4 @@ bool row_terms(const Kernels& kernels, const RowTermsCall& call, int threads) {
     return near;
 }
 
-}  // namespace weft
+}  // namespace headloom

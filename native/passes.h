@@ -4,7 +4,7 @@
 #include "kernels.h"
 #include "passes_call.h"
 
-namespace weft {
+namespace headloom {
 
 void losses(const Kernels& kernels, const LossCall& call, int threads);
 void dropout(const Kernels& kernels, const DropoutCall& call, int threads);
@@ -13,4 +13,4 @@ void activation(const Kernels& kernels, const ActivationCall& call, int threads)
 
 bool row_terms(const Kernels& kernels, const RowTermsCall& call, int threads);
 
-}  // namespace weft
+}  // namespace headloom

@@ -6,7 +6,7 @@
 
 #include "call.h"
 
-namespace weft {
+namespace headloom {
 
 // Cross-entropy with label smoothing, of each row of logits:
 //
@@ -84,4 +84,4 @@ struct PassKernels {
     bool (*row_terms)(const RowTermsCall& call, int64_t first, int64_t end);
 };
 
-}  // namespace weft
+}  // namespace headloom

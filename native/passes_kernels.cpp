@@ -3,8 +3,8 @@
 #include "kernels.h"
 #include "range.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 static void loss_of_row(const LossCall& call, int64_t row) {
     const int64_t columns = call.columns, whole = columns / lanes * lanes;
@@ -150,5 +150,5 @@ static bool row_terms(const RowTermsCall& call, int64_t first, int64_t end) {
 extern const PassKernels pass_kernels;
 const PassKernels pass_kernels = {loss, dropout, rotary, activation, row_terms};
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -5,7 +5,7 @@
 #include "memory.h"
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 namespace {
 
 int64_t rows_tasks(const PreparedCall& call) {
@@ -50,4 +50,4 @@ bool prepared_forward(const Kernels& kernels, const PreparedCall& call, int thre
     return true;
 }
 
-}  // namespace weft
+}  // namespace headloom

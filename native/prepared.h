@@ -4,7 +4,7 @@
 #include "kernels.h"
 #include "prepared_call.h"
 
-namespace weft {
+namespace headloom {
 
 // Bytes of a packed matrix; 0 where this instruction set does not multiply such.
 size_t prepared_bytes(const Kernels& kernels, const PreparedCall& call);
@@ -14,4 +14,4 @@ size_t prepared_bytes(const Kernels& kernels, const PreparedCall& call);
 bool prepare(const Kernels& kernels, const PreparedCall& call, int threads);
 bool prepared_forward(const Kernels& kernels, const PreparedCall& call, int threads);
 
-}  // namespace weft
+}  // namespace headloom

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace weft {
+namespace headloom {
 
 // output = act(input W^T + b), with act the identity or max(0, x); W (columns, terms) is packed.
 // All numbers are float32; with `pairs` the factors of each product are rounded to bfloat16.
@@ -36,4 +36,4 @@ struct PreparedKernels {
                      const char* left);
 };
 
-}  // namespace weft
+}  // namespace headloom

@@ -7,8 +7,8 @@
 #include "multiply_pairs.h"
 #include "packing.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 namespace {
 
 // Terms of a panel that are multiplied at a time: 16 KiB of floats on the widest vectors.
@@ -61,7 +61,7 @@ void multiply_floats(const PreparedCall& call, int64_t row, int64_t rows, int64_
     }
 }
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 void multiply_as_pairs(const PreparedCall& call, const int32_t* left, int64_t row, int64_t rows,
                        int64_t column, int64_t end) {
     alignas(64) float sums[stripe_rows * pair_columns];
@@ -83,7 +83,7 @@ void multiply_as_pairs(const PreparedCall& call, const int32_t* left, int64_t ro
 size_t bytes(const PreparedCall& call) {
     if (!call.pairs)
         return (size_t)(round_up(call.columns, panel_columns) * call.terms) * sizeof(float);
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     return (size_t)((call.columns + 15) / 16 * chunks_of(call) * tile_cells) * sizeof(int32_t);
 #else
     return 0;
@@ -99,7 +99,7 @@ bool prepare(const PreparedCall& call, int64_t task) {
         pack_panels(weight, false, 0, 0, first, end, call.terms, matrix);
         return true;
     }
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     int32_t* matrix =
         reinterpret_cast<int32_t*>(call.matrix) + first / 16 * chunks_of(call) * tile_cells;
     return pack_right_turned<1>(weight, false, 0, 0, first, round_up(end, 16), end, call.terms,
@@ -110,7 +110,7 @@ bool prepare(const PreparedCall& call, int64_t task) {
 }
 
 size_t left_bytes(const PreparedCall& call) {
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     if (call.pairs)
         return (size_t)(round_up(call.rows, 16) / 16 * chunks_of(call) * tile_cells) *
                sizeof(int32_t);
@@ -120,7 +120,7 @@ size_t left_bytes(const PreparedCall& call) {
 }
 
 bool prepare_rows(const PreparedCall& call, int64_t task, char* left) {
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     const int64_t first = task * prepared_rows;
     const int64_t rows = smaller(prepared_rows, call.rows - first);
     const Tensor input{call.input, 0, 0, call.input_row};
@@ -138,7 +138,7 @@ void multiply(const PreparedCall& call, int64_t rows_task, int64_t columns_task,
     const int64_t row = rows_task * prepared_rows, column = columns_task * prepared_columns;
     const int64_t rows = smaller(prepared_rows, call.rows - row);
     const int64_t end = smaller(column + prepared_columns, call.columns);
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
     if (call.pairs) {
         multiply_as_pairs(call, reinterpret_cast<const int32_t*>(left), row, rows, column, end);
         return;
@@ -153,5 +153,5 @@ void multiply(const PreparedCall& call, int64_t rows_task, int64_t columns_task,
 extern const PreparedKernels prepared_kernels;
 const PreparedKernels prepared_kernels = {bytes, prepare, left_bytes, prepare_rows, multiply};
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -8,7 +8,7 @@
 #include "memory.h"
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 namespace {
 
 // The sides of a task: as large as the caches hold with both its factors.
@@ -127,4 +127,4 @@ bool multiply(const Kernels& kernels, const ProductCall& call, int threads) {
     return finite;
 }
 
-}  // namespace weft
+}  // namespace headloom

@@ -4,9 +4,9 @@
 #include "kernels.h"
 #include "product_call.h"
 
-namespace weft {
+namespace headloom {
 
 // Fill the output. False where a result is not finite: then the output is worth nothing.
 bool multiply(const Kernels& kernels, const ProductCall& call, int threads);
 
-}  // namespace weft
+}  // namespace headloom

@@ -18,8 +18,8 @@
 #include "product_call.h"
 #include "workspace.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 constexpr int64_t step_chunks = 4;
 constexpr int64_t square = stripe_rows * stripe_rows;  // results that are in registers at once
@@ -201,36 +201,36 @@ private:
 
     // The products of a step for 32 x 32 results.
     void multiply_square(int64_t chunks, const int32_t* left, const int32_t* right) {
-        WEFT_TILE_ZERO(0);
-        WEFT_TILE_ZERO(1);
-        WEFT_TILE_ZERO(2);
-        WEFT_TILE_ZERO(3);
+        HEADLOOM_TILE_ZERO(0);
+        HEADLOOM_TILE_ZERO(1);
+        HEADLOOM_TILE_ZERO(2);
+        HEADLOOM_TILE_ZERO(3);
         // Each multiplies what is loaded, and loads the next cut as soon as its register is free.
         const auto then_load_left = [&](const int32_t* cut) {
-            WEFT_TILE_MULTIPLY(0, 4, 6);
-            WEFT_TILE_MULTIPLY(1, 4, 7);
-            WEFT_TILE_LOAD(4, cut, 64);
-            WEFT_TILE_MULTIPLY(2, 5, 6);
-            WEFT_TILE_MULTIPLY(3, 5, 7);
-            WEFT_TILE_LOAD(5, cut + cuts_cells, 64);
+            HEADLOOM_TILE_MULTIPLY(0, 4, 6);
+            HEADLOOM_TILE_MULTIPLY(1, 4, 7);
+            HEADLOOM_TILE_LOAD(4, cut, 64);
+            HEADLOOM_TILE_MULTIPLY(2, 5, 6);
+            HEADLOOM_TILE_MULTIPLY(3, 5, 7);
+            HEADLOOM_TILE_LOAD(5, cut + cuts_cells, 64);
             do_portions();
         };
         const auto then_load_right = [&](const int32_t* cut) {
-            WEFT_TILE_MULTIPLY(0, 4, 6);
-            WEFT_TILE_MULTIPLY(2, 5, 6);
-            WEFT_TILE_LOAD(6, cut, 64);
-            WEFT_TILE_MULTIPLY(1, 4, 7);
-            WEFT_TILE_MULTIPLY(3, 5, 7);
-            WEFT_TILE_LOAD(7, cut + cuts_cells, 64);
+            HEADLOOM_TILE_MULTIPLY(0, 4, 6);
+            HEADLOOM_TILE_MULTIPLY(2, 5, 6);
+            HEADLOOM_TILE_LOAD(6, cut, 64);
+            HEADLOOM_TILE_MULTIPLY(1, 4, 7);
+            HEADLOOM_TILE_MULTIPLY(3, 5, 7);
+            HEADLOOM_TILE_LOAD(7, cut + cuts_cells, 64);
             do_portions();
         };
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             const int32_t* a = left + chunk * 2 * cuts_cells;
             const int32_t* b = right + chunk * 2 * cuts_cells;
-            WEFT_TILE_LOAD(4, a, 64);
-            WEFT_TILE_LOAD(6, b + 2 * tile_cells, 64);
-            WEFT_TILE_LOAD(7, b + 2 * tile_cells + cuts_cells, 64);
-            WEFT_TILE_LOAD(5, a + cuts_cells, 64);
+            HEADLOOM_TILE_LOAD(4, a, 64);
+            HEADLOOM_TILE_LOAD(6, b + 2 * tile_cells, 64);
+            HEADLOOM_TILE_LOAD(7, b + 2 * tile_cells + cuts_cells, 64);
+            HEADLOOM_TILE_LOAD(5, a + cuts_cells, 64);
             do_portions();
             // Small products first, in an order that changes one factor at a time.
             then_load_right(b + tile_cells);
@@ -244,16 +244,16 @@ private:
                 }
             then_load_left(a + 2 * tile_cells);
             then_load_left(a);
-            WEFT_TILE_MULTIPLY(0, 4, 6);
-            WEFT_TILE_MULTIPLY(1, 4, 7);
-            WEFT_TILE_MULTIPLY(2, 5, 6);
-            WEFT_TILE_MULTIPLY(3, 5, 7);
+            HEADLOOM_TILE_MULTIPLY(0, 4, 6);
+            HEADLOOM_TILE_MULTIPLY(1, 4, 7);
+            HEADLOOM_TILE_MULTIPLY(2, 5, 6);
+            HEADLOOM_TILE_MULTIPLY(3, 5, 7);
         }
         float* room = products_[products_room_];
-        WEFT_TILE_STORE(0, room, 128);
-        WEFT_TILE_STORE(1, room + 16, 128);
-        WEFT_TILE_STORE(2, room + 16 * stripe_rows, 128);
-        WEFT_TILE_STORE(3, room + 16 * stripe_rows + 16, 128);
+        HEADLOOM_TILE_STORE(0, room, 128);
+        HEADLOOM_TILE_STORE(1, room + 16, 128);
+        HEADLOOM_TILE_STORE(2, room + 16 * stripe_rows, 128);
+        HEADLOOM_TILE_STORE(3, room + 16 * stripe_rows + 16, 128);
     }
 
     // Some more rows of what was computed last.
@@ -337,5 +337,5 @@ private:
     HalfTurned half_turned_;
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

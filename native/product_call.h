@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace weft {
+namespace headloom {
 
 // output (+)= act(left right + bias), with act the identity or max(0, x): left (rows, terms), right
 // (terms, columns), output (rows, columns).
@@ -43,4 +43,4 @@ struct ProductKernels {
                   char* memory);
 };
 
-}  // namespace weft
+}  // namespace headloom

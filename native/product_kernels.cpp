@@ -5,8 +5,8 @@
 #include "kernels.h"
 #include "product_block.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 static size_t space(const ProductCall& call, const ProductPlan& plan) {
     return ProductBlock(call, plan, nullptr).workspace.used();
@@ -22,7 +22,7 @@ static bool tasks(const ProductCall& call, const ProductPlan& plan, int64_t firs
 extern const ProductKernels product_kernels;
 const ProductKernels product_kernels = {space, tasks};
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -6,7 +6,7 @@
 #include "memory.h"
 #include "threads.h"
 
-namespace weft {
+namespace headloom {
 
 bool projected_losses(const Kernels& kernels, const ProjectedCall& call, int threads) {
     const ProjectedKernels& of = *kernels.projected;
@@ -33,4 +33,4 @@ bool projected_losses(const Kernels& kernels, const ProjectedCall& call, int thr
     return true;
 }
 
-}  // namespace weft
+}  // namespace headloom

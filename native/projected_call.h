@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace weft {
+namespace headloom {
 
 // Of logits = inputs matrix^T, cross-entropy with label smoothing:
 //
@@ -42,4 +42,4 @@ struct ProjectedKernels {
     void (*choices)(const ProjectedCall& call, int64_t task, char* shared, char* worker);
 };
 
-}  // namespace weft
+}  // namespace headloom

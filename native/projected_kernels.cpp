@@ -2,13 +2,13 @@
 // that do not multiply pairs of bfloat16 leave it to torch.
 #include "has_pairs.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
 #include "kernels.h"
 #include "projected_block.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 static ProjectedSpace space(const ProjectedCall& call) {
     const ProjectedBlock block(call, nullptr, nullptr);
@@ -39,7 +39,7 @@ static void choices(const ProjectedCall& call, int64_t task, char* shared, char*
 extern const ProjectedKernels projected_kernels;
 const ProjectedKernels projected_kernels = {space, tasks, pack, rows, choices};
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

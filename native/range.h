@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 struct Range {
     int64_t first = 0, end = 0;  // first <= key < end; empty where end <= first
@@ -27,5 +27,5 @@ inline Range hull(Range a, Range b) {
     return {smaller(a.first, b.first), larger(a.end, b.end)};
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-namespace weft {
+namespace headloom {
 
 void sort_strongest(const float* candidate_scores, const int32_t* candidate_keys, int64_t number,
                     int64_t kept, float* scores, int32_t* keys) {
@@ -25,4 +25,4 @@ void sort_strongest(const float* candidate_scores, const int32_t* candidate_keys
     }
 }
 
-}  // namespace weft
+}  // namespace headloom

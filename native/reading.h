@@ -12,7 +12,7 @@
 
 #include "call.h"
 
-namespace weft {
+namespace headloom {
 namespace reading {
 
 namespace nb = nanobind;
@@ -28,15 +28,15 @@ inline int64_t item(const nb::object& tuple, Py_ssize_t place) {
 }
 
 // Names of attributes, made once.
-#define WEFT_PYTHON_NAME(name)                                           \
+#define HEADLOOM_PYTHON_NAME(name)                                           \
     static nb::handle name() {                                           \
         static PyObject* const made = PyUnicode_InternFromString(#name); \
         return made;                                                     \
     }
 struct Names {
-    WEFT_PYTHON_NAME(shape)
-    WEFT_PYTHON_NAME(stride)
-    WEFT_PYTHON_NAME(data_ptr)
+    HEADLOOM_PYTHON_NAME(shape)
+    HEADLOOM_PYTHON_NAME(stride)
+    HEADLOOM_PYTHON_NAME(data_ptr)
 };
 
 inline nb::object attribute(nb::handle owner, nb::handle name) {
@@ -88,26 +88,26 @@ inline void read(nb::handle value, Element*& to) {
 }
 
 // What a NativeCall has, by the names of its attributes.
-#define WEFT_CALL_FIELDS(field)                                                              \
+#define HEADLOOM_CALL_FIELDS(field)                                                              \
     field(queries) field(keys) field(values) field(bias) field(offset_bias) field(key_table) \
         field(value_table) field(sinks) field(key_range) field(row_range) field(allowed)     \
             field(scale) field(softcap) field(banded) field(left) field(right) field(clip)   \
                 field(relative_offset) field(last_queries) field(bfloat16)
 // Where its results go: tensors by these names, and how many edges of a row are kept.
-#define WEFT_RESULT_FIELDS(field)                                                           \
+#define HEADLOOM_RESULT_FIELDS(field)                                                           \
     field(output) field(exact_output) field(lse) field(entropy) field(rest) field(count)    \
         field(kept) field(kept_keys) field(kept_scores) field(kept_weights) field(received) \
             field(received_most) field(received_last)
 
 inline Call call_of(nb::handle native) {
     Call call;
-#define WEFT_READ(name)                                                  \
+#define HEADLOOM_READ(name)                                                  \
     {                                                                    \
         static PyObject* const made = PyUnicode_InternFromString(#name); \
         read(attribute(native, made), call.name);                        \
     }
-    WEFT_CALL_FIELDS(WEFT_READ)
-#undef WEFT_READ
+    HEADLOOM_CALL_FIELDS(HEADLOOM_READ)
+#undef HEADLOOM_READ
     static PyObject* const queries = PyUnicode_InternFromString("queries");
     static PyObject* const values = PyUnicode_InternFromString("values");
     const nb::object rows = tuple_of(attribute(attribute(native, queries), Names::shape()));
@@ -126,7 +126,7 @@ inline Call call_of(nb::handle native) {
 
 inline void read_results(nb::dict results, Call& call) {
     size_t known = 0;
-#define WEFT_READ(name)                                                             \
+#define HEADLOOM_READ(name)                                                             \
     {                                                                               \
         static PyObject* const made = PyUnicode_InternFromString(#name);            \
         if (PyObject* const value = PyDict_GetItemWithError(results.ptr(), made)) { \
@@ -134,8 +134,8 @@ inline void read_results(nb::dict results, Call& call) {
             ++known;                                                                \
         }                                                                           \
     }
-    WEFT_RESULT_FIELDS(WEFT_READ)
-#undef WEFT_READ
+    HEADLOOM_RESULT_FIELDS(HEADLOOM_READ)
+#undef HEADLOOM_READ
     if (known != results.size()) throw nb::key_error("native: no result of that name");
 }
 
@@ -147,12 +147,12 @@ inline std::string instruction_set_of(nb::handle native) {
 // Every name that is read, so that Python can tell whether these kernels are its own.
 inline nb::tuple names() {
     nb::list found;
-#define WEFT_NAME(name) found.append(#name);
-    WEFT_CALL_FIELDS(WEFT_NAME)
-    WEFT_RESULT_FIELDS(WEFT_NAME)
-#undef WEFT_NAME
+#define HEADLOOM_NAME(name) found.append(#name);
+    HEADLOOM_CALL_FIELDS(HEADLOOM_NAME)
+    HEADLOOM_RESULT_FIELDS(HEADLOOM_NAME)
+#undef HEADLOOM_NAME
     return nb::tuple(found);
 }
 
 }  // namespace reading
-}  // namespace weft
+}  // namespace headloom

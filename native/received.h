@@ -10,8 +10,8 @@
 #include "multiply.h"
 #include "workspace.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 struct Waiting {
     float* powers;  // (tiles, rows, score_row); nullptr where nobody asks what keys receive
@@ -113,5 +113,5 @@ inline void receive(const Call& call, const Waiting& waiting, int64_t score_row,
     }
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

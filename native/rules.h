@@ -6,8 +6,8 @@
 #include "vector.h"
 #include "visible.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Whether any rule changes the scores of this call after the product.
 inline bool has_rules(const Call& call) {
@@ -106,5 +106,5 @@ inline int32_t keys_seen(const Call& call, Range keys, const float* scores) {
     return seen;
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

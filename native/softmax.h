@@ -4,8 +4,8 @@
 
 #include "vector.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // From here on a score is far from 0: its product with log2 e, which float32 rounds by 2^-4 or
 // more, would change the powers; above 2e38 it is no number at all.
@@ -142,5 +142,5 @@ inline void exponentiate(Running& row, float* scores, int64_t vectors) {
     if (with_moment) row.moment += moment;
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -7,10 +7,10 @@
 
 #include "stripe_pairs.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // A stripe of rows, up to 32 of a block of queries, with a tile of keys.
 struct Stripe {
@@ -277,7 +277,7 @@ private:
     int64_t count_ = 0;
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

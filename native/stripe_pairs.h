@@ -6,10 +6,10 @@
 #include "forward.h"
 #include "multiply_pairs.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 inline int64_t chunks_of(int64_t terms) { return (terms + chunk_terms - 1) / chunk_terms; }
 
@@ -198,7 +198,7 @@ inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, 
     weigh_values<1>(call, block, keys, weights, stripe, first_row, two_rows);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

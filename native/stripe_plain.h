@@ -5,10 +5,10 @@
 
 #include "stripe_pairs.h"
 
-#if defined(WEFT_HAS_PAIRS)
+#if defined(HEADLOOM_HAS_PAIRS)
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 inline bool sees_whole_tile(const Call& call, const Block& block, int first_row, Range tile) {
     if (!is_plain(call) || block.rows - first_row < stripe_rows ||
@@ -53,7 +53,7 @@ inline void pass_whole_tile(const Call& call, Block& block, const PackedKeys& ke
                     first_row, true);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom
 
 #endif

@@ -9,8 +9,8 @@
 
 #include "cuts.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Room for candidates beyond what a cut leaves and a tile's row, so that not every tile needs one.
 constexpr int64_t spare_room = 64;
@@ -312,5 +312,5 @@ inline float add_candidates(Candidates& row, int64_t k, int64_t capacity, const 
     return largest(seen.highest);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

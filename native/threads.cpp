@@ -15,7 +15,7 @@
 #include <mutex>
 #include <thread>
 
-namespace weft {
+namespace headloom {
 namespace {
 
 // One call of run_tasks. Threads that come late find no task left and leave it alone.
@@ -192,4 +192,4 @@ int set_own_threads(int count) {
     return before;
 }
 
-}  // namespace weft
+}  // namespace headloom

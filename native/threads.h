@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace weft {
+namespace headloom {
 
 // Run task(0) to task(count - 1), each once, on up to `threads` threads, this one among them;
 // returns when all are done. `worker` is the number of the thread that runs the task, from 0.
@@ -17,4 +17,4 @@ void run_tasks(int threads, int64_t count,
 // was before; 0: nothing was changed, since torch's threads are not those of a libgomp.
 int set_own_threads(int count);
 
-}  // namespace weft
+}  // namespace headloom

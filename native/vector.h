@@ -18,8 +18,8 @@
 
 #include "has_pairs.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 #if defined(__AVX512F__)
 constexpr int lanes = 16;
@@ -345,5 +345,5 @@ inline void transpose(Floats (&rows)[lanes]) {
     if constexpr (2 * width < lanes) transpose<2 * width>(rows);
 }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -4,8 +4,8 @@
 #include "call.h"
 #include "range.h"
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Band, padding and packed sequences; a mask given cell by cell is read later, in the tile.
 inline Range visible_keys(const Call& call, int64_t batch, int64_t query) {
@@ -24,5 +24,5 @@ inline Range visible_keys(const Call& call, int64_t batch, int64_t query) {
 // Whether all queries of a sequence see the same range.
 inline bool one_range_for_all(const Call& call) { return !call.banded && !call.row_range.data; }
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

@@ -8,8 +8,8 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace weft {
-namespace WEFT_INSTRUCTION_SET {
+namespace headloom {
+namespace HEADLOOM_INSTRUCTION_SET {
 
 // Deals out aligned pieces of a block of memory; without a block it only adds up their sizes, so
 // that one function both measures and lays out a workspace.
@@ -40,5 +40,5 @@ private:
     size_t used_ = 0;
 };
 
-}  // namespace WEFT_INSTRUCTION_SET
-}  // namespace weft
+}  // namespace HEADLOOM_INSTRUCTION_SET
+}  // namespace headloom

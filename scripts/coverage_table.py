@@ -1,4 +1,4 @@
-"""What the tests reach of src/weft, package by package, after `make coverage` has run them.
+"""What the tests reach of src/headloom, package by package, after `make coverage` has run them.
 
     python scripts/coverage_table.py              # a table; exit status 1 below 92 %
     python scripts/coverage_table.py --lines mechanism/ring.py    # and the lines of a file
@@ -17,15 +17,15 @@ from pathlib import Path
 import coverage
 from coverage.exceptions import CoverageException
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "weft"
-#: Of all lines of src/weft that can run.
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "headloom"
+#: Of all lines of src/headloom that can run.
 LEAST = 0.92
 
 
 def main() -> int:
     """Print the table; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lines", help="a file below src/weft")
+    parser.add_argument("--lines", help="a file below src/headloom")
     options = parser.parse_args()
     measured = coverage.Coverage()
     measured.load()
@@ -39,7 +39,7 @@ def main() -> int:
             print(f"{path}: {error}", file=sys.stderr)
             return 2
         inside = path.relative_to(PACKAGE)
-        package = inside.parts[0] if len(inside.parts) > 1 else "weft itself"
+        package = inside.parts[0] if len(inside.parts) > 1 else "headloom itself"
         lines[package] += len(there)
         missed[package] += len(not_reached)
         worst.append((len(not_reached), len(there), str(inside)))

@@ -1,4 +1,4 @@
-"""Damaged arrays and edge lists: `weft import` refuses each in one line, or says what is there.
+"""Damaged arrays and edge lists: `headloom import` refuses each in one line, or says what is there.
 
     python scripts/damaged_imports.py [--cases 2000] [--seed 0] [--workers 2] [--only NUMBER]
     python scripts/damaged_imports.py --self-check
@@ -16,7 +16,7 @@ scripts/damaged_inputs.py does, and imports it by the command. A case is wrong w
     the files have checksums (.npz, .parquet), and damage of their bytes gives other data
 
 Files without checksums that were changed are other files, read as they say: counted as rewritten.
---self-check plants faults in weft, one at a time, and expects to see each.
+--self-check plants faults in headloom, one at a time, and expects to see each.
 The last line is the summary; the exit code is 1 where a case is wrong.
 """
 
@@ -78,7 +78,7 @@ def imported(whole: Path, kind: str, copy: Path, number: int, way: str) -> tuple
     from damage.verbs import by_process, by_verb
 
     before = {path.name for path in copy.parent.iterdir()}
-    output = copy.parent / "new.weft"
+    output = copy.parent / "new.loom"
     run = by_verb if number % BY_PROCESS else by_process
     said = run(words_of(kind, copy, output), {copy.parent: "FOLDER"})
     if list(copy.parent.rglob(MARKER)) or Path(MARKER).exists():
@@ -119,7 +119,7 @@ def prepared() -> Iterator[Path]:
 
     torch.set_num_threads(1)
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="weft-dumps-", dir=place) as folder:
+    with tempfile.TemporaryDirectory(prefix="headloom-dumps-", dir=place) as folder:
         tempfile.tempdir = folder
         Path(folder).chmod(0o755)
         whole = Path(folder) / "whole"
@@ -140,9 +140,9 @@ def planted() -> dict[str, contextlib.AbstractContextManager[object]]:
     """Faults of an import, by what they are."""
     import numpy as np
 
-    from weft.formats import edge_lists, stored_arrays
-    from weft.jobs import importing
-    from weft.tracing import given, given_edges
+    from headloom.api import importing
+    from headloom.formats import edge_lists, stored_arrays
+    from headloom.tracing import given, given_edges
 
     real = np.lib.format.read_array
 

@@ -9,15 +9,15 @@ gone, pipes, sockets, links, folders, nothing that may be read, sparse and neste
 reads all of it: through the library, part by part, and every fourth case by a verb of the command
 as well, every 500th as a process of its own. A case is wrong when
 
-    anything but an error of weft in one line ends it, or a process dies
+    anything but an error of headloom in one line ends it, or a process dies
     it takes longer than 30 seconds, or 4 GiB of memory beside what the libraries take
     what is read is not what was written, although a digest could tell
     a control character of a name reaches the terminal
 
 Who changes a file and makes its digest fit it, or a file that has none, writes another input, which
 is read as it says: that is counted as rewritten. Where this runs as root, what may not be read is
-read as another user. --self-check plants faults in weft, one at a time, and expects to see each.
-The last line is the summary; the exit code is 1 where a case is wrong.
+read as another user. --self-check plants faults in headloom, one at a time, and expects to see
+each. The last line is the summary; the exit code is 1 where a case is wrong.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def prepared(seed: int, seconds: float) -> Iterator[Cases]:
     torch.set_num_threads(1)
     # Where there is one, a disk in memory: thousands of small files are written.
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="weft-originals-", dir=place) as folder:
+    with tempfile.TemporaryDirectory(prefix="headloom-originals-", dir=place) as folder:
         tempfile.tempdir = folder
         Path(folder).chmod(0o755)
         with warnings.catch_warnings(), quick_commands():

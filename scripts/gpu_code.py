@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 
-import weft
-from weft.mechanism.backends import triton as backend
-from weft.mechanism.backends.gpu_sizes import Device, sizes_of
-from weft.mechanism.backends.native_request import prepare
-from weft.mechanism.checked import checked_call
-from weft.mechanism.packed import packed
+import headloom
+from headloom.mechanism.backends import triton as backend
+from headloom.mechanism.backends.gpu_sizes import Device, sizes_of
+from headloom.mechanism.backends.native_request import prepare
+from headloom.mechanism.checked import checked_call
+from headloom.mechanism.packed import packed
 
 #: By compute capability: T4, A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 (source: CUDA C++
 #: programming guide, technical specifications); by AMD's names: MI200, MI300, MI350, RX 7900,
@@ -105,16 +105,16 @@ def asked_beside(length: int) -> dict[str, dict[str, Any]]:
         "sinks": {"sinks": torch.zeros(4)},
         "cells": {"mask": torch.ones(length, length, dtype=torch.bool).tril()},
         "bias": {"bias": torch.zeros(1, 4, length, length)},
-        "distances": {"relative": weft.ALiBi(torch.zeros(4))},
+        "distances": {"relative": headloom.ALiBi(torch.zeros(4))},
         "softcap": {"softcap": 5.0},
-        "ranges": {"mask": weft.causal() & packed([length // 2, length // 2])},
+        "ranges": {"mask": headloom.causal() & packed([length // 2, length // 2])},
     }
 
 
 def asked(added: str, length: int) -> dict[str, Any]:
     """The options of a call."""
     nothing = dict.fromkeys(("score", "relative", "bias", "scale", "softcap", "sinks"))
-    options: dict[str, Any] = nothing | {"mask": weft.causal(), "dropout": 0.0}
+    options: dict[str, Any] = nothing | {"mask": headloom.causal(), "dropout": 0.0}
     return options | asked_beside(length).get(added, {})
 
 
@@ -124,7 +124,7 @@ def compiled(
     """Compile what a call would run, by the very program that would run it."""
     import triton.runtime
 
-    from weft.mechanism.backends import triton_edges, triton_received, triton_softmax
+    from headloom.mechanism.backends import triton_edges, triton_received, triton_softmax
 
     triton.runtime.driver.set_active(_Absent(target))
     kernels = [

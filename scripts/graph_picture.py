@@ -1,6 +1,6 @@
 """The picture of docs/graphs.md: attention that a run learned on Cora, into docs/pictures.
 
-    weft train examples/cora.toml --set task.graph=PATH/TO/cora.npz
+    headloom train examples/cora.toml --set task.graph=PATH/TO/cora.npz
     python scripts/graph_picture.py runs/cora
 
 On the left, a paper and its neighbours, with the weights of one head; on the right, of all papers,
@@ -16,13 +16,13 @@ import networkx
 import numpy as np
 from matplotlib.figure import Figure
 
-from weft.errors import InputError
-from weft.jobs.trace_request import opened_graph
-from weft.mechanism.graph import AttentionGraph
-from weft.pictures.canvas import new_figure, save_picture
-from weft.pictures.palette import palette
-from weft.tracing.sources.graphs import trace_nodes
-from weft.training.tasks.nodes import NodesTask
+from headloom.api.trace_request import opened_graph
+from headloom.errors import InputError
+from headloom.mechanism.graph import AttentionGraph
+from headloom.studio.pictures.canvas import new_figure, save_picture
+from headloom.studio.pictures.palette import palette
+from headloom.tracing.sources.graphs import trace_nodes
+from headloom.training.tasks.nodes import NodesTask
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "pictures" / "cora.png"
 #: Neighbours that the chosen paper has at least and at most: so many can be told apart.

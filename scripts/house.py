@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "weft"
+PACKAGE = ROOT / "src" / "headloom"
 LONG_FUNCTION, LONG_FILE, LONG_LINE = 60, 400, 100
 LANGUAGES = {
     "py": (".py",),
@@ -59,12 +59,12 @@ def lines_of(path: Path) -> list[str]:
 def module_name(path: Path) -> str:
     """The dotted name of a module of the package, wherever that lies."""
     parts = path.with_suffix("").parts
-    parts = parts[len(parts) - 1 - parts[::-1].index("weft") :]
+    parts = parts[len(parts) - 1 - parts[::-1].index("headloom") :]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """The modules of weft that a module imports, inside functions too; not for types alone."""
+    """The modules of headloom that a module imports, inside functions too; not for types alone."""
     targets: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -149,9 +149,9 @@ def words_in(path: Path) -> dict[str, int]:
 
 def stack_files() -> list[str]:
     """The files of the package on the call stack, the outermost first."""
-    import weft
+    import headloom
 
-    package = Path(weft.__file__).parent  # that of the sources, or an installed one
+    package = Path(headloom.__file__).parent  # that of the sources, or an installed one
     names = (frame.filename for frame in traceback.extract_stack())
     inside = (Path(name) for name in names if name.startswith(str(package)))
     return list(dict.fromkeys(str(path.relative_to(package)) for path in inside))
@@ -191,7 +191,7 @@ checkpoint_every = 1
 def walks() -> dict[str, list[str]]:
     """The files on the call stack on two ways through the house.
 
-    query: from `weft train` to the native kernel.
+    query: from `headloom train` to the native kernel.
     edge: from the kernel, through the file of edges, to the studio's answer to a browser. The
         files of the model and of the command, which only stand above, are left out.
     """
@@ -200,12 +200,12 @@ def walks() -> dict[str, list[str]]:
     import pyarrow.parquet
     from fastapi.testclient import TestClient
 
-    from weft import _native
-    from weft.cli import app
-    from weft.studio.runs import open_collection
-    from weft.studio.server import create_app
+    from headloom import _native
+    from headloom.cli import app
+    from headloom.studio.runs import open_collection
+    from headloom.studio.server import create_app
 
-    def weft(*words: str) -> None:
+    def headloom(*words: str) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             app(list(words), standalone_mode=False)
 
@@ -219,13 +219,13 @@ def walks() -> dict[str, list[str]]:
         Path("text.txt").write_text(text, encoding="utf-8")
         Path("config.toml").write_text(CONFIG, encoding="utf-8")
         undo = [note_stack(_native, "forward", calls)]
-        weft("train", "config.toml", "--run", "run")
+        headloom("train", "config.toml", "--run", "run")
         query = calls[0]
         calls.clear()
         undo.append(note_stack(pyarrow.parquet.ParquetWriter, "write_table", writes))
-        weft("trace", "run", "--text", text[:100], "-o", "t.weft")
+        headloom("trace", "run", "--text", text[:100], "-o", "t.loom")
         undo.append(note_stack(pyarrow.parquet.ParquetFile, "read_row_groups", reads))
-        application = create_app(open_collection(Path("t.weft")))
+        application = create_app(open_collection(Path("t.loom")))
         with TestClient(application, base_url="http://127.0.0.1:8137") as client:
             reads.clear()
             client.get("/api/examples/0/layers/0/heads/0/edges/0").raise_for_status()
@@ -239,7 +239,7 @@ def walks() -> dict[str, list[str]]:
 
 def drawn(ways: dict[str, list[str]]) -> str:
     """The walks as CONTRIBUTING.md shows them."""
-    titles = {"query": "weft train", "edge": "the kernel"}
+    titles = {"query": "headloom train", "edge": "the kernel"}
     ends = {"query": "the kernel", "edge": "the browser"}
     lines = []
     for name, passed in ways.items():
@@ -254,7 +254,7 @@ def sizes(names: Iterable[str]) -> dict[str, int]:
     """What the budget in pyproject.toml counts: lines of a folder, or a figure by its name."""
     from typer.main import get_command
 
-    from weft.cli import app
+    from headloom.cli import app
 
     files = [path for path in tracked() if path.suffix in sum(LANGUAGES.values(), ())]
     source = [path for path in files if path.suffix == ".py" and path.is_relative_to(PACKAGE)]
@@ -263,8 +263,8 @@ def sizes(names: Iterable[str]) -> dict[str, int]:
     options = [[one for one in verb.params if one.param_type_name == "option" and not one.hidden]
                for verb in verbs.values()]  # fmt: skip
     figures = {
-        "files in src/weft": len(source),
-        "Any in src/weft": sum(words_in(path)["Any"] for path in source),
+        "files in src/headloom": len(source),
+        "Any in src/headloom": sum(words_in(path)["Any"] for path in source),
         "verbs": len(verbs),
         "options of a verb": max(map(len, options)),
         "options": sum(map(len, options)),
@@ -300,9 +300,9 @@ def examined() -> dict[str, list[str] | int]:
     written = [path for path in files if path.suffix in sum(LANGUAGES.values(), ())]
     state: dict[str, list[str] | int] = {
         "files tracked": len(files),
-        "files in src/weft": len(source),
-        "folders in src/weft": len({path.parent for path in source}),
-        "lines in src/weft": sum(len(lines_of(path)) for path in source),
+        "files in src/headloom": len(source),
+        "folders in src/headloom": len({path.parent for path in source}),
+        "lines in src/headloom": sum(len(lines_of(path)) for path in source),
         "cycles": [" ".join(knot) for knot in cycles(imports)],
         "functions over 60 lines": [name for path in source for name in long_functions(path)],
         "files over 400 lines": [

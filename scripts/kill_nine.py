@@ -1,4 +1,5 @@
-"""kill -9 at random moments of weft's commands: the same command again ends with the same bytes.
+"""kill -9 at random moments of headloom's commands: the same command again ends with the same
+bytes.
 
     python scripts/kill_nine.py [--seed 1] [--times 1] [--only WORDS] [--keep FOLDER]
 
@@ -8,8 +9,8 @@ process of it may live on. The same command is given again; its files must equal
 undisturbed run byte for byte, and no temporary file may be left. What may differ is named in
 docs/formats.md: `seconds`, in a run's metrics and in the notes of its checkpoint.
 
-A command is a fork of this process, which has imported weft, so that a start costs no import; those
-killed while Python starts are ``python -m weft``.
+A command is a fork of this process, which has imported headloom, so that a start costs no import;
+those killed while Python starts are ``python -m headloom``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from killing.contents import contents
 from killing.processes import MARK, exit_of, forked, is_worker, living, wait_until
 
 #: After a kill every other process of the command must have ended in so many starts of Python with
-#: weft: a worker that is still importing weft learns of the kill when it has.
+#: headloom: a worker that is still importing headloom learns of the kill when it has.
 PATIENCE = 4
 
 MODEL = """
@@ -82,12 +83,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "start write write write time",
     ),
     "trace --overwrite": (
-        "trace run --file new.txt -o old.weft --overwrite --threads 1",
+        "trace run --file new.txt -o old.loom --overwrite --threads 1",
         "start write write write write time",
     ),
-    "export --html": ("export old.weft --html page.html", "write write time"),
-    "export --picture": ("export old.weft --picture heads.png", "start write write time"),
-    "export --parquet": ("export old.weft --parquet edges.parquet", "write write time"),
+    "export --html": ("export old.loom --html page.html", "write write time"),
+    "export --picture": ("export old.loom --picture heads.png", "start write write time"),
+    "export --parquet": ("export old.loom --parquet edges.parquet", "write write time"),
 }
 
 
@@ -136,7 +137,7 @@ class Killer:
         work, log = self.fresh()
         begin = time.monotonic()
         if self.to_its_end(words, work, log):
-            raise RuntimeError(f"weft {' '.join(words)} fails undisturbed: {log.read_text()}")
+            raise RuntimeError(f"headloom {' '.join(words)} fails undisturbed: {log.read_text()}")
         seconds = time.monotonic() - begin
         return Whole(contents(work), seconds, int(log.with_suffix(".writes").read_text()))
 
@@ -158,7 +159,7 @@ class Killer:
             self.outcome.faults.append(f"{what}: {len(left)} processes live on")
             for process in left:
                 os.kill(process, signal.SIGKILL)
-        parts = sum(".weft-part-" in path.name for path in work.rglob("*"))
+        parts = sum(".headloom-part-" in path.name for path in work.rglob("*"))
         code = self.to_its_end(words, work, log)
         now = contents(work)
         different = sorted(
@@ -200,8 +201,8 @@ class Killer:
                 lambda: (
                     exit_of(child) is not None
                     or (
-                        len(list(work.glob("traces/*.weft"))) >= count
-                        and any(work.glob("traces/.*.weft-part-*"))
+                        len(list(work.glob("traces/*.loom"))) >= count
+                        and any(work.glob("traces/.*.headloom-part-*"))
                     )
                 ),
                 600,
@@ -217,13 +218,15 @@ class Killer:
         if moment == "worker":
             said = log.read_text()
             if status != 2 or "a worker was killed" not in said or said.count("\n") != 1:
-                self.outcome.faults.append(f"a worker was killed, and weft said {status}: {said}")
+                self.outcome.faults.append(
+                    f"a worker was killed, and headloom said {status}: {said}"
+                )
         return status, when
 
     def _killed_at_start(
         self, words: list[str], work: Path, log: Path, seconds: float
     ) -> tuple[int, str]:
-        command = [sys.executable, "-m", "weft", *words]
+        command = [sys.executable, "-m", "headloom", *words]
         with log.open("wb") as output:
             process = subprocess.Popen(command, cwd=work, stdout=output, stderr=output)
             wait_until(lambda: process.poll() is not None, seconds)
@@ -232,9 +235,9 @@ class Killer:
 
 
 def seconds_to_import() -> float:
-    """Seconds in which Python starts and imports what most commands need of weft."""
+    """Seconds in which Python starts and imports what most commands need of headloom."""
     begin = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import weft.jobs.corpus"], check=True)
+    subprocess.run([sys.executable, "-c", "import headloom.api.corpus"], check=True)
     return time.monotonic() - begin
 
 
@@ -250,11 +253,11 @@ def prepared(folder: Path) -> Path:
     killer = Killer(start, folder, 0)
     for command in (
         "train config.toml --run run --threads 1 --set training.max_steps=4",
-        "trace run --file text.txt -o old.weft --threads 1",
+        "trace run --file text.txt -o old.loom --threads 1",
     ):
         log = folder / "log.txt"
         if killer.to_its_end(command.split(), start, log):
-            raise RuntimeError(f"weft {command}: {log.read_text()}")
+            raise RuntimeError(f"headloom {command}: {log.read_text()}")
     return start
 
 
@@ -263,13 +266,13 @@ def import_all() -> None:
     import matplotlib.figure  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
-    import weft.formats.exchange
-    import weft.jobs.corpus
-    import weft.jobs.windows
-    import weft.pictures
-    import weft.studio.page
-    import weft.training.loop
-    import weft.training.progress  # noqa: F401
+    import headloom.api.corpus
+    import headloom.api.windows
+    import headloom.formats.exchange
+    import headloom.studio.page
+    import headloom.studio.pictures
+    import headloom.training.loop
+    import headloom.training.progress  # noqa: F401
 
 
 def moments(times: int) -> Iterator[tuple[str, list[str], str]]:

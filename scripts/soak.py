@@ -186,7 +186,7 @@ class Soak:
         return sorted(shards[-1].parent.iterdir()) if shards else [whole] * whole.exists()
 
     def _saved(self, work: Path) -> int:
-        """The step of the last checkpoint on the disk, read without weft; 0: there is none."""
+        """The step of the last checkpoint on the disk, read without headloom; 0: there is none."""
         files = self._checkpoint(work)
         if not files:
             return 0
@@ -216,7 +216,7 @@ class Soak:
         log = self._log()
         if "Traceback" in log:
             raise FaultError(f"a traceback: {log}")
-        if expected not in " ".join(log.split("weft: ")[-1].split()):
+        if expected not in " ".join(log.split("headloom: ")[-1].split()):
             raise FaultError(f"{expected!r} is not named: {log[-400:]}")
 
     @contextmanager
@@ -272,10 +272,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="of each training")
     options = parser.parse_args()
     os.environ[MARK] = secrets.token_hex(8)
-    import weft.cli  # noqa: F401  # once, so that a start costs no import
+    import headloom.cli  # noqa: F401  # once, so that a start costs no import
 
     end = time.monotonic() + 60 * options.minutes
-    with tempfile.TemporaryDirectory(prefix="weft-soak-") as folder:
+    with tempfile.TemporaryDirectory(prefix="headloom-soak-") as folder:
         soak = Soak(Path(folder), options.seed, options.processes, options.steps)
         try:
             soak.whole()

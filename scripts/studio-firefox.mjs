@@ -7,7 +7,7 @@ import path from "node:path";
 import puppeteer from "puppeteer-core";
 
 const [executablePath, ...addresses] = process.argv.slice(2);
-const downloads = fs.mkdtempSync(path.join(os.tmpdir(), "weft-downloads-"));
+const downloads = fs.mkdtempSync(path.join(os.tmpdir(), "headloom-downloads-"));
 const PATIENCE = { timeout: 30_000, polling: 100 };
 
 /** Whether a view is there: none of its parts is busy, and its canvases and drawings have colours. */
@@ -45,7 +45,7 @@ async function exported(page, view, kind) {
   await page.keyboard.press("e");
   await page.click(`.export input[value=${kind}]`);
   await page.click(".export .primary");
-  const begins = (await saved(`weft-${view}-175mm.${kind}`)).toString("latin1");
+  const begins = (await saved(`headloom-${view}-175mm.${kind}`)).toString("latin1");
   if (!begins.startsWith(kind === "svg" ? "<svg" : "\x89PNG"))
     throw new Error(`no ${kind}: ${begins}`);
   await page.waitForFunction(() => !document.querySelector("dialog[open]"), PATIENCE);

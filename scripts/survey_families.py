@@ -1,4 +1,4 @@
-"""What weft catches of every family of Transformers, held against their own eager attention.
+"""What headloom catches of every family of Transformers, held against their own eager attention.
 
     python scripts/survey_families.py [--only 'bert,*swin*'] [--workers 2] [--json FILE] [--page]
 
@@ -8,7 +8,7 @@ default implementation and with eager attention. It is
 
     exact      every weight of every layer is that of eager attention, to 2e-5
     dense      the same, taken from the dense weights that the model returns
-    refused    weft refuses the model or the input, in one line
+    refused    headloom refuses the model or the input, in one line
     wrong      anything else: a weight, an output, a layer that is neither there nor named as
                missing, a raw error, a model that is not left as it was
     not built  no small model, or no input for it, could be made here
@@ -70,7 +70,7 @@ def preload() -> None:
     import transformers.models.qwen2_vl.modeling_qwen2_vl
     import transformers.models.t5.modeling_t5
 
-    import weft.tracing.huggingface  # noqa: F401
+    import headloom.tracing.huggingface  # noqa: F401
     from survey import examine  # noqa: F401
 
     transformers.logging.set_verbosity_error()

@@ -1,8 +1,8 @@
 """Installs a wheel into an empty environment and uses it as a newcomer does.
 
-    python scripts/try_wheel.py dist/weft-0.1.0-cp311-cp311-manylinux_2_35_x86_64.whl
-    python scripts/try_wheel.py --quick dist/weft-0.1.0.tar.gz     # 20 steps of the demo's training
-    python scripts/try_wheel.py dist/weft-0.1.0-cp311-cp311-manylinux_2_35_x86_64.whl --tests
+    python scripts/try_wheel.py dist/headloom-0.1.0-cp311-cp311-manylinux_2_35_x86_64.whl
+    python scripts/try_wheel.py --quick dist/headloom-0.1.0.tar.gz    # 20 steps of the demo
+    python scripts/try_wheel.py dist/headloom-0.1.0-cp311-cp311-manylinux_2_35_x86_64.whl --tests
 
 There is nothing on the path but the environment: no compiler, no Node. (A source distribution is
 built with what this program's own path has, in an environment of pip's own.) On Linux pip takes a
@@ -91,7 +91,7 @@ def main() -> None:
         if arguments.tests is None:
             try_out(newcomer, arguments.wheel.resolve(), arguments.quick)
         else:
-            run_tests(newcomer, arguments.wheel.resolve(), arguments.tests or ["tests", "weft"])
+            run_tests(newcomer, arguments.wheel.resolve(), arguments.tests or ["tests", "headloom"])
 
 
 def try_out(newcomer: Newcomer, wheel: Path, quick: bool) -> None:
@@ -111,22 +111,24 @@ def try_out(newcomer: Newcomer, wheel: Path, quick: bool) -> None:
         if shutil.which(name, path=environment["PATH"]):
             raise SystemExit(f"{name} is in the environment")
 
-    newcomer.run("weft", "--help")
-    health = newcomer.run("weft", "doctor", "--json")
+    newcomer.run("headloom", "--help")
+    health = newcomer.run("headloom", "doctor", "--json")
     print(health)
     if not json.loads(health)["healthy"]:
-        raise SystemExit("weft doctor says that it is not well")
-    newcomer.run("weft", "steps", "--picture", "steps.png")
+        raise SystemExit("headloom doctor says that it is not well")
+    newcomer.run("headloom", "steps", "--picture", "steps.png")
     if quick:
-        package = newcomer.run("python", "-c", "import weft; print(weft.__path__[0])").strip()
+        package = newcomer.run(
+            "python", "-c", "import headloom; print(headloom.__path__[0])"
+        ).strip()
         demo = Path(package, "training", "demo.toml")
         few = ("--set", "training.max_steps=20", "--set", "training.warmup=5")
-        newcomer.run("weft", "train", demo, "--run", "runs/demo", *few)
+        newcomer.run("headloom", "train", demo, "--run", "runs/demo", *few)
     else:
-        print(newcomer.run("weft", "demo"))
-    newcomer.run("weft", "trace", "runs/demo", "--text", "de: 17. März 2024", "-o", "t.weft")
-    newcomer.run("weft", "export", "t.weft", "--html", "page.html", "--picture", "heads.png")
-    view(newcomer, "t.weft")
+        print(newcomer.run("headloom", "demo"))
+    newcomer.run("headloom", "trace", "runs/demo", "--text", "de: 17. März 2024", "-o", "t.loom")
+    newcomer.run("headloom", "export", "t.loom", "--html", "page.html", "--picture", "heads.png")
+    view(newcomer, "t.loom")
     print("everything works")
 
 
@@ -137,7 +139,7 @@ def run_tests(newcomer: Newcomer, wheel: Path, what: list[str]) -> None:
     programs = os.pathsep.join([str(newcomer.programs), os.environ["PATH"]])
     variables = {**newcomer.variables, "PATH": programs}
     python = newcomer.program("python")
-    where = [python, "-c", "import weft; print(*weft.__path__)"]
+    where = [python, "-c", "import headloom; print(*headloom.__path__)"]
     tested = subprocess.check_output(where, cwd=ROOT, env=variables, text=True).strip()
     if not Path(tested).is_relative_to(newcomer.programs.parent):
         raise SystemExit(f"{tested} would be tested, not what was installed")
@@ -165,7 +167,7 @@ def compilers(folder: Path) -> str:
 def view(newcomer: Newcomer, path: str) -> None:
     """Start the studio, and read its page and its script."""
     start = time.perf_counter()
-    words = [newcomer.program("weft"), "view", path, "--no-browser", "--port", "0"]
+    words = [newcomer.program("headloom"), "view", path, "--no-browser", "--port", "0"]
     with subprocess.Popen(
         words, cwd=newcomer.work, env=newcomer.variables, text=True, encoding="utf-8",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -178,7 +180,7 @@ def view(newcomer: Newcomer, path: str) -> None:
                 said += line
                 address = re.search(r"http://\S+", line)
                 if not line:
-                    raise SystemExit(f"{said}\nweft view ended")
+                    raise SystemExit(f"{said}\nheadloom view ended")
             page = urllib.request.urlopen(address[0]).read().decode()
             scripts = re.findall(r'(?:src|href)="([^"]+\.(?:js|css)[^"]*)"', page)
             origin = re.match(r"http://[^/]+", address[0])
@@ -186,7 +188,9 @@ def view(newcomer: Newcomer, path: str) -> None:
             for script in scripts:
                 where = f"{origin[0] if origin else ''}/{script.lstrip('/')}"
                 sizes[script] = len(urllib.request.urlopen(where).read())
-            print(f"{time.perf_counter() - start:7.1f} s  weft view {path}: {sizes or len(page)}")
+            print(
+                f"{time.perf_counter() - start:7.1f} s  headloom view {path}: {sizes or len(page)}"
+            )
             if max([len(page), *sizes.values()]) < 100_000:
                 raise SystemExit("the studio's front end is missing")
         finally:

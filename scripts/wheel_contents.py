@@ -1,6 +1,6 @@
-"""What a wheel and a source distribution of weft hold: an error where a part is missing.
+"""What a wheel and a source distribution of headloom hold: an error where a part is missing.
 
-    python scripts/wheel_contents.py dist/weft-0.1.0-....whl dist/weft-0.1.0.tar.gz
+    python scripts/wheel_contents.py dist/headloom-0.1.0-....whl dist/headloom-0.1.0.tar.gz
 
 Prints the size of each, and the systems, processor and Pythons that the wheel's tags name.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 
 #: Parts of both, by the end of a file's name.
 SHARED = (
-    "weft/__init__.pyi",
-    "weft/py.typed",
-    "weft/training/demo.toml",
-    "weft/studio/static/studio.js",
-    "weft/studio/static/studio.css",
+    "headloom/__init__.pyi",
+    "headloom/py.typed",
+    "headloom/training/demo.toml",
+    "headloom/studio/static/studio.js",
+    "headloom/studio/static/studio.css",
     "LICENSE",
 )
 #: Parts of the source distribution alone.
@@ -38,7 +38,7 @@ def main() -> None:
         if file.suffix == ".whl":
             with zipfile.ZipFile(file) as archive:
                 names = archive.namelist()
-            kernels = [name for name in names if name.startswith("weft/_native.")]
+            kernels = [name for name in names if name.startswith("headloom/_native.")]
             if bool(kernels) == arguments.without_kernels:
                 raise SystemExit(f"{file}: its native kernels are {kernels or 'missing'}.")
             missing = _missing(names, SHARED)
@@ -57,7 +57,7 @@ def main() -> None:
 def tags(wheel: Path) -> list[str]:
     """What a wheel's name says of where it runs.
 
-    >>> tags(Path("weft-0.1.0-cp312-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"))
+    >>> tags(Path("headloom-0.1.0-cp312-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"))
     ['cp312-abi3', 'manylinux_2_27_x86_64', 'manylinux_2_28_x86_64']
     """
     *_, python, abi, systems = wheel.name.removesuffix(".whl").split("-")

@@ -10,7 +10,7 @@ export default defineConfig({
     }),
   ],
   build: {
-    outDir: "../src/weft/studio/static",
+    outDir: "../src/headloom/studio/static",
     emptyOutDir: true,
     target: "es2022",
     reportCompressedSize: false,

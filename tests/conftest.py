@@ -1,4 +1,4 @@
-"""Small models made of weft's attention layers, and traces of them, for every floor's tests."""
+"""Small models made of headloom's attention layers, and traces of them, for every floor's tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.combinations import mark_the_others_slow
 from tests.forked import Loaded
 from torch import Tensor, nn
 
-import weft
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.multihead import MultiHeadAttention
 
 WIDTH, HEADS, VOCABULARY = 16, 4, 50
 
@@ -72,11 +72,11 @@ class Translator(nn.Module):
         self.cross = MultiHeadAttention(WIDTH, HEADS, kv_heads=2, kind="cross", dropout=0.5)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        real = weft.padding(source != self.padding)
+        real = headloom.padding(source != self.padding)
         memory = self.embedding(source)
         memory = memory + self.encoder(memory, mask=real)
         state = self.embedding(target)
-        state = state + self.decoder(state, mask=weft.causal())
+        state = state + self.decoder(state, mask=headloom.causal())
         return state + self.cross(state, memory, mask=real)
 
 
@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         state: Tensor = self.embedding(tokens)
         for layer in self.layers:
-            state = state + layer(state, mask=weft.causal())
+            state = state + layer(state, mask=headloom.causal())
         return state
 
 
@@ -118,7 +118,7 @@ def pair_trace(translator: Translator) -> Trace:
         "source": torch.tensor([3, 9, 9, 14, 27, 5, 2]),
         "target": torch.tensor([1, 8, 30, 41]),
     }
-    found = weft.trace(translator, inputs)
+    found = headloom.trace(translator, inputs)
     assert isinstance(found, Trace)
     return found
 
@@ -131,8 +131,8 @@ def make_trace() -> Callable[..., Trace]:
         length = len(tokens)
         generator = torch.Generator().manual_seed(length)
         queries = torch.randn(heads, length, 8, generator=generator)
-        _, graph = weft.attend(
-            queries, queries + 1, queries, keep=weft.Top(min(keep, max(length, 1)))
+        _, graph = headloom.attend(
+            queries, queries + 1, queries, keep=headloom.Top(min(keep, max(length, 1)))
         )
         layer = TraceLayer(
             name="layers.0",
@@ -181,7 +181,7 @@ def hostile_tokens() -> list[str]:
 
 @pytest.fixture(scope="session")
 def loaded() -> Iterator[Loaded]:
-    """A process that has loaded weft and torch, and forks processes of the command line."""
+    """A process that has loaded headloom and torch, and forks processes of the command line."""
     process = Loaded()
     yield process
     process.end()

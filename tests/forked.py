@@ -1,4 +1,4 @@
-"""Processes of ``python -m weft`` that cost no import of torch.
+"""Processes of ``python -m headloom`` that cost no import of torch.
 
 One process loads torch and the command line, and forks a child for each command. The child has
 files of its own for standard input, output and error, the folder and the environment of who asks,
@@ -25,7 +25,7 @@ FORKS = sys.platform == "linux"
 #: Each child has a parent of its own, which waits for it and says how it ended: several may run.
 LOADED = """
 import json, os, runpy, signal, socket, sys
-import weft.cli, weft.traces, weft.training.loop, weft.training.progress
+import headloom.cli, headloom.api.trace, headloom.training.loop, headloom.training.progress
 
 # Every optimizer of torch loads torch._dynamo, and SymPy with it. Not Triton, which is for GPUs:
 # it says at the end of a process what it leaks.
@@ -33,7 +33,7 @@ sys.modules["triton"] = None
 import torch, torch._dynamo
 del sys.modules["triton"]
 
-sys.argv, requests = ["weft"], socket.socket(fileno=int(sys.argv[1]))
+sys.argv, requests = ["headloom"], socket.socket(fileno=int(sys.argv[1]))
 waiting = 0
 while True:
     asked, files, _, _ = socket.recv_fds(requests, 1 << 20, 4)
@@ -70,7 +70,7 @@ os.environ.clear()
 os.environ.update(asked["environment"])
 sys.argv += asked["arguments"]
 if asked["program"] is None:
-    runpy.run_module("weft", run_name="__main__", alter_sys=True)
+    runpy.run_module("headloom", run_name="__main__", alter_sys=True)
 else:
     exec(asked["program"], {"__name__": "__main__"})
 """
@@ -155,7 +155,7 @@ class Anew(Forked):
 
 
 class Loaded:
-    """A process that has loaded weft, and forks."""
+    """A process that has loaded headloom, and forks."""
 
     def __init__(self) -> None:
         if not FORKS:
@@ -178,7 +178,7 @@ class Loaded:
         session: bool = False,
         **environment: str,
     ) -> Forked:
-        """Start ``weft ARGUMENTS``, or a program in Python with these arguments.
+        """Start ``headloom ARGUMENTS``, or a program in Python with these arguments.
 
         Args:
             stdin: what it reads, or the file that it reads from.
@@ -201,7 +201,7 @@ class Loaded:
             stdout = its_output if stdout is None else stdout
             stderr = errors.fileno() if stderr is None else stderr
             if not FORKS:
-                what = ("-m", "weft") if program is None else ("-c", program)
+                what = ("-m", "headloom") if program is None else ("-c", program)
                 process = subprocess.Popen(
                     [sys.executable, *what, *words],
                     stdin=stdin, stdout=stdout, stderr=stderr, cwd=place, env=environment,
@@ -218,7 +218,7 @@ class Loaded:
             return Forked(said, output, os.dup(errors.fileno()))
 
     def run(self, *arguments: object, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        """Exit status, standard output and error of ``weft ARGUMENTS``."""
+        """Exit status, standard output and error of ``headloom ARGUMENTS``."""
         with self.start(*arguments, stdin=stdin) as process:
             out, errors = process.communicate()
             return process.wait(), out, errors

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from weft.mechanism import function
+from headloom.mechanism import function
 
 #: Attributes that name the device.
 DEVICE, IS_CUDA, IS_CPU = (
@@ -57,7 +57,8 @@ class PretendedDevice(TorchFunctionMode):
         self.device = torch.device(kind, 0)
 
     def __enter__(self) -> PretendedDevice:
-        # weft's own functions go through modes as torch's do; here each operation in them is seen.
+        # headloom's own functions go through modes as torch's do; here each operation in them is
+        # seen.
         self._open = patch.object(function, "has_torch_function", lambda tensors: False)
         self._open.start()
         super().__enter__()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import weft
+import headloom
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = Path(weft.__file__).parent
+PACKAGE = Path(headloom.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 #: Functions of the face that stand over tracing's.
 OVER_TRACING = ("trace", "watch", "from_queries_keys", "from_weights")
@@ -47,7 +47,7 @@ def test_names_of_modules_say_something() -> None:
         assert not parts & EMPTY_NAMES, path
 
 
-def test_the_reference_uses_nothing_of_weft() -> None:
+def test_the_reference_uses_nothing_of_headloom() -> None:
     """A second opinion that shares code with the first is none."""
     for path in sorted((PACKAGE / "mechanism" / "reference").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -58,8 +58,10 @@ def test_the_reference_uses_nothing_of_weft() -> None:
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             for name in names:
-                ours = name == "weft" or name.startswith("weft.")
-                assert not ours or name.startswith(("weft.mechanism.reference", "weft.errors"))
+                ours = name == "headloom" or name.startswith("headloom.")
+                assert not ours or name.startswith(
+                    ("headloom.mechanism.reference", "headloom.errors")
+                )
 
 
 def public_without_docstring(tree: ast.Module) -> list[str]:
@@ -129,7 +131,7 @@ def test_exports_exist(path: Path) -> None:
 def test_what_others_import_is_exported() -> None:
     """`__all__` is what a module gives to others: what it does not name is its own."""
     trees = {
-        f"weft.{module_name(path)}".replace("/", ".").removesuffix(".__init__"): ast.parse(
+        f"headloom.{module_name(path)}".replace("/", ".").removesuffix(".__init__"): ast.parse(
             path.read_text("utf-8")
         )
         for path in MODULES
@@ -154,23 +156,23 @@ def test_the_face_is_one_list() -> None:
         assert isinstance(node, ast.ImportFrom)
         (alias,) = node.names
         assert alias.asname == alias.name  # without it a type checker takes the name for private
-        names[alias.name] = f"weft.{node.module}"
-    assert sorted(names) == weft.__all__ == dir(weft)
+        names[alias.name] = f"headloom.{node.module}"
+    assert sorted(names) == headloom.__all__ == dir(headloom)
     for name, module in names.items():
-        value = getattr(weft, name)
+        value = getattr(headloom, name)
         assert value is getattr(importlib.import_module(module), name)
         if name not in OVER_TRACING and name != "__version__":
             assert value.__module__ == module, name
 
 
 def test_a_name_of_the_face_loads_no_more_than_it_needs() -> None:
-    code = "import sys, weft; weft.DataError; sys.exit('torch' in sys.modules)"
+    code = "import sys, headloom; headloom.DataError; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 EACH_ALONE = """
 import importlib, os, sys, traceback
-# What takes long, and is not of weft, once.
+# What takes long, and is not of headloom, once.
 for name in sys.argv[1].split():
     importlib.import_module(name)
 
@@ -207,7 +209,7 @@ print(" ".join(failed))
 def test_every_module_can_be_imported_first(floor: str, others: str) -> None:
     """Two modules that need each other are seen only where the right one of them comes first."""
     names = [
-        ".".join(("weft", *path.relative_to(PACKAGE).with_suffix("").parts))
+        ".".join(("headloom", *path.relative_to(PACKAGE).with_suffix("").parts))
         for path in MODULES
         if path.is_relative_to(PACKAGE / floor)
         and (not path.stem.startswith("triton_") or find_spec("triton") is not None)

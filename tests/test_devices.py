@@ -10,7 +10,7 @@ import torch
 from tests.pretended_device import PretendedDevice, marked
 from torch import Tensor, nn
 
-import weft
+import headloom
 
 
 @pytest.fixture(params=["cuda", "mps"])
@@ -22,10 +22,10 @@ def tensors_of(result: Any) -> list[Tensor]:
     """The tensors of a result, of graphs and traces too, in order."""
     if isinstance(result, Tensor):
         return [result]
-    if isinstance(result, weft.AttentionGraph):
+    if isinstance(result, headloom.AttentionGraph):
         names = "scores", "weights", "lse", "entropy", "rest", "count", "received"
         return tensors_of([getattr(result, name) for name in names])
-    if isinstance(result, weft.Trace):
+    if isinstance(result, headloom.Trace):
         return tensors_of([layer.graph for layer in result.layers])
     return (
         [x for one in result for x in tensors_of(one)] if isinstance(result, list | tuple) else []
@@ -74,16 +74,16 @@ def parts(*more: tuple[int, ...]) -> list[Tensor]:
 CELLS = torch.rand(70, 70, generator=torch.Generator().manual_seed(1)) < 0.5
 
 
-@pytest.mark.parametrize("function", [weft.attention, weft.attend])
+@pytest.mark.parametrize("function", [headloom.attention, headloom.attend])
 @pytest.mark.parametrize(
     "mask",
     [
         lambda: None,
-        weft.causal,
-        lambda: weft.window(4, 3),
-        lambda: weft.causal() & weft.padding([70, 33]),
-        lambda: weft.window(2, 2) | weft.padding([3, 4]),
-        lambda: weft.neighbours(CELLS),
+        headloom.causal,
+        lambda: headloom.window(4, 3),
+        lambda: headloom.causal() & headloom.padding([70, 33]),
+        lambda: headloom.window(2, 2) | headloom.padding([3, 4]),
+        lambda: headloom.neighbours(CELLS),
         lambda: CELLS,
     ],
     ids=("none", "causal", "window", "padding", "either", "neighbours", "cells"),
@@ -95,15 +95,15 @@ def test_masks(gpu: PretendedDevice, function: Any, mask: Callable[[], Any]) -> 
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
-        (lambda a, b: {"relative": weft.Shaw(a, b)}, ((5, 16), (5, 16))),
-        (lambda a: {"relative": weft.ALiBi(a)}, ((4,),)),
-        (lambda: {"relative": weft.ALiBi(weft.alibi_slopes(4))}, ()),
-        (lambda a: {"relative": weft.Buckets(a)}, ((32, 4),)),
-        (lambda a: {"score": weft.Bilinear(a)}, ((4, 16, 16),)),
-        (lambda a, b, c: {"score": weft.Additive(a, b, c)}, ((8, 16), (8, 16), (8,))),
+        (lambda a, b: {"relative": headloom.Shaw(a, b)}, ((5, 16), (5, 16))),
+        (lambda a: {"relative": headloom.ALiBi(a)}, ((4,),)),
+        (lambda: {"relative": headloom.ALiBi(headloom.alibi_slopes(4))}, ()),
+        (lambda a: {"relative": headloom.Buckets(a)}, ((32, 4),)),
+        (lambda a: {"score": headloom.Bilinear(a)}, ((4, 16, 16),)),
+        (lambda a, b, c: {"score": headloom.Additive(a, b, c)}, ((8, 16), (8, 16), (8,))),
         (lambda a, b: {"sinks": a, "bias": b, "softcap": 3.0}, ((4,), (1, 4, 70, 70))),
         (lambda: {"received": True}, ()),
-        (lambda: {"keep": weft.All()}, ()),
+        (lambda: {"keep": headloom.All()}, ()),
         (lambda: {"backend": "torch"}, ()),
     ],
     ids=[
@@ -120,11 +120,11 @@ def test_masks(gpu: PretendedDevice, function: Any, mask: Callable[[], Any]) -> 
     ],
 )
 def test_scores_and_positions(gpu: PretendedDevice, options: Any, sizes: Any) -> None:
-    check(gpu, lambda *given: weft.attend(*given[:3], **options(*given[3:])), *parts(*sizes))
+    check(gpu, lambda *given: headloom.attend(*given[:3], **options(*given[3:])), *parts(*sizes))
 
 
 def test_rotary_positions(gpu: PretendedDevice) -> None:
-    check(gpu, lambda *given: weft.rotary(given[0], 1000), *parts())
+    check(gpu, lambda *given: headloom.rotary(given[0], 1000), *parts())
 
 
 @pytest.mark.parametrize(
@@ -143,24 +143,24 @@ def test_rotary_positions(gpu: PretendedDevice) -> None:
 )
 def test_the_whole_matrix(gpu: PretendedDevice, ask: Callable[[Any], Any]) -> None:
     def run(queries: Tensor, keys: Tensor, _: Tensor) -> Any:
-        return ask(weft.AttentionMatrix(queries[0], keys[0], mask=weft.causal()))
+        return ask(headloom.AttentionMatrix(queries[0], keys[0], mask=headloom.causal()))
 
     check(gpu, run, *parts())
 
 
-def test_traces_of_models_made_of_weft(
+def test_traces_of_models_made_of_headloom(
     gpu: PretendedDevice, translator: nn.Module, language_model: nn.Module
 ) -> None:
     source, target = torch.tensor([3, 9, 9, 14, 27]), torch.tensor([1, 8, 30])
     check(
         gpu,
-        lambda model, source, target: weft.trace(model, {"source": source, "target": target}),
+        lambda model, source, target: headloom.trace(model, {"source": source, "target": target}),
         *(translator, source, target),
         comes=False,
     )
     check(
         gpu,
-        lambda model, tokens: weft.trace(model, {"tokens": tokens}, received=True),
+        lambda model, tokens: headloom.trace(model, {"tokens": tokens}, received=True),
         *(language_model, source),
         comes=False,
     )
@@ -168,8 +168,10 @@ def test_traces_of_models_made_of_weft(
 
 def test_tables_of_a_device_are_moved_to_a_call_on_the_cpu(gpu: PretendedDevice) -> None:
     queries, keys, values, *tables = parts((5, 16), (5, 16))
-    expected = weft.attention(queries, keys, values, relative=weft.Shaw(*tables))
+    expected = headloom.attention(queries, keys, values, relative=headloom.Shaw(*tables))
     with gpu:
-        found = weft.attention(queries, keys, values, relative=weft.Shaw(*gpu.place(tables)))
+        found = headloom.attention(
+            queries, keys, values, relative=headloom.Shaw(*gpu.place(tables))
+        )
         assert not marked(found)
     torch.testing.assert_close(found, expected)

@@ -1,4 +1,4 @@
-"""weft.errors."""
+"""headloom.errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from weft.errors import InputError, optional_package
+from headloom.errors import InputError, optional_package
 
 
 def test_a_package_that_is_missing_is_named_with_its_remedy(
@@ -16,7 +16,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(
     with pytest.raises(InputError) as caught, optional_package("query"):
         import duckdb  # noqa: F401
     assert str(caught.value) == (
-        'query: duckdb is not installed. pip install ".[exchange]" in the clone of weft'
+        'query: duckdb is not installed. pip install ".[exchange]" in the clone of headloom'
     )
 
 

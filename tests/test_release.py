@@ -7,7 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
-import weft
+import headloom
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,9 +16,9 @@ def test_every_place_names_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
     assert cited is not None
-    assert weft.__version__ == project == cited[1]
+    assert headloom.__version__ == project == cited[1]
     assert f"\n## {project}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
-    assert importlib.metadata.version("weft") == project
+    assert importlib.metadata.version("headloom") == project
 
 
 def test_every_place_names_the_same_pythons() -> None:
@@ -36,17 +36,17 @@ def test_every_place_names_the_same_pythons() -> None:
         assert f"python{python}" in read("scripts/setup")
 
 
-def test_nobody_is_told_to_install_the_weft_of_pypi() -> None:
+def test_nobody_is_told_to_install_the_headloom_of_pypi() -> None:
     """It is another project: from the clone, extras are installed by `pip install ".[hf]"`."""
-    told = re.compile(r"""pip install (-\S+ )*["']?weft\b|["']weft\[""")
-    assert told.search('pip install "weft[hf]"') and told.search("pip install -U weft")
+    told = re.compile(r"""pip install (-\S+ )*["']?headloom\b|["']headloom\[""")
+    assert told.search('pip install "headloom[hf]"') and told.search("pip install -U headloom")
     files = [
         ROOT / "README.md",
         *(ROOT / "examples").glob("*"),
         *(ROOT / "benchmarks").glob("*.py"),
     ]
     files += [path for folder in ("docs", "src") for path in (ROOT / folder).rglob("*")]
-    warned = "`pip install weft` fetches that."
+    warned = "`pip install headloom` fetches that."
     for path in files:
         if path.suffix in (".md", ".py", ".ipynb", ".toml"):
             line = told.search(path.read_text("utf-8").replace(warned, ""))

@@ -8,9 +8,9 @@ Two texts: the Greek New Testament and the Berean Standard Bible, with links tha
 (bible-alignments, "manual", all sure), words in lower case without punctuation; and Multi30k,
 test_2016_flickr, English and German, for which no such links are there: its silver is the
 intersection of the two directions of the statistical aligner, so a system is as good there as it
-agrees with that one. Heads are chosen on every other pair and measured on the rest, as `weft align`
-does. The translators learn from what the aligner learns from, but for the tests of Multi30k, which
-the aligner reads too. Trainings stay in --runs; --multi30k-run and --bible-run name others.
+agrees with that one. Heads are chosen on every other pair and measured on the rest, as `headloom
+align` does. The translators learn from what the aligner learns from, but for the tests of Multi30k,
+which the aligner reads too. Trainings stay in --runs; --multi30k-run and --bible-run name others.
 
 Sources: Och and Ney 2003 (error rate); Östling and Tiedemann 2016, "Efficient Word Alignment with
 Markov Chain Monte Carlo" (eflomal); Chen et al. 2020, "Accurate Word Alignment Induction from
@@ -31,14 +31,14 @@ from pathlib import Path
 from record import Claim, record
 from runs import ROOT, trained
 
-import weft
-from weft.analysis.alignment.align import AlignmentOptions, align_words
-from weft.analysis.alignment.error_rate import ErrorRate, alignment_error_rate
-from weft.analysis.alignment.words import STEPS, WordWeights
-from weft.errors import InputError
-from weft.formats.pharaoh import GoldLinks
-from weft.jobs.opening import open_model
-from weft.jobs.word_alignment import word_weights_of
+import headloom
+from headloom.analysis.alignment.align import AlignmentOptions, align_words
+from headloom.analysis.alignment.error_rate import ErrorRate, alignment_error_rate
+from headloom.analysis.alignment.words import STEPS, WordWeights
+from headloom.api.opening import open_model
+from headloom.api.word_alignment import word_weights_of
+from headloom.errors import InputError
+from headloom.formats.pharaoh import GoldLinks
 
 #: Verses of which every so many-th is not trained on, but tells when the training is done.
 VALID = 40
@@ -118,7 +118,7 @@ def eflomal_links(corpus: Corpus) -> tuple[list[set[tuple[int, int]]], ...]:
             links_filename_rev=files[1],
         )
         return tuple(
-            [set(links.sure) for links in weft.read_pharaoh(file)[: corpus.tested]]
+            [set(links.sure) for links in headloom.read_pharaoh(file)[: corpus.tested]]
             for file in files
         )
 

@@ -17,10 +17,10 @@ import torch
 from record import Claim, mean_and_spread, record
 from runs import results_of
 
-from weft.training.config import load_config
-from weft.training.inference import open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
+from headloom.training.config import load_config
+from headloom.training.inference import open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cora.toml"
 

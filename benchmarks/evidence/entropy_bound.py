@@ -28,8 +28,8 @@ from record import Claim, mean_and_spread, record
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from weft.mechanism.graph import AttentionGraph, Top
-from weft.mechanism.watching import Recorder, watching
+from headloom.mechanism.graph import AttentionGraph, Top
+from headloom.mechanism.watching import Recorder, watching
 
 
 def bound(size: float, keys: int) -> float:
@@ -137,8 +137,8 @@ def moment(model: nn.Module, inputs: dict[str, Tensor], step: int) -> Moment:
 
 def trained(seed: int, steps: int) -> list[Moment]:
     """Train a translator of dates, and measure it at every snapshot of its history."""
-    from weft.training import loop
-    from weft.training.config import load_config
+    from headloom.training import loop
+    from headloom.training.config import load_config
 
     class Silent:
         def started(self, *told: Any) -> None:

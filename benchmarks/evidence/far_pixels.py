@@ -1,9 +1,9 @@
 """Attention between far-apart pixels: SAGAN's block beside the same convolutions without it.
 
-    python benchmarks/evidence/far_pixels.py                   # both tasks, 3 seeds each
-    python benchmarks/evidence/far_pixels.py --write far       # the data alone, for `weft train`
-    python benchmarks/evidence/far_pixels.py --picture x.png   # where the place of reading looks
-    python benchmarks/evidence/far_pixels.py --patches x.png   # where a class token looks
+    python benchmarks/evidence/far_pixels.py                  # both tasks, 3 seeds each
+    python benchmarks/evidence/far_pixels.py --write far      # the data alone, for `headloom train`
+    python benchmarks/evidence/far_pixels.py --picture x.png  # where the place of reading looks
+    python benchmarks/evidence/far_pixels.py --patches x.png  # where a class token looks
 
 Two tasks on canvases of 8 x 48 pixels, made from scikit-learn's handwritten digits (8 x 8):
 
@@ -13,7 +13,7 @@ Two tasks on canvases of 8 x 48 pixels, made from scikit-learn's handwritten dig
 
 Four convolutions of 3 x 3, the second followed by 2 x 2 maxima, see 6 pixels to either side of what
 is read, which is background, or the bar alone: they can but guess. The configuration is
-examples/far_digit.toml; `weft train` runs it too.
+examples/far_digit.toml; `headloom train` runs it too.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from record import Claim, mean_and_spread, record
 from runs import results_of
 from torch import nn
 
-import weft
-from weft.formats.files import JsonObject
-from weft.models.convolutional import ConvolutionalClassifier
-from weft.pictures import places, save_picture
-from weft.pictures.places import Look, looks_of
-from weft.training.checkpoint import Position
-from weft.training.config import RunConfig, load_config
-from weft.training.inference import TrainedRun, open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
-from weft.training.tasks import build_model
-from weft.training.tasks.images import normalised
-from weft.training.tasks.task import Task
+import headloom
+from headloom.formats.files import JsonObject
+from headloom.models.convolutional import ConvolutionalClassifier
+from headloom.studio.pictures import places, save_picture
+from headloom.studio.pictures.places import Look, looks_of
+from headloom.training.checkpoint import Position
+from headloom.training.config import RunConfig, load_config
+from headloom.training.inference import TrainedRun, open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
+from headloom.training.tasks import build_model
+from headloom.training.tasks.images import normalised
+from headloom.training.tasks.task import Task
 
 CONFIGURATION = Path(__file__).parents[2] / "examples" / "far_digit.toml"
 #: A vision Transformer, for the task of two digits.
@@ -183,7 +183,7 @@ def sees(
     inputs = {"images": normalised(pixels, run.data)}
     with torch.no_grad():
         likeliest = int(model(**inputs).argmax())
-    trace = weft.trace(model, inputs, keep=weft.All(), verify=False)
+    trace = headloom.trace(model, inputs, keep=headloom.All(), verify=False)
     says = run.data.facts["classes"][likeliest]
     return looks_of(trace.layers[-1], pixels[0, 0], region, f"{title} The model says {says}.")
 

@@ -25,9 +25,9 @@ import numpy as np
 from record import Claim, mean_and_spread, record
 from runs import ROOT, Figures, captions, results_of, trained, value_of
 
-from weft.training.inference import TrainedRun
-from weft.training.tasks import make_task
-from weft.training.tasks.pairs import PairsTask
+from headloom.training.inference import TrainedRun
+from headloom.training.tasks import make_task
+from headloom.training.tasks.pairs import PairsTask
 
 KINDS = {
     "none": "none",

@@ -31,8 +31,8 @@ from pathlib import Path
 
 import torch
 
-from weft.errors import InputError
-from weft.formats.files import atomic_file
+from headloom.errors import InputError
+from headloom.formats.files import atomic_file
 
 __all__ = [
     "EVIDENCE",
@@ -47,8 +47,8 @@ __all__ = [
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence.md"
 _HEAD = """# Evidence
 
-Published claims, and what weft measures for each. Every section is written by the program that its
-command names, in `benchmarks/evidence`, and is written anew when that runs.
+Published claims, and what headloom measures for each. Every section is written by the program that
+its command names, in `benchmarks/evidence`, and is written anew when that runs.
 """
 _WIDTH = 100
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -4,8 +4,8 @@ Three models read the same tokens of the same drawn splits, a split and a start 
 
     bag of words    logistic regression on which words occur (scikit-learn); its penalty is the one
                     of seven that is best on the validation texts
-    uniform         weft's classifier whose attention weights are the mean over all words
-    learned         weft's classifier with learned attention weights, all else alike
+    uniform         headloom's classifier whose attention weights are the mean over all words
+    learned         headloom's classifier with learned attention weights, all else alike
 
     python benchmarks/evidence/reviews.py --folder PATH       (sentence_polarity.tsv and
                                                                movie_reviews.tsv.gz)
@@ -33,9 +33,9 @@ from runs import ROOT, Figures, results_of, trained, value_of
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
-from weft.training.config import load_config
-from weft.training.tasks import make_task
-from weft.training.tasks.labels import LabelsTask
+from headloom.training.config import load_config
+from headloom.training.tasks import make_task
+from headloom.training.tasks.labels import LabelsTask
 
 EXAMPLE = ROOT / "examples" / "polarity.toml"
 #: Inverse strengths of the penalty of the logistic regression.

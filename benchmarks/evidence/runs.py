@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from record import machine, peak_megabytes
 
-from weft.formats.files import atomic_file
-from weft.training.config import load_config
-from weft.training.inference import TrainedRun, open_run
-from weft.training.loop import train
-from weft.training.measures.corpus import CorpusMeasure, Results
-from weft.training.progress import SilentListener
+from headloom.formats.files import atomic_file
+from headloom.training.config import load_config
+from headloom.training.inference import TrainedRun, open_run
+from headloom.training.loop import train
+from headloom.training.measures.corpus import CorpusMeasure, Results
+from headloom.training.progress import SilentListener
 
 __all__ = ["ROOT", "Figures", "captions", "results_of", "trained", "value_of"]
 

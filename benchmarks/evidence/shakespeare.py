@@ -1,13 +1,14 @@
-"""Claim: on Shakespeare's characters, weft learns more than nanoGPT in as many steps, and sooner.
+"""Claim: on Shakespeare's characters, headloom learns more than nanoGPT in as many steps, and
+sooner.
 
     git clone https://github.com/karpathy/nanoGPT PEER
     python benchmarks/evidence/shakespeare.py --file PATH/tinyshakespeare.txt --peer PEER
 
 The peer is nanoGPT's own train.py with the options that its README gives for a CPU: 4 layers, 4
-heads, width 128, 64 characters of context, 12 windows a step, 2,000 steps. weft trains models of
-the same sizes on as many characters a step. Losses are of the same last tenth of the text:
-nanoGPT's its own estimate from 200 draws, weft's of the whole. Seconds are steps times a step's
-seconds, which is measured in turn, weft and peer, so that a busy moment meets both.
+heads, width 128, 64 characters of context, 12 windows a step, 2,000 steps. headloom trains models
+of the same sizes on as many characters a step. Losses are of the same last tenth of the text:
+nanoGPT's its own estimate from 200 draws, headloom's of the whole. Seconds are steps times a step's
+seconds, which is measured in turn, headloom and peer, so that a busy moment meets both.
 
 Source: Karpathy 2022, nanoGPT, README: a validation loss of 1.88 in about 3 minutes on a CPU.
 """
@@ -29,9 +30,9 @@ import numpy as np
 from record import Claim, mean_and_spread, record
 from runs import ROOT
 
-from weft.training.config import load_config
-from weft.training.loop import train
-from weft.training.progress import SilentListener
+from headloom.training.config import load_config
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
 
 STEPS = 2_000
 #: Steps of a timing: the first ones are left out.
@@ -84,7 +85,7 @@ class Peer:
 
 
 class Ours:
-    """weft's runs, in a folder."""
+    """headloom's runs, in a folder."""
 
     def __init__(self, text: Path, folder: Path) -> None:
         self.text, self.folder, self.count = text, folder, 0
@@ -164,7 +165,7 @@ def record_all(
     for name, steps, losses in trials:
         spent = steps * step[name]
         rows.append(
-            f"| weft, {name} | {steps:,} | {mean_and_spread(losses, digits=3)} | "
+            f"| headloom, {name} | {steps:,} | {mean_and_spread(losses, digits=3)} | "
             f"{milliseconds[name]:.1f} | {spent:.0f} | {spent / whole:.2f} |"
         )
         print(rows[-1])
@@ -177,7 +178,8 @@ def record_all(
     record(
         Claim(
             name="Shakespeare's characters: beside nanoGPT",
-            claim="At nanoGPT's sizes for a CPU, weft reaches a lower loss in as many steps, and "
+            claim="At nanoGPT's sizes for a CPU, headloom reaches a lower loss in as many steps, "
+            "and "
             "nanoGPT's loss in a fraction of its time.",
             source="Karpathy 2022, https://github.com/karpathy/nanoGPT; Jordan et al. 2024 (Muon), "
             "https://kellerjordan.github.io/posts/muon",
@@ -203,7 +205,7 @@ def record_all(
             ),
         )
     )
-    print(f"time to nanoGPT's loss, weft / nanoGPT: {spent:.2f}")
+    print(f"time to nanoGPT's loss, headloom / nanoGPT: {spent:.2f}")
 
 
 if __name__ == "__main__":

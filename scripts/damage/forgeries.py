@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import torch
 
 from damage.array_forgeries import forge_csv, forge_npy, forge_npz
-from weft.errors import WeftError
-from weft.formats.tensors import load_tensors, save_tensors
-from weft.formats.trace_writer import manifest_digest
+from headloom.errors import HeadloomError
+from headloom.formats.tensors import load_tensors, save_tensors
+from headloom.formats.trace_writer import manifest_digest
 
 __all__ = ["FORGERS", "reseal"]
 
@@ -152,7 +152,7 @@ def _forge_parquet(file: Path, chance: Chance) -> Forged:
 
 def _forge_tensors(file: Path, chance: Chance) -> Forged:
     if chance.random() < 0.4:
-        with contextlib.suppress(WeftError):
+        with contextlib.suppress(HeadloomError):
             return _forge_saved(file, chance), True
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -171,9 +171,9 @@ def _forge_tensors(file: Path, chance: Chance) -> Forged:
 
 
 def _forge_saved(file: Path, chance: Chance) -> str:
-    """One tensor becomes another, in a file of weft's own with a digest that fits it.
+    """One tensor becomes another, in a file of headloom's own with a digest that fits it.
 
-    Raises: WeftError: it is no such file.
+    Raises: HeadloomError: it is no such file.
     """
     tensors, notes = load_tensors(file, "file")
     name = chance.choice(sorted(tensors))

@@ -1,4 +1,6 @@
-"""Whole dumps and tables, and what an import of a damaged one must say: by readers without weft."""
+"""Whole dumps and tables, and what an import of a damaged one must say: by readers without
+headloom.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-import weft
+import headloom
 
 __all__ = ["KINDS", "Content", "make_dumps", "read_by_others", "read_trace", "words_of", "wrong_in"]
 
@@ -108,8 +110,8 @@ def _softmax(scores: Array) -> Array:
 
 
 def read_trace(path: Path) -> Content:
-    """What a trace says, by weft."""
-    trace = weft.open(path)
+    """What a trace says, by headloom."""
+    trace = headloom.open(path)
     layers: list[dict[str, Array]] = []
     edges: dict[tuple[int, int, int, int], float] = {}
     for number, layer in enumerate(trace.layers):
@@ -126,7 +128,7 @@ def read_trace(path: Path) -> Content:
 
 
 def read_by_others(kind: str, folder: Path) -> Content:
-    """What the files say, by readers that share no code with weft's.
+    """What the files say, by readers that share no code with headloom's.
 
     Raises: what they raise for a file that they cannot read.
     """

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import torch
 
-import weft
-from weft.formats.terms import Terms
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.jobs.model import TraceOptions
-from weft.jobs.run_model import RunModel
-from weft.mechanism.masks import Window
-from weft.mechanism.packed import Ranges
-from weft.mechanism.positions import ALiBi, ByDistance, Shaw, alibi_slopes
-from weft.traces import Trace
-from weft.training.config import load_config
-from weft.training.inference import open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
+import headloom
+from headloom.api.model import TraceOptions
+from headloom.api.run_model import RunModel
+from headloom.api.trace import Trace
+from headloom.formats.terms import Terms
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.masks import Window
+from headloom.mechanism.packed import Ranges
+from headloom.mechanism.positions import ALiBi, ByDistance, Shaw, alibi_slopes
+from headloom.training.config import load_config
+from headloom.training.inference import open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
 
 __all__ = ["CONFIG", "make_originals"]
 
@@ -77,9 +77,9 @@ def _everything() -> Trace:
     layers = []
     for number, of in enumerate(terms):
         queries, keys, values = torch.randn(3, HEADS, LENGTH, DEPTH)
-        _, graph = weft.attend(
+        _, graph = headloom.attend(
             queries, keys, values, mask=of.mask, relative=of.relative, bias=of.bias,
-            sinks=of.sinks, keep=weft.Top(3),
+            sinks=of.sinks, keep=headloom.Top(3),
         )  # fmt: skip
         data = LayerInMemory(graph, (queries, keys), of, values.norm(dim=-1))
         layers.append(

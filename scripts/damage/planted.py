@@ -1,4 +1,4 @@
-"""Faults planted in weft, one at a time: whoever looks for faults must see them."""
+"""Faults planted in headloom, one at a time: whoever looks for faults must see them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
 
-from weft.formats import files, reports, tensors, trace_reader
+from headloom.formats import files, reports, tensors, trace_reader
 
 __all__ = ["PLANTED"]
 

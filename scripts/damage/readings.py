@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import weft
-from weft.errors import WeftError
-from weft.formats.history import History
-from weft.formats.run import RunFolder
-from weft.formats.trace import TraceLayer
-from weft.tracing.pretrained import load_pretrained
-from weft.training.config import load_config
-from weft.training.inference import open_run
+import headloom
+from headloom.errors import HeadloomError
+from headloom.formats.history import History
+from headloom.formats.run import RunFolder
+from headloom.formats.trace import TraceLayer
+from headloom.tracing.pretrained import load_pretrained
+from headloom.training.config import load_config
+from headloom.training.inference import open_run
 
 __all__ = ["READINGS", "FaultError", "Reading"]
 
@@ -41,10 +41,10 @@ class Reading:
     refused: dict[str, str] = field(default_factory=dict)
 
     def read(self, name: str, read: Callable[[], Any], loose: bool = False) -> Any:
-        """Read a part; returns it, or None where it is refused in one line of weft's."""
+        """Read a part; returns it, or None where it is refused in one line of headloom's."""
         try:
             value = read()
-        except WeftError as error:
+        except HeadloomError as error:
             line = str(error)
             if not line or "\n" in line:
                 raise FaultError(f"{name}: not one line: {line!r:.200}") from error
@@ -73,10 +73,10 @@ def _digest(value: Any) -> str:
 def read_trace(folder: Path) -> Reading:
     """All of a trace."""
     reading = Reading()
-    opened: list[weft.Trace] = []
+    opened: list[headloom.Trace] = []
 
     def head() -> Any:
-        trace = weft.open(folder)
+        trace = headloom.open(folder)
         opened.append(trace)
         layers = [
             (x.name, x.kind, x.index, x.shape, x.scale, x.mask, x.softcap, x.deviation)

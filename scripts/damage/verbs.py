@@ -14,7 +14,7 @@ from unittest import mock
 
 import typer.main
 
-import weft.cli
+import headloom.cli
 from damage.readings import FaultError
 
 __all__ = ["Said", "by_process", "by_verb", "quick_commands", "verbs_of"]
@@ -77,7 +77,7 @@ def comparable(said: Said) -> bool:
 @contextmanager
 def quick_commands() -> Iterator[None]:
     """The commands of the app are made once, not once a call: that is most of a call's time."""
-    command = typer.main.get_command(weft.cli.app)
+    command = typer.main.get_command(headloom.cli.app)
     with mock.patch.object(typer.main, "get_command", lambda _: command):
         yield
 
@@ -91,7 +91,7 @@ def by_verb(words: Words, names: dict[Path, str]) -> Said:
     code: Any = 0
     with _caught() as (out, err):
         try:
-            weft.cli.main([str(word) for word in words])
+            headloom.cli.main([str(word) for word in words])
         except SystemExit as stop:
             code = stop.code or 0
         texts = _content(sys.stdout, out), _content(sys.stderr, err)
@@ -101,7 +101,7 @@ def by_verb(words: Words, names: dict[Path, str]) -> Said:
 def by_process(words: Words, names: dict[Path, str]) -> Said:
     """Run a command as a shell does."""
     result = subprocess.run(
-        [sys.executable, "-m", "weft", *(str(word) for word in words)],
+        [sys.executable, "-m", "headloom", *(str(word) for word in words)],
         input=b"de: 1\n", capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     texts = (part.decode("utf-8", "replace") for part in (result.stdout, result.stderr))
@@ -115,8 +115,8 @@ def _judged(words: Words, code: Any, out: str, err: str, names: dict[Path, str])
     if code not in (0, 2):
         raise FaultError(f"{command}: exit code {code!r}: {err[-300:]}")
     lines = err.splitlines()
-    if code == 2 and (not lines or not lines[-1].startswith("weft: ")):
-        raise FaultError(f"{command}: no line of weft's: {err[-300:]!r}")
+    if code == 2 and (not lines or not lines[-1].startswith("headloom: ")):
+        raise FaultError(f"{command}: no line of headloom's: {err[-300:]!r}")
     if code == 2 and len(lines) > 1:
         raise FaultError(f"{command}: several lines: {err[-300:]!r}")
     if "Traceback" in err:

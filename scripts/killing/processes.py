@@ -1,4 +1,4 @@
-"""Commands of weft as forks of this process, and what is still alive of them."""
+"""Commands of headloom as forks of this process, and what is still alive of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 #: In the environment of this process and of all that it starts, and they start.
-MARK = "WEFT_KILL_NINE"
+MARK = "HEADLOOM_KILL_NINE"
 
 
 def forked(words: list[str], work: Path, log: Path, kill_at: int | None = None) -> int:
@@ -31,7 +31,7 @@ def forked(words: list[str], work: Path, log: Path, kill_at: int | None = None) 
             os.dup2(descriptor, stream)
         os.chdir(work)
         count = _count_writes(work, kill_at)
-        from weft.cli import main
+        from headloom.cli import main
 
         try:
             main(words)

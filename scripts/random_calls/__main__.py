@@ -1,4 +1,4 @@
-"""Random legal attention calls against a formula in float64 that shares no code with weft.
+"""Random legal attention calls against a formula in float64 that shares no code with headloom.
 
     python scripts/random_calls --calls 100000 --seed 0 --workers 2
     python scripts/random_calls --seed 0 --only 4711          # one call again, by its number
@@ -25,7 +25,7 @@ import torch
 from comparing import FAULTS, problems
 from drawing import Case, draw
 
-from weft.mechanism.backends import native
+from headloom.mechanism.backends import native
 
 #: Calls between two looks at what was found.
 PORTION = 50

@@ -1,4 +1,4 @@
-"""A call made by weft, against the formula: what is wrong, in words, or nothing."""
+"""A call made by headloom, against the formula: what is wrong, in words, or nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from formula import (
 )
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
+import headloom
+from headloom.mechanism.backends import native
 
 __all__ = ["FAULTS", "problems"]
 
@@ -43,14 +43,18 @@ def _options(case: Case, of: dict[str, Tensor]) -> dict[str, Any]:
     parameters = {name: of[name] for name in case.parameters}
     scores = {
         "default": lambda: None,
-        "scaled": weft.ScaledDot,
-        "dot": weft.Dot,
-        "bilinear": weft.Bilinear,
-        "additive": weft.Additive,
-        "graph": weft.GraphAttention,
-        "graph 2": weft.GraphAttentionV2,
+        "scaled": headloom.ScaledDot,
+        "dot": headloom.Dot,
+        "bilinear": headloom.Bilinear,
+        "additive": headloom.Additive,
+        "graph": headloom.GraphAttention,
+        "graph 2": headloom.GraphAttentionV2,
     }
-    relatives: dict[str, Any] = {"shaw": weft.Shaw, "alibi": weft.ALiBi, "buckets": weft.Buckets}
+    relatives: dict[str, Any] = {
+        "shaw": headloom.Shaw,
+        "alibi": headloom.ALiBi,
+        "buckets": headloom.Buckets,
+    }
     tables = {name: of[name] for name in case.tables}
     return {
         "mask": mask.to(case.device) if isinstance(mask, Tensor) else mask,
@@ -67,7 +71,7 @@ def _options(case: Case, of: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _call(case: Case, of: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What weft gives, by name, with a batch dimension, on the CPU."""
+    """What headloom gives, by name, with a batch dimension, on the CPU."""
     of = {name: tensor.to(case.device) for name, tensor in of.items()}
     inputs = [of[name] if case.batched else of[name][0] for name in ("queries", "keys", "values")]
     options = _options(case, of)
@@ -79,15 +83,15 @@ def _call(case: Case, of: dict[str, Tensor]) -> dict[str, Tensor]:
     torch.set_num_threads(case.threads)
     try:
         if case.keep == "output":
-            results = {"output": weft.attention(*inputs, **options)}
+            results = {"output": headloom.attention(*inputs, **options)}
         elif case.keep == "all":
-            output, weights = weft.attend(*inputs, keep=weft.All(), **options)
+            output, weights = headloom.attend(*inputs, keep=headloom.All(), **options)
             results = {"output": output, "dense": weights}
         else:
             last = last_queries(case)
-            received = weft.LastQueries(last) if last else False
-            output, graph = weft.attend(
-                *inputs, keep=weft.Top(case.k), received=received, **options
+            received = headloom.LastQueries(last) if last else False
+            output, graph = headloom.attend(
+                *inputs, keep=headloom.Top(case.k), received=received, **options
             )
             names = ["keys", "scores", "weights", "lse", "entropy", "rest", "count"]
             names += ["received", "received_most", "received_last"] if last else []
@@ -379,7 +383,7 @@ def _planted(
 
 
 def problems(case: Case, fault: str | None = None) -> list[str]:
-    """What is wrong with weft's answer to a call: nothing, where all is well.
+    """What is wrong with headloom's answer to a call: nothing, where all is well.
 
     fault: one of FAULTS, planted in the call or in its answer.
     """

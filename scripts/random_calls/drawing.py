@@ -1,8 +1,9 @@
-"""Random legal attention calls: their inputs, and the options as weft and as a formula take them.
+"""Random legal attention calls: their inputs, and the options as headloom and as a formula take
+them.
 
-Every mask is drawn twice from the same numbers: as a weft mask and, cell by cell, as a bool array.
-What weft is handed is rounded to the type of the call first; the formula takes the same numbers in
-float64.
+Every mask is drawn twice from the same numbers: as a headloom mask and, cell by cell, as a bool
+array. What headloom is handed is rounded to the type of the call first; the formula takes the same
+numbers in float64.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-import weft
-from weft.mechanism.packed import packed
+import headloom
+from headloom.mechanism.packed import packed
 
 __all__ = ["Case", "draw"]
 
@@ -36,7 +37,7 @@ class Case:
     parameters: dict[str, np.ndarray]
     scale: float | None
     visible: np.ndarray
-    mask: weft.Mask | Tensor | None = None
+    mask: headloom.Mask | Tensor | None = None
     relative: str = "none"
     tables: dict[str, np.ndarray] = field(default_factory=dict)
     relative_options: dict[str, Any] = field(default_factory=dict)
@@ -115,7 +116,7 @@ def _numbers(random: Generator, style: str, shape: tuple[int, ...]) -> np.ndarra
 
 def _one_mask(
     random: Generator, sizes: tuple[int, int, int, int], words: list[str]
-) -> tuple[weft.Mask | Tensor, np.ndarray]:
+) -> tuple[headloom.Mask | Tensor, np.ndarray]:
     batch, heads, queries, keys = sizes
     i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
     kind = str(
@@ -126,7 +127,7 @@ def _one_mask(
     words.append(kind)
     if kind == "causal":
         offset = int(random.choice([0, keys - queries, int(random.integers(-5, 6)), 2**52]))
-        return weft.causal(offset), j <= i + offset
+        return headloom.causal(offset), j <= i + offset
     if kind == "window":
         sides: list[Any] = [None, 0, 1, int(random.integers(0, 40)), 2**63 - 1, 2**64]
         left, right = (sides[int(random.integers(len(sides)))] for _ in range(2))
@@ -135,13 +136,13 @@ def _one_mask(
         before = far if left is None else min(left, far)
         after = far if right is None else min(right, far)
         allowed = (i + offset - j <= before) & (j - i - offset <= after)
-        return weft.window(left, right, offset), allowed
+        return headloom.window(left, right, offset), allowed
     if kind == "lengths":
         lengths = random.integers(0, keys + 1, batch)
-        return weft.padding(lengths.tolist()), (j[None] < lengths[:, None, None])[:, None]
+        return headloom.padding(lengths.tolist()), (j[None] < lengths[:, None, None])[:, None]
     if kind == "real":
         real = random.random((batch, keys)) < random.choice([0.3, 0.9])
-        return weft.padding(torch.as_tensor(real)), real[:, None, None, :]
+        return headloom.padding(torch.as_tensor(real)), real[:, None, None, :]
     if kind == "packed" and queries == keys:
         cuts = np.sort(random.integers(0, queries + 1, int(random.integers(0, 4))))
         lengths = np.diff(np.concatenate(([0], cuts, [queries])))
@@ -152,11 +153,11 @@ def _one_mask(
     if kind == "neighbours":
         import scipy.sparse
 
-        return weft.neighbours(scipy.sparse.csr_array(cells)), cells
+        return headloom.neighbours(scipy.sparse.csr_array(cells)), cells
     if kind == "edges" and queries == keys:
         targets, sources = cells.nonzero()
         edges = torch.as_tensor(np.stack((sources, targets)))
-        return weft.neighbours(edges, nodes=queries), cells
+        return headloom.neighbours(edges, nodes=queries), cells
     shape = (*(int(random.choice([1, size])) for size in (batch, heads, queries)), keys)
     cells = random.random(shape) < share
     return torch.as_tensor(cells), cells
@@ -171,7 +172,7 @@ def _masks(random: Generator, case: Case, sizes: tuple[int, int, int, int]) -> N
         case.words.append("&" if both else "|")
         other, seen = _one_mask(random, sizes, case.words)
         if isinstance(mask, Tensor):
-            mask = weft.causal(2**52) & mask  # hides no more; two tensors would make a tensor
+            mask = headloom.causal(2**52) & mask  # hides no more; two tensors would make a tensor
         mask = (mask & other) if both else (mask | other)
         visible = (visible & seen) if both else (visible | seen)
     case.mask, case.visible = mask, np.broadcast_to(visible, sizes)

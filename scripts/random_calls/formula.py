@@ -1,6 +1,6 @@
 """The formula of a call in float64, cell by cell, and how far float32 may be from it.
 
-Nothing here is of weft. Beside every score stands a bound of its rounding error: the sum of the
+Nothing here is of headloom. Beside every score stands a bound of its rounding error: the sum of the
 sizes of its terms times the precision of the type; what a softmax makes of it follows from it.
 """
 

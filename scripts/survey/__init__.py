@@ -1,1 +1,3 @@
-"""The survey of families: small random models of Transformers, and what weft catches of each."""
+"""The survey of families: small random models of Transformers, and what headloom catches of
+each.
+"""

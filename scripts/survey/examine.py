@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import weft
+import headloom
 from survey.inputs import made_inputs
 from survey.oracle import Eager, recording, tensors_in
 from survey.small import small_fields
@@ -43,7 +43,7 @@ class Found:
 
 
 class _WrongError(Exception):
-    """Something that weft did wrong."""
+    """Something that headloom did wrong."""
 
 
 def build(family: str, model_class: type[nn.Module], implementation: str | None) -> nn.Module:
@@ -154,7 +154,7 @@ def examine(family: str, model_class: type[nn.Module]) -> Found:
                 seen = None
             _compare(found, model, given, seen)
             traced += 1
-        except weft.WeftError as error:
+        except headloom.HeadloomError as error:
             refused = refused or str(error)
             if "\n" in str(error):
                 found.outcome, found.reason = "wrong", f"{name}: an error of more than one line"
@@ -196,7 +196,7 @@ def _alike(model: nn.Module, other: nn.Module, inputs: dict[str, Tensor]) -> boo
 def _compare(
     found: Found, model: nn.Module, inputs: dict[str, Tensor], eager: Eager | None
 ) -> None:
-    """Trace a model and hold all that is in the trace against what the model does without weft.
+    """Trace a model and hold all that is in the trace against what the model does without headloom.
 
     eager: None: the implementation of the model is not its eager one, and has no weights to show.
     """
@@ -212,7 +212,7 @@ def _compare(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            traces = weft.trace(model, copy.deepcopy(inputs), keep=weft.All())
+            traces = headloom.trace(model, copy.deepcopy(inputs), keep=headloom.All())
         finally:
             hook.remove()
             _unchanged(model, state, said, own)
@@ -344,7 +344,7 @@ def _layer_difference(
         raise _WrongError(
             f"{layer.name}: shape {tuple(dense.shape)}, eager {tuple(expected.shape)} when cut"
         )
-    # A query that may look nowhere has no weights in weft, and even ones in eager attention.
+    # A query that may look nowhere has no weights in headloom, and even ones in eager attention.
     looks = layer.graph.count.cpu() > 0
     return float(torch.where(looks[..., None], (dense - expected).abs(), 0).max())
 

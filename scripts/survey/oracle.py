@@ -1,4 +1,4 @@
-"""The weights that a model itself forms with eager attention, call by call, without weft.
+"""The weights that a model itself forms with eager attention, call by call, without headloom.
 
 Three witnesses. Models on the attention interface of Transformers call a function of their own
 file, `eager_attention_forward`, which returns the weights: it is wrapped. Others return their

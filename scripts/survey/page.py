@@ -8,18 +8,18 @@ from typing import Any
 
 _HEAD = """# Families
 
-What weft catches of every family (model type) of Transformers {version} that can be built small
+What headloom catches of every family (model type) of Transformers {version} that can be built small
 here, with random weights, as `python scripts/survey_families.py --page` found it:
 {summary}.
 
 Each is run on a made batch of two, of different lengths where it takes a mask, and on the first of
 them alone, with its default implementation and with eager attention. Every weight is held against
-its own eager attention, its output against the output without weft, and its weights and
+its own eager attention, its output against the output without headloom, and its weights and
 configuration against what they were. See [tracing.md](tracing.md).
 
 - **exact**: every weight of every layer to 2e-5, the largest difference beside it;
 - **dense**: the same, from the dense weights that the model returns;
-- **refused**: in one line, by weft itself;
+- **refused**: in one line, by headloom itself;
 - *named*: layers that the trace names as not traced (`trace.not_traced`).
 """
 

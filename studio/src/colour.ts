@@ -1,5 +1,5 @@
 // Ramps with lightness linear in the value (OKLCH), the same as those of the printed pictures in
-// src/weft/pictures/palette.py.
+// src/headloom/studio/pictures/palette.py.
 
 export type Theme = "light" | "dark";
 type Stops = [lightness: number, chroma: number, hue: number][];

@@ -1,4 +1,4 @@
-// Two traces side by side: see src/weft/studio/comparing.py.
+// Two traces side by side: see src/headloom/studio/comparing.py.
 
 import { nonePixel, RAMPS, SCALES, type Theme, type Ticks } from "./colour";
 import type { CellValue, Example, Layer, Opening } from "./model";

@@ -11,8 +11,8 @@ const PATIENCE = 5000;
 /** How often a request is tried whose answer breaks off though a server is there. */
 const TRIES = 3;
 
-export const SILENT = "The studio's server does not answer. Is weft view still running?";
-export const OTHER = "weft view was started again, with other traces. Reload the page.";
+export const SILENT = "The studio's server does not answer. Is headloom view still running?";
+export const OTHER = "headloom view was started again, with other traces. Reload the page.";
 
 /** What asks a server, and waits for it where it is away. */
 export class Connection {
@@ -61,9 +61,9 @@ export class Connection {
   ): Promise<{ content: T } | null> {
     try {
       // A server with other traces does nothing of what is meant for these.
-      const headers = { ...options.headers, ...(this.traces && { "Weft-Traces": this.traces }) };
+      const headers = { ...options.headers, ...(this.traces && { "Headloom-Traces": this.traces }) };
       const response = await fetch(this.root + path, { ...options, headers });
-      const served = response.headers.get("Weft-Traces");
+      const served = response.headers.get("Headloom-Traces");
       this.traces ??= served;
       if (served !== this.traces) return null;
       return { content: await read(response) };
@@ -109,7 +109,7 @@ export class Connection {
     try {
       const signal = AbortSignal.timeout(PATIENCE);
       const { headers } = await fetch(`${this.root}open`, { signal, cache: "no-store" });
-      const served = headers.get("Weft-Traces");
+      const served = headers.get("Headloom-Traces");
       // Another program may have the port by now.
       if (served === null && this.traces !== null) return "lost";
       this.traces ??= served;

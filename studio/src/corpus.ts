@@ -14,7 +14,7 @@ export interface Exemplar {
   pieces: Partial<Record<"both" | "query" | "key", [tokens: string[], first: number]>>;
 }
 
-/** See `Spread` in src/weft/analysis/heads/corpus.py. */
+/** See `Spread` in src/headloom/analysis/heads/corpus.py. */
 export interface Spread {
   values: number;
   mean: number;
@@ -27,7 +27,7 @@ export interface Spread {
   highest: number;
 }
 
-/** See `Corpus.head` in src/weft/studio/corpus.py. */
+/** See `Corpus.head` in src/headloom/studio/corpus.py. */
 export interface CorpusHead {
   texts: number;
   taken: number;

@@ -1,10 +1,10 @@
 // A token through all layers, and the strongest paths between two tokens: worked out here from the
-// means of the layers, or by the server where a text is long (src/weft/studio/token_flow.py).
+// means of the layers, or by the server where a text is long (src/headloom/studio/token_flow.py).
 //
 //     A_l = 1/2 I + 1/2 W_l,   W_l the weights of layer l averaged over its heads
 //     shares: row i of A_L ... A_l for each level l;   a path's product: of its cells of A
 //
-// as src/weft/analysis/graphs/paths.py says, where the search is explained.
+// as src/headloom/analysis/graphs/paths.py says, where the search is explained.
 
 import { meanOf, type Mean } from "./graphEdges";
 import type { Example, Kind, Layer } from "./model";
@@ -18,7 +18,7 @@ const MOST_TOKENS = 120,
 /** What carries less of a token is not drawn. */
 const FAINT = 2e-4;
 
-/** The layers of one kind that lead from an output to an input: src/weft/studio/token_flow.py. */
+/** The layers of one kind that lead from an output to an input: src/headloom/studio/token_flow.py. */
 export interface FlowKind {
   kind: Kind;
   layers: number[];
@@ -312,7 +312,7 @@ export async function followerOf(example: Example, kind: FlowKind): Promise<Foll
   };
 }
 
-/** What the likeliest prediction at an output comes from: src/weft/studio/relevance.py. Shares are
+/** What the likeliest prediction at an output comes from: src/headloom/studio/relevance.py. Shares are
  * of all that layers add, edges and sums beside the layer that adds most. */
 export interface Relevance extends TokenFlow {
   predicted: string;
@@ -320,7 +320,7 @@ export interface Relevance extends TokenFlow {
   /** The position that it comes after; null: of a classifier, which may pool all positions. */
   position: number | null;
   pooling: string | null;
-  /** Of each token of the input, as `weft relevance` says it; and the sums of the levels. */
+  /** Of each token of the input, as `headloom relevance` says it; and the sums of the levels. */
   relevance: number[];
   totals: number[];
 }

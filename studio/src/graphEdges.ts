@@ -3,7 +3,7 @@
 import { MOST_EDGES, massOf, nodesOf, undirected, type GraphEdge, type WeightGraph } from "./graph";
 import { BLOCK, type Edges, type Example, type Layer } from "./model";
 
-/** The mean of a layer's heads: see src/weft/studio/means.py. */
+/** The mean of a layer's heads: see src/headloom/studio/means.py. */
 export class Mean {
   readonly kept: number;
   readonly weights: Float32Array;
@@ -157,7 +157,7 @@ function pairs(edges: GraphEdge[]): GraphEdge[] {
   return [...found.values()].sort((a, b) => massOf(b) - massOf(a));
 }
 
-/** See `strongest_edges` in src/weft/studio/strongest.py. */
+/** See `strongest_edges` in src/headloom/studio/strongest.py. */
 interface Strongest {
   mass: number;
   kept: number;

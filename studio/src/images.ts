@@ -8,7 +8,7 @@ export interface Patches {
   images: number;
 }
 
-/** See add_images in src/weft/studio/view_paths.py. */
+/** See add_images in src/headloom/studio/view_paths.py. */
 export interface Looks {
   problem: null;
   rows: number;

@@ -10,13 +10,13 @@ import { VIEWS } from "./views";
 
 const names = VIEWS.map(({ name }) => name);
 
-const place = document.getElementById("weft-studio");
+const place = document.getElementById("headloom-studio");
 if (place) {
-  const data = document.getElementById("weft-data");
+  const data = document.getElementById("headloom-data");
   const source = data
     ? packedSource(JSON.parse(data.textContent ?? "{}") as Pack)
     : servedSource(new URL("api/", document.baseURI).href);
-  place.classList.add("weft-whole");
+  place.classList.add("headloom-whole");
   place.replaceChildren();
   mount(App, { target: place, props: { studio: new Studio(source, true, location.hash, names) } });
 }
@@ -29,7 +29,7 @@ export default {
   render({ model, el }: { model: Model; el: HTMLElement }) {
     const source = packedSource(JSON.parse(model.get("pack") as string) as Pack);
     const studio = new Studio(source, false, String(model.get("start") ?? ""), names);
-    el.classList.add("weft-cell");
+    el.classList.add("headloom-cell");
     // JupyterLab's own keys (m, d d, x) are not for a studio that has the focus.
     el.dataset.lmSuppressShortcuts = "true";
     const app = mount(App, { target: el, props: { studio } });

@@ -9,7 +9,7 @@ import { counted, grouped, visible } from "./text";
 
 export interface Opening {
   title: string;
-  weft: string;
+  headloom: string;
   summary: [string, string][];
   examples: string[];
   /** Of each the digest of its manifest; "": it is in memory alone. */
@@ -67,13 +67,13 @@ export interface Description {
   deviation: number | null;
   /** Whether there are so many heads that there are smaller pictures of them all. */
   small: boolean;
-  /** Whether the means of the layers are pieces: see src/weft/studio/means.py. */
+  /** Whether the means of the layers are pieces: see src/headloom/studio/means.py. */
   local: boolean;
   /** Through which layers a token can be followed. */
   flows: FlowKind[];
   /** Whether a model that is open read the text. */
   read?: boolean;
-  /** How the whole trace was held against the model: see src/weft/formats/verification.py. */
+  /** How the whole trace was held against the model: see src/headloom/formats/verification.py. */
   verification: {
     unverified?: string;
     difference?: number;
@@ -99,7 +99,7 @@ export interface Layer extends LayerDescription {
   one: boolean;
 }
 
-/** What a role is called and how it is drawn: see src/weft/analysis/heads/scores.py. */
+/** What a role is called and how it is drawn: see src/headloom/analysis/heads/scores.py. */
 export interface RoleWords {
   name: string;
   title: string;
@@ -108,7 +108,7 @@ export interface RoleWords {
   colours: Record<Theme, string>;
 }
 
-/** What is known of one head: see src/weft/studio/heads.py. */
+/** What is known of one head: see src/headloom/studio/heads.py. */
 export interface HeadScores {
   role: string;
   scores: Record<string, number>;
@@ -117,7 +117,7 @@ export interface HeadScores {
   chance: Record<string, [mean: number, deviation: number]>;
 }
 
-/** What is known of every head: see `Example.heads` in src/weft/studio/collection.py. */
+/** What is known of every head: see `Example.heads` in src/headloom/studio/collection.py. */
 export interface Heads {
   measures: Record<string, string>;
   roles: RoleWords[];
@@ -139,7 +139,7 @@ export interface Edge {
 
 export const BLOCK = 1024;
 
-/** The kept edges of up to 1,024 rows of a head; see `edges` in src/weft/studio/arrays.py. */
+/** The kept edges of up to 1,024 rows of a head; see `edges` in src/headloom/studio/arrays.py. */
 export class Edges {
   readonly rows: number;
   readonly kept: number;
@@ -195,7 +195,7 @@ export class Edges {
   }
 }
 
-/** Exact sums of each head: see src/weft/studio/sums.py. */
+/** Exact sums of each head: see src/headloom/studio/sums.py. */
 export interface Sums {
   /** By key: what it gets from all queries. */
   received: (head: number) => Float32Array;

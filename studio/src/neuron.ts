@@ -5,7 +5,7 @@ import { counted, minus, significant3, weightText } from "./text";
 
 export type Term = [name: string, how: string, value: number | null, result: number | null];
 
-/** See `Neurons.edge` in src/weft/studio/neuron.py. */
+/** See `Neurons.edge` in src/headloom/studio/neuron.py. */
 export interface EdgeNumbers {
   missing: null;
   depth: number;

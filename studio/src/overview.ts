@@ -1,4 +1,4 @@
-// Every head of a layer as a small picture of block means: see src/weft/studio/overviews.py.
+// Every head of a layer as a small picture of block means: see src/headloom/studio/overviews.py.
 
 import { nonePixel, RAMPS, SCALES, type Theme } from "./colour";
 import type { Layer } from "./model";
@@ -11,7 +11,7 @@ export interface Picture {
 }
 
 /** Blocks along a side at most, and where there are many heads, as in
- * src/weft/studio/overviews.py. */
+ * src/headloom/studio/overviews.py. */
 const MOST = 128,
   SMALL = 32;
 

@@ -20,7 +20,7 @@ export interface Source {
 
 export type Pack = Record<string, [form: string, content: unknown]>;
 
-/** A collection that lies in memory, as src/weft/studio/pack.py writes it. */
+/** A collection that lies in memory, as src/headloom/studio/pack.py writes it. */
 export function packedSource(pack: Pack): Source {
   const piece = (path: string) => {
     const found = pack[path];

@@ -17,7 +17,7 @@ export interface Figure {
   of?: string;
 }
 
-/** What the probe of a run is called, as src/weft/studio/runs.py has it. */
+/** What the probe of a run is called, as src/headloom/studio/runs.py has it. */
 const PROBE = "the probe";
 
 export class Studio {
@@ -318,7 +318,7 @@ export class Studio {
           `“${visible(example.description.name, 60)}”: what the link points at may be elsewhere.`,
       );
     if (state.view === "compare" && this.opening && this.opening.examples.length < 2)
-      found.push("There is nothing to compare here: one trace is open. weft view A B opens two.");
+      found.push("There is nothing to compare here: one trace is open. headloom view A B opens two.");
     const ask = (what: string, number: number, count: number, none = 0) => {
       if (number >= 0 ? number < count : none < 0 && number === none) return;
       let all = `${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}`;

@@ -148,7 +148,7 @@ export const short = (share: number, bound?: Bound) => {
 
 const BERT_PIECE = /^##/;
 const NEW_WORD = /^[ \n]/;
-/** Which part of a character that several tokens share it is, as in 東¹⁄₂: weft.formats.tokens. */
+/** Which part of a character that several tokens share it is, as in 東¹⁄₂: headloom.formats.tokens. */
 const FIRST_PART = /¹⁄[₀-₉]+/gu;
 const LATER_PART = /.([⁰¹²³⁴-⁹]+)⁄[₀-₉]+/gu;
 /** A text in which the first part of a character stands for it, each later one is a number. */

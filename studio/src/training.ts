@@ -1,4 +1,4 @@
-// A training's history, as src/weft/studio/training.py describes it.
+// A training's history, as src/headloom/studio/training.py describes it.
 
 import type { Ticks } from "./colour";
 import { kindName, type Kind } from "./model";
@@ -22,7 +22,7 @@ interface HistoryLayer {
   product_beyond?: boolean;
 }
 
-/** What a training that weft.monitor watches has besides; see src/weft/studio/watched.py. */
+/** What a training that headloom.monitor watches has besides; see src/headloom/studio/watched.py. */
 export interface Watched {
   steps: number[];
   layers: Record<WatchedMeasure, (number | null)[][]>[];

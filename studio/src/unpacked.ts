@@ -1,6 +1,6 @@
-// Bytes of a page as the server gives them: see src/weft/studio/pack.py.
+// Bytes of a page as the server gives them: see src/headloom/studio/pack.py.
 
-/** The digits of base 85, as in src/weft/studio/pack.py. */
+/** The digits of base 85, as in src/headloom/studio/pack.py. */
 const LETTERS =
   "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%,()*+-;.=/?@^_`{|}~";
 const DIGITS = new Uint8Array(128);

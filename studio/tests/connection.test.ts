@@ -14,10 +14,10 @@ beforeEach(() => {
     options.signal?.throwIfAborted();
     asked.push(`${options.method ?? "GET"} ${path}`);
     if (traces === null) throw new TypeError("Failed to fetch");
-    const meant = new Headers(options.headers).get("Weft-Traces") ?? traces;
+    const meant = new Headers(options.headers).get("Headloom-Traces") ?? traces;
     const response = new Response(meant === traces ? `"${path} of ${traces}"` : "{}", {
       status: meant === traces ? 200 : 412,
-      headers: { "Weft-Traces": traces },
+      headers: { "Headloom-Traces": traces },
     });
     if (broken.includes(path)) response.json = () => Promise.reject(new TypeError("network error"));
     return response;
@@ -97,7 +97,7 @@ test("another program at the address is no server", async () => {
   expect(connection.contact).toBe("lost");
   vi.stubGlobal(
     "fetch",
-    async () => new Response("right", { headers: { "Weft-Traces": "first" } }),
+    async () => new Response("right", { headers: { "Headloom-Traces": "first" } }),
   );
   await looks(1);
   expect(await piece).toBe("right");

@@ -164,7 +164,7 @@ describe("tokens", () => {
   });
 
   test("a part of a file's name has letters and digits of any script", () => {
-    expect(fileName("../my run/trace.weft")).toBe("my-run-trace.weft");
+    expect(fileName("../my run/trace.loom")).toBe("my-run-trace.loom");
     expect(fileName("L3 H5")).toBe("L3-H5");
     expect(fileName("Größe: 中文?*")).toBe("Größe-中文");
     expect([fileName("..."), fileName("a".repeat(99)).length]).toEqual(["", 40]);

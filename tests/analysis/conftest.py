@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
 TEXT = "the quick brown fox jumps over the lazy dog because the dog did not see it ."
 
@@ -32,7 +32,7 @@ def minilm_folder() -> Path:
 @pytest.fixture(scope="session")
 def minilm(minilm_folder: Path) -> tuple[Any, Any]:
     """The model and its tokenizer."""
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.tracing.pretrained import load_pretrained
 
     return load_pretrained(minilm_folder)
 
@@ -41,7 +41,7 @@ def minilm(minilm_folder: Path) -> tuple[Any, Any]:
 def minilm_trace(minilm: tuple[Any, Any]) -> Trace:
     """All edges of the sentence."""
     model, tokenizer = minilm
-    found = weft.trace(model, TEXT, tokenizer=tokenizer, keep=weft.All())
+    found = headloom.trace(model, TEXT, tokenizer=tokenizer, keep=headloom.All())
     assert isinstance(found, Trace)
     return found
 
@@ -50,14 +50,14 @@ def minilm_trace(minilm: tuple[Any, Any]) -> Trace:
 def minilm_top(minilm: tuple[Any, Any]) -> Trace:
     """The four strongest edges of every query of the sentence."""
     model, tokenizer = minilm
-    found = weft.trace(model, TEXT, tokenizer=tokenizer, keep=weft.Top(4))
+    found = headloom.trace(model, TEXT, tokenizer=tokenizer, keep=headloom.Top(4))
     assert isinstance(found, Trace)
     return found
 
 
 @pytest.fixture(scope="session")
 def minilm_weights(minilm_folder: Path, minilm: tuple[Any, Any]) -> list[Tensor]:
-    """(heads, queries, keys) of each layer, from eager attention: weft has no part in it."""
+    """(heads, queries, keys) of each layer, from eager attention: headloom has no part in it."""
     import transformers
 
     eager = transformers.AutoModel.from_pretrained(minilm_folder, attn_implementation="eager")
@@ -82,12 +82,12 @@ def case(request: pytest.FixtureRequest) -> Case:
     queries, keys = torch.randn(2, 3, 60, 8, generator=generator)
     if request.param == "sharp":
         queries = 4 * queries
-    mask = {"causal": weft.causal(), "window": weft.window(6, 2)}.get(request.param)
+    mask = {"causal": headloom.causal(), "window": headloom.window(6, 2)}.get(request.param)
     sinks = torch.tensor([0.5, 2.0, -1.0]) if request.param == "sinks" else None
     options: dict[str, Any] = {"mask": mask, "sinks": sinks}
-    _, graph = weft.attend(queries, keys, keys, keep=weft.Top(8), **options)
+    _, graph = headloom.attend(queries, keys, keys, keep=headloom.Top(8), **options)
     doubled = {**options, "sinks": None if sinks is None else sinks.double()}
-    _, dense = weft.attend(
-        queries.double(), keys.double(), keys.double(), keep=weft.All(), **doubled
+    _, dense = headloom.attend(
+        queries.double(), keys.double(), keys.double(), keep=headloom.All(), **doubled
     )
     return Case(AttentionMatrix(queries, keys, **options), graph, dense)

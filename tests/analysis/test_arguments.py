@@ -12,57 +12,63 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis.alignment import links
-from weft.analysis.alignment.align import align
-from weft.analysis.alignment.error_rate import alignment_error_rate
-from weft.analysis.alignment.words import parts_by_offsets, parts_by_tokens, word_weights
-from weft.analysis.arguments import in_words, real_number
-from weft.analysis.compare import changed_edges, compare, first_difference, matched_layers
-from weft.analysis.compare import distance as row_distance
-from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.eviction.evict import evict
-from weft.analysis.graphs.components import components
-from weft.analysis.graphs.flow import attention_flow
-from weft.analysis.graphs.norms import given_by_edges, given_by_rows, norms_of_heads
-from weft.analysis.graphs.pagerank import pagerank
-from weft.analysis.graphs.paths import strongest_paths
-from weft.analysis.graphs.reciprocity import reciprocity
-from weft.analysis.graphs.rollout import ends, passed_over, rollout, rollout_columns, rollout_rows
-from weft.analysis.graphs.spectrum import effective_rank, energy_rank
-from weft.analysis.graphs.strength import heavy_hitters, received
-from weft.analysis.graphs.table import graph_measures
-from weft.analysis.heads import measures
-from weft.analysis.heads.formation import formation, trace_of_snapshot
-from weft.analysis.heads.patterns import allowed_keys, punctuation_marks, separators
-from weft.analysis.heads.retrieval import Needle, find_needle, needle_mass, retrieval
-from weft.analysis.heads.roles import head_roles, layer_scores, special_keys
-from weft.analysis.heads.similarity import clusters, similarity
-from weft.analysis.heads.sinks import looked_at, sink_keys
-from weft.analysis.heads.stripes import sink, vertical
-from weft.analysis.image_map import image_map
-from weft.analysis.joint_projection import joint_projection
-from weft.analysis.matrices.circuits import ov_circuit, qk_circuit
-from weft.analysis.matrices.composition import composition, composition_table
-from weft.analysis.matrices.projections import matrices_of
-from weft.analysis.matrices.table import history_measures, weight_measures
-from weft.analysis.overview import overview
-from weft.analysis.sql.query import ask, open_traces
-from weft.analysis.worked_row import worked_row
-from weft.formats.pharaoh import GoldLinks
-from weft.formats.traced_images import Tile, TracedImage
+import headloom
+from headloom.analysis.alignment import links
+from headloom.analysis.alignment.align import align
+from headloom.analysis.alignment.error_rate import alignment_error_rate
+from headloom.analysis.alignment.words import parts_by_offsets, parts_by_tokens, word_weights
+from headloom.analysis.arguments import in_words, real_number
+from headloom.analysis.compare import changed_edges, compare, first_difference, matched_layers
+from headloom.analysis.compare import distance as row_distance
+from headloom.analysis.dense_layer import layer_of_weights
+from headloom.analysis.eviction.evict import evict
+from headloom.analysis.graphs.components import components
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.analysis.graphs.norms import given_by_edges, given_by_rows, norms_of_heads
+from headloom.analysis.graphs.pagerank import pagerank
+from headloom.analysis.graphs.paths import strongest_paths
+from headloom.analysis.graphs.reciprocity import reciprocity
+from headloom.analysis.graphs.rollout import (
+    ends,
+    passed_over,
+    rollout,
+    rollout_columns,
+    rollout_rows,
+)
+from headloom.analysis.graphs.spectrum import effective_rank, energy_rank
+from headloom.analysis.graphs.strength import heavy_hitters, received
+from headloom.analysis.graphs.table import graph_measures
+from headloom.analysis.heads import measures
+from headloom.analysis.heads.formation import formation, trace_of_snapshot
+from headloom.analysis.heads.patterns import allowed_keys, punctuation_marks, separators
+from headloom.analysis.heads.retrieval import Needle, find_needle, needle_mass, retrieval
+from headloom.analysis.heads.roles import head_roles, layer_scores, special_keys
+from headloom.analysis.heads.similarity import clusters, similarity
+from headloom.analysis.heads.sinks import looked_at, sink_keys
+from headloom.analysis.heads.stripes import sink, vertical
+from headloom.analysis.image_map import image_map
+from headloom.analysis.joint_projection import joint_projection
+from headloom.analysis.matrices.circuits import ov_circuit, qk_circuit
+from headloom.analysis.matrices.composition import composition, composition_table
+from headloom.analysis.matrices.projections import matrices_of
+from headloom.analysis.matrices.table import history_measures, weight_measures
+from headloom.analysis.overview import overview
+from headloom.analysis.sql.query import ask, open_traces
+from headloom.analysis.worked_row import worked_row
+from headloom.formats.pharaoh import GoldLinks
+from headloom.formats.traced_images import Tile, TracedImage
 
 
 def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
-TRACE: Any = weft.from_queries_keys(
-    drawn(2, 3, 6, 4), drawn(2, 3, 6, 4) + 1, drawn(2, 3, 6, 4), mask=weft.causal(),
+TRACE: Any = headloom.from_queries_keys(
+    drawn(2, 3, 6, 4), drawn(2, 3, 6, 4) + 1, drawn(2, 3, 6, 4), mask=headloom.causal(),
     tokens=["a", "b", "a", "b", "c", "d"],
 )  # fmt: skip
 LAYER = TRACE.layers[0]
-PAIR: Any = weft.from_weights(
+PAIR: Any = headloom.from_weights(
     drawn(1, 3, 4, 4).softmax(-1), kind="cross",
     tokens={"source": ["the", "dog", "saw", "it"], "target": ["der", "hund", "sah", "es"]},
 )  # fmt: skip
@@ -76,7 +82,7 @@ IMAGES = dataclasses.replace(
     },
     images=(TracedImage((4, 4), (Tile((0, 0, 4, 4), 2, 2),)),),
 )  # fmt: skip
-MODEL = weft.MultiHeadAttention(8, 2)
+MODEL = headloom.MultiHeadAttention(8, 2)
 (MATRICES,) = matrices_of(MODEL)
 CIRCUIT = ov_circuit(MATRICES)
 NEEDLE = Needle(0, 3, 2)
@@ -101,8 +107,8 @@ CASES = [
     Case(TRACE.sql, {"query": "select 1"}),
     Case(TRACE.layer, {"kind": "decoder", "index": 0}),
     Case(TRACE.save, {"path": None}),
-    Case(weft.Trace.of, {"data": TRACE}),
-    Case(weft.Trace.open, {"path": None}),
+    Case(headloom.Trace.of, {"data": TRACE}),
+    Case(headloom.Trace.open, {"path": None}),
     Case(align, {"traces": PAIR, "gold": None, "heads": None, "method": "mutual", "step": None,
                  "norms": False, "most": 8}),
     Case(alignment_error_rate, {"links": [[(0, 0)]], "gold": [LINKS]}),
@@ -204,7 +210,7 @@ def test_what_does_not_fit_is_one_line(case: Case, tmp_path, monkeypatch) -> Non
         for value in WRONG:
             try:
                 function(**{**right, name: value})
-            except weft.WeftError as error:
+            except headloom.HeadloomError as error:
                 line = str(error)
                 assert "\n" not in line and len(line) < 330, (name, value)
             else:
@@ -218,7 +224,8 @@ def test_what_is_wrong_is_named() -> None:
         (lambda: rollout([TRACE]), "rollout: trace is a list of 1; expected one trace"),
         (
             lambda: rollout(LAYER),
-            "rollout: trace is an object of type TraceLayer; expected a trace, as from weft.trace",
+            "rollout: trace is an object of type TraceLayer; expected a trace, as from "
+            "headloom.trace",
         ),
         (lambda: received(None), "received: the weights are None, as of a layer whose queries"),
         (lambda: TRACE.heads(exact="yes"), "head_roles: exact='yes'; expected True, False or None"),
@@ -232,7 +239,7 @@ def test_what_is_wrong_is_named() -> None:
         (lambda: TRACE.view(port="dog", browser=False), "view: port is 'dog'; expected a whole"),
         (lambda: pagerank(LAYER.graph, damping=1), "damping=1; expected a number from 0, below 1"),
     ):
-        with pytest.raises(weft.InputError) as caught:
+        with pytest.raises(headloom.InputError) as caught:
             wrong()
         assert line in str(caught.value)
 
@@ -257,7 +264,7 @@ def test_the_bounds_of_a_number_are_said() -> None:
         ({"above": True, "below": True}, "above 0, below 1"),
         ({"most": math.inf}, "from 0"),
     ):
-        with pytest.raises(weft.InputError, match=f"a: b=-1; expected a number {said}"):
+        with pytest.raises(headloom.InputError, match=f"a: b=-1; expected a number {said}"):
             real_number("a", "b", -1, **bounds)
     assert in_words(torch.ones(2, 3)) == "a tensor (2, 3)"
     assert in_words(LAYER.graph) == "an object of type AttentionGraph"

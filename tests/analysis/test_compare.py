@@ -7,21 +7,27 @@ import json
 import pytest
 import torch
 
-import weft
-from weft.analysis.compare import changed_edges, compare, distance, first_difference, matched_layers
-from weft.cli import main
+import headloom
+from headloom.analysis.compare import (
+    changed_edges,
+    compare,
+    distance,
+    first_difference,
+    matched_layers,
+)
+from headloom.cli import main
 
 pytest.importorskip("pandas")
 
 
 @pytest.fixture
-def traces(language_model) -> tuple[weft.Trace, weft.Trace, list[list[torch.Tensor]]]:
+def traces(language_model) -> tuple[headloom.Trace, headloom.Trace, list[list[torch.Tensor]]]:
     """The same tokens read by a model before and after its second layer changed, and dense."""
     tokens = torch.randint(1, 50, (40,), generator=torch.Generator().manual_seed(8))
-    before = weft.trace(language_model, tokens, keep=weft.Top(6))
+    before = headloom.trace(language_model, tokens, keep=headloom.Top(6))
     with torch.no_grad():
         language_model.layers[1].w_q.weight[4:8] *= -3  # head 1
-    after = weft.trace(language_model, tokens, keep=weft.Top(6))
+    after = headloom.trace(language_model, tokens, keep=headloom.Top(6))
     dense = [[layer.matrix.dense() for layer in trace.layers] for trace in (before, after)]
     return before, after, dense
 
@@ -85,17 +91,19 @@ def test_all_edges_leave_no_doubt(minilm_trace, minilm_top) -> None:
 
 def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace) -> None:
     said = "2 keys in the first, 1 and 1 in the second"
-    with pytest.raises(weft.InputError, match=said):
+    with pytest.raises(headloom.InputError, match=said):
         compare(make_trace(["a", "b"]), make_trace(["a"]))
-    with pytest.raises(weft.InputError, match="2 keys in A, 1 and 1 in B"):
+    with pytest.raises(headloom.InputError, match="2 keys in A, 1 and 1 in B"):
         compare(make_trace(["a", "b"]), make_trace(["a"]), names=("A", "B"))
-    with pytest.raises(weft.InputError, match="2 heads in the first, 3 in the second"):
+    with pytest.raises(headloom.InputError, match="2 heads in the first, 3 in the second"):
         compare(make_trace(["a"]), make_trace(["a"], heads=3))
-    with pytest.raises(weft.InputError, match="queries and keys were not kept"):
+    with pytest.raises(headloom.InputError, match="queries and keys were not kept"):
         compare(*[make_trace(["a", "b"], keep=1)] * 2, exact=True)
     part = type(pair_trace)(pair_trace.sequences, pair_trace.layers[1:], {})
     assert matched_layers(pair_trace, part) == [(1, 0), (2, 1)]
-    with pytest.raises(weft.InputError, match="first are encoder, of the second cross and decoder"):
+    with pytest.raises(
+        headloom.InputError, match="first are encoder, of the second cross and decoder"
+    ):
         matched_layers(minilm_trace, part)
 
 
@@ -144,7 +152,7 @@ def test_the_most_changed_edges_are_found_whatever_was_kept(kept: tuple[int, int
     generator = torch.Generator().manual_seed(4)
     drawn = torch.randn(2, 2, 1, 40, 8, generator=generator) * 2
     layers = [
-        weft.from_queries_keys(*of, keep=weft.Top(count)).layers[0]
+        headloom.from_queries_keys(*of, keep=headloom.Top(count)).layers[0]
         for of, count in zip(drawn, kept, strict=True)
     ]
     dense = [
@@ -206,7 +214,7 @@ def test_the_first_token_that_differs_is_named(make_trace, pair_trace) -> None:
 def test_edges_name_the_tokens_of_both_traces(make_trace, tmp_path, capsys) -> None:
     make_trace([" John", "gave", "it"], keep=2).save(tmp_path / "john")
     make_trace([" Mary", "gave", "it"], keep=1).save(tmp_path / "mary")
-    first, second = (weft.Trace.open(tmp_path / name) for name in ("john", "mary"))
+    first, second = (headloom.Trace.open(tmp_path / name) for name in ("john", "mary"))
     table = compare(first, second, exact=False).edge_table()
     for _, edge in table.iterrows():
         for end in ("query", "key"):
@@ -236,10 +244,10 @@ def test_a_weight_that_was_not_kept_is_an_interval(make_trace, tmp_path, capsys)
 
 def test_half_precision_does_not_change_what_was_kept(language_model, tmp_path, capsys) -> None:
     """All edges are kept: they are the model's own, whatever queries and keys were rounded to."""
-    trace = weft.trace(language_model, torch.arange(1, 20), keep=weft.Top(19))
+    trace = headloom.trace(language_model, torch.arange(1, 20), keep=headloom.Top(19))
     trace.save(tmp_path / "float")
     trace.save(tmp_path / "half", dtype=torch.bfloat16)
-    half = weft.Trace.open(tmp_path / "half")
+    half = headloom.Trace.open(tmp_path / "half")
     assert (
         float((half.layers[0].matrix.dense() - trace.layers[0].matrix.dense()).abs().max()) > 1e-4
     )

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis.compare import compare
-from weft.analysis.graphs.flow import attention_flow
-from weft.analysis.graphs.paths import strongest_paths
-from weft.analysis.graphs.rollout import rollout, rollout_columns, rollout_rows
-from weft.analysis.graphs.table import graph_measures
+import headloom
+from headloom.analysis.compare import compare
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.analysis.graphs.paths import strongest_paths
+from headloom.analysis.graphs.rollout import rollout, rollout_columns, rollout_rows
+from headloom.analysis.graphs.table import graph_measures
 
 
 def causal_weights(seed: int) -> torch.Tensor:
@@ -22,9 +22,9 @@ def causal_weights(seed: int) -> torch.Tensor:
 
 
 @pytest.fixture(params=["all", "top"])
-def trace(request) -> weft.Trace:
-    keep = weft.All() if request.param == "all" else weft.Top(7)
-    return weft.from_weights(causal_weights(0), keep=keep)
+def trace(request) -> headloom.Trace:
+    keep = headloom.All() if request.param == "all" else headloom.Top(7)
+    return headloom.from_weights(causal_weights(0), keep=keep)
 
 
 def dense_rollout(weights: torch.Tensor) -> np.ndarray:
@@ -67,9 +67,9 @@ def test_graph_measures_are_exact(trace) -> None:
         matrix = np.eye(7) - 0.85 * weights.T
         ranks = np.linalg.solve(matrix, np.full(7, 0.15 / 7))
         assert row.pagerank == pytest.approx(ranks.max(), abs=1e-5) and row.pagerank_bound < 1e-5
-    few = weft.from_weights(causal_weights(0), keep=weft.Top(3))
+    few = headloom.from_weights(causal_weights(0), keep=headloom.Top(3))
     assert set(graph_measures(few)["source"]) == {"kept"}
-    with pytest.raises(weft.InputError, match="were not kept"):
+    with pytest.raises(headloom.InputError, match="were not kept"):
         graph_measures(few, exact=True)
 
 
@@ -78,12 +78,12 @@ def test_a_comparison_is_exact_also_with_a_trace_of_queries_and_keys(trace) -> N
     hidden = ~torch.ones(7, 7, dtype=torch.bool).tril()
     scores = (queries.double() @ keys.double().mT) / 2
     theirs = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    other = weft.from_queries_keys(queries, keys, mask=weft.causal(), keep=weft.Top(2))
+    other = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), keep=headloom.Top(2))
     expected = (causal_weights(0).double() - theirs).abs().sum(-1).mean(-1) / 2
     for pair in ((trace, other), (other, trace)):
         found = compare(*pair, exact=True)
         for layer, heads in enumerate(found.heads):
             assert torch.allclose(heads.lower.double(), expected[layer], atol=1e-6)
             assert torch.allclose(heads.upper.double(), expected[layer], atol=1e-6)
-    with pytest.raises(weft.InputError, match="were not kept"):
-        compare(weft.from_weights(causal_weights(0), keep=weft.Top(2)), trace, exact=True)
+    with pytest.raises(headloom.InputError, match="were not kept"):
+        compare(headloom.from_weights(causal_weights(0), keep=headloom.Top(2)), trace, exact=True)

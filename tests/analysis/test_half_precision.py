@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.analysis.alignment.words import word_weights
-from weft.analysis.compare import distance
-from weft.analysis.eviction.evict import evict
-from weft.analysis.graphs import flow
-from weft.analysis.graphs.flow import attention_flow, of_rounded
-from weft.analysis.graphs.rollout import rollout_columns, rollout_rows, whole_rollout
-from weft.analysis.graphs.strength import received
-from weft.analysis.graphs.table import graph_measures, layer_source
-from weft.analysis.graphs.token_clusters import token_clusters
-from weft.formats.trace import TraceData, TraceLayer
-from weft.mechanism.reference import graphs as reference
+import headloom
+from headloom.analysis.alignment.words import word_weights
+from headloom.analysis.compare import distance
+from headloom.analysis.eviction.evict import evict
+from headloom.analysis.graphs import flow
+from headloom.analysis.graphs.flow import attention_flow, of_rounded
+from headloom.analysis.graphs.rollout import rollout_columns, rollout_rows, whole_rollout
+from headloom.analysis.graphs.strength import received
+from headloom.analysis.graphs.table import graph_measures, layer_source
+from headloom.analysis.graphs.token_clusters import token_clusters
+from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.reference import graphs as reference
 
 LENGTH = 12
 
@@ -43,19 +43,20 @@ def _parts() -> tuple[Tensor, Tensor]:
 def half(dtype: torch.dtype, tmp_path: Path) -> TraceData:
     """Three edges of each row, and queries and keys that were rounded where they were stored."""
     path = tmp_path / "half"
-    weft.from_queries_keys(
-        *_parts(), mask=weft.causal(), kind="decoder", scale=0.37, keep=weft.Top(3), dtype=dtype,
+    headloom.from_queries_keys(
+        *_parts(), mask=headloom.causal(), kind="decoder", scale=0.37, keep=headloom.Top(3),
+        dtype=dtype,
         save=path,
     )  # fmt: skip
-    return weft.open(path)
+    return headloom.open(path)
 
 
 @pytest.fixture
 def rounded(dtype: torch.dtype) -> TraceData:
     """Of the same rounded queries and keys, in float32: each row is the softmax of their scores."""
     queries, keys = (part.to(dtype).float() for part in _parts())
-    return weft.from_queries_keys(
-        queries, keys, mask=weft.causal(), kind="decoder", scale=0.37, keep=weft.Top(3)
+    return headloom.from_queries_keys(
+        queries, keys, mask=headloom.causal(), kind="decoder", scale=0.37, keep=headloom.Top(3)
     )
 
 
@@ -82,7 +83,7 @@ def test_the_case_is_one_where_rounding_shows(half: TraceData) -> None:
 def test_of_float32_the_normalised_matrix_is_the_matrix(rounded: TraceData) -> None:
     layer = rounded.layers[0]
     assert layer.normalised_matrix is layer.matrix and not layer.half_precision
-    (alone,) = weft.from_weights(torch.full((1, 2, 2), 0.5)).layers
+    (alone,) = headloom.from_weights(torch.full((1, 2, 2), 0.5)).layers
     assert alone.normalised_matrix is None and not alone.half_precision
 
 
@@ -110,11 +111,11 @@ def test_a_flow_lies_in_its_interval(half: TraceData) -> None:
 def test_a_flow_through_every_kept_edge_is_the_models_own(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    own = weft.from_queries_keys(*_parts(), scale=0.37, keep=weft.All())
+    own = headloom.from_queries_keys(*_parts(), scale=0.37, keep=headloom.All())
     own.save(tmp_path / "t", dtype=dtype)
     expected = attention_flow(own, 3, range(LENGTH))
     for exact in (None, True):
-        found = attention_flow(weft.open(tmp_path / "t"), 3, range(LENGTH), exact=exact)
+        found = attention_flow(headloom.open(tmp_path / "t"), 3, range(LENGTH), exact=exact)
         torch.testing.assert_close(found.lower, expected.lower, atol=1e-5, rtol=0)
         torch.testing.assert_close(found.upper, expected.upper, atol=1e-5, rtol=0)
 
@@ -157,21 +158,21 @@ def test_words_are_aligned_by_rows_that_sum_to_1(dtype: torch.dtype, tmp_path: P
     words = [f"w{place}" for place in range(LENGTH)]
     sequences = {"source": words, "target": words}
     path = tmp_path / "cross"
-    weft.from_queries_keys(
-        queries, keys, kind="cross", tokens=sequences, keep=weft.Top(3), dtype=dtype, save=path
+    headloom.from_queries_keys(
+        queries, keys, kind="cross", tokens=sequences, keep=headloom.Top(3), dtype=dtype, save=path
     )
     # The first word has no token before it, whose row could count.
-    sums = word_weights(weft.open(path)).weights.sum(-1)[:, 1:]
+    sums = word_weights(headloom.open(path)).weights.sum(-1)[:, 1:]
     torch.testing.assert_close(sums, torch.ones(sums.shape), atol=1e-5, rtol=0)
 
 
 def test_with_sinks_a_row_and_its_sink_sum_to_1(dtype: torch.dtype, tmp_path: Path) -> None:
     queries, keys = (part[:1] for part in _parts())
     sinks = torch.tensor([34.0, 33.0])
-    weft.from_queries_keys(
-        queries, keys, sinks=sinks, keep=weft.Top(3), dtype=dtype, save=tmp_path / "t"
+    headloom.from_queries_keys(
+        queries, keys, sinks=sinks, keep=headloom.Top(3), dtype=dtype, save=tmp_path / "t"
     )
-    layer: TraceLayer = weft.open(tmp_path / "t").layers[0]
+    layer: TraceLayer = headloom.open(tmp_path / "t").layers[0]
     assert layer.normalised_matrix is not None
     taken = (sinks[:, None] - layer.normalised_matrix.lse).exp()
     row = layer.normalised_matrix.dense().sum(-1) + taken

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs.components import components
-from weft.analysis.graphs.norms import given_by_rows
-from weft.analysis.graphs.pagerank import pagerank
-from weft.analysis.graphs.reciprocity import reciprocity
-from weft.analysis.graphs.spectrum import effective_rank, energy_rank
-from weft.analysis.graphs.strength import heavy_hitters, received
-from weft.errors import InputError
+import headloom
+from headloom.analysis.graphs.components import components
+from headloom.analysis.graphs.norms import given_by_rows
+from headloom.analysis.graphs.pagerank import pagerank
+from headloom.analysis.graphs.reciprocity import reciprocity
+from headloom.analysis.graphs.spectrum import effective_rank, energy_rank
+from headloom.analysis.graphs.strength import heavy_hitters, received
+from headloom.errors import InputError
 
 MEASURES = {
     "components": components,
@@ -32,7 +32,7 @@ def test_weights_that_are_not_numbers_are_refused(measure, kept) -> None:
     tokens = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
     broken = tokens.clone()
     broken[1, 3] = torch.nan
-    _, graph = weft.attend(broken, tokens, tokens, keep=weft.Top(2))
-    source = graph if kept else weft.AttentionMatrix(broken, tokens)
+    _, graph = headloom.attend(broken, tokens, tokens, keep=headloom.Top(2))
+    source = graph if kept else headloom.AttentionMatrix(broken, tokens)
     with pytest.raises(InputError, match=r"head 1, query 3 are not numbers .* isnan\(lse\)"):
         MEASURES[measure](source)

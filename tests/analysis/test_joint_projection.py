@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from weft.analysis.joint_projection import joint_projection
-from weft.errors import InputError
+from headloom.analysis.joint_projection import joint_projection
+from headloom.errors import InputError
 
 
 @pytest.mark.parametrize(("queries", "keys", "depth"), [(30, 20, 8), (1, 4, 16), (50, 3, 2)])

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis import overview as module
-from weft.analysis.overview import block_sizes, matrix_means, overview
-from weft.formats.terms import Terms
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+import headloom
+from headloom.analysis import overview as module
+from headloom.analysis.overview import block_sizes, matrix_means, overview
+from headloom.formats.terms import Terms
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
 
 def dense(queries: torch.Tensor, keys: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -42,8 +42,8 @@ def test_block_means_are_those_of_the_dense_matrix(
     i, j = torch.arange(101)[:, None], torch.arange(90)
     mask, hidden = {
         "all": (None, torch.zeros(101, 90, dtype=torch.bool)),
-        "causal": (weft.causal(), j > i),
-        "window": (weft.window(20, 20), (j < i - 20) | (j > i + 20)),
+        "causal": (headloom.causal(), j > i),
+        "window": (headloom.window(20, 20), (j < i - 20) | (j > i + 20)),
     }[kind]
     matrix = AttentionMatrix(queries, keys, mask=mask)
     expected = dense(queries, keys, hidden)
@@ -71,7 +71,7 @@ def test_a_pass_ends_when_it_is_told_to() -> None:
 def layer(with_queries_and_keys: bool, keep: int = 4) -> tuple[TraceLayer, torch.Tensor]:
     torch.manual_seed(5)
     queries, keys = torch.randn(2, 50, 8) / 4, torch.randn(2, 50, 8)
-    _, graph = weft.attend(queries, keys, keys, keep=weft.Top(keep))
+    _, graph = headloom.attend(queries, keys, keys, keep=headloom.Top(keep))
     tokens = [str(n) for n in range(50)]
     data = (
         LayerInMemory(graph, (queries, keys), Terms())

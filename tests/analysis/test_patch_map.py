@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis.image_map import has_patches, image_map
-from weft.errors import InputError
-from weft.studio.view_paths import _pooled
+import headloom
+from headloom.analysis.image_map import has_patches, image_map
+from headloom.errors import InputError
+from headloom.studio.view_paths import _pooled
 
 ROWS, COLUMNS = 3, 4
 
 
-def grid_trace(columns: list[int] | None = None) -> weft.Trace:
+def grid_trace(columns: list[int] | None = None) -> headloom.Trace:
     """A class token and 3 x 4 patches, in the order of reading."""
     random = np.random.default_rng(0)
     queries, keys = random.normal(size=(2, 1, 2, 1 + ROWS * COLUMNS, 8))
-    trace = weft.from_queries_keys(queries, keys)
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.from_queries_keys(queries, keys)
+    assert isinstance(trace, headloom.Trace)
     known = {
         "rows": [-1] + [place // COLUMNS for place in range(ROWS * COLUMNS)],
         "columns": columns or [-1] + [place % COLUMNS for place in range(ROWS * COLUMNS)],
@@ -63,8 +63,8 @@ def test_a_real_vision_transformer() -> None:
     with torch.no_grad():
         weights = model(pixels, output_attentions=True).attentions
     model.set_attn_implementation("sdpa")
-    trace = weft.trace(model, {"pixel_values": pixels})
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(model, {"pixel_values": pixels})
+    assert isinstance(trace, headloom.Trace)
     assert has_patches(trace, trace.layers[0].keys_from)
     for number in range(2):
         for head in range(4):
@@ -87,7 +87,7 @@ def test_pixels_are_put_together(size: tuple[int, int]) -> None:
 
 def test_what_has_no_map_says_why() -> None:
     random = np.random.default_rng(0)
-    plain = weft.from_queries_keys(*random.normal(size=(2, 1, 2, 5, 8)))
+    plain = headloom.from_queries_keys(*random.normal(size=(2, 1, 2, 5, 8)))
     with pytest.raises(InputError, match="this trace has no images that are known"):
         image_map(plain, 0, 0, 0)
     trace = grid_trace()

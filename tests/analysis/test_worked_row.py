@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis.worked_row import worked_row
-from weft.errors import InputError
-from weft.formats.trace import LayerInMemory
-from weft.traces import Trace
+import headloom
+from headloom.analysis.worked_row import worked_row
+from headloom.api.trace import Trace
+from headloom.errors import InputError
+from headloom.formats.trace import LayerInMemory
 
 HEADS, QUERIES, KEYS, DEPTH = 4, 6, 9, 8
 
@@ -28,7 +28,7 @@ def arrays(queries: int = QUERIES, keys: int = KEYS, kv_heads: int = HEADS) -> t
 
 def shaw() -> Any:
     table = torch.randn(HEADS, 5, DEPTH, generator=torch.Generator().manual_seed(1))
-    return weft.Shaw(table)
+    return headloom.Shaw(table)
 
 
 #: By name: what `from_queries_keys` takes, and the score of a cell by hand.
@@ -63,11 +63,11 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "grouped": {},
     "shaw": {"relative": shaw()},
-    "alibi": {"relative": weft.ALiBi(torch.from_numpy(SLOPES).float())},
+    "alibi": {"relative": headloom.ALiBi(torch.from_numpy(SLOPES).float())},
     "bias": {"bias": BIAS},
     "softcap": {"softcap": 2.5},
-    "causal": {"mask": weft.causal(offset=KEYS - QUERIES)},
-    "window": {"mask": weft.window(2, 1)},
+    "causal": {"mask": headloom.causal(offset=KEYS - QUERIES)},
+    "window": {"mask": headloom.window(2, 1)},
     "sinks": {"sinks": SINKS},
     "scale": {"scale": 0.7},
 }
@@ -76,7 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_number_of_a_weight_by_hand(case: str) -> None:
     queries, keys = arrays(kv_heads=2 if case == "grouped" else HEADS)
-    trace = weft.from_queries_keys(queries, keys, keep=weft.Top(KEYS), **CASES[case])
+    trace = headloom.from_queries_keys(queries, keys, keep=headloom.Top(KEYS), **CASES[case])
     (layer,) = trace.layers
     graph = layer.graph
     for head in range(HEADS):
@@ -116,8 +116,8 @@ def test_every_number_of_a_weight_by_hand(case: str) -> None:
 def test_a_learned_bias_for_each_distance(pair_trace: Trace) -> None:
     queries, keys = arrays(QUERIES, QUERIES)
     table = torch.from_numpy(BUCKETS)
-    trace = weft.from_queries_keys(
-        queries, keys, relative=weft.Buckets(table, max_distance=16, bidirectional=True)
+    trace = headloom.from_queries_keys(
+        queries, keys, relative=headloom.Buckets(table, max_distance=16, bidirectional=True)
     )
     (layer,) = trace.layers
     row = worked_row(layer, 1, 3)
@@ -130,7 +130,7 @@ def test_a_learned_bias_for_each_distance(pair_trace: Trace) -> None:
 def test_models_of_every_kind(
     pair_trace: Trace, language_model: Any, known_depth: Callable[[Trace], int]
 ) -> None:
-    rotary = weft.trace(language_model, torch.tensor([3, 9, 14, 27, 5]))
+    rotary = headloom.trace(language_model, torch.tensor([3, 9, 14, 27, 5]))
     for trace in (pair_trace, rotary):
         for layer in trace.layers:
             heads, queries, keys = layer.shape
@@ -150,7 +150,7 @@ def known_depth() -> Callable[[Trace], int]:
 
 def test_a_row_that_sees_no_key() -> None:
     queries, keys = arrays(2, 3)
-    trace = weft.from_queries_keys(queries, keys, mask=weft.window(0, 0, offset=9))
+    trace = headloom.from_queries_keys(queries, keys, mask=headloom.window(0, 0, offset=9))
     row = worked_row(trace.layers[0], 0, 1)
     assert row.weights.tolist() == [0.0, 0.0, 0.0] and row.lse == -math.inf
     assert row.terms(1)[-1].name == "mask" and row.strongest(5) == []
@@ -159,7 +159,7 @@ def test_a_row_that_sees_no_key() -> None:
 
 def test_huge_scores_do_not_overflow() -> None:
     queries, keys = arrays()
-    trace = weft.from_queries_keys(queries * 1e4, keys * 1e4)
+    trace = headloom.from_queries_keys(queries * 1e4, keys * 1e4)
     row = worked_row(trace.layers[0], 0, 0)
     assert float(row.weights.sum()) == pytest.approx(1.0)
     assert float(row.weights.max()) == 1.0
@@ -169,8 +169,8 @@ def broken(number: float, *places: int) -> Any:
     """A layer of a model whose first head's query 1 held such a number."""
     queries, keys = (torch.from_numpy(array) for array in arrays())
     queries[0, 1, list(places)] = number
-    (layer,) = weft.from_queries_keys(*arrays()).layers
-    _, graph = weft.attend(queries, keys, keys, keep=weft.Top(3), backend="torch")
+    (layer,) = headloom.from_queries_keys(*arrays()).layers
+    _, graph = headloom.attend(queries, keys, keys, keep=headloom.Top(3), backend="torch")
     return replace(layer, data=LayerInMemory(graph, (queries, keys), layer.terms))
 
 
@@ -192,8 +192,11 @@ def test_what_is_no_number_hides_no_key(number: float, places: tuple[int, ...]) 
 
 def test_a_sink_that_takes_nothing_beside_no_key() -> None:
     queries, keys = arrays(2, 3)
-    trace = weft.from_queries_keys(
-        queries, keys, mask=weft.window(0, 0, offset=9), sinks=np.full(HEADS, -np.inf, np.float32)
+    trace = headloom.from_queries_keys(
+        queries,
+        keys,
+        mask=headloom.window(0, 0, offset=9),
+        sinks=np.full(HEADS, -np.inf, np.float32),
     )
     row = worked_row(trace.layers[0], 0, 1)
     assert row.weights.tolist() == [0.0, 0.0, 0.0] and row.lse == -math.inf
@@ -201,6 +204,6 @@ def test_a_sink_that_takes_nothing_beside_no_key() -> None:
 
 def test_what_was_not_kept_is_said_with_the_remedy() -> None:
     queries, keys = arrays()
-    trace = weft.from_queries_keys(queries, keys, queries_keys=False)
+    trace = headloom.from_queries_keys(queries, keys, queries_keys=False)
     with pytest.raises(InputError, match=r"not kept\. Trace the model again, without"):
         worked_row(trace.layers[0], 0, 0)

@@ -13,7 +13,7 @@ import pytest
 from tests.forked import Loaded
 from tests.saved_models import LETTERS, save_writer
 
-import weft.cli
+import headloom.cli
 
 MODEL = """
 [model]
@@ -50,10 +50,10 @@ class Result:
     err: str
 
     def one_line(self) -> str:
-        """The error of bad input: exit code 2, one line that begins with weft's name."""
+        """The error of bad input: exit code 2, one line that begins with headloom's name."""
         assert self.code == 2
         (line,) = self.err.splitlines()
-        assert line.startswith("weft: ")
+        assert line.startswith("headloom: ")
         return line
 
 
@@ -61,14 +61,14 @@ Command = Callable[..., Result]
 
 
 @pytest.fixture
-def weft_main(capsys: pytest.CaptureFixture[str]) -> Command:
+def headloom_main(capsys: pytest.CaptureFixture[str]) -> Command:
     """A function that runs a command in this process."""
 
     def call(*arguments: object) -> Result:
         capsys.readouterr()
         code = 0
         try:
-            weft.cli.main([str(argument) for argument in arguments])
+            headloom.cli.main([str(argument) for argument in arguments])
         except SystemExit as stop:
             code = 0 if stop.code is None else int(stop.code)
         captured = capsys.readouterr()
@@ -77,10 +77,10 @@ def weft_main(capsys: pytest.CaptureFixture[str]) -> Command:
     return call
 
 
-def run_weft(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
-    """Run ``python -m weft`` in a process of its own."""
+def run_headloom(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
+    """Run ``python -m headloom`` in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "weft", *map(str, arguments)],
+        [sys.executable, "-m", "headloom", *map(str, arguments)],
         input=stdin,
         capture_output=True,
         check=False,
@@ -90,7 +90,7 @@ def run_weft(*arguments: object, stdin: bytes = b"", **environment: str) -> Resu
 
 
 @pytest.fixture(scope="session")
-def weft_process(loaded: Loaded) -> Command:
+def headloom_process(loaded: Loaded) -> Command:
     """A function that runs a command in a process of its own.
 
     A forked one, which has torch loaded already; where its environment is to differ, one that
@@ -99,7 +99,7 @@ def weft_process(loaded: Loaded) -> Command:
 
     def call(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
         if environment:
-            return run_weft(*arguments, stdin=stdin, **environment)
+            return run_headloom(*arguments, stdin=stdin, **environment)
         code, out, err = loaded.run(*arguments, stdin=stdin)
         return Result(code, out.decode(), err.decode())
 
@@ -129,7 +129,7 @@ def runs(data: Path) -> Path:
     folder = data / "runs"
     for name in TASKS:
         try:
-            weft.cli.main(["train", str(data / f"{name}.toml"), "--run", str(folder / name)])
+            headloom.cli.main(["train", str(data / f"{name}.toml"), "--run", str(folder / name)])
         except SystemExit as stop:
             assert not stop.code
     return folder
@@ -138,9 +138,11 @@ def runs(data: Path) -> Path:
 @pytest.fixture(scope="session")
 def trace_path(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace of the translation run; tests leave it as it is."""
-    path = tmp_path_factory.mktemp("traces") / "cat.weft"
+    path = tmp_path_factory.mktemp("traces") / "cat.loom"
     try:
-        weft.cli.main(["trace", str(runs / "translation"), "--text", "the cat", "-o", str(path)])
+        headloom.cli.main(
+            ["trace", str(runs / "translation"), "--text", "the cat", "-o", str(path)]
+        )
     except SystemExit as stop:
         assert not stop.code
     return path
@@ -175,4 +177,4 @@ def assert_one_line(result, message: str) -> None:
 
 
 def traces_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.weft"))
+    return sorted(path.name for path in folder.glob("*.loom"))

@@ -12,9 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.errors import DataError
-from weft.jobs.engines import Do
-from weft.jobs.ray_engine import RayEngine
+from headloom.api.engines import Do
+from headloom.api.ray_engine import RayEngine
+from headloom.errors import DataError
 
 
 def here(task: tuple[str, str]) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""`weft ablate`: runs and models of Hugging Face, measures and errors."""
+"""`headloom ablate`: runs and models of Hugging Face, measures and errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def last_json(result: Any) -> dict[str, Any]:
     return content
 
 
-def test_runs_by_their_validation_data_and_by_a_text(weft_main: Command, runs: Path) -> None:
-    found = last_json(weft_main("ablate", runs / "dates", "--json"))
+def test_runs_by_their_validation_data_and_by_a_text(headloom_main: Command, runs: Path) -> None:
+    found = last_json(headloom_main("ablate", runs / "dates", "--json"))
     # One layer of each kind, two heads in each.
     assert sorted(effect["heads"][0] for effect in found["heads"]) == [
         [layer, head] for layer in range(3) for head in range(2)
@@ -31,32 +31,32 @@ def test_runs_by_their_validation_data_and_by_a_text(weft_main: Command, runs: P
     for effect in found["heads"]:
         assert effect["change"] == pytest.approx(effect["value"] - found["baseline"])
     text = ("--text", "de: 3.4.2024", "--target", "2024-04-03")
-    whole = last_json(weft_main("ablate", runs / "dates", *text, "--together", "--json"))
+    whole = last_json(headloom_main("ablate", runs / "dates", *text, "--together", "--json"))
     assert [len(effect["heads"]) for effect in whole["heads"]] == [2, 2, 2]
-    table = weft_main("ablate", runs / "dates", *text, "--together", "--csv").out
+    table = headloom_main("ablate", runs / "dates", *text, "--together", "--csv").out
     rows = list(csv.DictReader(io.StringIO(table)))
     assert [float(row["change"]) for row in rows] == pytest.approx(
         [effect["change"] for effect in whole["heads"]]
     )
     letters = ("--text", "two men", "--logit", "a", "--against", "e")
     logit = last_json(
-        weft_main("ablate", runs / "language", *letters, "--replacement", "mean", "--json")
+        headloom_main("ablate", runs / "language", *letters, "--replacement", "mean", "--json")
     )
     assert logit["kind"] == "mean"
     assert logit["measure"] == "logit of 'a' less that of 'e'"
     patched = last_json(
-        weft_main("ablate", runs / "language", *letters, "--patch", "two man", "--json")
+        headloom_main("ablate", runs / "language", *letters, "--patch", "two man", "--json")
     )
     assert patched["kind"] == "patch"
     assert patched["baseline"] == pytest.approx(logit["baseline"])
 
 
-def test_estimates_and_single_positions(weft_main: Command, runs: Path) -> None:
+def test_estimates_and_single_positions(headloom_main: Command, runs: Path) -> None:
     """An estimate names the position that adds most; --at changes that one alone."""
     letters = ("ablate", runs / "language", "--text", "two me", "--logit", "a")
-    measured = last_json(weft_main(*letters, "--json"))
-    estimated = last_json(weft_main(*letters, "--estimate", "--json"))
-    found = weft_main(*letters, "--estimate")
+    measured = last_json(headloom_main(*letters, "--json"))
+    estimated = last_json(headloom_main(*letters, "--estimate", "--json"))
+    found = headloom_main(*letters, "--estimate")
     assert estimated["estimated"] and not measured["estimated"]
     assert estimated["baseline"] == pytest.approx(measured["baseline"], abs=1e-5)
     heads = {tuple(effect["heads"][0]) for effect in measured["heads"]}
@@ -68,25 +68,25 @@ def test_estimates_and_single_positions(weft_main: Command, runs: Path) -> None:
     last = max(estimated["heads"], key=lambda effect: effect["heads"][0])
     assert all(abs(part) < 1e-6 for part in last["at"][:-1]) and "5 e" in found.out
     assert "estimated by one gradient" in found.out
-    row = next(csv.DictReader(io.StringIO(weft_main(*letters, "--estimate", "--csv").out)))
+    row = next(csv.DictReader(io.StringIO(headloom_main(*letters, "--estimate", "--csv").out)))
     assert float(row["there"]) == pytest.approx(estimated["heads"][0]["at"][int(row["most_at"])])
-    at = last_json(weft_main(*letters, "--at", "-1", "--at", "0", "--estimate", "--json"))
+    at = last_json(headloom_main(*letters, "--at", "-1", "--at", "0", "--estimate", "--json"))
     for effect in at["heads"]:
         assert [place for place, part in enumerate(effect["at"]) if part] in ([0, 5], [0], [5], [])
-    alone = last_json(weft_main(*letters, "--at", "-1", "--json"))
+    alone = last_json(headloom_main(*letters, "--at", "-1", "--json"))
     changes = {tuple(effect["heads"][0]): effect["change"] for effect in alone["heads"]}
     for effect in measured["heads"]:
         if effect["heads"][0] == last["heads"][0]:
             assert changes[tuple(effect["heads"][0])] == pytest.approx(effect["change"], abs=1e-5)
     # Of the loss on validation data, several texts at once.
-    whole = last_json(weft_main("ablate", runs / "dates", "--estimate", "--together", "--json"))
+    whole = last_json(headloom_main("ablate", runs / "dates", "--estimate", "--together", "--json"))
     assert [len(effect["heads"]) for effect in whole["heads"]] == [2, 2, 2]
     assert "at" not in whole["heads"][0]
 
 
 @pytest.mark.usefixtures("words")
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "bart"])
-def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -> None:
+def test_models_of_hugging_face(headloom_main: Command, tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     if kind == "gpt2":
         config = transformers.GPT2Config(
@@ -110,14 +110,14 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         )  # fmt: skip
         transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
         more, name, heads = ("--text", "a b c", "--target", "c b a"), "loss of the target", 6
-    found = last_json(weft_main("ablate", tmp_path, *more, "--json"))
+    found = last_json(headloom_main("ablate", tmp_path, *more, "--json"))
     assert found["measure"] == name
     assert len(found["heads"]) == heads
     assert any(abs(effect["change"]) > 1e-6 for effect in found["heads"])
-    estimated = last_json(weft_main("ablate", tmp_path, *more, "--estimate", "--json"))
+    estimated = last_json(headloom_main("ablate", tmp_path, *more, "--estimate", "--json"))
     assert len(estimated["heads"]) == heads and all(effect["at"] for effect in estimated["heads"])
     if kind == "bert":
-        logit = weft_main(
+        logit = headloom_main(
             "ablate", tmp_path, "--text", "a [MASK] c", "--logit", "b", "--layer", "0", "--json"
         )
         assert last_json(logit)["measure"] == "logit of 'b'"
@@ -146,46 +146,49 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         (("--text", "a"), "the text has one token; the loss needs two or more"),
         (
             ("--text", "abc", "--patch", "a"),
-            "weft: --patch 'a': the text has one token; the loss needs two or more. Give another "
+            "headloom: --patch 'a': the text has one token; the loss needs two or more. Give "
+            "another "
             "text of as many tokens as --text.",
         ),
     ],
 )
-def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:
-    result = weft_main("ablate", runs / "language", *arguments)
+def test_bad_options(
+    headloom_main: Command, runs: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    result = headloom_main("ablate", runs / "language", *arguments)
     assert said in result.one_line()
 
 
 def test_what_a_translator_and_models_of_hugging_face_refuse(
-    weft_main: Command, runs: Path, writer: Path
+    headloom_main: Command, runs: Path, writer: Path
 ) -> None:
     words = ("--text", "the cat", "--target", "das", "--logit", "das")
-    line = weft_main("ablate", runs / "translation", *words).one_line()
+    line = headloom_main("ablate", runs / "translation", *words).one_line()
     assert "--logit is for language models; this run is a translator. Leave it out." in line
     for words, said in (
         ((), "give the text that the model reads, by --text or --file"),
         (("--text", "ab", "--target", "c"), "--target: a gpt2 reads one text and has no target"),
         (("--text", "a"), "the text has one token; the loss needs two or more"),
     ):
-        assert said in weft_main("ablate", writer, *words).one_line()
+        assert said in headloom_main("ablate", writer, *words).one_line()
 
 
 @pytest.mark.parametrize("option", ["--logit", "--against"])
 def test_a_word_that_the_tokenizer_does_not_know(
-    weft_main: Command, runs: Path, writer: Path, option: str
+    headloom_main: Command, runs: Path, writer: Path, option: str
 ) -> None:
     """One line, not the logit of [UNK]; nor a second line about the same sign in the text."""
     first = ("--logit", "a") if option == "--against" else ()
     for model, text in ((writer, "a b zebra"), (runs / "language", "a zebra \u8a9e")):
         word = "zebra" if model == writer else "\u8a9e"
-        asked = weft_main("ablate", model, "--text", text, *first, option, word)
+        asked = headloom_main("ablate", model, "--text", text, *first, option, word)
         assert f"{option} {word}: not in the vocabulary of this model" in asked.one_line()
     # Unless it is asked for by its name.
-    assert not weft_main("ablate", writer, "--text", "a b", *first, option, "[UNK]").code
+    assert not headloom_main("ablate", writer, "--text", "a b", *first, option, "[UNK]").code
 
 
-def test_a_model_needs_a_text_and_must_be_there(weft_main: Command, tmp_path: Path) -> None:
+def test_a_model_needs_a_text_and_must_be_there(headloom_main: Command, tmp_path: Path) -> None:
     for arguments in ((), ("--text", "a")):
-        result = weft_main("ablate", tmp_path / "no" / "model" / "here", *arguments)
+        result = headloom_main("ablate", tmp_path / "no" / "model" / "here", *arguments)
         assert result.code == 2
         assert len(result.err.splitlines()) == 1

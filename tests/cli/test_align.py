@@ -1,4 +1,4 @@
-"""`weft align`."""
+"""`headloom align`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.cli.conftest import Command
 
-import weft
+import headloom
 
 SOURCES = ["the cat sees the dog", "the dog", "", "the cow sees the cat"]
 TARGETS = ["das cat sieht das dog", "das dog", "", "das cow sieht das cat"]
@@ -24,11 +24,11 @@ def texts(tmp_path: Path) -> list[str]:
 
 
 def test_a_run_aligns_two_files_as_its_traces_do(
-    weft_main: Command, runs: Path, texts: list[str], tmp_path: Path
+    headloom_main: Command, runs: Path, texts: list[str], tmp_path: Path
 ) -> None:
     run, out = runs / "translation", tmp_path / "out"
     options = ["--heads", "2.1,2.0:write", "--method", "argmax", "--json"]
-    result = weft_main("align", run, *texts, "-o", out, *options)
+    result = headloom_main("align", run, *texts, "-o", out, *options)
     assert result.code == 0, result.err
     said = json.loads(result.out)
     lines = out.read_text().splitlines()
@@ -40,15 +40,15 @@ def test_a_run_aligns_two_files_as_its_traces_do(
     folder = tmp_path / "traces"
     folder.mkdir()
     for number in (0, 1, 3):
-        done = weft_main(
+        done = headloom_main(
             "trace", run, "--text", SOURCES[number], "--target", TARGETS[number], "-o",
-            folder / f"{number}.weft",
+            folder / f"{number}.loom",
         )  # fmt: skip
         assert done.code == 0, done.err
-    weft_main("align", folder, "-o", tmp_path / "traced", *options)
+    headloom_main("align", folder, "-o", tmp_path / "traced", *options)
     assert (tmp_path / "traced").read_text().splitlines() == [lines[i] for i in (0, 1, 3)]
     # And by the formula, from the tokens of one.
-    trace = weft.open(folder / "1.weft")
+    trace = headloom.open(folder / "1.loom")
     layer = trace.layer("cross", 0)
     weights = layer.graph.dense()
     # Words of pieces: the mean over those of the target, the sum over those of the source.
@@ -66,22 +66,24 @@ def test_a_run_aligns_two_files_as_its_traces_do(
 
 
 def test_heads_are_chosen_by_gold_and_by_agreement(
-    weft_main: Command, runs: Path, texts: list[str], tmp_path: Path
+    headloom_main: Command, runs: Path, texts: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "gold").write_text("0-0 1-1 2-2 3-3 4-4\n0-0 1?1\n\n0-0 1-1\n")
     words = ("align", runs / "translation", *texts, "--gold", tmp_path / "gold")
-    gold = weft_main(*words, "-o", tmp_path / "a", "--json")
+    gold = headloom_main(*words, "-o", tmp_path / "a", "--json")
     assert gold.code == 0, gold.err
     said = json.loads(gold.out)
     assert (said["chosen_on"], said["measured_on"]) == (2, 2)
-    links = [list(links.sure) for links in weft.read_pharaoh(tmp_path / "a")]
-    rate = weft.alignment_error_rate(links[1::2], weft.read_pharaoh(tmp_path / "gold")[1::2])
+    links = [list(links.sure) for links in headloom.read_pharaoh(tmp_path / "a")]
+    rate = headloom.alignment_error_rate(
+        links[1::2], headloom.read_pharaoh(tmp_path / "gold")[1::2]
+    )
     assert said["aer"] == pytest.approx(rate.aer)
-    assert f"On the other 2: {rate}." in weft_main(*words, "-o", tmp_path / "a2").out
+    assert f"On the other 2: {rate}." in headloom_main(*words, "-o", tmp_path / "a2").out
     # Two heads, by both steps.
     assert len(said["table"]) == 4
     picture = tmp_path / "p.png"
-    free = weft_main(
+    free = headloom_main(
         "align", runs / "translation", *texts, "-o", tmp_path / "b", "--picture", picture
     )
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -91,7 +93,7 @@ def test_heads_are_chosen_by_gold_and_by_agreement(
 
 @pytest.mark.parametrize("name", ["BART", "Marian", "T5"])
 def test_an_encoder_decoder_of_hugging_face(
-    weft_main: Command, texts: list[str], tmp_path: Path, name: str
+    headloom_main: Command, texts: list[str], tmp_path: Path, name: str
 ) -> None:
     """Its links are those of the weights that it returns itself."""
     transformers = pytest.importorskip("transformers")
@@ -115,7 +117,7 @@ def test_an_encoder_decoder_of_hugging_face(
     model = family.build()
     model.save_pretrained(tmp_path / "model")
     fast.save_pretrained(tmp_path / "model")
-    done = weft_main(
+    done = headloom_main(
         "align", tmp_path / "model", *texts, "--heads", "5.2", "--method", "argmax", "-o",
         tmp_path / "out",
     )  # fmt: skip
@@ -145,7 +147,12 @@ def test_an_encoder_decoder_of_hugging_face(
 
 
 def test_bad_input_is_one_line(
-    weft_main: Command, runs: Path, texts: list[str], trace_path: Path, tmp_path: Path, writer: Path
+    headloom_main: Command,
+    runs: Path,
+    texts: list[str],
+    trace_path: Path,
+    tmp_path: Path,
+    writer: Path,
 ) -> None:
     run, out = runs / "translation", ["-o", str(tmp_path / "out")]
     (tmp_path / "short").write_text("a\n")
@@ -165,13 +172,13 @@ def test_bad_input_is_one_line(
         ([writer, *texts], "a gpt2 reads one text; only an encoder-decoder"),
         ([tmp_path / "nowhere"], "no such run or model"),
     ):
-        assert line in weft_main("align", *words, *out).one_line()
+        assert line in headloom_main("align", *words, *out).one_line()
         assert not (tmp_path / "out").exists()
     # Progress may stand before it.
-    result = weft_main("align", run, *texts, "--heads", "3.0", *out)
+    result = headloom_main("align", run, *texts, "--heads", "3.0", *out)
     assert (result.code, (tmp_path / "out").exists()) == (2, False)
     last = result.err.splitlines()[-1]
     assert "no head 3.0; there is cross-attention in layer 2, there with 2 heads" in last
     (tmp_path / "three").write_text("0-0\n1-1\n0-0\n")
-    line = weft_main("align", run, *texts, "--gold", tmp_path / "three", *out).one_line()
+    line = headloom_main("align", run, *texts, "--gold", tmp_path / "three", *out).one_line()
     assert "has 3 lines for 4 pairs" in line

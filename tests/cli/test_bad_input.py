@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.forked import Loaded
 
-from weft.formats import files
-from weft.formats.run import RunFolder
+from headloom.formats import files
+from headloom.formats.run import RunFolder
 
 Command = Callable[..., Any]
 
@@ -29,20 +29,20 @@ def assert_one_line(result: Any, *parts: str) -> None:
 
 
 @pytest.fixture
-def train(weft_main: Command, data: Path, tmp_path: Path) -> Command:
+def train(headloom_main: Command, data: Path, tmp_path: Path) -> Command:
     """A function that trains a task with settings changed; checks that no run was made."""
 
     def call(task: str, *overrides: str) -> Any:
         options = [part for override in overrides for part in ("--set", override)]
-        result = weft_main("train", data / f"{task}.toml", "--run", tmp_path / "run", *options)
+        result = headloom_main("train", data / f"{task}.toml", "--run", tmp_path / "run", *options)
         assert not (tmp_path / "run").exists()
         return result
 
     return call
 
 
-def test_a_missing_file(weft_main: Command, train: Command, tmp_path: Path) -> None:
-    assert_one_line(weft_main("train", tmp_path / "no.toml"), "no.toml", "Check the path")
+def test_a_missing_file(headloom_main: Command, train: Command, tmp_path: Path) -> None:
+    assert_one_line(headloom_main("train", tmp_path / "no.toml"), "no.toml", "Check the path")
     assert_one_line(train("language", "task.file=no.txt"), "no.txt: no such text", "Check the path")
     assert_one_line(train("translation", "task.valid=['no.tsv']"), "no.tsv: no such text")
     for verb in (
@@ -51,24 +51,26 @@ def test_a_missing_file(weft_main: Command, train: Command, tmp_path: Path) -> N
         ("generate", tmp_path / "no", "--prompt", "a"),
         ("trace", tmp_path / "no", "--text", "a", "-o", tmp_path / "t"),
     ):
-        assert_one_line(weft_main(*verb), f"{tmp_path / 'no'}: no such run", "weft train")
-    result = weft_main("export", tmp_path / "no.weft", "--html", tmp_path / "p.html")
-    assert_one_line(result, "no.weft")
+        assert_one_line(headloom_main(*verb), f"{tmp_path / 'no'}: no such run", "headloom train")
+    result = headloom_main("export", tmp_path / "no.loom", "--html", tmp_path / "p.html")
+    assert_one_line(result, "no.loom")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_defaults_are_named_when_a_training_begins(weft_main: Command, tmp_path: Path) -> None:
+def test_defaults_are_named_when_a_training_begins(headloom_main: Command, tmp_path: Path) -> None:
     """Not before an error, which is one line."""
     text, config = tmp_path / "text", tmp_path / "c.toml"
     config.write_text(f'[task]\nkind = "language"\nfile = "{text}"\nblock = 8\n')
     steps = ("--set", "training.max_steps=1", "--set", "model.width=8", "--set", "model.heads=1")
     command = ("train", config, "--run", tmp_path / "run", *steps)
     assert_one_line(
-        weft_main(*command), "no such text (task.file says where, in weft evaluate --data)"
+        headloom_main(*command), "no such text (task.file says where, in headloom evaluate --data)"
     )
     text.write_text("the cat sees the dog. " * 20)
     config.write_text(config.read_text().replace("8\n", "8\n[training]\nwarmup = 1\n"))
-    begun = weft_main("train", config, "--run", tmp_path / "run", "--set", "training.max_steps=1")
+    begun = headloom_main(
+        "train", config, "--run", tmp_path / "run", "--set", "training.max_steps=1"
+    )
     lines = begun.err.splitlines()
     assert begun.code == 0
     assert lines[0].startswith(f"No [model] in {config}: width 256")
@@ -88,26 +90,26 @@ def test_an_empty_corpus(train: Command, data: Path) -> None:
 
 
 def test_text_that_is_not_utf8(
-    weft_process: Command, train: Command, data: Path, runs: Path
+    headloom_process: Command, train: Command, data: Path, runs: Path
 ) -> None:
     (data / "latin").write_bytes(b"das\nM\xe4dchen\n")
     result = train("translation", 'task.valid=["latin"]')
     assert_one_line(result, "latin: line 2 is not UTF-8", "iconv")
-    result = weft_process("translate", runs / "translation", stdin=b"das\nM\xe4dchen\n")
+    result = headloom_process("translate", runs / "translation", stdin=b"das\nM\xe4dchen\n")
     # What comes before it is translated.
     assert len(result.out.splitlines()) == 1
     assert_one_line(replace(result, out=""), "standard input: line 2 is not UTF-8", "iconv")
-    result = weft_process("generate", runs / "language", "--prompt", os.fsdecode(b"M\xe4d"))
+    result = headloom_process("generate", runs / "language", "--prompt", os.fsdecode(b"M\xe4d"))
     assert_one_line(result, "is not UTF-8 text")
 
 
-def test_configurations(train: Command, weft_main: Command, tmp_path: Path) -> None:
+def test_configurations(train: Command, headloom_main: Command, tmp_path: Path) -> None:
     assert_one_line(train("dates", "training.sede=3"), "'training.sede'", "did you mean 'seed'?")
     assert_one_line(train("dates", "model.width=17"), "width 17", "Choose a multiple")
     assert_one_line(train("dates", "model.encoder_layers=0"), "encoder_layers is 0")
     assert_one_line(train("dates", "training.seed"), "--set", "training.seed=2")
     (tmp_path / "c.toml").write_text("[task\n")
-    assert_one_line(weft_main("train", tmp_path / "c.toml"), "c.toml: not TOML")
+    assert_one_line(headloom_main("train", tmp_path / "c.toml"), "c.toml: not TOML")
 
 
 @pytest.mark.parametrize(
@@ -121,23 +123,23 @@ def test_configurations(train: Command, weft_main: Command, tmp_path: Path) -> N
     ],
 )
 def test_a_configuration_without_a_task(
-    weft_main: Command, tmp_path: Path, content: str, message: str
+    headloom_main: Command, tmp_path: Path, content: str, message: str
 ) -> None:
     config, run = tmp_path / "c.toml", tmp_path / "run"
     config.write_text(content)
-    result = weft_main("train", config, "--run", run)
+    result = headloom_main("train", config, "--run", run)
     assert_one_line(result, str(config), message)
     assert not run.exists()
-    result = weft_main("train", config, "--run", run, "--set", "training.max_steps=1")
+    result = headloom_main("train", config, "--run", run, "--set", "training.max_steps=1")
     assert result.code == 2
     assert not run.exists()
 
 
 def test_another_configuration_in_the_same_folder(
-    weft_main: Command, data: Path, runs: Path
+    headloom_main: Command, data: Path, runs: Path
 ) -> None:
     before = (runs / "dates" / "config.json").read_bytes()
-    result = weft_main(
+    result = headloom_main(
         "train", data / "dates.toml", "--run", runs / "dates", "--set", "training.seed=5"
     )
     assert_one_line(result, "training.seed was 1, is 5", "--run")
@@ -155,7 +157,7 @@ def broken(runs: Path, tmp_path: Path) -> RunFolder:
 
 @pytest.mark.parametrize("damage", ["half", "bit", "nothing", "text"])
 def test_a_damaged_checkpoint(
-    weft_main: Command, data: Path, broken: RunFolder, damage: str
+    headloom_main: Command, data: Path, broken: RunFolder, damage: str
 ) -> None:
     for path, command in (
         (broken.checkpoint, ("train", data / "translation.toml", "--run", broken.path)),
@@ -169,88 +171,92 @@ def test_a_damaged_checkpoint(
             "text": b"not a checkpoint",
         }[damage]
         path.write_bytes(changed)
-        assert_one_line(weft_main(*command), path.name, "this checkpoint is damaged", "Remove it")
+        assert_one_line(
+            headloom_main(*command), path.name, "this checkpoint is damaged", "Remove it"
+        )
         assert path.read_bytes() == changed
 
 
 def test_a_checkpoint_of_another_run(
-    weft_main: Command, data: Path, runs: Path, broken: RunFolder
+    headloom_main: Command, data: Path, runs: Path, broken: RunFolder
 ) -> None:
     shutil.copy(runs / "dates" / "checkpoint.safetensors", broken.checkpoint)
-    result = weft_main("train", data / "translation.toml", "--run", broken.path)
+    result = headloom_main("train", data / "translation.toml", "--run", broken.path)
     assert_one_line(result, "checkpoint.safetensors: these weights are of another model")
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.json", "vocabulary.json"])
-def test_other_damaged_files_of_a_run(weft_main: Command, broken: RunFolder, name: str) -> None:
+def test_other_damaged_files_of_a_run(headloom_main: Command, broken: RunFolder, name: str) -> None:
     (broken.path / name).write_text('{"half')
-    assert_one_line(weft_main("evaluate", broken.path), name, "damaged")
+    assert_one_line(headloom_main("evaluate", broken.path), name, "damaged")
     (broken.path / name).unlink()
-    assert_one_line(weft_main("evaluate", broken.path), name)
+    assert_one_line(headloom_main("evaluate", broken.path), name)
 
 
-def test_a_run_that_has_kept_nothing_yet(weft_main: Command, broken: RunFolder) -> None:
+def test_a_run_that_has_kept_nothing_yet(headloom_main: Command, broken: RunFolder) -> None:
     broken.best.unlink()
-    assert_one_line(weft_main("evaluate", broken.path), "kept no weights yet", "Let it train on")
+    assert_one_line(
+        headloom_main("evaluate", broken.path), "kept no weights yet", "Let it train on"
+    )
 
 
-def test_a_damaged_trace(weft_main: Command, trace_path: Path, tmp_path: Path) -> None:
+def test_a_damaged_trace(headloom_main: Command, trace_path: Path, tmp_path: Path) -> None:
     assert list(trace_path.iterdir())
     for number, file in enumerate(sorted(trace_path.iterdir())):
-        copy = tmp_path / f"{number}.weft"
+        copy = tmp_path / f"{number}.loom"
         shutil.copytree(trace_path, copy)
         page = tmp_path / "page.html"
         content = file.read_bytes()
         (copy / file.name).write_bytes(content[: len(content) // 2])
-        result = weft_main("export", copy, "--html", page, "--parquet", tmp_path / "t.parquet")
+        result = headloom_main("export", copy, "--html", page, "--parquet", tmp_path / "t.parquet")
         if result.code:  # queries and keys are not read by every picture
             assert_one_line(result, str(copy))
         (copy / file.name).unlink()
-        result = weft_main("export", copy, "--html", page)
+        result = headloom_main("export", copy, "--html", page)
         if result.code:
             assert_one_line(result, str(copy))
-    assert_one_line(weft_main("export", tmp_path, "--html", page), str(tmp_path))
+    assert_one_line(headloom_main("export", tmp_path, "--html", page), str(tmp_path))
 
 
 def test_the_wrong_kind_of_run(
-    weft_main: Command, weft_process: Command, runs: Path, tmp_path: Path
+    headloom_main: Command, headloom_process: Command, runs: Path, tmp_path: Path
 ) -> None:
-    result = weft_process("translate", runs / "language", stdin=b"a\n")
-    assert_one_line(result, "weft generate")
-    result = weft_main("generate", runs / "dates", "--prompt", "a")
-    assert_one_line(result, str(runs / "dates"), "weft translate")
+    result = headloom_process("translate", runs / "language", stdin=b"a\n")
+    assert_one_line(result, "headloom generate")
+    result = headloom_main("generate", runs / "dates", "--prompt", "a")
+    assert_one_line(result, str(runs / "dates"), "headloom translate")
     options = ("--text", "the", "-o", tmp_path / "t")
-    result = weft_main("trace", runs / "language", *options, "--target", "x")
+    result = headloom_main("trace", runs / "language", *options, "--target", "x")
     assert_one_line(result, "--target", "language model")
     assert not (tmp_path / "t").exists()
 
 
 def test_nothing_to_read_or_write(
-    weft_main: Command, runs: Path, trace_path: Path, tmp_path: Path
+    headloom_main: Command, runs: Path, trace_path: Path, tmp_path: Path
 ) -> None:
-    assert_one_line(weft_main("generate", runs / "language", "--prompt", ""), "prompt is empty")
-    result = weft_main("trace", runs / "dates", "--text", "", "-o", tmp_path / "t")
+    assert_one_line(headloom_main("generate", runs / "language", "--prompt", ""), "prompt is empty")
+    result = headloom_main("trace", runs / "dates", "--text", "", "-o", tmp_path / "t")
     assert_one_line(result, "the text is empty")
     options = ("--text", "3 May 2001", "--target", " ", "-o", tmp_path / "t")
-    assert_one_line(weft_main("trace", runs / "dates", *options), "--target", "it is empty")
-    assert_one_line(weft_main("export", trace_path), "nothing to write", "--html")
-    result = weft_main("export", trace_path, "--graphml", tmp_path / "g", "--layer", 9)
+    assert_one_line(headloom_main("trace", runs / "dates", *options), "--target", "it is empty")
+    assert_one_line(headloom_main("export", trace_path), "nothing to write", "--html")
+    result = headloom_main("export", trace_path, "--graphml", tmp_path / "g", "--layer", 9)
     assert_one_line(result, "--layer 9", "0 to 2")
-    result = weft_main("trace", runs / "dates", "--text", "x", "-o", tmp_path / "no" / "t")
+    result = headloom_main("trace", runs / "dates", "--text", "x", "-o", tmp_path / "no" / "t")
     assert_one_line(result, "cannot write", "exists and is writable")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_debug_shows_where(weft_process: Command, tmp_path: Path) -> None:
-    result = weft_process("evaluate", tmp_path / "no", "--debug")
+def test_debug_shows_where(headloom_process: Command, tmp_path: Path) -> None:
+    result = headloom_process("evaluate", tmp_path / "no", "--debug")
     assert result.code != 0
     assert "Traceback" in result.err
     assert "DataError" in result.err
-    assert_one_line(weft_process("evaluate", tmp_path / "no"), "no such run")
+    assert_one_line(headloom_process("evaluate", tmp_path / "no"), "no such run")
 
 
 def test_a_disk_that_fills_while_a_checkpoint_is_written(
-    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run before the error is kept, and goes on when there is space again."""
     command = ("train", data / "language.toml", "--run", tmp_path / "run")
@@ -265,31 +271,31 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "sync", full)
-        result = weft_main(*command)
+        result = headloom_main(*command)
     assert result.code == 2
     last = result.err.splitlines()[-1]
-    assert last.startswith("weft: cannot write ")
+    assert last.startswith("headloom: cannot write ")
     assert "no space left on device" in last
     assert "free some space" in last
     assert "Traceback" not in result.err
     assert not list((tmp_path / "run").rglob(".*"))
-    assert weft_main(*command).code == 0
+    assert headloom_main(*command).code == 0
     assert RunFolder(tmp_path / "run").state == "finished"
 
 
 def test_a_disk_that_is_really_full(
-    weft_main: Command, data: Path, runs: Path, trace_path: Path, small_disk: Path
+    headloom_main: Command, data: Path, runs: Path, trace_path: Path, small_disk: Path
 ) -> None:
-    result = weft_main("train", data / "dates.toml", "--run", small_disk / "run")
+    result = headloom_main("train", data / "dates.toml", "--run", small_disk / "run")
     assert result.code == 2
     assert "Traceback" not in result.err
     last = result.err.splitlines()[-1]
-    assert last.startswith(f"weft: cannot write {small_disk}")
+    assert last.startswith(f"headloom: cannot write {small_disk}")
     assert "no space left on device" in last.lower()
     assert not list(small_disk.rglob(".*"))
     # Whatever is there is whole.
     for file in small_disk.rglob("*.safetensors"):
-        from weft.formats.tensors import load_tensors
+        from headloom.formats.tensors import load_tensors
 
         load_tensors(file, "file")
     filler = small_disk / "filler"
@@ -297,47 +303,47 @@ def test_a_disk_that_is_really_full(
         while True:
             file_object.write(b"x" * 4096)
     before = sorted(small_disk.rglob("*"))
-    result = weft_main("trace", runs / "dates", "--text", "de: 1", "-o", small_disk / "t.weft")
+    result = headloom_main("trace", runs / "dates", "--text", "de: 1", "-o", small_disk / "t.loom")
     assert_one_line(result, str(small_disk))
     for option in ("--html", "--parquet", "--picture", "--graphml"):
         suffix = {"--picture": ".png"}.get(option, ".x")
-        result = weft_main("export", trace_path, option, small_disk / f"out{suffix}")
+        result = headloom_main("export", trace_path, option, small_disk / f"out{suffix}")
         assert_one_line(result, str(small_disk))
     assert sorted(small_disk.rglob("*")) == before
 
 
-def test_two_trainings_of_one_run(weft_main: Command, data: Path, tmp_path: Path) -> None:
+def test_two_trainings_of_one_run(headloom_main: Command, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with RunFolder.training_lock(run):
-        result = weft_main("train", data / "language.toml", "--run", run)
+        result = headloom_main("train", data / "language.toml", "--run", run)
         assert_one_line(result, f"{run}: is being trained already")
         assert [file.name for file in run.iterdir()] == ["lock"]
-    assert weft_main("train", data / "language.toml", "--run", run).code == 0
+    assert headloom_main("train", data / "language.toml", "--run", run).code == 0
 
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "best.safetensors"])
 def test_a_finished_run_without_its_weights(
-    weft_main: Command, data: Path, broken: RunFolder, name: str
+    headloom_main: Command, data: Path, broken: RunFolder, name: str
 ) -> None:
     broken.set_state("finished")
     (broken.path / name).unlink()
-    result = weft_main("train", data / "translation.toml", "--run", broken.path)
+    result = headloom_main("train", data / "translation.toml", "--run", broken.path)
     assert_one_line(result, f"{name}", "missing", "--run")
     assert not (broken.path / name).exists()
 
 
 def test_a_finished_run_with_damaged_weights(
-    weft_main: Command, data: Path, broken: RunFolder
+    headloom_main: Command, data: Path, broken: RunFolder
 ) -> None:
     broken.set_state("finished")
     broken.best.write_bytes(b"no weights")
-    result = weft_main("train", data / "translation.toml", "--run", broken.path)
+    result = headloom_main("train", data / "translation.toml", "--run", broken.path)
     assert_one_line(result, "best.safetensors: damaged; the run's best", "--run")
 
 
-def test_a_training_that_diverges(weft_main: Command, data: Path, tmp_path: Path) -> None:
+def test_a_training_that_diverges(headloom_main: Command, data: Path, tmp_path: Path) -> None:
     options = ("--set", "training.peak_learning_rate=1e30", "--set", "training.max_steps=20")
-    result = weft_main("train", data / "language.toml", "--run", tmp_path / "run", *options)
+    result = headloom_main("train", data / "language.toml", "--run", tmp_path / "run", *options)
     assert result.code == 2
     last = result.err.splitlines()[-1]
     assert "Lower training.peak_learning_rate" in last
@@ -348,10 +354,10 @@ def test_a_training_that_diverges(weft_main: Command, data: Path, tmp_path: Path
     assert "Traceback" not in result.err
 
 
-def test_numbers_out_of_range(weft_process: Command, runs: Path) -> None:
-    result = weft_process("translate", runs / "translation", "--length-penalty", "nan")
+def test_numbers_out_of_range(headloom_process: Command, runs: Path) -> None:
+    result = headloom_process("translate", runs / "translation", "--length-penalty", "nan")
     assert_one_line(result, "--length-penalty nan", "from 0 to 10")
-    result = weft_process("evaluate", runs / "language", "--split", "test")
+    result = headloom_process("evaluate", runs / "language", "--split", "test")
     assert result.code == 2
     assert "use --split valid" in result.err.splitlines()[-1]
 
@@ -365,4 +371,4 @@ def test_output_that_cannot_be_written(loaded: Loaded, runs: Path) -> None:
         _, errors = process.communicate()
     assert process.returncode == 2
     (line,) = errors.decode().splitlines()
-    assert line.startswith("weft: cannot write the output: no space left")
+    assert line.startswith("headloom: cannot write the output: no space left")

@@ -12,12 +12,12 @@ import torch
 import typer.main
 from tests.cli.conftest import Command, Result
 
-import weft
-import weft.cli.commands
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.traces import Trace
+import headloom
+import headloom.cli.commands
+from headloom.api.trace import Trace
+from headloom.formats.trace import LayerInMemory, TraceLayer
 
-COMMANDS: Any = typer.main.get_command(weft.cli.commands.app)
+COMMANDS: Any = typer.main.get_command(headloom.cli.commands.app)
 VERBS: dict[str, Any] = COMMANDS.commands
 #: What a required argument gets, by its name: T is a trace, N nothing that is there.
 ARGUMENTS = {"TRACE": "T", "TRACE...": "T", "SQL": "select+1"}
@@ -53,13 +53,13 @@ def in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def small_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     queries, keys, values = torch.randn(3, 2, 4, 2, generator=torch.Generator().manual_seed(1))
-    _, graph = weft.attend(queries, keys, values, keep=weft.Top(2))
+    _, graph = headloom.attend(queries, keys, values, keep=headloom.Top(2))
     tokens = list("abcd")
     layer = TraceLayer(
         "layer", "encoder", 0, (2, 4, 4), "tokens", "tokens", tokens, tokens, 2**-0.5,
         LayerInMemory(graph), mask="all",
     )  # fmt: skip
-    path = tmp_path_factory.mktemp("options") / "t.weft"
+    path = tmp_path_factory.mktemp("options") / "t.loom"
     Trace({"tokens": tokens}, (layer,)).save(path)
     return path
 
@@ -85,10 +85,10 @@ def _values(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (), STRANGE_TEXTS
 
 
-def _call(weft_main: Command, verb: str, trace: Path, *more: str) -> Result:
+def _call(headloom_main: Command, verb: str, trace: Path, *more: str) -> Result:
     places = {"T": str(trace), "N": "./no-such", "N/run": "./no-such/run", "N/t": "./no-such/t"}
     needed = [places.get(word, word.replace("+", " ")) for word in _needed(verb).split()]
-    result: Result = weft_main(verb, *needed, *more)
+    result: Result = headloom_main(verb, *needed, *more)
     return result
 
 
@@ -97,7 +97,7 @@ def _assert_ends_well(result: Result, what: object) -> None:
     assert "Traceback" not in result.err, (what, result)
     if result.code == 2:
         assert result.err.count("\n") == 1, (what, result)
-        assert result.err.startswith("weft: "), (what, result)
+        assert result.err.startswith("headloom: "), (what, result)
         assert len(result.err) < 2_000, what
     assert not set("\x1b\x07\u202e") & set(result.out + result.err), (what, result)
 
@@ -117,11 +117,11 @@ def test_every_verb_and_every_kind_of_option_is_tried() -> None:
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_values_that_no_option_takes(
-    weft_main: Command, verb: str, small_trace: Path, tmp_path: Path
+    headloom_main: Command, verb: str, small_trace: Path, tmp_path: Path
 ) -> None:
     for name, kind in _options(verb):
         for value in _values(kind)[0]:
-            result = _call(weft_main, verb, small_trace, f"{name}={value}")
+            result = _call(headloom_main, verb, small_trace, f"{name}={value}")
             _assert_refused(result, (verb, name, value))
             assert f"'{name}'" in result.err, (verb, name, value, result.err)
     assert list(tmp_path.iterdir()) == []
@@ -129,33 +129,33 @@ def test_values_that_no_option_takes(
 
 @pytest.mark.parametrize("verb", sorted(set(VERBS) - {"demo"}))  # which would train
 def test_values_that_some_options_take(
-    weft_main: Command, verb: str, small_trace: Path, tmp_path: Path
+    headloom_main: Command, verb: str, small_trace: Path, tmp_path: Path
 ) -> None:
     for name, kind in _options(verb):
         for value in _values(kind)[1]:
-            result = _call(weft_main, verb, small_trace, f"{name}={value}")
+            result = _call(headloom_main, verb, small_trace, f"{name}={value}")
             _assert_ends_well(result, (verb, name, value))
-    assert not [path for path in tmp_path.rglob("*") if "weft" in path.name]
+    assert not [path for path in tmp_path.rglob("*") if "headloom" in path.name]
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_words_that_are_out_of_place(weft_main: Command, verb: str, small_trace: Path) -> None:
+def test_words_that_are_out_of_place(headloom_main: Command, verb: str, small_trace: Path) -> None:
     for word in ("--no-such-option", "--no-such-option=1", "-q", "--\x1b[31m", "--hlep", "-\u202e"):
-        _assert_refused(_call(weft_main, verb, small_trace, word), (verb, word))
+        _assert_refused(_call(headloom_main, verb, small_trace, word), (verb, word))
     too_many = ("one", "word", "too", "many", "\x1b")
-    _assert_refused(_call(weft_main, verb, small_trace, *too_many), (verb, too_many))
+    _assert_refused(_call(headloom_main, verb, small_trace, *too_many), (verb, too_many))
     for name, _ in _options(verb):
         # A value is missing at the end of the line.
-        result = _call(weft_main, verb, small_trace, name)
+        result = _call(headloom_main, verb, small_trace, name)
         _assert_refused(result, (verb, name))
-        assert result.err.endswith(f" See weft {verb} --help.\n"), (verb, name, result)
+        assert result.err.endswith(f" See headloom {verb} --help.\n"), (verb, name, result)
     if verb not in ("demo", "doctor", "steps"):  # which need no words
-        _assert_refused(weft_main(verb), verb)
+        _assert_refused(headloom_main(verb), verb)
 
 
-def test_verbs_that_are_none(weft_main: Command) -> None:
+def test_verbs_that_are_none(headloom_main: Command) -> None:
     for verb in ("", "x", "tarce", "\x1b[31m", "-", "TRACE", "trace ", "x" * 5_000, "\udcff"):
-        _assert_refused(weft_main(verb), verb)
+        _assert_refused(headloom_main(verb), verb)
 
 
 @pytest.mark.parametrize(
@@ -195,17 +195,18 @@ def test_verbs_that_are_none(weft_main: Command) -> None:
     ],
 )
 def test_an_error_of_a_value_says_what_was_expected(
-    weft_main: Command, small_trace: Path, trace_path: Path, writer: Path, runs: Path, words: str,
+    headloom_main: Command, small_trace: Path, trace_path: Path, writer: Path, runs: Path,
+    words: str,
     message: str,
 ) -> None:  # fmt: skip
     names = {
-        "T": small_trace, "D": trace_path, "M": writer, "R": runs / "language", "F": "f.weft",
+        "T": small_trace, "D": trace_path, "M": writer, "R": runs / "language", "F": "f.loom",
     }  # fmt: skip
     if "E" in words.split():
-        names["E"] = Path("edges.weft")
+        names["E"] = Path("edges.loom")
         Path("e.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n0,0,1,0,1\n0,0,2,1,1\n")
-        assert not weft_main("import", "e.csv", "--mask", "causal", "-o", names["E"]).code
-    result = weft_main(*(names.get(word, word) for word in words.split()))
+        assert not headloom_main("import", "e.csv", "--mask", "causal", "-o", names["E"]).code
+    result = headloom_main(*(names.get(word, word) for word in words.split()))
     assert message in result.one_line()
     assert result.code == 2
 
@@ -232,18 +233,18 @@ def test_an_error_of_a_value_says_what_was_expected(
     ],
 )
 def test_values_that_reach_a_model(
-    weft_main: Command, runs: Path, tmp_path: Path, words: str
+    headloom_main: Command, runs: Path, tmp_path: Path, words: str
 ) -> None:
     (tmp_path / "x.txt").write_text("the cat sees the dog")
     places = {"R": str(runs / "language"), "F": "./f", "X": "x.txt"}
     line = [places.get(word, word.replace("H", "9" * 20)) for word in words.split()]
-    result = weft_main(*line)
+    result = headloom_main(*line)
     _assert_ends_well(result, line)
     if result.code == 2:
         assert not (tmp_path / "f").exists()
 
 
-def test_a_text_without_its_option_gets_a_hint(weft_main: Command) -> None:
-    line = weft_main("trace", "runs/demo", "a text", "-o", "t.weft").one_line()
-    assert line.endswith("(a text). A text is given by --text. See weft trace --help.")
-    assert "--text" not in weft_main("heads", "a", "b", "c").one_line()
+def test_a_text_without_its_option_gets_a_hint(headloom_main: Command) -> None:
+    line = headloom_main("trace", "runs/demo", "a text", "-o", "t.loom").one_line()
+    assert line.endswith("(a text). A text is given by --text. See headloom trace --help.")
+    assert "--text" not in headloom_main("heads", "a", "b", "c").one_line()

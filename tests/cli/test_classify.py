@@ -37,7 +37,7 @@ WORDS = {"for": ["good", "witty", "warm"], "against": ["bad", "dull", "cold"]}
 @pytest.fixture(scope="module", params=["mean", "max"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained classifier, by each pooling."""
-    import weft.cli
+    import headloom.cli
 
     folder = tmp_path_factory.mktemp("labels")
     texts = ["the film is {}", "a {} story", "they call it {}", "so {} , so long"]
@@ -52,21 +52,21 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     path = folder / "c.toml"
     path.write_text(CONFIG.format(folder=folder, pooling=request.param))
     try:
-        weft.cli.main(["train", str(path), "--run", str(folder / "run")])
+        headloom.cli.main(["train", str(path), "--run", str(folder / "run")])
     except SystemExit as stop:
         assert not stop.code
     return folder / "run"
 
 
-def test_lines_to_classes_and_probabilities(weft_process: Command, run: Path) -> None:
+def test_lines_to_classes_and_probabilities(headloom_process: Command, run: Path) -> None:
     lines = b"a Warm film\n\na cold zebra\n"
-    result = weft_process("classify", run, stdin=lines)
+    result = headloom_process("classify", run, stdin=lines)
     assert result.code == 0
     first, empty, second, rest = result.out.split("\n")
     assert empty == rest == ""
     (label, share), (other, _) = first.split("\t"), second.split("\t")
     assert (label, other) == ("for", "against")
-    predictions = json.loads(weft_process("classify", run, "--json", stdin=lines).out)[
+    predictions = json.loads(headloom_process("classify", run, "--json", stdin=lines).out)[
         "predictions"
     ]
     assert predictions[1] is None
@@ -77,47 +77,51 @@ def test_lines_to_classes_and_probabilities(weft_process: Command, run: Path) ->
     assert "1 word that is not in the vocabulary" in result.err
 
 
-def test_it_is_measured(weft_main: Command, run: Path) -> None:
-    result = weft_main("evaluate", run, "--json")
+def test_it_is_measured(headloom_main: Command, run: Path) -> None:
+    result = headloom_main("evaluate", run, "--json")
     report = json.loads(result.out)
     assert result.code == 0
     assert report["accuracy"] > 0.9
     assert report["macro_f1"] > 0.9
 
 
-def test_the_words_that_the_class_came_from(weft_main: Command, run: Path) -> None:
+def test_the_words_that_the_class_came_from(headloom_main: Command, run: Path) -> None:
     text = "they call it a witty story"
-    table = weft_main("relevance", run, "--text", text).out
+    table = headloom_main("relevance", run, "--text", text).out
     assert "for, label: " in table
     assert "The class comes from all positions, by m" in table
-    report = json.loads(weft_main("relevance", run, "--text", text, "--json").out)
+    report = json.loads(headloom_main("relevance", run, "--text", text, "--json").out)
     assert report["tokens"] == ["<start>", *text.split()]
     values = report["relevance"]
     assert values.index(max(values)) == report["tokens"].index("witty")
     assert len(report["parts"]) == len(values)
-    less = weft_main("relevance", run, "--text", text, "--logit", "for", "--against", "against")
+    less = headloom_main("relevance", run, "--text", text, "--logit", "for", "--against", "against")
     assert "for less against, label: " in less.out
 
 
-def test_it_is_traced_and_its_heads_are_read(weft_main: Command, run: Path, tmp_path: Path) -> None:
-    result = weft_main("trace", run, "--text", "a dull story", "-o", tmp_path / "t.weft")
+def test_it_is_traced_and_its_heads_are_read(
+    headloom_main: Command, run: Path, tmp_path: Path
+) -> None:
+    result = headloom_main("trace", run, "--text", "a dull story", "-o", tmp_path / "t.loom")
     assert result.code == 0
     assert "tokens: 4 tokens: <start> a dull story" in result.err
     assert "2 attention layers." in result.err
-    assert "4 of 4 heads" in weft_main("heads", tmp_path / "t.weft", "--all").out
-    assert "4 of 4 heads" in weft_main("heads", run, "--all").out
+    assert "4 of 4 heads" in headloom_main("heads", tmp_path / "t.loom", "--all").out
+    assert "4 of 4 heads" in headloom_main("heads", run, "--all").out
     page = tmp_path / "page.html"
-    assert weft_main("export", tmp_path / "t.weft", "--html", page).code == 0
+    assert headloom_main("export", tmp_path / "t.loom", "--html", page).code == 0
     assert "dull" in page.read_text()
 
 
-def test_heads_are_taken_away(weft_main: Command, run: Path) -> None:
-    by_logit = weft_main("ablate", run, "--text", "a dull story", "--logit", "against", "--json")
+def test_heads_are_taken_away(headloom_main: Command, run: Path) -> None:
+    by_logit = headloom_main(
+        "ablate", run, "--text", "a dull story", "--logit", "against", "--json"
+    )
     report = json.loads(by_logit.out)
     assert by_logit.code == 0
     assert len(report["heads"]) == 4
-    assert "loss" in weft_main("ablate", run, "--text", "a dull story", "--target", "for").out
-    assert weft_main("ablate", run).code == 0
+    assert "loss" in headloom_main("ablate", run, "--text", "a dull story", "--target", "for").out
+    assert headloom_main("ablate", run).code == 0
 
 
 @pytest.mark.parametrize(
@@ -133,35 +137,37 @@ def test_heads_are_taken_away(weft_main: Command, run: Path) -> None:
         (("trace", "--text", "x y", "--window", "2", "-o", "{}"), "is a run of a classifier"),
         (("trace", "--text", " ", "-o", "{}"), "the text is empty"),
         (("ablate", "--text", "film"), "the loss of a text needs its label. Give it as --target"),
-        (("generate", "--prompt", "x"), "classifies texts (weft classify)"),
+        (("generate", "--prompt", "x"), "classifies texts (headloom classify)"),
     ],
 )
 def test_what_a_classifier_does_not_do(
-    weft_main: Command, run: Path, tmp_path: Path, words: tuple[str, ...], message: str
+    headloom_main: Command, run: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
-    verb, *rest = (word.format(tmp_path / "t.weft") for word in words)
-    assert message in weft_main(verb, run, *rest).one_line()
+    verb, *rest = (word.format(tmp_path / "t.loom") for word in words)
+    assert message in headloom_main(verb, run, *rest).one_line()
 
 
 def test_a_file_of_translations_is_not_measured_by_a_classifier(
-    weft_main: Command, run: Path, tmp_path: Path
+    headloom_main: Command, run: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "a.de").write_text("ein Hund\n")
-    line = weft_main("evaluate", run, tmp_path / "a.de").one_line()
-    assert f"{run} classifies texts (weft classify); it does not translate" in line
+    line = headloom_main("evaluate", run, tmp_path / "a.de").one_line()
+    assert f"{run} classifies texts (headloom classify); it does not translate" in line
 
 
-def test_other_runs_do_not_classify(weft_process: Command, runs: Path) -> None:
-    result = weft_process("classify", runs / "language", stdin=b"x\n")
+def test_other_runs_do_not_classify(headloom_process: Command, runs: Path) -> None:
+    result = headloom_process("classify", runs / "language", stdin=b"x\n")
     assert (
-        f"{runs / 'language'}: this run continues text (weft generate); it does not classify "
-        "texts. Use weft generate, or give a run of a classifier." in result.one_line()
+        f"{runs / 'language'}: this run continues text (headloom generate); it does not classify "
+        "texts. Use headloom generate, or give a run of a classifier." in result.one_line()
     )
 
 
-def test_a_classifier_neither_translates_nor_continues_text(weft_main: Command, run: Path) -> None:
-    remedy = "Use weft classify, or give a run of a"
+def test_a_classifier_neither_translates_nor_continues_text(
+    headloom_main: Command, run: Path
+) -> None:
+    remedy = "Use headloom classify, or give a run of a"
     for words in (("translate",), ("translate", "--json"), ("generate", "--prompt", "a")):
-        line = weft_main(*words, run).one_line()
-        assert f"{run}: this run classifies texts (weft classify)" in line
+        line = headloom_main(*words, run).one_line()
+        assert f"{run}: this run classifies texts (headloom classify)" in line
         assert remedy in line

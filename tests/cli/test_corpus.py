@@ -1,4 +1,4 @@
-"""`weft trace --corpus`: a trace of each text, and going on after a kill."""
+"""`headloom trace --corpus`: a trace of each text, and going on after a kill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
 from tests.forked import Loaded
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
@@ -29,54 +29,54 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_corpus(weft_main: Command, writer: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_corpus(headloom_main: Command, writer: Path, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     arguments = ("trace", writer, "--corpus", corpus, "-o", folder)
-    result = weft_main(*arguments, "--json")
+    result = headloom_main(*arguments, "--json")
     assert result.code == 2
     assert "000008: trace: 30 tokens in input_ids" in result.err
     assert "1 of 11 texts could not be traced" in result.err
     said = json.loads(result.out)
     assert (said["traced"], said["empty"]) == (10, ["000005"])
     assert "Empty, left out: 000005." in result.out + result.err
-    expected = [f"{number:06d}.weft" for number in range(1, 13) if number not in (5, 8)]
+    expected = [f"{number:06d}.loom" for number in range(1, 13) if number not in (5, 8)]
     assert traces_in(folder) == expected
-    assert weft.open(folder / "000002.weft").tokens == corpus.read_text().split("\n")[1].split()
+    assert headloom.open(folder / "000002.loom").tokens == corpus.read_text().split("\n")[1].split()
     times = [(folder / name / "trace.json").stat().st_mtime_ns for name in expected]
     lines = corpus.read_text().replace("a " * 30, "a b").split("\n")
     corpus.write_text("\n".join([*lines[:-1], "j i h"]) + "\n")
     # The text that failed was not traced: it may change. One more has come.
-    result = weft_main(*arguments, "--json")
+    result = headloom_main(*arguments, "--json")
     assert result.code == 0, result.err
     said = json.loads(result.out)
     assert (said["traced"], said["there"]) == (2, 10)
     assert [(folder / name / "trace.json").stat().st_mtime_ns for name in expected] == times
-    assert_one_line(weft_main(*arguments, "--keep", 3), "were made with another option")
+    assert_one_line(headloom_main(*arguments, "--keep", 3), "were made with another option")
     corpus.write_text(corpus.read_text().replace("j i h", "j i g"))
-    assert_one_line(weft_main(*arguments), "the text 000013 is not what it was")
-    assert_one_line(weft_main("trace", writer, "--corpus", corpus, "-o", tmp_path), "not empty")
-    assert_one_line(weft_main(*arguments, "--text", "a"), "--corpus brings its own texts")
+    assert_one_line(headloom_main(*arguments), "the text 000013 is not what it was")
+    assert_one_line(headloom_main("trace", writer, "--corpus", corpus, "-o", tmp_path), "not empty")
+    assert_one_line(headloom_main(*arguments, "--text", "a"), "--corpus brings its own texts")
     (tmp_path / "empty.txt").write_text("\n \n")
     assert_one_line(
-        weft_main("trace", writer, "--corpus", tmp_path / "empty.txt", "-o", tmp_path / "e"),
+        headloom_main("trace", writer, "--corpus", tmp_path / "empty.txt", "-o", tmp_path / "e"),
         "no text in it",
     )
 
 
 def test_a_command_that_traced_nothing_may_be_corrected(
-    weft_main: Command, writer: Path, tmp_path: Path
+    headloom_main: Command, writer: Path, tmp_path: Path
 ) -> None:
     texts, folder = tmp_path / "texts.txt", tmp_path / "out"
     texts.write_text("a b\n")
     (tmp_path / "nothing").mkdir()
     rest = ("--corpus", texts, "-o", folder)
-    assert weft_main("trace", tmp_path / "nothing", *rest).code == 2
+    assert headloom_main("trace", tmp_path / "nothing", *rest).code == 2
     assert list(folder.iterdir()) == []
-    assert weft_main("trace", writer, *rest, "--layers", 99).code == 2
-    result = weft_main("trace", writer, *rest, "--layers", 0)
+    assert headloom_main("trace", writer, *rest, "--layers", 99).code == 2
+    result = headloom_main("trace", writer, *rest, "--layers", 0)
     assert result.code == 0, result.err
-    assert traces_in(folder) == ["000001.weft"]
-    assert_one_line(weft_main("trace", writer, *rest), "were made with another option")
+    assert traces_in(folder) == ["000001.loom"]
+    assert_one_line(headloom_main("trace", writer, *rest), "were made with another option")
 
 
 @pytest.mark.parametrize(
@@ -88,54 +88,54 @@ def test_a_command_that_traced_nothing_may_be_corrected(
     ],
 )
 def test_a_text_that_fails_does_not_take_the_others_with_it(
-    weft_main: Command,
+    headloom_main: Command,
     writer: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     said: str,
 ) -> None:
-    from weft.jobs.pretrained_model import PretrainedModel
+    from headloom.api.pretrained_model import PretrainedModel
 
     real = PretrainedModel.trace
 
     def trace(self: PretrainedModel, inputs: Any, path: Path, *rest: Any, **named: Any) -> Any:
-        if path.name == "000001.weft":
+        if path.name == "000001.loom":
             raise error
         return real(self, inputs, path, *rest, **named)
 
     monkeypatch.setattr(PretrainedModel, "trace", trace)
     texts, folder = tmp_path / "texts.txt", tmp_path / "out"
     texts.write_text("a b\nc d\n")
-    result = weft_main("trace", writer, "--corpus", texts, "-o", folder)
+    result = headloom_main("trace", writer, "--corpus", texts, "-o", folder)
     assert result.code == 2 and f"000001: {said}" in result.err
-    assert traces_in(folder) == ["000002.weft"]
+    assert traces_in(folder) == ["000002.loom"]
 
 
 def test_a_verification_that_fails_ends_the_corpus(
-    weft_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.jobs.pretrained_model import PretrainedModel
+    from headloom.api.pretrained_model import PretrainedModel
 
     def verify(*given: Any) -> None:
-        raise weft.VerificationError("trace: the model is another one.")
+        raise headloom.VerificationError("trace: the model is another one.")
 
     monkeypatch.setattr(PretrainedModel, "verify", verify)
     texts = tmp_path / "texts.txt"
     texts.write_text("a b\nc d\n")
-    result = weft_main("trace", writer, "--corpus", texts, "-o", tmp_path / "out")
+    result = headloom_main("trace", writer, "--corpus", texts, "-o", tmp_path / "out")
     assert_one_line(result, "the model is another one")
 
 
-def test_a_corpus_of_files(weft_main: Command, writer: Path, tmp_path: Path) -> None:
+def test_a_corpus_of_files(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     (texts / "deep").mkdir(parents=True)
     (texts / "one.txt").write_text("a b")
     (texts / "deep" / "two.txt").write_text("c d")
     (texts / "notes.md").write_text("not this")
     folder = tmp_path / "out"
-    assert weft_main("trace", writer, "--corpus", texts, "-o", folder).code == 0
-    assert traces_in(folder) == ["deep-two.weft", "one.weft"]
+    assert headloom_main("trace", writer, "--corpus", texts, "-o", folder).code == 0
+    assert traces_in(folder) == ["deep-two.loom", "one.loom"]
 
 
 def _children(process: int) -> set[int]:
@@ -160,7 +160,7 @@ def _lives(process: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["the command", "all"])
 def test_a_corpus_that_is_killed_goes_on(
-    loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path, killed: str
+    loaded: Loaded, headloom_main: Command, writer: Path, tmp_path: Path, killed: str
 ) -> None:
     """Where the command alone is killed, its workers learn of it by themselves, and end."""
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
@@ -182,18 +182,18 @@ def test_a_corpus_that_is_killed_goes_on(
     there = traces_in(folder)
     assert 3 <= len(there) < 40
     for name in there:
-        assert weft.open(folder / name).deviation < 1e-5
-    done = weft_main(*arguments)
+        assert headloom.open(folder / name).deviation < 1e-5
+    done = headloom_main(*arguments)
     assert done.code == 0, done.err
     said = json.loads(done.out)
     assert (said["there"], said["traced"]) == (len(there), 40 - len(there))
-    left = sorted(path.name for path in folder.iterdir() if not path.name.endswith(".weft"))
+    left = sorted(path.name for path in folder.iterdir() if not path.name.endswith(".loom"))
     assert left == ["corpus.json"]
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_told_and_the_rest_is_there(
-    loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path
+    loaded: Loaded, headloom_main: Command, writer: Path, tmp_path: Path
 ) -> None:
     """As the system does where memory ends. Then workers go on, and give what one process does."""
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
@@ -213,55 +213,55 @@ def test_a_worker_that_is_killed_is_told_and_the_rest_is_there(
         _, said = process.communicate()
         assert process.wait() == 2
     (line,) = said.decode().splitlines()
-    assert line.startswith(f"weft: {folder}: a worker was killed, perhaps for want of memory")
+    assert line.startswith(f"headloom: {folder}: a worker was killed, perhaps for want of memory")
     there = traces_in(folder)
     assert 3 <= len(there) < 60
-    done = weft_main(*several, "--json")
+    done = headloom_main(*several, "--json")
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert (report["there"], report["traced"]) == (len(there), 60 - len(there))
-    assert weft_main(*arguments, "-o", tmp_path / "alone").code == 0
+    assert headloom_main(*arguments, "-o", tmp_path / "alone").code == 0
     assert traces_in(folder) == traces_in(tmp_path / "alone")
     for name in traces_in(folder):
-        for number, layer in enumerate(weft.open(folder / name).layers):
-            other = weft.open(tmp_path / "alone" / name).layers[number]
+        for number, layer in enumerate(headloom.open(folder / name).layers):
+            other = headloom.open(tmp_path / "alone" / name).layers[number]
             assert layer.graph.keys.equal(other.graph.keys)
             assert torch.allclose(layer.graph.scores, other.graph.scores, atol=1e-5)
 
 
 def test_a_trace_that_came_meanwhile_is_there(
-    weft_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import weft.jobs.corpus
+    import headloom.api.corpus
 
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
     corpus.write_text("a b\nc d\n")
     arguments = ("trace", writer, "--corpus", corpus, "-o", folder, "--json")
-    assert weft_main(*arguments).code == 0
+    assert headloom_main(*arguments).code == 0
     # A kill while the list is written leaves a part of it, with nobody's lock.
-    (folder / ".corpus.json.weft-part-dead").write_text("half")
+    (folder / ".corpus.json.headloom-part-dead").write_text("half")
     # As if another process had ended both after this one looked.
     seen: list[Path] = []
-    real = weft.jobs.corpus._is_there
+    real = headloom.api.corpus._is_there
     monkeypatch.setattr(
-        weft.jobs.corpus,
+        headloom.api.corpus,
         "_is_there",
         lambda path: (path in seen and real(path)) or seen.append(path) is not None,
     )
-    result = weft_main(*arguments)
+    result = headloom_main(*arguments)
     assert result.code == 0, result.err
     assert json.loads(result.out)["traced"] == 2
     assert sorted(path.name for path in folder.iterdir()) == [
-        "000001.weft", "000002.weft", "corpus.json",
+        "000001.loom", "000002.loom", "corpus.json",
     ]  # fmt: skip
 
 
 def test_a_kill_before_the_list_is_written(
-    weft_main: Command, writer: Path, tmp_path: Path
+    headloom_main: Command, writer: Path, tmp_path: Path
 ) -> None:
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
     corpus.write_text("a b\n")
     folder.mkdir()
-    (folder / ".corpus.json.weft-part-dead").write_text("half")
-    result = weft_main("trace", writer, "--corpus", corpus, "-o", folder)
+    (folder / ".corpus.json.headloom-part-dead").write_text("half")
+    result = headloom_main("trace", writer, "--corpus", corpus, "-o", folder)
     assert result.code == 0, result.err

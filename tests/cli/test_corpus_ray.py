@@ -1,4 +1,4 @@
-"""`weft trace --corpus --ray-address`: the same traces, whoever is killed."""
+"""`headloom trace --corpus --ray-address`: the same traces, whoever is killed."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_a_process_that_dies_is_replaced_and_a_text_that_kills_each_is_named(
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
-    from weft.errors import DataError
-    from weft.jobs.ray_engine import _done
+    from headloom.api.ray_engine import _done
+    from headloom.errors import DataError
 
     with pytest.raises(DataError, match=r"it is 0\.0\.1 where the command runs"):
         _done(None, 1, "0.0.1", str(tmp_path), [], [])
@@ -110,13 +110,13 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
 
 REACH = """
 import sys
-from weft.errors import WeftError
-from weft.jobs.ray_engine import cluster
+from headloom.errors import HeadloomError
+from headloom.api.ray_engine import cluster
 for address in sys.argv[1:]:
     try:
         with cluster(address, 1):
             print("reached")
-    except WeftError as error:
+    except HeadloomError as error:
         print(error)
 """
 
@@ -152,10 +152,10 @@ def test_a_port_that_is_not_a_cluster() -> None:
 OWN = """
 import os, subprocess, sys
 from pathlib import Path
-from weft.jobs.ray_engine import cluster
+from headloom.api.ray_engine import cluster
 with cluster("local", 1) as ray:
     address = ray.get_runtime_context().gcs_address
-    files = list(Path("/tmp").glob("weft-ray-*/session_*%s" % os.getpid()))
+    files = list(Path("/tmp").glob("headloom-ray-*/session_*%s" % os.getpid()))
     ours = {name: os.environ.pop(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
     for token in ({}, {**ours, "RAY_AUTH_TOKEN": "0" * 64}, ours):
         done = subprocess.run(
@@ -183,18 +183,20 @@ def test_a_cluster_of_our_own_asks_for_a_token_and_leaves_nothing(tmp_path: Path
 
 
 def test_options_and_a_ray_that_is_missing(
-    weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
     corpus.write_text("a b\n")
     arguments = ("trace", tmp_path, "-o", folder)
     ray = ("--ray-address", "local")
-    assert_one_line(weft_main(*arguments, *ray, "--text", "a"), "--ray-address needs --corpus")
+    assert_one_line(headloom_main(*arguments, *ray, "--text", "a"), "--ray-address needs --corpus")
     arguments = (*arguments, "--corpus", corpus)
-    assert_one_line(weft_main(*arguments, "--workers", 257), "on many machines give --ray-address")
+    assert_one_line(
+        headloom_main(*arguments, "--workers", 257), "on many machines give --ray-address"
+    )
     monkeypatch.setitem(sys.modules, "ray", None)
     assert_one_line(
-        weft_main(*arguments, *ray),
+        headloom_main(*arguments, *ray),
         '--ray-address: ray is not installed. pip install ".[ray]"',
     )
     assert not folder.exists()
@@ -215,16 +217,16 @@ def until(condition, process: subprocess.Popen[bytes] | None = None) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_corpus_of_a_thousand_lines_goes_on_after_kills(
-    weft_process: Command, writer: Path, tmp_path: Path
+    headloom_process: Command, writer: Path, tmp_path: Path
 ) -> None:
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
     lines = [" ".join(LETTERS[(i * i + j) % 10] for j in range(2 + i % 14)) for i in range(1000)]
     corpus.write_text("\n".join(lines) + "\n")
     arguments = ("trace", writer, "--corpus", corpus, "--workers", 2, "--threads", 1, "--json")
     undisturbed = tmp_path / "undisturbed"
-    assert weft_process(*arguments, "-o", undisturbed).code == 0
+    assert headloom_process(*arguments, "-o", undisturbed).code == 0
     arguments = (*arguments, "-o", folder, "--ray-address", "local")
-    command = [sys.executable, "-m", "weft", *map(str, arguments)]
+    command = [sys.executable, "-m", "headloom", *map(str, arguments)]
     place = tmp_path.resolve()
     with subprocess.Popen(command, env=ENVIRONMENT, cwd=place, **QUIET) as process:
         until(lambda: count(folder) >= 100, process)
@@ -236,7 +238,7 @@ def test_a_corpus_of_a_thousand_lines_goes_on_after_kills(
     until(lambda: not processes_of(place))
     there = count(folder)
     assert 300 <= there < 1000
-    done = weft_process(*arguments)
+    done = headloom_process(*arguments)
     assert done.code == 0, done.err
     said = json.loads(done.out)
     assert said["traced"] + said["there"] == 1000
@@ -246,18 +248,20 @@ def test_a_corpus_of_a_thousand_lines_goes_on_after_kills(
     ]
     assert equal_folders(undisturbed, folder)
     query = "select trace, count(*) as tokens from tokens group by trace order by trace"
-    answer = json.loads(weft_process("query", folder, query, "--json").out)
-    tokens = [[f"{i + 1:06d}.weft", len(line.split())] for i, line in enumerate(lines)]
+    answer = json.loads(headloom_process("query", folder, query, "--json").out)
+    tokens = [[f"{i + 1:06d}.loom", len(line.split())] for i, line in enumerate(lines)]
     assert answer["rows"] == tokens
 
 
 @pytest.mark.slow
-def test_a_cluster_that_runs_already(weft_process: Command, writer: Path, tmp_path: Path) -> None:
+def test_a_cluster_that_runs_already(
+    headloom_process: Command, writer: Path, tmp_path: Path
+) -> None:
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
     corpus.write_text("a b c\nd e\nf\n")
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    files = tempfile.mkdtemp(prefix="weft-ray-", dir="/tmp")
+    files = tempfile.mkdtemp(prefix="headloom-ray-", dir="/tmp")
     start = (
         "start", "--head", "--block", f"--port={address.split(':')[1]}", "--num-cpus=1",
         "--node-ip-address=127.0.0.1", "--object-store-memory=80000000",
@@ -279,7 +283,7 @@ def test_a_cluster_that_runs_already(weft_process: Command, writer: Path, tmp_pa
             address,
         )
         # Three actors are asked for, and the cluster has room for one.
-        done = weft_process(*arguments, "-o", folder, "--workers", 3, "--json", **token)
+        done = headloom_process(*arguments, "-o", folder, "--workers", 3, "--json", **token)
         assert done.code == 0, done.err
         assert json.loads(done.out)["traced"] == 3
         # It runs still.
@@ -288,5 +292,5 @@ def test_a_cluster_that_runs_already(weft_process: Command, writer: Path, tmp_pa
         os.killpg(head.pid, signal.SIGTERM)
         head.wait(60)
         shutil.rmtree(files, ignore_errors=True)
-    assert weft_process("trace", writer, "--corpus", corpus, "-o", tmp_path / "b").code == 0
+    assert headloom_process("trace", writer, "--corpus", corpus, "-o", tmp_path / "b").code == 0
     assert equal_folders(tmp_path / "b", folder)

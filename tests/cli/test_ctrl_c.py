@@ -15,14 +15,14 @@ import pytest
     ("arguments", "loaded"),
     [
         (["--help"], "typer.models"),  # before the command line itself is there
-        (["trace", "none", "--text", "a", "-o", "none.weft"], "numpy._core.multiarray"),
-        (["trace", "none", "--text", "a", "-o", "none.weft"], "torch.torch_version"),
+        (["trace", "none", "--text", "a", "-o", "none.loom"], "numpy._core.multiarray"),
+        (["trace", "none", "--text", "a", "-o", "none.loom"], "torch.torch_version"),
     ],
 )
 def test_ctrl_c_while_modules_are_loaded(arguments: list[str], loaded: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
         # Says each module on standard error once it is imported.
-        [sys.executable, "-X", "importtime", "-m", "weft", *arguments],
+        [sys.executable, "-X", "importtime", "-m", "headloom", *arguments],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         # A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
@@ -34,17 +34,17 @@ def test_ctrl_c_while_modules_are_loaded(arguments: list[str], loaded: str, tmp_
             break
     out, errors = process.communicate()
     said = [line for line in errors.splitlines() if not line.startswith("import time:")]
-    assert (process.returncode, out, said) == (130, "", ["weft: stopped."])
+    assert (process.returncode, out, said) == (130, "", ["headloom: stopped."])
 
 
 @pytest.mark.slow
 def test_the_face_is_whole_and_loads_torch_only_when_it_is_used() -> None:
     program = (
-        "import sys, weft\n"
+        "import sys, headloom\n"
         "assert 'torch' not in sys.modules\n"
-        "for name in weft.__all__:\n"
-        "    assert getattr(weft, name) is not None\n"
-        "assert set(weft.__all__) <= set(dir(weft))\n"
+        "for name in headloom.__all__:\n"
+        "    assert getattr(headloom, name) is not None\n"
+        "assert set(headloom.__all__) <= set(dir(headloom))\n"
         "assert 'torch' in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
@@ -60,8 +60,8 @@ def test_threads_sleep_soon_unless_the_environment_says_how_they_wait(
 ) -> None:
     program = (
         "import os, sys\n"
-        "from weft.__main__ import main\n"
-        "sys.argv = ['weft', '--version']\n"
+        "from headloom.__main__ import main\n"
+        "sys.argv = ['headloom', '--version']\n"
         "try: main()\n"
         "except SystemExit: print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n"
     )

@@ -12,13 +12,12 @@ import pytest
 import torch
 from rich.console import Console
 
-import weft
-from weft import pictures
-from weft.formats.history import History
-from weft.formats.tensors import load_tensors
-from weft.jobs import demo
-from weft.studio import page
-from weft.training.config import RunConfig, check_config
+import headloom
+from headloom.api import demo
+from headloom.formats.history import History
+from headloom.formats.tensors import load_tensors
+from headloom.studio import page, pictures
+from headloom.training.config import RunConfig, check_config
 
 Command = Callable[..., Any]
 
@@ -36,7 +35,7 @@ def small_demo(seed: int) -> RunConfig:
 
 
 def test_a_small_demo_leaves_all_that_it_names(
-    weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "demo_config", small_demo)
     drawn, described = [], []
@@ -50,7 +49,7 @@ def test_a_small_demo_leaves_all_that_it_names(
         lambda *given, **named: described.append(named) or export(*given, **named),
     )
     run = tmp_path / "[red]demo"
-    result = weft_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
+    result = headloom_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert 0 <= report["exact_match"] <= 1
@@ -59,9 +58,13 @@ def test_a_small_demo_leaves_all_that_it_names(
     assert "<script src=" not in Path(report["page"]).read_text("utf-8")
     assert f"Open the page: {report['page']}" in result.err
     assert all(Path(file).exists() for file in report["files"].values())
-    traces = sorted((run / "traces").glob("*.weft"))
+    traces = sorted((run / "traces").glob("*.loom"))
     assert len(traces) == len(demo.TRACED)
-    assert {layer.kind for layer in weft.open(traces[0]).layers} == {"encoder", "decoder", "cross"}
+    assert {layer.kind for layer in headloom.open(traces[0]).layers} == {
+        "encoder",
+        "decoder",
+        "cross",
+    }
     # The curve of the loss begins with the random matrices and ends where the training did, in the
     # pictures as on the page.
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
@@ -71,7 +74,7 @@ def test_a_small_demo_leaves_all_that_it_names(
     curves = described[0]["curves"]["training loss"]
     assert curves == [*zip(steps, losses, strict=True)]
     # Started again, it has nothing to learn and draws the same.
-    again = weft_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
+    again = headloom_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
     assert json.loads(again.out)["exact_match"] == report["exact_match"]
 
 

@@ -1,4 +1,4 @@
-"""`weft doctor`: what it says, and that it finds what is wrong."""
+"""`headloom doctor`: what it says, and that it finds what is wrong."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import pytest
 import torch
 from tests.cli.conftest import Command
 
-import weft
-from weft.jobs import doctor
-from weft.mechanism import self_check, speeds
-from weft.mechanism.backends import native
+import headloom
+from headloom.api import doctor
+from headloom.mechanism import self_check, speeds
+from headloom.mechanism.backends import native
 
 
-def test_what_it_shows_is_so_and_fits_eighty_columns(weft_main: Command) -> None:
-    lines = weft_main("doctor").out.splitlines()
+def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> None:
+    lines = headloom_main("doctor").out.splitlines()
     assert all(len(line) < 80 for line in lines)
-    facts = json.loads(weft_main("doctor", "--json").out)["findings"]
+    facts = json.loads(headloom_main("doctor", "--json").out)["findings"]
     told = {line.split("  ")[1].strip() for line in lines if line.startswith("  ")}
     assert set(facts["versions"]) | set(facts["self-check against float64"]) <= told
     assert facts["versions"]["torch"] == importlib.metadata.version("torch")
@@ -34,12 +34,12 @@ def test_what_it_shows_is_so_and_fits_eighty_columns(weft_main: Command) -> None
     checks = facts["self-check against float64"]
     assert set(checks) == {*native.instruction_sets(), "torch", "took"}
     assert checks["took"].endswith(" s")
-    extras = importlib.metadata.metadata("weft").get_all("Provides-Extra")
+    extras = importlib.metadata.metadata("headloom").get_all("Provides-Extra")
     assert set(facts["extras"]) == set(extras or []) - {"dev", "docs", "all", "test-notebooks"}
 
 
 def test_a_quicker_instruction_set_is_named_and_not_taken(
-    weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the clock that it is given: the second of the list takes half of the first one's time."""
     names = native.instruction_sets()
@@ -50,13 +50,13 @@ def test_a_quicker_instruction_set_is_named_and_not_taken(
     found = speeds.instruction_set_seconds(2, lambda: next(times))
     assert found == {names[0]: 2.0, names[1]: 1.0}
     monkeypatch.setattr(speeds, "instruction_set_seconds", lambda: found)
-    result = weft_main("doctor", "--json")
+    result = headloom_main("doctor", "--json")
     speed = json.loads(result.out)["findings"]["attention"]["speed"]
     assert speed.startswith(f"{names[0]} 1.00, {names[1]} 0.50 of the time of {names[0]}")
-    assert speed.endswith(f"WEFT_INSTRUCTION_SET={names[1]} is quicker here now")
+    assert speed.endswith(f"HEADLOOM_INSTRUCTION_SET={names[1]} is quicker here now")
     assert result.code == 0
     monkeypatch.setattr(speeds, "instruction_set_seconds", lambda: {names[0]: 1.0, names[1]: 0.95})
-    assert "quicker" not in weft_main("doctor").out
+    assert "quicker" not in headloom_main("doctor").out
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="asks Linux what it has")
@@ -79,7 +79,7 @@ def test_the_instruction_sets_are_those_that_the_system_names() -> None:
 
 @pytest.mark.parametrize("backend", [*native.instruction_sets(), "torch"])
 def test_a_small_fault_of_one_backend_is_found(
-    backend: str, weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    backend: str, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One number of one call, off by a thousandth."""
     right = self_check._attend
@@ -91,13 +91,13 @@ def test_a_small_fault_of_one_backend_is_found(
         return output, graph
 
     monkeypatch.setattr(self_check, "_attend", fault)
-    result = weft_main("doctor", "--json")
+    result = headloom_main("doctor", "--json")
     found = json.loads(result.out)
     assert result.code == 1
     assert not found["healthy"]
     (problem,) = found["problems"]
     assert problem["name"] == backend
-    assert f"weft: {backend}: output of the call 'long rows'" in result.err
+    assert f"headloom: {backend}: output of the call 'long rows'" in result.err
 
 
 def test_a_fault_below_the_bindings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_fault_below_the_bindings_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_packages_that_are_missing_or_too_old(
-    weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.metadata.version
 
@@ -135,20 +135,20 @@ def test_packages_that_are_missing_or_too_old(
         return "1.9.0" if name == "torch" else real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    result = weft_main("doctor", "--json")
+    result = headloom_main("doctor", "--json")
     found = json.loads(result.out)
     assert result.code == 1
     assert [problem["name"] for problem in found["problems"]] == ["torch", "rich"]
-    assert "weft: torch is 1.9.0, weft needs torch>=2.6. pip install" in result.err
-    assert "weft: rich is missing. pip install" in result.err
+    assert "headloom: torch is 1.9.0, headloom needs torch>=2.6. pip install" in result.err
+    assert "headloom: rich is missing. pip install" in result.err
     # An extra may be missing: that is told, and nothing is wrong.
     assert found["findings"]["extras"]["pictures"] == (
-        'pip install ".[pictures]" in the clone of weft; missing: matplotlib'
+        'pip install ".[pictures]" in the clone of headloom; missing: matplotlib'
     )
 
 
 def test_a_torch_that_another_package_replaced(
-    weft_main: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    headloom_main: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By a build for CUDA where there is no such device, and a torchvision of another torch."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -157,7 +157,7 @@ def test_a_torch_that_another_package_replaced(
         'raise RuntimeError("operator torchvision::nms does not exist\\nmore")\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    result = weft_main("doctor", "--json")
+    result = headloom_main("doctor", "--json")
     facts = json.loads(result.out)["findings"]["attention"]
     assert facts["accelerators"] == (
         f"none that torch can use, though torch {torch.__version__} is built for CUDA"
@@ -165,46 +165,46 @@ def test_a_torch_that_another_package_replaced(
     assert facts["torchvision"] == "does not load"
     assert result.code == 1
     assert result.err == (
-        "weft: torchvision does not load beside this torch: operator torchvision::nms does not "
+        "headloom: torchvision does not load beside this torch: operator torchvision::nms does not "
         "exist. pip uninstall torchvision, or see docs/install.md.\n"
     )
 
 
 def test_an_instruction_set_that_is_not_here(
-    weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.mechanism.backends.native_request.INSTRUCTION_SET", "avx1024")
-    result = weft_main("doctor")
+    monkeypatch.setattr("headloom.mechanism.backends.native_request.INSTRUCTION_SET", "avx1024")
+    result = headloom_main("doctor")
     assert result.code == 1
-    assert "weft: WEFT_INSTRUCTION_SET is avx1024, which this processor or build lacks" in (
+    assert "headloom: HEADLOOM_INSTRUCTION_SET is avx1024, which this processor or build lacks" in (
         result.err
     )
 
 
 @pytest.fixture
 def without_kernels(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a process that finds a copy of weft without its native module."""
-    (tmp_path / "weft").mkdir()
-    for path in Path(weft.__file__).parent.iterdir():
+    """The environment of a process that finds a copy of headloom without its native module."""
+    (tmp_path / "headloom").mkdir()
+    for path in Path(headloom.__file__).parent.iterdir():
         if not path.name.startswith("_native"):
-            (tmp_path / "weft" / path.name).symlink_to(path)
+            (tmp_path / "headloom" / path.name).symlink_to(path)
     yield {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def test_without_kernels_torch_serves_and_it_is_said_once(without_kernels: dict[str, str]) -> None:
     code = (
-        "import sys, torch, weft\n"
-        "from weft.__main__ import main\n"
+        "import sys, torch, headloom\n"
+        "from headloom.__main__ import main\n"
         "q = torch.eye(3)[None]\n"
         "for _ in range(2):\n"
-        "    output, graph = weft.attend(q, q, q, keep=weft.Top(2))\n"
+        "    output, graph = headloom.attend(q, q, q, keep=headloom.Top(2))\n"
         "print(graph.keys[0].tolist())\n"
         "try:\n"
-        "    weft.attend(q, q, q, backend='native')\n"
-        "except weft.BackendError as error:\n"
+        "    headloom.attend(q, q, q, backend='native')\n"
+        "except headloom.BackendError as error:\n"
         "    print(error)\n"
         "print('told', file=sys.stderr)\n"
-        "sys.argv = ['weft', 'doctor', '--json']\n"
+        "sys.argv = ['headloom', 'doctor', '--json']\n"
         "main()\n"
     )
     # -S: the editable installation's finder would find the module all the same.
@@ -216,9 +216,9 @@ def test_without_kernels_torch_serves_and_it_is_said_once(without_kernels: dict[
     assert done.returncode == 0, done.stderr
     graph, refused, *_, last = done.stdout.splitlines()
     assert graph == "[[0, 1], [1, 0], [2, 0]]"
-    assert "weft was installed without its native kernels" in refused
+    assert "headloom was installed without its native kernels" in refused
     before, _ = done.stderr.split("told\n")
-    assert before.count("torch computes attention, slower. `weft doctor`") == 1
+    assert before.count("torch computes attention, slower. `headloom doctor`") == 1
     found = json.loads(last)["findings"]
     assert found["attention"]["kernels"] == "none: torch computes everything, slower"
     assert set(found["self-check against float64"]) == {"torch", "took"}

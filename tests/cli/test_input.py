@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.cli.input import standard_input_lines
+from headloom.cli.input import standard_input_lines
 
 
 @pytest.mark.parametrize("typed", [True, False])
@@ -18,5 +18,5 @@ def test_who_types_is_told_that_a_verb_waits(
     stream.isatty = lambda: typed
     monkeypatch.setattr("sys.stdin", stream)
     assert standard_input_lines() == ["one", "two"]
-    said = "weft: type a line, then Enter; Ctrl-D ends.\n" if typed else ""
+    said = "headloom: type a line, then Enter; Ctrl-D ends.\n" if typed else ""
     assert capsys.readouterr() == ("", said)

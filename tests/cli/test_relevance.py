@@ -1,4 +1,4 @@
-"""`weft relevance`: runs and models of Hugging Face, what is printed, and errors."""
+"""`headloom relevance`: runs and models of Hugging Face, what is printed, and errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.experiments.relevance import relevance
-from weft.training.inference import open_run
+from headloom.analysis.effects.relevance import relevance
+from headloom.training.inference import open_run
 
 Command = Callable[..., Any]
 
@@ -24,8 +24,8 @@ def last_json(result: Any) -> dict[str, Any]:
     return content
 
 
-def test_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> None:
-    found = last_json(weft_main("relevance", runs / "language", "--text", "two hog", "--json"))
+def test_a_language_model(headloom_main: Command, runs: Path, tmp_path: Path) -> None:
+    found = last_json(headloom_main("relevance", runs / "language", "--text", "two hog", "--json"))
     run = open_run(runs / "language")
     ids = torch.tensor([run.vocabulary.encode("two hog")])
     expected = relevance(run.model, ids)[0]
@@ -38,7 +38,7 @@ def test_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> Non
 
     (tmp_path / "text").write_text("two hog")
     asked = ("--file", tmp_path / "text", "--logit", "a", "--against", "e", "--token", "-3")
-    table = weft_main("relevance", runs / "language", *asked, "--csv")
+    table = headloom_main("relevance", runs / "language", *asked, "--csv")
     rows = list(csv.DictReader(io.StringIO(table.out)))
     two = run.vocabulary.encode("ae")
     difference = relevance(
@@ -48,7 +48,7 @@ def test_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> Non
     # What comes later is relevant for nothing.
     assert [float(row["relevance"]) for row in rows[5:]] == [0, 0]
 
-    shown = weft_main("relevance", runs / "language", "--text", "two hog", "--limit", "3").out
+    shown = headloom_main("relevance", runs / "language", "--text", "two hog", "--limit", "3").out
     first, *lines = shown.splitlines()
     assert "after g (6)" in first
     assert lines.pop() == "and 4 more"
@@ -57,20 +57,20 @@ def test_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> Non
     assert len(values) == 3
 
 
-def test_a_translator(weft_main: Command, runs: Path) -> None:
+def test_a_translator(headloom_main: Command, runs: Path) -> None:
     asked = ("--text", "de: 3.4.2024", "--target", "2024", "--logit", "-", "--json")
-    found = last_json(weft_main("relevance", runs / "dates", *asked))
+    found = last_json(headloom_main("relevance", runs / "dates", *asked))
     assert found["predicted"] == "-"
     assert len(found["relevance"]) == len(found["tokens"]) == len("de: 3.4.2024") + 1
     assert found["position"] == 4
     assert max(found["relevance"]) > 0
-    own = last_json(weft_main("relevance", runs / "dates", *asked[:2], "--json"))
+    own = last_json(headloom_main("relevance", runs / "dates", *asked[:2], "--json"))
     assert own["tokens"] == found["tokens"]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "classifier", "bart"])
 def test_models_of_hugging_face(
-    weft_main: Command, tmp_path: Path, words: list[str], kind: str
+    headloom_main: Command, tmp_path: Path, words: list[str], kind: str
 ) -> None:
     transformers = pytest.importorskip("transformers")
     small = {"vocab_size": 15, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -100,7 +100,7 @@ def test_models_of_hugging_face(
         model = transformers.BartForConditionalGeneration(config)
         text, more, place = "a b c", ("--target", "c b", "--logit", "a"), 2
     model.eval().save_pretrained(tmp_path)
-    found = last_json(weft_main("relevance", tmp_path, "--text", text, *more, "--json"))
+    found = last_json(headloom_main("relevance", tmp_path, "--text", text, *more, "--json"))
     ids = torch.tensor([[words.index(word) for word in text.split()]])
     inputs = {"input_ids": ids}
     if kind == "bart":
@@ -117,21 +117,21 @@ def test_models_of_hugging_face(
     assert found["tokens"] == text.split()
     assert found["position"] == place
     if kind == "bert":
-        lost = weft_main("relevance", tmp_path, "--text", "a b")
+        lost = headloom_main("relevance", tmp_path, "--text", "a b")
         assert lost.code == 2
         assert "[MASK]" in lost.err
         model.bert.save_pretrained(tmp_path)
-        headless = weft_main("relevance", tmp_path, "--text", "a b")
+        headless = headloom_main("relevance", tmp_path, "--text", "a b")
         assert headless.code == 2
-        assert headless.err.startswith("weft: BertModel predicts nothing")
+        assert headless.err.startswith("headloom: BertModel predicts nothing")
         config = json.loads((tmp_path / "config.json").read_text())
         config["architectures"] = ["BertForTokenClassification"]
         (tmp_path / "config.json").write_text(json.dumps(config))
-        labelling = weft_main("relevance", tmp_path, "--text", "a b").err
+        labelling = headloom_main("relevance", tmp_path, "--text", "a b").err
         assert "BertForTokenClassification, read as BertModel, predicts nothing" in labelling
     if kind == "classifier":
         for wrong, said in ((("--logit", "fair"), "bad, good"), (("--token", "1"), "classif")):
-            result = weft_main("relevance", tmp_path, "--text", "a", *wrong)
+            result = headloom_main("relevance", tmp_path, "--text", "a", *wrong)
             assert result.code == 2
             assert said in result.err
 
@@ -149,34 +149,36 @@ def test_models_of_hugging_face(
         (("--text", "at", "--limit", "-1"), "--limit"),
     ],
 )
-def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_options(
+    headloom_main: Command, runs: Path, arguments: tuple[str, ...], said: str
+) -> None:
     if "--file" in arguments:
         arguments = (*arguments[:-1], str(runs / "language" / "config.json"))
-    result = weft_main("relevance", runs / "language", *arguments)
+    result = headloom_main("relevance", runs / "language", *arguments)
     assert said in result.one_line()
 
 
 @pytest.mark.parametrize("option", ["--logit", "--against"])
 def test_a_word_that_the_tokenizer_does_not_know(
-    weft_main: Command, runs: Path, writer: Path, option: str
+    headloom_main: Command, runs: Path, writer: Path, option: str
 ) -> None:
     """One line, not the logit of [UNK]; nor a second line about the same sign in the text."""
     first = ("--logit", "a") if option == "--against" else ()
     for model, text in ((writer, "a b zebra"), (runs / "language", "a zebra \u8a9e")):
         word = "zebra" if model == writer else "\u8a9e"
-        asked = weft_main("relevance", model, "--text", text, *first, option, word)
+        asked = headloom_main("relevance", model, "--text", text, *first, option, word)
         assert f"{option} {word}: not in the vocabulary of this model" in asked.one_line()
     # Unless it is asked for by its name.
-    assert not weft_main("relevance", writer, "--text", "a b", *first, option, "[UNK]").code
+    assert not headloom_main("relevance", writer, "--text", "a b", *first, option, "[UNK]").code
 
 
-def test_models_that_are_not_there(weft_main: Command, tmp_path: Path) -> None:
-    result = weft_main("relevance", tmp_path / "no" / "model" / "here", "--text", "a")
+def test_models_that_are_not_there(headloom_main: Command, tmp_path: Path) -> None:
+    result = headloom_main("relevance", tmp_path / "no" / "model" / "here", "--text", "a")
     assert result.code == 2
     assert len(result.err.splitlines()) == 1
 
 
-def test_tokens_are_shown_by_their_texts(weft_main: Command, tmp_path: Path) -> None:
+def test_tokens_are_shown_by_their_texts(headloom_main: Command, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from tests.tracing.test_names import byte_level
 
@@ -189,7 +191,7 @@ def test_tokens_are_shown_by_their_texts(weft_main: Command, tmp_path: Path) -> 
     )  # fmt: skip
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
     command = ("relevance", tmp_path, "--text", "the price of the dog")
-    printed = weft_main(*command)
+    printed = headloom_main(*command)
     assert "after ␣dog (" in printed.out and "  ␣of\n" in printed.out
-    table = csv.DictReader(io.StringIO(weft_main(*command, "--csv").out))
+    table = csv.DictReader(io.StringIO(headloom_main(*command, "--csv").out))
     assert "".join(row["token"] for row in table) == "the price of the dog"

@@ -1,4 +1,4 @@
-"""`weft runs`: what is known of runs without their weights."""
+"""`headloom runs`: what is known of runs without their weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Command
 
-from weft.jobs.run_list import ListedRun, find_runs, list_runs
+from headloom.api.run_list import ListedRun, find_runs, list_runs
 
 
-def test_each_run_has_its_figures(runs: Path, weft_main: Command) -> None:
-    result = weft_main("runs", runs, "--json")
+def test_each_run_has_its_figures(runs: Path, headloom_main: Command) -> None:
+    result = headloom_main("runs", runs, "--json")
     assert result.code == 0
     listed = {Path(run["path"]).name: run for run in json.loads(result.out)["runs"]}
-    table = weft_main("runs", runs).out.splitlines()
+    table = headloom_main("runs", runs).out.splitlines()
     assert set(listed) == {"dates", "translation", "language"}
     for name, run in listed.items():
         reports = [
@@ -31,7 +31,7 @@ def test_each_run_has_its_figures(runs: Path, weft_main: Command) -> None:
         assert run["seconds"] == reports[-1]["seconds"]
         (row,) = [line for line in table if str(runs / name) in line]
         assert "3 of 3" in row and f"{run['best']:.4f}" in row
-    rows = list(csv.DictReader(io.StringIO(weft_main("runs", runs, "--csv").out)))
+    rows = list(csv.DictReader(io.StringIO(headloom_main("runs", runs, "--csv").out)))
     assert [row["path"] for row in rows] == [str(runs / name) for name in sorted(listed)]
 
 
@@ -52,7 +52,7 @@ def test_speed_is_that_between_the_last_two_reports(tmp_path: Path, runs: Path) 
 
 
 def test_a_run_that_trains_and_a_damaged_one(
-    runs: Path, weft_main: Command, tmp_path: Path
+    runs: Path, headloom_main: Command, tmp_path: Path
 ) -> None:
     for name in ("a", "b", "c"):
         shutil.copytree(runs / "dates", tmp_path / name)
@@ -60,7 +60,7 @@ def test_a_run_that_trains_and_a_damaged_one(
     (tmp_path / "a" / "run.json").write_text(text.replace("finished", "training"))
     (tmp_path / "b" / "metrics.jsonl").write_text("{\n{}\n")
     (tmp_path / "c" / "metrics.jsonl").unlink()
-    result = weft_main("runs", tmp_path)
+    result = headloom_main("runs", tmp_path)
     assert result.code == 0
     first, second, third = result.out.splitlines()[1:]
     assert "training, " in first and " ago " in first
@@ -72,19 +72,21 @@ def test_a_run_that_trains_and_a_damaged_one(
 def test_a_watched_training_is_listed(tmp_path: Path) -> None:
     import torch
 
-    import weft
+    import headloom
 
     model = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, dropout=0.0)
     probe = torch.randn(1, 4, 8)
-    with weft.monitor(model, tmp_path / "watched", probe=probe, every=1, budget=None) as monitor:
+    with headloom.monitor(
+        model, tmp_path / "watched", probe=probe, every=1, budget=None
+    ) as monitor:
         monitor.step()
     (listed,) = list_runs(find_runs([tmp_path]))
     assert isinstance(listed, ListedRun)
     assert (listed.task, listed.step, listed.problem) == ("watched", 1, None)
 
 
-def test_bad_input(weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input(headloom_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert weft_main("runs").one_line().startswith("weft: runs: no such folder.")
+    assert headloom_main("runs").one_line().startswith("headloom: runs: no such folder.")
     (tmp_path / "runs").mkdir()
-    assert "runs: no run is in it. Train one: weft train." in weft_main("runs").one_line()
+    assert "runs: no run is in it. Train one: headloom train." in headloom_main("runs").one_line()

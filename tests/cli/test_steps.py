@@ -1,4 +1,4 @@
-"""`weft steps`: the first look, files that it writes, a trained layer's own numbers, errors."""
+"""`headloom steps`: the first look, files that it writes, a trained layer's own numbers, errors."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import pytest
 import torch
 from tests.cli.conftest import Command, assert_one_line
 
-import weft
-import weft.cli
-from weft.mechanism.watching import layers_of
-from weft.training.inference import open_run
+import headloom
+import headloom.cli
+from headloom.mechanism.watching import layers_of
+from headloom.training.inference import open_run
 
 
-def test_without_an_argument(weft_main: Command) -> None:
-    result = weft_main("steps")
+def test_without_an_argument(headloom_main: Command) -> None:
+    result = headloom_main("steps")
     assert (result.code, result.err) == (0, "")
-    assert result.out.rstrip("\n") == str(weft.steps())
+    assert result.out.rstrip("\n") == str(headloom.steps())
     assert "\x1b" not in result.out
 
 
 def test_a_terminal_gets_colours_and_the_same_text(
-    weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    coloured = weft_main("steps", "a <b>[red] c", "--kind", "decoder").out
+    coloured = headloom_main("steps", "a <b>[red] c", "--kind", "decoder").out
     assert "\x1b[1m" in coloured
     bare = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
-    expected = str(weft.steps("a <b>[red] c", kind="decoder"))
+    expected = str(headloom.steps("a <b>[red] c", kind="decoder"))
     assert [line.rstrip() for line in bare.splitlines()] == expected.splitlines()
 
 
-def test_pictures_and_pages(weft_main: Command, tmp_path: Path) -> None:
-    result = weft_main(
+def test_pictures_and_pages(headloom_main: Command, tmp_path: Path) -> None:
+    result = headloom_main(
         "steps", "--kind", "cross", "--picture", tmp_path / "a.png", "--html", tmp_path / "a.html"
     )
     assert result.code == 0
@@ -49,9 +49,9 @@ def test_pictures_and_pages(weft_main: Command, tmp_path: Path) -> None:
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_printed(
-    weft_main: Command, tmp_path: Path
+    headloom_main: Command, tmp_path: Path
 ) -> None:
-    result = weft_main("steps", "a b", "--picture", tmp_path / "a.gif")
+    result = headloom_main("steps", "a b", "--picture", tmp_path / "a.gif")
     assert "a.gif: a picture is written as .png, .svg or .pdf" in result.one_line()
     assert result.out == "" and not list(tmp_path.iterdir())
 
@@ -60,13 +60,13 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_printed(
 
 
 def of_trace(run: Path, text: str, target: str | None, folder: Path, name: str) -> Any:
-    """The dense weights of a layer of a run as `weft trace` keeps them."""
-    arguments = ["trace", str(run), "--text", text, "-o", str(folder / "t.weft"), "--overwrite"]
+    """The dense weights of a layer of a run as `headloom trace` keeps them."""
+    arguments = ["trace", str(run), "--text", text, "-o", str(folder / "t.loom"), "--overwrite"]
     if target is not None:
         arguments += ["--target", target]
     with ending_well():
-        weft.cli.main(arguments)
-    trace = weft.open(folder / "t.weft")
+        headloom.cli.main(arguments)
+    trace = headloom.open(folder / "t.loom")
     (layer,) = [layer for layer in trace.layers if layer.name == name]
     return layer
 
@@ -82,7 +82,7 @@ def ending_well() -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
 def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, kind: str) -> None:
     run, text, target = runs / "translation", "the cat sees", "das cat"
-    walk = weft.steps(text, target=target, model=run, kind=kind, head=1)
+    walk = headloom.steps(text, target=target, model=run, kind=kind, head=1)
     assert walk.kind == kind and walk.shown == (1,)
     opened = open_run(run)
     (name,) = [name for name, layer in layers_of(opened.model) if layer.kind == kind]
@@ -95,7 +95,7 @@ def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, 
     # The output is what the module itself gives for what enters it, in float32.
     module = dict(layers_of(opened.model))[name]
     X, Y = walk.X.float()[None], walk.Y.float()[None]
-    mask = weft.causal() if kind == "decoder" else None
+    mask = headloom.causal() if kind == "decoder" else None
     with torch.no_grad():
         output = module(X, Y if kind == "cross" else None, mask=mask)[0]
     assert float((walk.output - output).abs().max()) < 1e-5
@@ -105,7 +105,7 @@ def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, 
 
 
 def test_a_trained_layer_by_numpy_alone(runs: Path) -> None:
-    walk = weft.steps("two hogs", model=runs / "language")
+    walk = headloom.steps("two hogs", model=runs / "language")
     assert walk.kind == "decoder"
     p = walk.projections
     assert p.b_Q is not None and p.b_K is not None
@@ -141,8 +141,8 @@ def test_positions_inside_attention_have_their_own_line(
     task = (data / "language.toml").read_text()
     config.write_text(task.replace("width = 16", f'width = 16\npositions = "{positions}"'))
     with ending_well():
-        weft.cli.main(["train", str(config), "--run", str(tmp_path / "run")])
-    walk = weft.steps("two hogs", model=tmp_path / "run")
+        headloom.cli.main(["train", str(config), "--run", str(tmp_path / "run")])
+    walk = headloom.steps("two hogs", model=tmp_path / "run")
     layer = of_trace(tmp_path / "run", "two hogs", None, tmp_path, "decoder.0.self_attention")
     assert float((walk.weights - layer.graph.dense().double()).abs().max()) < 1e-6
     assert line in str(walk) and line.split()[0] in walk._repr_html_()
@@ -163,8 +163,8 @@ def test_positions_inside_attention_have_their_own_line(
 def test_trained_layers_that_are_not_there(
     runs: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(weft.InputError) as error:
-        weft.steps(model=runs / "language", **options)
+    with pytest.raises(headloom.InputError) as error:
+        headloom.steps(model=runs / "language", **options)
     assert message in str(error.value)
 
 
@@ -180,7 +180,7 @@ def minilm() -> Path:
 def test_a_layer_of_the_real_minilm(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
-    walk = weft.steps("The dog slept.", model=minilm, layer=2, head=4)
+    walk = headloom.steps("The dog slept.", model=minilm, layer=2, head=4)
     eager = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
     ids = transformers.AutoTokenizer.from_pretrained(minilm)("The dog slept.", return_tensors="pt")
     with torch.no_grad():
@@ -202,20 +202,21 @@ def small(library: Any, kind: str) -> Any:
 
 
 def test_a_model_that_does_more_is_refused_in_one_line(
-    tmp_path: Path, words: list[str], weft_main: Command
+    tmp_path: Path, words: list[str], headloom_main: Command
 ) -> None:
     transformers = pytest.importorskip("transformers")
     small(transformers, "Llama").save_pretrained(tmp_path)
     assert_one_line(
-        weft_main("steps", "a b c", "--model", tmp_path),
-        "weft: steps: layer layers.0.self_attn does more than the six steps: it turns or "
-        "norms its queries and keys after the projection. weft trace and weft view show its "
+        headloom_main("steps", "a b c", "--model", tmp_path),
+        "headloom: steps: layer layers.0.self_attn does more than the six steps: it turns or "
+        "norms its queries and keys after the projection. headloom trace and headloom view show "
+        "its "
         "weights.",
     )
 
 
 def test_gpt_2(writer: Path) -> None:
-    walk = weft.steps("a b c", model=writer, layer=1)
+    walk = headloom.steps("a b c", model=writer, layer=1)
     assert walk.kind == "decoder"
     assert bool((walk.weights.triu(1) == 0).all())
     assert walk.projections.b_O is not None and walk.difference < 1e-12

@@ -1,4 +1,4 @@
-"""`weft train --tensorboard`, read back by TensorBoard's own reader."""
+"""`headloom train --tensorboard`, read back by TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
-from weft.errors import DataError, InputError
-from weft.formats.run import RunFolder
-from weft.jobs.training_board import BoardListener
-from weft.training.checkpoint import Position
-from weft.training.config import load_config
-from weft.training.loop import train
-from weft.training.progress import SeveralListeners, SilentListener
+from headloom.api.training_board import BoardListener
+from headloom.errors import DataError, InputError
+from headloom.formats.run import RunFolder
+from headloom.training.checkpoint import Position
+from headloom.training.config import load_config
+from headloom.training.loop import train
+from headloom.training.progress import SeveralListeners, SilentListener
 
 CHANGES = [
     "training.max_steps=60", "training.validate_every=30", "training.checkpoint_every=25",
@@ -66,21 +66,21 @@ def assert_shows(folder: Path, run: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_the_curves_are_the_lines_of_metrics(
-    weft_main: Command, data: Path, tmp_path: Path
+    headloom_main: Command, data: Path, tmp_path: Path
 ) -> None:
     run, board = tmp_path / "run", tmp_path / "board"
     options = [part for change in CHANGES for part in ("--set", change)]
     command = ("train", data / "language.toml", "--run", run, "--tensorboard", board, *options)
-    result = weft_main(*command)
+    result = headloom_main(*command)
     assert result.code == 0, result.err
     known = assert_shows(board, run)
     assert [step for step, _ in known["training/loss"]] == [20, 40, 60]
     assert [step for step, _ in known["validation/loss"]] == [30, 60]
     # Given again, and then extended, the curves have no point twice.
-    assert weft_main(*command).code == 0
+    assert headloom_main(*command).code == 0
     assert_shows(board, run)
     longer = [option.replace("=60", "=90") for option in map(str, command)]
-    assert weft_main(*longer).code == 0
+    assert headloom_main(*longer).code == 0
     shown = curves(board)
     assert [step for step, _ in shown["training/loss"]] == [20, 40, 60, 80]
     assert [step for step, _ in shown["validation/loss"]] == [30, 60, 90]
@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_is_one_line(
 
 
 def test_the_speed_is_tokens_over_seconds_between_two_lines() -> None:
-    from weft.jobs.training_board import values_of
+    from headloom.api.training_board import values_of
 
     report = {"step": 40, "tokens": 900, "seconds": 2.5, "gradient_norm": None, "loss": 1.0}
     values: dict[str, Any] = values_of(report, {"tokens": 400, "seconds": 0.5})
@@ -176,20 +176,22 @@ def test_the_speed_is_tokens_over_seconds_between_two_lines() -> None:
 
 
 def test_without_tensorboard_nothing_is_begun(
-    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     command = ("train", data / "language.toml", "--run", tmp_path / "run")
-    result = weft_main(*command, "--tensorboard", tmp_path / "board")
+    result = headloom_main(*command, "--tensorboard", tmp_path / "board")
     assert "which is not installed. pip install tensorboard" in result.one_line()
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="not installed"):
         BoardListener(tmp_path / "board", tmp_path / "run")
 
 
-def test_a_folder_that_cannot_be_written(weft_main: Command, data: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(
+    headloom_main: Command, data: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     command = ("train", data / "language.toml", "--run", tmp_path / "run")
-    line = weft_main(*command, "--tensorboard", tmp_path / "file").one_line()
+    line = headloom_main(*command, "--tensorboard", tmp_path / "file").one_line()
     assert "file: not a folder. Give --tensorboard a folder" in line
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,5 @@
-"""`weft trace` of models of Hugging Face: generation, images, what Ctrl-C and a terminal say."""
+"""`headloom trace` of models of Hugging Face: generation, images, what Ctrl-C and a terminal
+say."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from tests.cli.conftest import Command, assert_one_line
 from tests.forked import Loaded
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,30 +41,32 @@ def picture(tmp_path: Path) -> Path:
     return tmp_path / "noise.png"
 
 
-def test_generate(weft_main: Command, writer: Path, tmp_path: Path) -> None:
+def test_generate(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
-    result = weft_main("trace", writer, "--text", "a b c", "--generate", 6, "-o", path, "--json")
+    result = headloom_main(
+        "trace", writer, "--text", "a b c", "--generate", 6, "-o", path, "--json"
+    )
     assert result.code == 0
     said = json.loads(result.out)
     assert said["sequences"]["tokens"][:3] == ["a", "b", "c"]
-    trace = weft.open(path)
+    trace = headloom.open(path)
     assert len(trace.tokens) == 9
     assert trace.positions["tokens"]["generated"] == [False] * 3 + [True] * 6
     assert trace.positions["tokens"]["offsets"] == [[0, 1], [2, 3], [4, 5]] + [[0, 0]] * 6
     assert trace.layers[0].graph.count[0].tolist() == list(range(1, 10))
     # On no terminal there is no bar.
     assert "━" not in result.err
-    result = weft_main("trace", writer, "--text", "a b", "--generate", 20, "-o", tmp_path / "u")
+    result = headloom_main("trace", writer, "--text", "a b", "--generate", 20, "-o", tmp_path / "u")
     assert_one_line(result, "2 tokens and 20 to generate; GPT2LMHeadModel reads 16 at most")
 
 
 @pytest.mark.parametrize(("asked", "last"), [("all", None), ("3", 3)])
-def test_received(weft_main: Command, writer: Path, tmp_path: Path, asked, last) -> None:
+def test_received(headloom_main: Command, writer: Path, tmp_path: Path, asked, last) -> None:
     """The sums are those of a softmax in float64, of the queries and keys that were saved."""
     path = tmp_path / "t"
     options = ("--text", "a b c", "--generate", 6, "--keep", 2, "--received", asked)
-    assert weft_main("trace", writer, *options, "-o", path).code == 0
-    for layer in weft.open(path).layers:
+    assert headloom_main("trace", writer, *options, "-o", path).code == 0
+    for layer in headloom.open(path).layers:
         scores = layer.scale * layer.queries.double() @ layer.keys.double().mT
         ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(ahead, -torch.inf).softmax(-1)
@@ -74,15 +77,15 @@ def test_received(weft_main: Command, writer: Path, tmp_path: Path, asked, last)
         if last is not None:
             window = weights[:, -last:].sum(1)
             assert torch.allclose(graph.received_last.double(), window, atol=1e-6)
-    result = weft_main("query", path, "select sum(received) as mass from received", "--csv")
+    result = headloom_main("query", path, "select sum(received) as mass from received", "--csv")
     assert float(result.out.splitlines()[-1]) == pytest.approx(9 * 2 * 2, abs=1e-4)
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "x", "1.5", ""])
 def test_received_is_refused_in_one_line(
-    weft_main: Command, writer: Path, tmp_path: Path, asked: str
+    headloom_main: Command, writer: Path, tmp_path: Path, asked: str
 ) -> None:
-    result = weft_main(
+    result = headloom_main(
         "trace", writer, "--text", "a b", f"--received={asked}", "-o", tmp_path / "t"
     )
     assert_one_line(result, f"--received {asked}: expected all, or a number of last queries")
@@ -90,27 +93,29 @@ def test_received_is_refused_in_one_line(
 
 
 def test_a_corpus_goes_on_only_with_what_was_asked_of_keys(
-    weft_main: Command, writer: Path, tmp_path: Path
+    headloom_main: Command, writer: Path, tmp_path: Path
 ) -> None:
     texts, out = tmp_path / "texts.txt", tmp_path / "traces"
     texts.write_text("a b c\nb a\n")
     base = ("trace", writer, "--corpus", texts, "-o", out)
-    assert weft_main(*base, "--received", "all").code == 0
-    found = sorted(out.glob("*.weft"))
+    assert headloom_main(*base, "--received", "all").code == 0
+    found = sorted(out.glob("*.loom"))
     assert len(found) == 2
-    assert all(weft.open(path).layers[0].graph.received is not None for path in found)
-    assert_one_line(weft_main(*base), "were made with another option")
+    assert all(headloom.open(path).layers[0].graph.received is not None for path in found)
+    assert_one_line(headloom_main(*base), "were made with another option")
     # Lists that were written before there was such an option say nothing of it.
     other = tmp_path / "other"
-    assert weft_main(*base[:-1], other).code == 0
+    assert headloom_main(*base[:-1], other).code == 0
     assert "received" not in json.loads((other / "corpus.json").read_text())["options"]
 
 
-def test_special_tokens_of_wefts_own_runs(weft_main: Command, runs: Path, tmp_path: Path) -> None:
+def test_special_tokens_of_headlooms_own_runs(
+    headloom_main: Command, runs: Path, tmp_path: Path
+) -> None:
     """Its vocabulary knows them, so that SQL finds what goes to them."""
-    path = tmp_path / "t.weft"
-    assert weft_main("trace", runs / "dates", "--text", "3 May 1990", "-o", path).code == 0
-    trace = weft.open(path)
+    path = tmp_path / "t.loom"
+    assert headloom_main("trace", runs / "dates", "--text", "3 May 1990", "-o", path).code == 0
+    trace = headloom.open(path)
     for name, tokens in trace.sequences.items():
         marks = [token in ("<start>", "<end>") for token in tokens]
         assert trace.positions[name]["special"] == marks and sum(marks) == 1
@@ -118,21 +123,21 @@ def test_special_tokens_of_wefts_own_runs(weft_main: Command, runs: Path, tmp_pa
     assert sorted(set(flags)) == [False, True]
 
 
-def test_generate_of_wefts_own_runs(weft_main: Command, runs: Path, tmp_path: Path) -> None:
+def test_generate_of_headlooms_own_runs(headloom_main: Command, runs: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
-    result = weft_main("trace", runs / "language", "--text", "the", "--generate", 4, "-o", path)
+    result = headloom_main("trace", runs / "language", "--text", "the", "--generate", 4, "-o", path)
     assert result.code == 0
-    assert sum(weft.open(path).positions["tokens"]["generated"]) == 4
-    result = weft_main(
+    assert sum(headloom.open(path).positions["tokens"]["generated"]) == 4
+    result = headloom_main(
         "trace", runs / "translation", "--text", "the", "--generate", 4, "-o", tmp_path / "u"
     )
     assert_one_line(result, "--generate: a translator writes its translation")
 
 
-def test_an_image(weft_main: Command, seer: Path, picture: Path, tmp_path: Path) -> None:
+def test_an_image(headloom_main: Command, seer: Path, picture: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
-    assert weft_main("trace", seer, "--image", picture, "-o", path).code == 0
-    trace = weft.open(path)
+    assert headloom_main("trace", seer, "--image", picture, "-o", path).code == 0
+    trace = headloom.open(path)
     assert trace.model["image"] == str(picture)
     assert trace.sequences["patches"][:2] == ["[CLS]", "patch 0,0"]
     assert trace.positions["patches"]["columns"] == [-1, *([0, 1, 2] * 3)]
@@ -140,7 +145,7 @@ def test_an_image(weft_main: Command, seer: Path, picture: Path, tmp_path: Path)
 
 
 def test_an_image_and_a_text(
-    weft_main: Command, writer: Path, picture: Path, tmp_path: Path
+    headloom_main: Command, writer: Path, picture: Path, tmp_path: Path
 ) -> None:
     folder, path = tmp_path / "both", tmp_path / "t"
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -156,22 +161,24 @@ def test_an_image_and_a_text(
         '{"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 24}, '
         '"crop_size": {"height": 24, "width": 24}}'
     )
-    assert_one_line(weft_main("trace", folder, "--image", picture, "-o", path), "reads a text too")
-    result = weft_main("trace", folder, "--image", picture, "--text", "a b j", "-o", path)
+    assert_one_line(
+        headloom_main("trace", folder, "--image", picture, "-o", path), "reads a text too"
+    )
+    result = headloom_main("trace", folder, "--image", picture, "--text", "a b j", "-o", path)
     assert result.code == 0, result.err
-    trace = weft.open(path)
+    trace = headloom.open(path)
     assert trace.sequences["tokens"] == ["a", "b", "j"]
     assert len(trace.sequences["patches"]) == 10
     assert {layer.queries_from for layer in trace.layers} == {"tokens", "patches"}
 
 
 def test_images_that_cannot_be_traced(
-    weft_main: Command, seer: Path, writer: Path, runs: Path, picture: Path, tmp_path: Path
+    headloom_main: Command, seer: Path, writer: Path, runs: Path, picture: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "t"
 
     def said(model: Path, *arguments: object) -> object:
-        return weft_main("trace", model, *arguments, "-o", out)
+        return headloom_main("trace", model, *arguments, "-o", out)
 
     assert_one_line(said(seer, "--image", tmp_path / "no.png"), "no.png: no such image")
     (tmp_path / "text.png").write_text("no picture")
@@ -190,19 +197,19 @@ def test_images_that_cannot_be_traced(
 
 
 def test_ctrl_c_says_what_is_left_of_a_trace(
-    weft_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft.jobs.trace_request.trace_model", stopped)
-    result = weft_main("trace", writer, "--text", "a b", "-o", tmp_path / "none.weft")
+    monkeypatch.setattr("headloom.api.trace_request.trace_model", stopped)
+    result = headloom_main("trace", writer, "--text", "a b", "-o", tmp_path / "none.loom")
     assert result.code == 130
     assert result.err.splitlines()[-1] == (
-        "weft: stopped. What is traced is whole; with --corpus and --window the same command "
+        "headloom: stopped. What is traced is whole; with --corpus and --window the same command "
         "goes on."
     )
-    assert not (tmp_path / "none.weft").exists()
+    assert not (tmp_path / "none.loom").exists()
 
 
 @pytest.mark.slow
@@ -227,12 +234,12 @@ def test_a_bar_stands_on_a_terminal_only(loaded: Loaded, writer: Path, tmp_path:
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_opened(
-    weft_main: Command, tmp_path: Path
+    headloom_main: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()  # no model
     for parent in ("nowhere", "file"):
-        words = ("trace", tmp_path / "empty", "--text", "a", "-o", tmp_path / parent / "t.weft")
-        line = weft_main(*words).one_line()
-        assert f"cannot write {tmp_path / parent / 't.weft'}: " in line
+        words = ("trace", tmp_path / "empty", "--text", "a", "-o", tmp_path / parent / "t.loom")
+        line = headloom_main(*words).one_line()
+        assert f"cannot write {tmp_path / parent / 't.loom'}: " in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]

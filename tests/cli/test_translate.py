@@ -1,4 +1,4 @@
-"""`weft translate`: lines of any number, and what --json says of them."""
+"""`headloom translate`: lines of any number, and what --json says of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.cli.conftest import Command
 from tests.forked import Loaded
 from torch import nn
 
-import weft
-import weft.cli
-from weft.formats.pharaoh import GoldLinks
-from weft.jobs import word_alignment
-from weft.mechanism.linear import current_products
-from weft.models.decoding import beam_hypotheses
-from weft.models.transformer import Transformer
-from weft.tracing.capture import trace_as
-from weft.tracing.options import TraceOptions
-from weft.training.inference import TrainedRun, open_run
+import headloom
+import headloom.cli
+from headloom.api import word_alignment
+from headloom.formats.pharaoh import GoldLinks
+from headloom.mechanism.linear import current_products
+from headloom.models.decoding import beam_hypotheses
+from headloom.models.transformer import Transformer
+from headloom.tracing.capture import trace_as
+from headloom.tracing.options import TraceOptions
+from headloom.training.inference import TrainedRun, open_run
 
 TEXTS = ["de: 17. März 2024", "", "en: May 3, 1999", "fr: 1 mai 2001"]
 
@@ -40,18 +40,18 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_as_standard_input(
-    weft_process: Command, weft_main: Command, runs: Path, file: Path
+    headloom_process: Command, headloom_main: Command, runs: Path, file: Path
 ) -> None:
     command = ("translate", runs / "dates", "--beam", 2)
-    piped = weft_process(*command, stdin=file.read_bytes())
+    piped = headloom_process(*command, stdin=file.read_bytes())
     assert piped.code == 0
     (file.parent / "lines.gz").write_bytes(gzip.compress(file.read_bytes()))
     for options in (
         ("--file", file), ("--file", file, "--lines-at-once", 1), ("--file", f"{file}.gz"),
     ):  # fmt: skip
-        result = weft_main(*command, *options)
+        result = headloom_main(*command, *options)
         assert (result.code, result.out) == (0, piped.out), result.err
-    described = weft_main(*command, "--file", file, "--json")
+    described = headloom_main(*command, "--file", file, "--json")
     best = [line["hypotheses"][:1] for line in objects(described.out)]
     texts = [" ".join(kept[0]["text"].splitlines()) if kept else "" for kept in best]
     assert texts == piped.out.split("\n")[:-1]
@@ -69,9 +69,11 @@ def searched(run: TrainedRun, text: str, beam: int) -> list[Any]:
     return ranked
 
 
-def test_json_has_the_n_best_and_their_scores(weft_main: Command, runs: Path, file: Path) -> None:
+def test_json_has_the_n_best_and_their_scores(
+    headloom_main: Command, runs: Path, file: Path
+) -> None:
     run = open_run(runs / "dates")
-    result = weft_main(
+    result = headloom_main(
         "translate", runs / "dates", "--beam", 4, "--n-best", 3, "--json", "--file", file
     )
     assert result.code == 0, result.err
@@ -107,7 +109,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     options = [part for change in changes.items() for part in ("--set", "{}={}".format(*change))]
     try:
-        weft.cli.main(["train", str(data / "translation.toml"), "--run", str(run), *options])
+        headloom.cli.main(["train", str(data / "translation.toml"), "--run", str(run), *options])
     except SystemExit as stop:
         assert not stop.code
     (run.parent / "lines").write_text(
@@ -128,12 +130,12 @@ def words_of(tokens: list[str]) -> list[list[int]]:
 
 @pytest.mark.parametrize("heads", [None, "2.1", "2.0:write,2.1"])
 def test_alignments_are_those_of_a_trace_of_the_translation(
-    weft_main: Command, trained: Path, heads: str | None
+    headloom_main: Command, trained: Path, heads: str | None
 ) -> None:
     """By the formula, from the tokens: a word's rows, their mean; a word's columns, their sum."""
     run = open_run(trained)
     chosen = () if heads is None else ("--heads", heads)
-    result = weft_main(
+    result = headloom_main(
         "translate", trained, "--beam", 3, "--n-best", 2, "--json", "--file",
         trained.parent / "lines", *chosen,
     )  # fmt: skip
@@ -180,15 +182,15 @@ def traced_weights(run: TrainedRun, text: str, written: list[int]) -> torch.Tens
         "source": torch.tensor([[*words.encode(text), words.end]]),
         "target": torch.tensor([[words.start, *written]]),
     }
-    traced = weft.trace(run.model, inputs, tokenizer=words, keep=weft.All())
-    assert isinstance(traced, weft.Trace)
+    traced = headloom.trace(run.model, inputs, tokenizer=words, keep=headloom.All())
+    assert isinstance(traced, headloom.Trace)
     return traced.layer("cross", 0).graph.dense()
 
 
-def test_without_alignment_all_else_is_the_same(weft_main: Command, trained: Path) -> None:
+def test_without_alignment_all_else_is_the_same(headloom_main: Command, trained: Path) -> None:
     command = ("translate", trained, "--file", trained.parent / "lines", "--json", "--n-best", 2)
     aligned, plain = (
-        objects(weft_main(*command, "--heads", heads).out) for heads in ("all", "none")
+        objects(headloom_main(*command, "--heads", heads).out) for heads in ("all", "none")
     )
     for line in aligned:
         line["heads"] = []
@@ -199,25 +201,25 @@ def test_without_alignment_all_else_is_the_same(weft_main: Command, trained: Pat
 
 
 def test_heads_by_agreement_are_those_of_align(
-    weft_main: Command, trained: Path, tmp_path: Path
+    headloom_main: Command, trained: Path, tmp_path: Path
 ) -> None:
     """Chosen once, on the first window."""
     file = trained.parent / "lines"
     command = ("translate", trained, "--file", file, "--beam", 2, "--json", "--heads", "agreement")
-    lines = [line for line in objects(weft_main(*command).out) if line["source"]]
+    lines = [line for line in objects(headloom_main(*command).out) if line["source"]]
     (tmp_path / "source").write_text("".join(f"{line['source']}\n" for line in lines))
     (tmp_path / "target").write_text(
         "".join(f"{line['hypotheses'][0]['text']}\n" for line in lines)
     )
     sides = ("--source-file", tmp_path / "source", "--target-file", tmp_path / "target")
     out = tmp_path / "out"
-    aligned = weft_main("align", trained, *sides, "-o", out, "--json")
+    aligned = headloom_main("align", trained, *sides, "-o", out, "--json")
     assert aligned.code == 0, aligned.err
     heads = json.loads(aligned.out)["heads"]
     assert [line["heads"] for line in lines] == [heads] * 4
     written = [GoldLinks.of_line(line["hypotheses"][0]["alignment"]) for line in lines]
-    assert written == list(weft.read_pharaoh(out))
-    windows = objects(weft_main(*command, "--lines-at-once", 1).out)
+    assert written == list(headloom.read_pharaoh(out))
+    windows = objects(headloom_main(*command, "--lines-at-once", 1).out)
     assert len({tuple(line["heads"]) for line in windows if line["source"]}) == 1
 
 
@@ -235,24 +237,26 @@ def test_heads_by_agreement_are_those_of_align(
     ],
 )
 def test_what_cannot_be_asked(
-    weft_main: Command, runs: Path, file: Path, options: tuple[Any, ...], message: str
+    headloom_main: Command, runs: Path, file: Path, options: tuple[Any, ...], message: str
 ) -> None:
     source = () if "--file" in options else ("--file", file)
-    result = weft_main("translate", runs / "dates", *source, *options)
+    result = headloom_main("translate", runs / "dates", *source, *options)
     assert message in result.one_line()
     assert result.out == ""
 
 
-def test_a_line_too_long_for_the_model(weft_main: Command, data: Path, tmp_path: Path) -> None:
+def test_a_line_too_long_for_the_model(headloom_main: Command, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "learned"
-    done = weft_main(
+    done = headloom_main(
         "train", data / "dates.toml", "--run", run, "--set", "model.positions=learned", "--set",
         "model.max_length=80", "--set", "training.max_steps=1", "--set", "training.warmup=1",
     )  # fmt: skip
     assert done.code == 0, done.err
     (tmp_path / "lines").write_text("de: 1\n\n" + "1" * 80 + "\nde: 2\n")
     for options in ((), ("--json",), ("--lines-at-once", 1)):
-        result = weft_main("translate", run, "--file", tmp_path / "lines", "--beam", 1, *options)
+        result = headloom_main(
+            "translate", run, "--file", tmp_path / "lines", "--beam", 1, *options
+        )
         line = result.one_line()
         assert "line 3 has 81 tokens with its end, the model's positions end at 80" in line
         assert len(result.out.splitlines()) == 2
@@ -274,11 +278,11 @@ def written_words(characters: list[str]) -> list[list[int]]:
 
 
 def test_translations_that_are_cut_where_the_positions_end(
-    weft_main: Command, data: Path, tmp_path: Path
+    headloom_main: Command, data: Path, tmp_path: Path
 ) -> None:
     """Their last token has no place to be read: its row is not there, that which wrote it is."""
     run, texts, compared = tmp_path / "learned", ["de: " + "1" * 30, "en: " + "23" * 15], 0
-    done = weft_main(
+    done = headloom_main(
         "train", data / "dates.toml", "--run", run, "--set", "model.positions=learned", "--set",
         "model.max_length=80", "--set", "training.max_steps=1", "--set", "training.warmup=1",
         "--set", "training.peak_learning_rate=1e-9",
@@ -287,7 +291,7 @@ def test_translations_that_are_cut_where_the_positions_end(
     (tmp_path / "lines").write_text("".join(f"{text}\n" for text in texts))
     command = ("translate", run, "--file", tmp_path / "lines", "--json", "--beam", 1, "--heads")
     for heads in ("all", "2.0", "2.0:write"):
-        result = weft_main(*command, heads)
+        result = headloom_main(*command, heads)
         assert result.code == 0, result.err
         for line in objects(result.out):
             (hypothesis,) = line["hypotheses"]
@@ -310,26 +314,26 @@ def test_translations_that_are_cut_where_the_positions_end(
                 assert row == pytest.approx(known, abs=2e-6)
             compared += len(expected)
     assert compared
-    traced = weft_main("trace", run, "--text", texts[0], "-o", tmp_path / "t.weft")
+    traced = headloom_main("trace", run, "--text", texts[0], "-o", tmp_path / "t.loom")
     assert traced.code == 0, traced.err
 
 
 def test_of_a_long_line_only_what_is_asked_for_is_held(
-    weft_main: Command, trained: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights of all edges are the target's on the source; never the source's on itself."""
     kept = []
 
     def watched(network: nn.Module, inputs: Any, asked: TraceOptions) -> Any:
         traced = trace_as(network, inputs, asked)
-        if isinstance(asked.keep, weft.All):
+        if isinstance(asked.keep, headloom.All):
             for trace in traced if isinstance(traced, list) else [traced]:
                 kept.extend(layer.kind for layer in trace.layers)
         return traced
 
     monkeypatch.setattr(word_alignment, "trace_as", watched)
     command = ("translate", trained, "--file", trained.parent / "lines", "--json", "--beam", 1)
-    result = weft_main(*command)
+    result = headloom_main(*command)
     assert result.code == 0, result.err
     assert set(kept) == {"cross"}
 
@@ -351,7 +355,7 @@ def test_each_window_is_written_before_the_next_is_read(loaded: Loaded, runs: Pa
 
 
 def test_products_are_chosen(
-    weft_main: Command, runs: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Command, runs: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = set()
     step = Transformer.step
@@ -364,9 +368,9 @@ def test_products_are_chosen(
     command = ("translate", runs / "dates", "--file", file, "--products")
     for kind in ("bfloat16", "float32"):
         seen.clear()
-        result = weft_main(*command, kind)
+        result = headloom_main(*command, kind)
         assert result.code == 0
         assert seen == {kind}
         assert len(result.out.splitlines()) == len(TEXTS)
     assert current_products() == "float32"
-    assert weft_main(*command, "int8").code == 2
+    assert headloom_main(*command, "int8").code == 2

@@ -1,4 +1,4 @@
-"""What `weft view` opens of a run."""
+"""What `headloom view` opens of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from weft.formats.history import History
-from weft.jobs.asking import open_studio
-from weft.studio.page import page_html
-from weft.studio.runs import open_collection, open_traces
+from headloom.api.asking import open_studio
+from headloom.formats.history import History
+from headloom.studio.page import page_html
+from headloom.studio.runs import open_collection, open_traces
 
 
 def test_a_run_is_its_probe_its_history_and_its_curves(runs: Path) -> None:
@@ -31,19 +31,19 @@ def test_a_run_is_its_probe_its_history_and_its_curves(runs: Path) -> None:
             heads, queries, keys = layer["shape"]
             assert len(collection.history.weights[number]) == snapshots * heads * queries * keys
             assert len(layer["norm"]) == snapshots and len(layer["norm"][0]) == heads
-        assert "weft-data" in page_html(collection)
+        assert "headloom-data" in page_html(collection)
 
 
-def test_no_such_path_is_one_line(weft_main, tmp_path: Path) -> None:
-    result = weft_main("view", tmp_path / "nowhere", "--no-browser")
+def test_no_such_path_is_one_line(headloom_main, tmp_path: Path) -> None:
+    result = headloom_main("view", tmp_path / "nowhere", "--no-browser")
     assert result.code == 2
     assert result.err.count("\n") == 1 and "nowhere" in result.err
-    near = weft_main("view", "minlm", "--no-browser")
+    near = headloom_main("view", "minlm", "--no-browser")
     assert (near.code, near.err.count("\n")) == (2, 1) and "Did you mean minilm?" in near.err
 
 
 def test_what_is_no_trace_is_told_the_next_step(
-    weft_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headloom_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text = tmp_path / "text.txt"
@@ -53,15 +53,15 @@ def test_what_is_no_trace_is_told_the_next_step(
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "small.gguf").write_bytes(b"GGUF")
     for path, step in (
-        (text, f"weft trace MODEL --file {text} -o PATH."),
-        (picture, f"To trace an image: weft trace MODEL --image {picture} -o PATH."),
+        (text, f"headloom trace MODEL --file {text} -o PATH."),
+        (picture, f"To trace an image: headloom trace MODEL --image {picture} -o PATH."),
         ("nowhere", "Check the name, or give a run or a folder."),
         ("someone/Model-0.5B", "Check the name, or give a run or a folder."),
-        ("nowhere.weft", "no such trace or run. Check the path."),
+        ("nowhere.loom", "no such trace or run. Check the path."),
         (tmp_path / "models", f"Give one of them: {tmp_path / 'models' / 'small.gguf'}"),
     ):
-        said = weft_main("view", path, "--no-browser").one_line()
-        assert said.startswith(f"weft: {path}: ") and said.endswith(step), said
+        said = headloom_main("view", path, "--no-browser").one_line()
+        assert said.startswith(f"headloom: {path}: ") and said.endswith(step), said
 
 
 def test_a_text_can_be_typed_where_a_model_reads_it(runs: Path, tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_text_can_be_typed_where_a_model_reads_it(runs: Path, tmp_path: Path) 
         assert open_studio(run).opening()["asks"] is None
 
 
-def test_several_traces_are_named_apart(make_trace, weft_main, tmp_path: Path) -> None:
-    paths = [tmp_path / "before" / "dog.weft", tmp_path / "after" / "dog.weft", tmp_path / "x.weft"]
+def test_several_traces_are_named_apart(make_trace, headloom_main, tmp_path: Path) -> None:
+    paths = [tmp_path / "before" / "dog.loom", tmp_path / "after" / "dog.loom", tmp_path / "x.loom"]
     for path in paths:
         path.parent.mkdir(exist_ok=True)
         make_trace(["a", "b"]).save(path)
@@ -85,18 +85,18 @@ def test_several_traces_are_named_apart(make_trace, weft_main, tmp_path: Path) -
         ("view", paths[0], paths[1], "--text", "x", "--no-browser"),
         ("view", paths[0], paths[0].parent, "--no-browser"),
     ):
-        result = weft_main(*command)
+        result = headloom_main(*command)
         assert result.code == 2 and result.err.count("\n") == 1
 
 
 def test_a_person_at_a_terminal_is_told_how_to_end(
-    make_trace: Any, weft_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_trace: Any, headloom_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_trace(["a", "b"]).save(tmp_path / "dog.weft")
-    monkeypatch.setattr("weft.studio.serving.Viewer.run", lambda viewer: viewer.close())
-    seen = ("view", tmp_path / "dog.weft", "--no-browser", "--port", "0")
-    assert weft_main(*seen).err == ""
+    make_trace(["a", "b"]).save(tmp_path / "dog.loom")
+    monkeypatch.setattr("headloom.studio.serving.Viewer.run", lambda viewer: viewer.close())
+    seen = ("view", tmp_path / "dog.loom", "--no-browser", "--port", "0")
+    assert headloom_main(*seen).err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    result = weft_main(*seen)
+    result = headloom_main(*seen)
     assert result.out.startswith("http://127.0.0.1:") and result.out.count("\n") == 1
-    assert result.err == "weft: Open it in a browser; Ctrl-C here ends it.\n"
+    assert result.err == "headloom: Open it in a browser; Ctrl-C here ends it.\n"

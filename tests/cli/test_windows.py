@@ -1,4 +1,4 @@
-"""`weft trace --window`: a long text in windows, and going on after a kill."""
+"""`headloom trace --window`: a long text in windows, and going on after a kill."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
 from tests.forked import Loaded
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
 
-def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
+def test_windows(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
     text = " ".join(LETTERS[i % 10] for i in range(40))
     folder = tmp_path / "windows"
     arguments = ("trace", writer, "--text", text, "-o", folder, "--window", 16)
-    result = weft_main(*arguments, "--json")
+    result = headloom_main(*arguments, "--json")
     assert result.code == 0
     assert "3 windows of at most 16 tokens" in result.err
     paths = json.loads(result.out)["traces"]
-    traces = [weft.open(path) for path in paths]
+    traces = [headloom.open(path) for path in paths]
     # A quarter is shared; together they are the text.
     assert [trace.tokens for trace in traces] == [
         text.split()[start : start + 16] for start in (0, 12, 24)
@@ -40,26 +40,30 @@ def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
     # Given again, the same command finds all there; another one replaces nothing unasked.
     times = [(Path(path) / "trace.json").stat().st_mtime_ns for path in paths]
     for again in ((), ("--overwrite",)):
-        result = weft_main(*arguments, *again, "--json")
+        result = headloom_main(*arguments, *again, "--json")
         assert result.code == 0
         assert json.loads(result.out)["there"] == 3
         assert "3 were there already" in result.err
     assert [(Path(path) / "trace.json").stat().st_mtime_ns for path in paths] == times
     other = (*arguments, "--keep", 3)
-    assert_one_line(weft_main(*other), "000000.weft exists already, of another text, model or")
-    assert weft_main(*other, "--overwrite").code == 0
-    assert {layer.graph.k for path in paths for layer in weft.open(path).layers} == {3}
-    assert_one_line(weft_main(*arguments[:-1], 17), "reads 16 at most. Give --window 16 or less.")
-    assert_one_line(weft_main(*arguments, "--overlap", 16), "no room for new ones. Give a larger")
-    elsewhere = ("trace", writer, "--text", text[:9], "-o", tmp_path / "none.weft")
-    assert_one_line(weft_main(*elsewhere, "--layers", " , "), "--layers names no layer")
-    assert_one_line(weft_main("trace", writer, "--text", text, "-o", folder, "--overlap", 2),
+    assert_one_line(headloom_main(*other), "000000.loom exists already, of another text, model or")
+    assert headloom_main(*other, "--overwrite").code == 0
+    assert {layer.graph.k for path in paths for layer in headloom.open(path).layers} == {3}
+    assert_one_line(
+        headloom_main(*arguments[:-1], 17), "reads 16 at most. Give --window 16 or less."
+    )
+    assert_one_line(
+        headloom_main(*arguments, "--overlap", 16), "no room for new ones. Give a larger"
+    )
+    elsewhere = ("trace", writer, "--text", text[:9], "-o", tmp_path / "none.loom")
+    assert_one_line(headloom_main(*elsewhere, "--layers", " , "), "--layers names no layer")
+    assert_one_line(headloom_main("trace", writer, "--text", text, "-o", folder, "--overlap", 2),
                     "--overlap needs --window")  # fmt: skip
 
 
 @pytest.mark.slow
 def test_windows_that_are_killed_go_on(
-    loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path
+    loaded: Loaded, headloom_main: Command, writer: Path, tmp_path: Path
 ) -> None:
     folder, text = tmp_path / "windows", tmp_path / "text.txt"
     text.write_text(" ".join(LETTERS[i % 10] for i in range(640)))
@@ -76,26 +80,26 @@ def test_windows_that_are_killed_go_on(
     manifest = folder / there[0] / "trace.json"
     whole = manifest.read_bytes()
     manifest.write_bytes(whole.replace(b'"a"', b'"b"'))
-    assert_one_line(weft_main(*arguments), "damaged")
+    assert_one_line(headloom_main(*arguments), "damaged")
     manifest.write_bytes(whole)
     os.utime(manifest, ns=(times[0], times[0]))
-    done = weft_main(*arguments)
+    done = headloom_main(*arguments)
     assert done.code == 0, done.err
     assert json.loads(done.out)["there"] == len(there)
     assert [(folder / name / "trace.json").stat().st_mtime_ns for name in there] == times
-    assert sorted(path.name for path in folder.iterdir()) == [f"{n:06d}.weft" for n in range(40)]
-    words = [token for name in traces_in(folder) for token in weft.open(folder / name).tokens]
+    assert sorted(path.name for path in folder.iterdir()) == [f"{n:06d}.loom" for n in range(40)]
+    words = [token for name in traces_in(folder) for token in headloom.open(folder / name).tokens]
     assert words == text.read_text().split()
 
 
-def test_windows_of_a_language_model_of_weft(
-    weft_main: Command, runs: Path, tmp_path: Path
+def test_windows_of_a_language_model_of_headloom(
+    headloom_main: Command, runs: Path, tmp_path: Path
 ) -> None:
     text, folder = "the cat sees the dog the cow", tmp_path / "windows"
     arguments = ("trace", runs / "language", "--text", text, "-o", folder, "--overlap", 2)
-    result = weft_main(*arguments, "--window", 8, "--json")
+    result = headloom_main(*arguments, "--window", 8, "--json")
     assert result.code == 0, result.err
-    traces = [weft.open(path) for path in json.loads(result.out)["traces"]]
+    traces = [headloom.open(path) for path in json.loads(result.out)["traces"]]
     assert ["".join(trace.tokens) for trace in traces] == [
         text[start : start + 8] for start in (0, 6, 12, 18, 24)
     ]
@@ -104,21 +108,21 @@ def test_windows_of_a_language_model_of_weft(
         assert [text[start:end] for start, end in offsets] == trace.tokens
         assert trace.positions["tokens"]["special"] == [False] * len(trace.tokens)
     # Each is what the model does with its window alone.
-    alone = tmp_path / "alone.weft"
-    assert weft_main("trace", runs / "language", "--text", text[6:14], "-o", alone).code == 0
-    expected, found = weft.open(alone).layers[0].graph, traces[1].layers[0].graph
+    alone = tmp_path / "alone.loom"
+    assert headloom_main("trace", runs / "language", "--text", text[6:14], "-o", alone).code == 0
+    expected, found = headloom.open(alone).layers[0].graph, traces[1].layers[0].graph
     assert torch.equal(found.weights, expected.weights)
     assert torch.equal(found.keys, expected.keys)
-    assert weft_main(*arguments, "--window", 8).code == 0
-    assert_one_line(weft_main(*arguments, "--window", 2), "no room for new tokens")
+    assert headloom_main(*arguments, "--window", 8).code == 0
+    assert_one_line(headloom_main(*arguments, "--window", 2), "no room for new tokens")
     assert_one_line(
-        weft_main("trace", runs / "dates", "--text", text, "-o", folder, "--window", 8),
+        headloom_main("trace", runs / "dates", "--text", text, "-o", folder, "--window", 8),
         "is a run that translates",
     )
 
 
 def test_windows_of_an_earlier_text_do_not_stay_among_new_ones(
-    weft_main: Command, writer: Path, tmp_path: Path
+    headloom_main: Command, writer: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "windows"
     options = ("-o", folder, "--window", 8, "--overlap", 0)
@@ -127,25 +131,25 @@ def test_windows_of_an_earlier_text_do_not_stay_among_new_ones(
     def names() -> list[str]:
         return sorted(path.name for path in folder.iterdir())
 
-    assert weft_main("trace", writer, "--text", long, *options).code == 0
-    assert names() == ["000000.weft", "000001.weft", "000002.weft"]
-    (folder / "notes.weft").mkdir()
+    assert headloom_main("trace", writer, "--text", long, *options).code == 0
+    assert names() == ["000000.loom", "000001.loom", "000002.loom"]
+    (folder / "notes.loom").mkdir()
     for number in (0, 1):
-        shutil.rmtree(folder / f"00000{number}.weft")
+        shutil.rmtree(folder / f"00000{number}.loom")
     assert_one_line(
-        weft_main("trace", writer, "--text", short, *options), "000002.weft exists already"
+        headloom_main("trace", writer, "--text", short, *options), "000002.loom exists already"
     )
-    assert weft_main("trace", writer, "--text", short, *options, "--overwrite").code == 0
-    assert names() == ["000000.weft", "000001.weft", "notes.weft"]
+    assert headloom_main("trace", writer, "--text", short, *options, "--overwrite").code == 0
+    assert names() == ["000000.loom", "000001.loom", "notes.loom"]
 
     # What is there and no folder of windows is left alone.
-    trace = folder / "000000.weft"
+    trace = folder / "000000.loom"
     before = sorted(path.name for path in trace.iterdir())
     into = ("trace", writer, "--text", short, "-o", trace, "--window", 8, "--overwrite")
-    assert_one_line(weft_main(*into), "windows need a folder of their own")
+    assert_one_line(headloom_main(*into), "windows need a folder of their own")
     assert sorted(path.name for path in trace.iterdir()) == before
     (folder / "corpus.json").write_text("{}")
     assert_one_line(
-        weft_main("trace", writer, "--text", short, *options, "--overwrite"),
+        headloom_main("trace", writer, "--text", short, *options, "--overwrite"),
         "windows need a folder of their own",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.traces import Trace
+from headloom.api.trace import Trace
 
 TENSORS = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
 

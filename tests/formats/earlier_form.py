@@ -1,4 +1,5 @@
-"""A trace and a run as weft wrote them in September 2026, byte by byte, without a line of weft.
+"""A trace and a run as headloom wrote them in September 2026, byte by byte, without a line of
+headloom.
 
 The scores of the trace are logarithms of small numbers, so that every weight is a fraction of them.
 """
@@ -74,7 +75,7 @@ def write_trace(folder: Path) -> None:
             "value_norm": pa.float32()})  # fmt: skip
     _safetensors(folder / "queries_keys.safetensors",
                  {"layers.0.queries": QUERIES, "layers.0.keys": KEYS},
-                 {"format": "weft-trace"})  # fmt: skip
+                 {"format": "headloom-trace"})  # fmt: skip
     first: dict[str, Any] = {
         "name": "decoder.0.self_attention", "kind": "decoder", "index": 0, "queries": "tokens",
         "keys": "tokens", "shape": [2, 3, 3], "kept": 2, "edges": 10, "scale": 1.0,
@@ -86,7 +87,7 @@ def write_trace(folder: Path) -> None:
     }  # fmt: skip
     second = {**first, "name": "decoder.1.self_attention", "index": 1, "queries_keys": False}
     manifest = {
-        "format": "weft-trace", "version": 1, "weft": "0.1.0", "model": {"name": "earlier"},
+        "format": "headloom-trace", "version": 1, "headloom": "0.1.0", "model": {"name": "earlier"},
         "sequences": {"tokens": TOKENS}, "positions": {}, "layers": [{**first, **optional}, second],
         "files": {name: _entry(folder / name, count) for name, count in (
             ("edges.parquet", len(edges)), ("rows.parquet", len(rows)),
@@ -101,7 +102,7 @@ def write_trace(folder: Path) -> None:
 def write_run(folder: Path) -> None:
     """A run of a language model of one layer, whose logits are the numbers of the tokens."""
     (folder / "history").mkdir(parents=True)
-    _json(folder / "run.json", {"format": "weft run", "version": 1, "state": "finished"})
+    _json(folder / "run.json", {"format": "headloom run", "version": 1, "state": "finished"})
     _json(folder / "config.json", _config(str(folder / "text.txt")))
     _json(folder / "vocabulary.json", {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],

@@ -1,4 +1,5 @@
-"""The Python lines of docs/formats.md run as they stand, without weft, and say what weft says."""
+"""The Python lines of docs/formats.md run as they stand, without headloom, and say what headloom
+says."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import polars
 import pytest
 import torch
 
-import weft
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
+import headloom
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
 
 DOCS = Path(__file__).parents[2] / "docs" / "formats.md"
 
@@ -23,20 +24,22 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the names of the examples are after they have run beside a trace."""
     torch.manual_seed(6)
     model = LanguageModel(30, Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2))
-    weft.trace(model.eval(), torch.arange(1, 13), keep=weft.Top(4), save=tmp_path / "t.weft")
+    headloom.trace(
+        model.eval(), torch.arange(1, 13), keep=headloom.Top(4), save=tmp_path / "t.loom"
+    )
     monkeypatch.chdir(tmp_path)
-    after = DOCS.read_text("utf-8").split("Other tools read it without weft")[1]
+    after = DOCS.read_text("utf-8").split("Other tools read it without headloom")[1]
     blocks = re.findall(r"```python\n(.*?)```", after, re.DOTALL)
     assert len(blocks) == 2
     names: dict[str, Any] = {}
     for block in blocks:
-        assert "import weft" not in block
+        assert "import headloom" not in block
         exec(compile(block, str(DOCS), "exec"), names)
     return names
 
 
-def test_the_examples_say_what_weft_says(example: dict[str, Any]) -> None:
-    layer = weft.open("t.weft").layers[1]
+def test_the_examples_say_what_headloom_says(example: dict[str, Any]) -> None:
+    layer = headloom.open("t.loom").layers[1]
     dense = layer.graph.dense()
     assert np.allclose(example["strongest"]["weight"], dense.amax(-1).flatten())
     assert len(example["heads"]) == 2 * 4
@@ -53,7 +56,7 @@ def test_the_examples_say_what_weft_says(example: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["edges", "rows", "keys"])
 def test_polars_and_duckdb_read_what_pandas_reads(example: dict[str, Any], name: str) -> None:
-    path = f"t.weft/{name}.parquet"
+    path = f"t.loom/{name}.parquet"
     expected = example["pandas"].read_parquet(path)
     for found in (
         polars.read_parquet(path).to_dict(as_series=False),

@@ -1,4 +1,4 @@
-"""A trace and a run of an earlier weft open, and give the numbers that were written."""
+"""A trace and a run of an earlier headloom open, and give the numbers that were written."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from tests.formats import earlier_form as earlier
 from tests.training.conftest import measures_of
 
-import weft
-from weft.formats.history import History
-from weft.jobs.model import TraceChoices
-from weft.jobs.run_model import RunModel
-from weft.training.inference import generate_text, open_run
+import headloom
+from headloom.api.model import TraceChoices
+from headloom.api.run_model import RunModel
+from headloom.formats.history import History
+from headloom.training.inference import generate_text, open_run
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> weft.Trace:
-    earlier.write_trace(tmp_path / "earlier.weft")
-    return weft.open(tmp_path / "earlier.weft")
+def trace(tmp_path: Path) -> headloom.Trace:
+    earlier.write_trace(tmp_path / "earlier.loom")
+    return headloom.open(tmp_path / "earlier.loom")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def run_path(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_every_edge_and_row_of_a_trace(trace: weft.Trace) -> None:
+def test_every_edge_and_row_of_a_trace(trace: headloom.Trace) -> None:
     assert trace.sequences == {"tokens": earlier.TOKENS}
     assert trace.model == {"name": "earlier"}
     assert [layer.name for layer in trace.layers] == [
@@ -55,7 +55,7 @@ def test_every_edge_and_row_of_a_trace(trace: weft.Trace) -> None:
                 assert int(graph.count[head, query]) == count
 
 
-def test_the_matrix_comes_back_where_queries_and_keys_are_kept(trace: weft.Trace) -> None:
+def test_the_matrix_comes_back_where_queries_and_keys_are_kept(trace: headloom.Trace) -> None:
     first, second = trace.layers
     assert torch.equal(first.queries, torch.from_numpy(earlier.QUERIES))
     assert torch.equal(first.keys, torch.from_numpy(earlier.KEYS))
@@ -73,7 +73,7 @@ def test_the_matrix_comes_back_where_queries_and_keys_are_kept(trace: weft.Trace
     assert second.no_matrix
 
 
-def test_what_is_asked_of_a_trace(trace: weft.Trace) -> None:
+def test_what_is_asked_of_a_trace(trace: headloom.Trace) -> None:
     assert trace.verification is None
     assert list(trace.not_traced) == []
     answer = trace.sql("select sum(weight) as mass from edges where layer = 0 and head = 0")
@@ -95,7 +95,7 @@ def test_the_model_of_a_run(run_path: Path, tmp_path: Path) -> None:
     assert measures["loss"] == pytest.approx(expected, abs=0.03)
     model = RunModel(run)
     options = TraceChoices()
-    traced = model.trace(model.inputs("abab", options), tmp_path / "t.weft", options)
+    traced = model.trace(model.inputs("abab", options), tmp_path / "t.loom", options)
     # W_Q and W_K are zero, so that every weight is that of chance.
     assert traced.layers[0].graph.dense()[0, 3].tolist() == pytest.approx([0.25] * 4)
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from weft.errors import DataError
-from weft.formats.edge_lists import read_edges
+from headloom.errors import DataError
+from headloom.formats.edge_lists import read_edges
 
 TABLE = "layer,head,query,key,weight\n0,0,0,0,1.0\n0,0,1,0,0.25\n0,0,1,1,0.75\n"
 

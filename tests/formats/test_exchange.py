@@ -11,9 +11,9 @@ import pandas
 import pytest
 import torch
 
-import weft
-from weft.formats.exchange import write_graphml, write_trace_parquet
-from weft.jobs.export import export_trace
+import headloom
+from headloom.api.export import export_trace
+from headloom.formats.exchange import write_graphml, write_trace_parquet
 
 
 def test_graphml_holds_the_weights(pair_trace, tmp_path) -> None:
@@ -64,7 +64,7 @@ def test_gephi_reads_the_tokens_as_labels(make_trace, tmp_path) -> None:
 
 def test_two_sequences_of_one_length_have_nodes_of_their_own(translator, tmp_path) -> None:
     source, target = torch.tensor([3, 9, 9, 2]), torch.tensor([1, 8, 30, 41])
-    trace = weft.trace(translator, {"source": source, "target": target})
+    trace = headloom.trace(translator, {"source": source, "target": target})
     assert trace.layers[2].kind == "cross"
     write_graphml(trace, 2, 0, tmp_path / "a.graphml")
     nodes = networkx.read_graphml(tmp_path / "a.graphml").nodes
@@ -96,7 +96,7 @@ def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_
     assert "12 heads" in drawn("all", None, None)
     assert "layer 2 (cross 0), head 3" in drawn("one", "2", 3)
     assert "layer 2 (cross 0), mean of 4 heads" in drawn("mean", "2 (cross 0)", None)
-    with pytest.raises(weft.InputError, match="--head 1 of no layer; give its --layer too"):
+    with pytest.raises(headloom.InputError, match="--head 1 of no layer; give its --layer too"):
         drawn("none", None, 1)
 
 
@@ -125,8 +125,8 @@ def test_a_matrix_that_is_no_picture_leaves_nothing_behind(
     pair_trace, tmp_path, monkeypatch
 ) -> None:
     pair_trace.save(tmp_path / "t")
-    monkeypatch.setattr("weft.pictures.canvas._CELLS", 10)
-    with pytest.raises(weft.WeftError, match="too many cells for one picture"):
+    monkeypatch.setattr("headloom.studio.pictures.canvas._CELLS", 10)
+    with pytest.raises(headloom.HeadloomError, match="too many cells for one picture"):
         export_trace(
             tmp_path / "t", html=tmp_path / "p.html", picture=tmp_path / "p.png", parquet=None,
             graphml=None, layer="0", head=1,
@@ -169,7 +169,7 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},
     }.items():
-        with pytest.raises(weft.WeftError, match=line):
+        with pytest.raises(headloom.HeadloomError, match=line):
             export_trace(tmp_path / "t", **{"layer": None, "head": None, **nothing, **options})
         assert sorted(tmp_path.iterdir()) == before, line
     assert (tmp_path / "pipe").is_fifo()

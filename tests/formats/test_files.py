@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import DataError, InputError
-from weft.formats import files, folders
-from weft.formats.files import (
+from headloom.errors import DataError, InputError
+from headloom.formats import files, folders
+from headloom.formats.files import (
     atomic_file,
     read_json,
     read_text,
     remove_leftovers,
     write_json,
 )
-from weft.formats.folders import atomic_folder
-from weft.formats.lines import decoded_lines
+from headloom.formats.folders import atomic_folder
+from headloom.formats.lines import decoded_lines
 
 
 def names(folder: Path) -> list[str]:
@@ -148,7 +148,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path: Path) -> None:
     with atomic_file(tmp_path / "a") as temporary:
         left = temporary.name
-    keep = [".hidden", "weft-part-", "a"]
+    keep = [".hidden", "headloom-part-", "a"]
     for name in (left, *keep):
         (tmp_path / name).write_text("x")
     remove_leftovers(tmp_path)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.forked import Loaded
 
-import weft
-from weft.errors import DataError
-from weft.formats import folders
-from weft.formats.folders import Leftovers, atomic_folder
+import headloom
+from headloom.errors import DataError
+from headloom.formats import folders
+from headloom.formats.folders import Leftovers, atomic_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -73,7 +73,7 @@ def swap_that_fails(
 def test_a_swap_that_fails_puts_the_old_folder_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swap_that_fails(tmp_path, monkeypatch, lambda one, other: ".weft-part-" in one.name)
+    swap_that_fails(tmp_path, monkeypatch, lambda one, other: ".headloom-part-" in one.name)
     with (
         pytest.raises(DataError, match="Nothing was changed"),
         atomic_folder(tmp_path / "f", lambda path: None) as folder,
@@ -145,7 +145,7 @@ def test_a_folder_of_results_is_one_process_alone(tmp_path: Path) -> None:
 
 
 def test_a_leftover_goes_but_not_what_is_being_written(tmp_path: Path) -> None:
-    left = tmp_path / ".f.weft-part-dead"
+    left = tmp_path / ".f.headloom-part-dead"
     left.mkdir()
     (left / "x").write_text("half")
     with atomic_folder(tmp_path / "f") as folder:
@@ -163,7 +163,7 @@ def test_a_leftover_goes_but_not_what_is_being_written(tmp_path: Path) -> None:
 
 
 def test_what_was_moved_away_is_put_back(tmp_path: Path) -> None:
-    old, part = tmp_path / ".f.old.abc", tmp_path / ".f.weft-part-abc"
+    old, part = tmp_path / ".f.old.abc", tmp_path / ".f.headloom-part-abc"
     for folder in (old, part):
         folder.mkdir()
         (folder / "x").write_text(folder.name)
@@ -186,10 +186,10 @@ def test_a_system_that_cannot_exchange_says_so(
 
 #: A program that writes a trace of three layers, and is killed at the moment that is named.
 WRITER = """
-    import os, signal, sys, torch, weft
+    import os, signal, sys, torch, headloom
     from pathlib import Path
-    from weft.formats import folders, trace_files, trace_writer
-    from weft.formats.trace_writer import writing_trace
+    from headloom.formats import folders, trace_files, trace_writer
+    from headloom.formats.trace_writer import writing_trace
 
     def kill(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -212,7 +212,7 @@ WRITER = """
             rename = Path.rename
             Path.rename = lambda one, to: kill() if "part" in one.name else rename(one, to)
     queries = torch.randn(2, len(tokens), 8)
-    _, graph = weft.attend(queries, queries, queries)
+    _, graph = headloom.attend(queries, queries, queries)
     with writing_trace(path, {"tokens": tokens}, overwrite=True) as writer:
         for number in range(3):
             writer.append("a", "encoder", number, graph, queries_from="tokens",
@@ -243,16 +243,16 @@ def test_killed_at_any_moment_the_trace_is_whole_or_says_how_to_resume(
     if found is None:
         line = r"a kill came while it was replaced\. What was there is \.t\.old\.\w+; give the same"
         with pytest.raises(DataError, match=line):
-            weft.open(path)
+            headloom.open(path)
     else:
         tokens = ["old", "trace"] if found == "old" else ["the", "new", "one"]
-        opened = weft.open(path)
+        opened = headloom.open(path)
         assert opened.tokens == tokens
         assert all(layer.graph.k for layer in opened.layers)
     # The same command once more: it is there, and nothing else.
     make_trace(["the", "new", "one"]).save(path, overwrite=True)
     assert names(tmp_path) == ["t"]
-    assert weft.open(path).tokens == ["the", "new", "one"]
+    assert headloom.open(path).tokens == ["the", "new", "one"]
 
 
 def test_a_first_trace_that_is_killed_says_how_to_resume(
@@ -262,10 +262,12 @@ def test_a_first_trace_that_is_killed_says_how_to_resume(
     program = textwrap.dedent(WRITER)
     with loaded.start("before the manifest", path, "a b", program=program) as process:
         assert process.wait() == -signal.SIGKILL
-    with pytest.raises(DataError, match=r"was interrupted, and left \.t\.weft-part-\w+\. Give the"):
-        weft.open(path)
+    with pytest.raises(
+        DataError, match=r"was interrupted, and left \.t\.headloom-part-\w+\. Give the"
+    ):
+        headloom.open(path)
     (part,) = tmp_path.iterdir()
     with pytest.raises(DataError, match=r"a half-written trace: .* removes what is left"):
-        weft.open(part)
+        headloom.open(part)
     make_trace(["a", "b"]).save(path)
     assert names(tmp_path) == ["t"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.errors import DataError, InputError
-from weft.formats.history import (
+import headloom
+from headloom.errors import DataError, InputError
+from headloom.formats.history import (
     MATRICES,
     MEASURES,
     History,
@@ -19,13 +19,13 @@ from weft.formats.history import (
     Snapshot,
     write_snapshot,
 )
-from weft.formats.tensors import load_tensors, save_tensors
+from headloom.formats.tensors import load_tensors, save_tensors
 
 
 def layer(name: str, seed: int) -> LayerSnapshot:
     generator = torch.Generator().manual_seed(seed)
     queries = torch.randn(2, 4, 3, generator=generator)
-    _, graph = weft.attend(queries, queries, queries, keep=weft.Top(3))
+    _, graph = headloom.attend(queries, queries, queries, keep=headloom.Top(3))
     shapes = {"W_Q": (2, 6, 3), "W_K": (2, 6, 3), "W_V": (2, 6, 3), "W_O": (2, 3, 6)}
     matrices = {key: torch.randn(*shapes[key], generator=generator) for key in MATRICES}
     measures: dict[str, list[float | None]] = {

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft.errors import DataError, InputError, WeftError
-from weft.formats.images import image_array, open_image, read_images
+from headloom.errors import DataError, HeadloomError, InputError
+from headloom.formats.images import image_array, open_image, read_images
 
 #: One image of 2 x 3 pixels, grey.
 GREY = np.array([[0, 51, 102], [153, 204, 255]], dtype=np.uint8)
@@ -141,7 +141,7 @@ def test_folders_that_cannot_be_read(tmp_path) -> None:
     (tmp_path / "b" / "x.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"x\.png: not an image that Pillow can read"):
         read_images(path)
-    with pytest.raises(WeftError, match="no such file of images"):
+    with pytest.raises(HeadloomError, match="no such file of images"):
         read_images(tmp_path / "missing.npz")
 
 
@@ -154,7 +154,7 @@ def test_an_image_of_arrays_is_opened_by_its_number(tmp_path) -> None:
 
 
 def test_grey_through_colours_and_back_is_the_same(tmp_path) -> None:
-    """`weft trace --image` opens files coloured, and a run that sees grey makes them grey."""
+    """`headloom trace --image` opens files coloured, and a run that sees grey makes them grey."""
     every = np.arange(256, dtype=np.uint8).reshape(16, 16)
     Image.fromarray(every).save(tmp_path / "x.png")
     np.testing.assert_array_equal(np.asarray(open_image(tmp_path / "x.png").convert("L")), every)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import DataError, InputError
-from weft.formats.lines import decoded_lines, file_lines, text_lines
+from headloom.errors import DataError, InputError
+from headloom.formats.lines import decoded_lines, file_lines, text_lines
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,6 @@ def test_a_disk_that_fails_in_the_middle(
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("weft.formats.files.open_file", lambda path, what: Failing())
+    monkeypatch.setattr("headloom.formats.files.open_file", lambda path, what: Failing())
     with pytest.raises(DataError, match=rf"{name}: .*[Ii]nput/output error"):
         list(file_lines(tmp_path / name))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.formats.locks import lock, open_folder
+from headloom.formats.locks import lock, open_folder
 
 # As on Windows: no fcntl, no folders that can be opened, locks of files by msvcrt, and a rename
 # that refuses what is open or there. Everything else is what this system has.
@@ -17,7 +17,7 @@ WINDOWS = """
 import os, sys, types
 from pathlib import Path
 import torch, pyarrow.parquet, safetensors.torch, numpy, tomllib  # these ask for the true system
-import weft
+import headloom
 
 folder = Path(sys.argv[1])
 for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"):
@@ -50,17 +50,17 @@ shutil._use_fd_functions = False  # it opens folders
 sys.modules["fcntl"] = None
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=lock, LK_NBLCK=2)
 platform, sys.platform = sys.platform, "win32"
-import weft.formats.locks
+import headloom.formats.locks
 sys.platform = platform
 os.open, os.rename = open_file, careful
 os.replace = lambda old, new, **named: careful(old, new, replaces=True, **named)
-import weft.formats.folders
-for module in (weft.formats.folders, weft.formats.locks):
+import headloom.formats.folders
+for module in (headloom.formats.folders, headloom.formats.locks):
     module.sys = types.SimpleNamespace(platform="win32")
 
-from weft.formats.files import atomic_file, open_file as read
-from weft.formats.folders import atomic_folder, own_folder
-from weft.formats.run import RunFolder
+from headloom.formats.files import atomic_file, open_file as read
+from headloom.formats.folders import atomic_folder, own_folder
+from headloom.formats.run import RunFolder
 
 for text in ("one", "two"):
     with atomic_file(folder / "file") as temporary:
@@ -77,8 +77,8 @@ with RunFolder.training_lock(folder / "run"):
 with RunFolder.training_lock(folder / "none"):
     pass
 q = torch.randn(2, 5, 8)
-weft.from_queries_keys(q, q).save(folder / "t.weft")
-assert weft.open(folder / "t.weft").layers[0].graph.keys.shape[:2] == (2, 5)
+headloom.from_queries_keys(q, q).save(folder / "t.loom")
+assert headloom.open(folder / "t.loom").layers[0].graph.keys.shape[:2] == (2, 5)
 print(sorted(path.name for path in folder.iterdir()))
 """
 
@@ -102,4 +102,4 @@ def test_all_is_written_where_folders_have_no_locks(tmp_path: Path) -> None:
         [sys.executable, "-c", WINDOWS, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['file', 'made', 'own', 'run', 't.weft']"
+    assert done.stdout.strip() == "['file', 'made', 'own', 'run', 't.loom']"

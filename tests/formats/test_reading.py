@@ -18,14 +18,14 @@ import pytest
 import torch
 from tests.formats.forging import forge
 
-import weft
-from weft.errors import DataError
-from weft.formats.files import atomic_file, open_file, read_json, read_text
-from weft.formats.history import History
-from weft.formats.run import RunFolder
-from weft.formats.tensors import load_tensors, save_tensors
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.errors import DataError
+from headloom.formats.files import atomic_file, open_file, read_json, read_text
+from headloom.formats.history import History
+from headloom.formats.run import RunFolder
+from headloom.formats.tensors import load_tensors, save_tensors
+from headloom.formats.trace import LayerInMemory, TraceLayer
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +52,13 @@ def _nobody() -> Iterator[None]:
 @pytest.fixture
 def trace_path(tmp_path: Path) -> Path:
     queries, keys, values = torch.randn(3, 2, 5, 4)
-    _, graph = weft.attend(queries, keys, values, keep=weft.Top(2))
+    _, graph = headloom.attend(queries, keys, values, keep=headloom.Top(2))
     tokens = list("abcde")
     layer = TraceLayer(
         "layer", "encoder", 0, (2, 5, 5), "tokens", "tokens", tokens, tokens, 0.5,
         LayerInMemory(graph, (queries, keys), None, values.norm(dim=-1)), mask="all",
     )  # fmt: skip
-    path = tmp_path / "t.weft"
+    path = tmp_path / "t.loom"
     Trace({"tokens": tokens}, (layer,)).save(path)
     return path
 
@@ -123,7 +123,7 @@ def test_reading_that_is_not_permitted_is_no_damage(trace_path: Path, name: str)
 
 
 def _read_all(path: Path) -> None:
-    (layer,) = weft.open(path).layers
+    (layer,) = headloom.open(path).layers
     assert layer.graph.k == 2
     assert layer.queries is not None
     assert layer.value_norms is not None
@@ -211,7 +211,7 @@ def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
 
 def test_a_killed_writer_leaves_nothing_for_long(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    left, held = (tmp_path / f".page.html.weft-part-{name}" for name in ("dead", "alive"))
+    left, held = (tmp_path / f".page.html.headloom-part-{name}" for name in ("dead", "alive"))
     left.write_text("half")
     held.write_text("half")
     with held.open() as writing:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from weft.errors import DataError, InputError
-from weft.formats.files import atomic_file
-from weft.formats.run import RunFolder
+from headloom.errors import DataError, InputError
+from headloom.formats.files import atomic_file
+from headloom.formats.run import RunFolder
 
 CONFIG: dict[str, Any] = {"model": {"width": 8, "norm": "pre"}, "training": {"seed": 1}}
 
@@ -80,14 +80,14 @@ def test_leftovers_go_when_a_run_goes_on(tmp_path: Path) -> None:
 def test_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such run\. Check the path, or train one"):
         RunFolder.open(tmp_path / "no")
-    with pytest.raises(DataError, match=r"not a weft run \(it has no run.json\)"):
+    with pytest.raises(DataError, match=r"not a headloom run \(it has no run.json\)"):
         RunFolder.open(tmp_path)
     file = tmp_path / "run.json"
     for text, message in (
         ("{", "this run is damaged"),
-        ("[]", "not a weft run"),
-        ('{"format": "other"}', "not a weft run"),
-        ('{"format": "weft run", "version": 99}', "a run of version 99; this weft reads 1"),
+        ("[]", "not a headloom run"),
+        ('{"format": "other"}', "not a headloom run"),
+        ('{"format": "headloom run", "version": 99}', "a run of version 99; this headloom reads 1"),
     ):
         file.write_text(text)
         with pytest.raises(DataError, match=message):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from weft.errors import DataError
-from weft.formats.stored_arrays import array_files, read_npz, stored_arrays
+from headloom.errors import DataError
+from headloom.formats.stored_arrays import array_files, read_npz, stored_arrays
 
 
 class Payload:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.errors import DataError
-from weft.formats.tensors import load_tensors, read_notes, save_tensors
+from headloom.errors import DataError
+from headloom.formats.tensors import load_tensors, read_notes, save_tensors
 
 TENSORS = {
     "floats": torch.tensor([[1.5, -0.0, float("nan")], [float("inf"), 1e-45, 2.0]]),

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-import weft
-from weft.formats.terms import MASKS, POSITIONS, Terms
-from weft.mechanism.masks import Mask, Ranges, Window
-from weft.mechanism.positions import ALiBi, ByDistance, Shaw
+import headloom
+from headloom.formats.terms import MASKS, POSITIONS, Terms
+from headloom.mechanism.masks import Mask, Ranges, Window
+from headloom.mechanism.positions import ALiBi, ByDistance, Shaw
 
 QUERIES, KEYS = 3, 4
 RANGES = Ranges(torch.tensor([0, 1, 2]), torch.tensor([1, 4, 2]))
 WHOLE = {
     Ranges: RANGES,
     Shaw: Shaw(torch.randn(2, 5, 6), None, -1),
-    ALiBi: ALiBi(weft.alibi_slopes(2), 3),
+    ALiBi: ALiBi(headloom.alibi_slopes(2), 3),
     ByDistance: ByDistance(torch.randn(2, QUERIES + KEYS - 1), QUERIES - 1, 1),
 }
 
@@ -52,7 +52,7 @@ def test_positions_come_back(kind: type) -> None:
     ("mask", "rule"),
     [
         (None, "all"),
-        (weft.causal(), "causal"),
+        (headloom.causal(), "causal"),
         (Window(2, None, -1), "window"),
         (RANGES, "ranges"),
     ],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.formats.tokens import visible
+from headloom.formats.tokens import visible
 
 
 @pytest.mark.parametrize(

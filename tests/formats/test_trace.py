@@ -20,23 +20,23 @@ from safetensors import safe_open
 from tests.forked import Loaded
 from tests.formats.conftest import assert_same
 
-import weft
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.formats.trace_writer import writing_trace
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.formats.trace_writer import writing_trace
 
 
 def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path) -> None:
-    pair_trace.save(tmp_path / "t.weft")
-    assert_same(pair_trace, weft.open(tmp_path / "t.weft"))
-    assert sorted(path.name for path in (tmp_path / "t.weft").iterdir()) == [
+    pair_trace.save(tmp_path / "t.loom")
+    assert_same(pair_trace, headloom.open(tmp_path / "t.loom"))
+    assert sorted(path.name for path in (tmp_path / "t.loom").iterdir()) == [
         "edges.parquet", "keys.parquet", "queries_keys.safetensors", "rows.parquet", "trace.json",
     ]  # fmt: skip
     # Saved again from the disk, it is the same folder once more.
-    weft.open(tmp_path / "t.weft").save(tmp_path / "again.weft")
-    for name in (path.name for path in (tmp_path / "t.weft").iterdir()):
-        assert (tmp_path / "t.weft" / name).read_bytes() == (
-            tmp_path / "again.weft" / name
+    headloom.open(tmp_path / "t.loom").save(tmp_path / "again.loom")
+    for name in (path.name for path in (tmp_path / "t.loom").iterdir()):
+        assert (tmp_path / "t.loom" / name).read_bytes() == (
+            tmp_path / "again.loom" / name
         ).read_bytes()
 
 
@@ -50,17 +50,17 @@ def test_a_deviation_that_is_no_finite_number(
     layers[place] = replace(layers[place], deviation=deviation)
     trace = replace(pair_trace, layers=tuple(layers))
     assert str(trace.deviation) == str(deviation)
-    trace.save(tmp_path / "t.weft")
-    manifest = tmp_path / "t.weft" / "trace.json"
+    trace.save(tmp_path / "t.loom")
+    manifest = tmp_path / "t.loom" / "trace.json"
     content = json.loads(manifest.read_text("utf-8"), parse_constant=pytest.fail)
     assert content["layers"][place]["deviation"] is None
-    assert weft.open(tmp_path / "t.weft").layers[place].deviation is None
+    assert headloom.open(tmp_path / "t.loom").layers[place].deviation is None
 
 
 def test_hostile_tokens_come_back_as_they_were(make_trace, hostile_tokens, tmp_path) -> None:
     trace = make_trace(hostile_tokens)
     trace.save(tmp_path / "t")
-    assert weft.open(tmp_path / "t").tokens == hostile_tokens
+    assert headloom.open(tmp_path / "t").tokens == hostile_tokens
     json.loads((tmp_path / "t" / "trace.json").read_bytes().decode("utf-8"))  # real UTF-8
 
 
@@ -73,7 +73,7 @@ def test_any_tokens_and_sizes_come_back(tmp_path_factory, tokens, keep) -> None:
     allowed = torch.ones(length, length, dtype=torch.bool)
     if length:
         allowed[-1] = False
-    _, graph = weft.attend(queries, queries, queries, mask=allowed, keep=weft.Top(keep))
+    _, graph = headloom.attend(queries, queries, queries, mask=allowed, keep=headloom.Top(keep))
     layer = TraceLayer(
         "a",
         "encoder",
@@ -88,7 +88,7 @@ def test_any_tokens_and_sizes_come_back(tmp_path_factory, tokens, keep) -> None:
     )
     path = tmp_path_factory.mktemp("any") / "t"
     Trace({"tokens": tokens}, (layer,)).save(path)
-    found = weft.open(path)
+    found = headloom.open(path)
     assert found.tokens == tokens
     kept = found.layers[0].graph
     width = min(keep, length)
@@ -102,11 +102,11 @@ def test_any_tokens_and_sizes_come_back(tmp_path_factory, tokens, keep) -> None:
 def test_layers_are_read_when_they_are_asked_for(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
-    trace = weft.open(path)
+    trace = headloom.open(path)
     first = trace.layers[0].graph
     (path / "edges.parquet").unlink()
     assert trace.layers[0].graph is first
-    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet is missing"):
+    with pytest.raises(headloom.DataError, match=r"damaged: edges\.parquet is missing"):
         _ = trace.layers[1].graph
 
 
@@ -114,15 +114,15 @@ def test_a_tile_needs_no_edges(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     (path / "edges.parquet").write_bytes(bytes((path / "edges.parquet").stat().st_size))
-    layer = weft.open(path).layers[1]
+    layer = headloom.open(path).layers[1]
     assert torch.allclose(layer.matrix.dense(), pair_trace.layers[1].graph.dense(), atol=1e-6)
-    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet"):
+    with pytest.raises(headloom.DataError, match=r"damaged: edges\.parquet"):
         _ = layer.graph
 
 
 def test_another_process_reads_it(loaded: Loaded, pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
-    code = f"import weft; print(weft.open({str(tmp_path / 't')!r}).layers[2].graph)"
+    code = f"import headloom; print(headloom.open({str(tmp_path / 't')!r}).layers[2].graph)"
     with loaded.start(program=code) as process:
         out, errors = process.communicate()
     assert out == b"AttentionGraph(shape=(4, 4, 7), k=7, edges=112)\n", errors
@@ -136,7 +136,7 @@ def test_one_row_group_a_layer(pair_trace, tmp_path) -> None:
             assert file.read_row_group(2)["layer"].unique().to_pylist() == [2]
 
 
-def test_other_tools_read_it_without_weft(pair_trace, tmp_path) -> None:
+def test_other_tools_read_it_without_headloom(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     edges, rows = (pandas.read_parquet(path / f"{name}.parquet") for name in ("edges", "rows"))
@@ -161,7 +161,7 @@ def test_other_tools_read_it_without_weft(pair_trace, tmp_path) -> None:
     assert sums[sums.layer == 0]["ahead"].min() == -6
 
     manifest = json.loads((path / "trace.json").read_text("utf-8"))
-    assert manifest["format"] == "weft-trace"
+    assert manifest["format"] == "headloom-trace"
     assert manifest["layers"][2]["queries"] == "target"
     with safe_open(path / "queries_keys.safetensors", framework="np") as file:
         queries, keys = (file.get_tensor(f"layers.2.{name}") for name in ("queries", "keys"))
@@ -172,9 +172,9 @@ def test_other_tools_read_it_without_weft(pair_trace, tmp_path) -> None:
 
 def test_queries_that_a_smaller_type_does_not_reach_are_refused(tmp_path: Path) -> None:
     queries = torch.tensor([[[1.0, 2.0], [7e4, 0.0]]])
-    trace = weft.from_queries_keys(queries[None], torch.ones(1, 1, 2, 2), tokens=["a", "b"])
+    trace = headloom.from_queries_keys(queries[None], torch.ones(1, 1, 2, 2), tokens=["a", "b"])
     said = r"layer 0: its queries reach 7e\+04, float16 ends at 6.55e\+04. Store them as float32 or"
-    with pytest.raises(weft.InputError, match=said):
+    with pytest.raises(headloom.InputError, match=said):
         trace.save(tmp_path / "t", dtype=torch.float16)
     assert not list(tmp_path.iterdir())
     trace.save(tmp_path / "t", dtype=torch.bfloat16)
@@ -183,23 +183,25 @@ def test_queries_that_a_smaller_type_does_not_reach_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_queries_and_keys_may_be_stored_smaller(pair_trace, tmp_path, dtype) -> None:
     pair_trace.save(tmp_path / "t", dtype=dtype)
-    layer = weft.open(tmp_path / "t").layers[2]
+    layer = headloom.open(tmp_path / "t").layers[2]
     assert layer.queries.dtype == layer.keys.dtype == dtype
     assert torch.equal(layer.queries, pair_trace.layers[2].queries.to(dtype))
-    with pytest.raises(weft.InputError, match="float32, bfloat16 or float16"):
+    with pytest.raises(headloom.InputError, match="float32, bfloat16 or float16"):
         pair_trace.save(tmp_path / "u", dtype=torch.float64)
 
 
 def test_a_trace_is_not_overwritten_unless_asked(pair_trace, make_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
-    with pytest.raises(weft.DataError, match="exists already, and overwrite=True was not given"):
+    with pytest.raises(
+        headloom.DataError, match="exists already, and overwrite=True was not given"
+    ):
         pair_trace.save(tmp_path / "t")
     (tmp_path / "file").write_text("dear")
-    with pytest.raises(weft.DataError, match=r"it exists already\."):
+    with pytest.raises(headloom.DataError, match=r"it exists already\."):
         pair_trace.save(tmp_path / "file")
     (tmp_path / "file").unlink()
     make_trace(["a"]).save(tmp_path / "t", overwrite=True)
-    assert weft.open(tmp_path / "t").tokens == ["a"]
+    assert headloom.open(tmp_path / "t").tokens == ["a"]
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
@@ -211,10 +213,10 @@ def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch) -> 
     (tmp_path / "file").write_text("x")
     monkeypatch.chdir(dear)
     for path in (dear, tmp_path / "file", Path()):
-        with pytest.raises(weft.DataError, match="is not overwritten: it is no trace"):
+        with pytest.raises(headloom.DataError, match="is not overwritten: it is no trace"):
             trace.save(path, overwrite=True)
     (dear / "trace.json").write_text('{"format": "other"}')
-    with pytest.raises(weft.DataError, match="does not say that it is a weft-trace"):
+    with pytest.raises(headloom.DataError, match="does not say that it is a headloom-trace"):
         trace.save(dear, overwrite=True)
     assert sorted(file.name for file in dear.iterdir()) == ["thesis", "trace.json"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["dear", "file"]
@@ -223,9 +225,9 @@ def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch) -> 
     manifest = tmp_path / "t" / "trace.json"
     manifest.write_bytes(manifest.read_bytes()[:40])
     trace.save(tmp_path / "t", overwrite=True)
-    assert weft.open(tmp_path / "t").tokens == ["a"]
+    assert headloom.open(tmp_path / "t").tokens == ["a"]
     (tmp_path / "t" / "notes.md").write_text("mine")
-    with pytest.raises(weft.DataError, match=r"besides a trace it holds 'notes\.md'"):
+    with pytest.raises(headloom.DataError, match=r"besides a trace it holds 'notes\.md'"):
         trace.save(tmp_path / "t", overwrite=True)
 
 
@@ -243,21 +245,23 @@ def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write(graph, fail=KeyboardInterrupt())
-    with pytest.raises(weft.InputError, match="at least one layer"):
+    with pytest.raises(headloom.InputError, match="at least one layer"):
         write()
-    with pytest.raises(weft.InputError, match="4 queries of the sequence 'source', which has 7"):
+    with pytest.raises(
+        headloom.InputError, match="4 queries of the sequence 'source', which has 7"
+    ):
         write(graph, pair_trace.layers[1].graph)
-    with pytest.raises(weft.DataError, match="no space left on device"):
+    with pytest.raises(headloom.DataError, match="no space left on device"):
         write(graph, fail=OSError(28, "No space left on device"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_writer_killed_half_way_leaves_nothing_that_opens(loaded: Loaded, tmp_path) -> None:
     code = textwrap.dedent(f"""
-        import time, torch, weft
-        from weft.formats.trace_writer import writing_trace
+        import time, torch, headloom
+        from headloom.formats.trace_writer import writing_trace
         queries = torch.randn(2, 50, 8)
-        _, graph = weft.attend(queries, queries, queries)
+        _, graph = headloom.attend(queries, queries, queries)
         tokens = [str(i) for i in range(50)]
         with writing_trace({str(tmp_path / "t")!r}, {{"tokens": tokens}}) as writer:
             for number in range(3):
@@ -270,32 +274,32 @@ def test_a_writer_killed_half_way_leaves_nothing_that_opens(loaded: Loaded, tmp_
         assert process.stdout.readline() == b"written\n"
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    with pytest.raises(weft.DataError, match="no such trace"):
-        weft.open(tmp_path / "t")
+    with pytest.raises(headloom.DataError, match="no such trace"):
+        headloom.open(tmp_path / "t")
     (left,) = tmp_path.iterdir()
-    with pytest.raises(weft.DataError, match=r"a half-written trace: it has no trace\.json"):
-        weft.open(left)
+    with pytest.raises(headloom.DataError, match=r"a half-written trace: it has no trace\.json"):
+        headloom.open(left)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_not_writable(pair_trace, tmp_path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(weft.DataError, match="permission denied"):
+    with pytest.raises(headloom.DataError, match="permission denied"):
         pair_trace.save(tmp_path / "t")
 
 
 def test_a_trace_written_anew_while_it_is_open_is_not_mixed_with_the_old(tmp_path: Path) -> None:
     def saved(seed: int) -> None:
         parts = torch.randn(2, 1, 2, 5, 4, generator=torch.Generator().manual_seed(seed))
-        weft.from_queries_keys(parts[0][0], parts[1][0]).save(tmp_path / "t", overwrite=True)
+        headloom.from_queries_keys(parts[0][0], parts[1][0]).save(tmp_path / "t", overwrite=True)
 
     saved(1)
-    opened = weft.open(tmp_path / "t")
+    opened = headloom.open(tmp_path / "t")
     first = opened.layers[0].graph.weights
     saved(2)
-    with pytest.raises(weft.DataError, match=r"written anew, moved or removed since it was"):
+    with pytest.raises(headloom.DataError, match=r"written anew, moved or removed since it was"):
         opened.layers[0].queries  # noqa: B018 - read from the other trace's file
-    assert not torch.equal(weft.open(tmp_path / "t").layers[0].graph.weights, first)
+    assert not torch.equal(headloom.open(tmp_path / "t").layers[0].graph.weights, first)
 
 
 def test_a_trace_that_is_removed_while_it_is_open_is_not_called_damaged(
@@ -303,27 +307,27 @@ def test_a_trace_that_is_removed_while_it_is_open_is_not_called_damaged(
 ) -> None:
     pair_trace.save(tmp_path / "t")
     monkeypatch.chdir(tmp_path)
-    opened = weft.open("t")
+    opened = headloom.open("t")
     (tmp_path / "t").rename(tmp_path / "elsewhere")
-    with pytest.raises(weft.DataError, match="moved or removed since it was opened"):
+    with pytest.raises(headloom.DataError, match="moved or removed since it was opened"):
         opened.layers[0].graph  # noqa: B018 - reads
     (tmp_path / "elsewhere").rename(tmp_path / "t")
     monkeypatch.chdir("/")
     assert_same(pair_trace, opened)
     (tmp_path / "t" / "edges.parquet").unlink()
-    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet is missing"):
-        weft.open(tmp_path / "t").layers[0].graph  # noqa: B018 - reads
+    with pytest.raises(headloom.DataError, match=r"damaged: edges\.parquet is missing"):
+        headloom.open(tmp_path / "t").layers[0].graph  # noqa: B018 - reads
 
 
-@pytest.mark.parametrize("path", [None, 3, ["t.weft"]])
+@pytest.mark.parametrize("path", [None, 3, ["t.loom"]])
 def test_what_is_no_path_says_so(path: object) -> None:
-    with pytest.raises(weft.InputError, match="expected that of the folder of a trace"):
-        weft.open(path)  # type: ignore[arg-type]
+    with pytest.raises(headloom.InputError, match="expected that of the folder of a trace"):
+        headloom.open(path)  # type: ignore[arg-type]
 
 
 def test_a_layer_too_many_says_how_many_there_are(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
-    for trace in (pair_trace, weft.open(tmp_path / "t"), replace(pair_trace, layers=[])):
+    for trace in (pair_trace, headloom.open(tmp_path / "t"), replace(pair_trace, layers=[])):
         there = f"no layer 9; this trace has {len(trace.layers)}, from 0"
         with pytest.raises(IndexError, match=there):
             trace.layers[9]

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from weft.formats import trace_files
-from weft.formats.trace_files import TableFile
+from headloom.formats import trace_files
+from headloom.formats.trace_files import TableFile
 
 
 def test_a_table_that_cannot_begin_leaves_no_file_open(

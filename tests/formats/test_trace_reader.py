@@ -12,9 +12,9 @@ import pytest
 import torch
 from tests.formats.conftest import TENSORS
 
-import weft
-from weft.formats import trace_reader
-from weft.formats.files import file_digest
+import headloom
+from headloom.formats import trace_reader
+from headloom.formats.files import file_digest
 
 
 def damage(folder: Path, name: str, change) -> None:
@@ -34,9 +34,9 @@ DAMAGE = {
     "a half-written trace": lambda f: (f / "trace.json").unlink(),
     "line 1 is not JSON": lambda f: (f / "trace.json").write_text("{"),
     "line 1 is not UTF-8": lambda f: (f / "trace.json").write_bytes(b"\xff"),
-    "does not say that it is a weft-trace": lambda f: manifest(f, lambda m: m.pop("format")),
-    "a trace of version 2, made by weft 9.9": lambda f: manifest(
-        f, lambda m: m.update(version=2, weft="9.9")
+    "does not say that it is a headloom-trace": lambda f: manifest(f, lambda m: m.pop("format")),
+    "a trace of version 2, made by headloom 9.9": lambda f: manifest(
+        f, lambda m: m.update(version=2, headloom="9.9")
     ),
     "names no version": lambda f: manifest(f, lambda m: m.update(version="1")),
     "has no layers": lambda f: manifest(f, lambda m: m.update(layers=[])),
@@ -64,18 +64,18 @@ def test_a_damaged_folder_says_so_in_one_line(pair_trace, tmp_path, line) -> Non
     path = tmp_path / "t"
     pair_trace.save(path)
     DAMAGE[line](path)
-    with pytest.raises(weft.DataError) as caught:
-        weft.open(path)
+    with pytest.raises(headloom.DataError) as caught:
+        headloom.open(path)
     assert line in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_of_traces_names_one_of_them(pair_trace, tmp_path) -> None:
-    for name in ("b.weft", "a.weft"):
+    for name in ("b.loom", "a.loom"):
         pair_trace.save(tmp_path / name)
-    with pytest.raises(weft.DataError, match=r"a folder of traces\. Give one .*a\.weft\.$"):
-        weft.open(tmp_path)
+    with pytest.raises(headloom.DataError, match=r"a folder of traces\. Give one .*a\.loom\.$"):
+        headloom.open(tmp_path)
 
 
 def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tmp_path) -> None:
@@ -88,10 +88,10 @@ def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tm
             flipped = bytearray(whole)
             flipped[place] ^= 0x10
             (path / name).write_bytes(bytes(flipped))
-            for number, layer in enumerate(weft.open(path).layers):
+            for number, layer in enumerate(headloom.open(path).layers):
                 try:
                     graph = layer.graph
-                except weft.DataError as error:
+                except headloom.DataError as error:
                     assert f"{name}, layer {number}" in str(error)
                     assert "\n" not in str(error)
                 else:
@@ -108,8 +108,10 @@ def test_every_flipped_bit_of_queries_and_keys_is_noticed(pair_trace, tmp_path) 
     whole = file.read_bytes()
     for place in (0, 60, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        layer = weft.open(path).layers[1]
-        with pytest.raises(weft.DataError, match=r"safetensors, layer 1: .* not match its digest"):
+        layer = headloom.open(path).layers[1]
+        with pytest.raises(
+            headloom.DataError, match=r"safetensors, layer 1: .* not match its digest"
+        ):
             _ = layer.queries
 
 
@@ -123,8 +125,8 @@ def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tm
         flipped[place] ^= 0x01
         (path / "trace.json").write_bytes(bytes(flipped))
         try:
-            found = weft.open(path)
-        except weft.DataError as error:
+            found = headloom.open(path)
+        except headloom.DataError as error:
             assert "\n" not in str(error)
             noticed += 1
         else:
@@ -144,8 +146,8 @@ def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tm
 def test_terms_that_make_no_sense_are_refused(pair_trace, tmp_path, line, change) -> None:
     pair_trace.save(tmp_path / "t")
     manifest(tmp_path / "t", lambda m: m["layers"][0].update(change))
-    with pytest.raises(weft.DataError, match=line):
-        weft.open(tmp_path / "t")
+    with pytest.raises(headloom.DataError, match=line):
+        headloom.open(tmp_path / "t")
 
 
 def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path) -> None:
@@ -153,15 +155,15 @@ def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path) -> None:
     pair_trace.save(path)
     size = (path / "queries_keys.safetensors").stat().st_size
     (path / "queries_keys.safetensors").write_bytes(b"\0" * size)
-    trace = weft.open(path)
-    with pytest.raises(weft.DataError, match=r"damaged: queries_keys\.safetensors, layer 0"):
+    trace = headloom.open(path)
+    with pytest.raises(headloom.DataError, match=r"damaged: queries_keys\.safetensors, layer 0"):
         _ = trace.layers[0].queries
     assert trace.layers[0].graph.k == 7  # the rest is whole
 
 
 def test_a_path_that_the_system_cannot_take_is_no_damage(pair_trace, tmp_path, monkeypatch) -> None:
     pair_trace.save(tmp_path / "t")
-    layer = weft.open(tmp_path / "t").layers[0].data
+    layer = headloom.open(tmp_path / "t").layers[0].data
 
     def refuse(name: str) -> None:
         name.encode("ascii")
@@ -176,7 +178,7 @@ def test_threads_that_read_a_file_at_once_both_find_it_sound(
 ) -> None:
     """Each computed the digest, the first forgot what was expected, the second missed it."""
     pair_trace.save(tmp_path / "t")
-    digests = weft.open(tmp_path / "t").layers[0].data.digests
+    digests = headloom.open(tmp_path / "t").layers[0].data.digests
 
     def slowly(path: Path) -> str:
         time.sleep(0.05)

@@ -1,4 +1,5 @@
-"""Weights by their formulas, as the papers have them, of tensors of float64. Nothing of weft."""
+"""Weights by their formulas, as the papers have them, of tensors of float64. Nothing of
+headloom."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, leaky_relu
 
-__all__ = ["gat_weights", "softmax_weights", "split", "turned", "weft_layers"]
+__all__ = ["gat_weights", "headloom_layers", "softmax_weights", "split", "turned"]
 
 State = Mapping[str, Tensor]
 
@@ -64,8 +65,11 @@ def gat_weights(state: State, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]
     return weights, output.transpose(0, 1).flatten(1) + state["bias"]
 
 
-def weft_layers(state: State, target: Tensor, source: Tensor | None = None) -> dict[str, Tensor]:
-    """Weights of weft's translator, or, without a source, of its language model: by path, in order.
+def headloom_layers(
+    state: State, target: Tensor, source: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Weights of headloom's translator, or, without a source, of its language model: by path, in
+    order.
 
     Pre-norm, rotary positions, two layers of heads of depth 4, as in models.py and run.toml.
     """

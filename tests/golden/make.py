@@ -1,11 +1,11 @@
-"""Write the golden files, which test_golden.py compares weft with.
+"""Write the golden files, which test_golden.py compares headloom with.
 
-    python -m tests.golden.make         # all of them; nothing of weft computes a weight here
+    python -m tests.golden.make         # all of them; nothing of headloom computes a weight here
     python -m tests.golden.make bits    # a hash of a run's bits, to compare commits on one machine
 
 golden.npz    the dense weights of twelve models in float64, kept as float32, by eager attention of
               Transformers or by formulas.py; and what heads of the GPT-2 do to a number
-run.npz       snapshots of a run of run.toml, which weft trains in a process of its own; the probe's
+run.npz       snapshots of a run of run.toml, trained by headloom in its own process; the probe's
               last weights are formulas.py's, of the run's checkpoint
 
 words.json is written by hand: of each model its layers (name, kind, the sequences of its queries
@@ -28,7 +28,7 @@ from unittest import mock
 import numpy as np
 import torch
 from safetensors import safe_open
-from tests.golden.formulas import gat_weights, softmax_weights, split, turned, weft_layers
+from tests.golden.formulas import gat_weights, headloom_layers, softmax_weights, split, turned
 from tests.golden.models import MODELS, filled, ids
 from torch import Tensor
 
@@ -87,7 +87,7 @@ def truth(name: str) -> list[list[Tensor]]:
         ]
     state = filled(build()).state_dict()
     if name == "translator":
-        return [[*weft_layers(state, inputs["target"][0], inputs["source"][0]).values()]]
+        return [[*headloom_layers(state, inputs["target"][0], inputs["source"][0]).values()]]
     if name == "gat":
         edges = torch.cat((inputs["edge_index"], torch.arange(9).expand(2, 9)), 1)
         dense = torch.zeros(4, 9, 9, dtype=torch.float64)
@@ -143,7 +143,7 @@ def effects() -> Arrays:
 
 def trained(folder: Path) -> tuple[Arrays, dict[str, Any]]:
     """What the files of a run of run.toml hold: tensors by file and name, and notes by file."""
-    command = [sys.executable, "-m", "weft", "train", str(HERE / "run.toml"), "--threads", "1"]
+    command = [sys.executable, "-m", "headloom", "train", str(HERE / "run.toml"), "--threads", "1"]
     subprocess.run([*command, "--run", str(folder)], check=True, capture_output=True)
     tensors, notes = {}, {}
     for path in sorted(folder.rglob("*.safetensors")):
@@ -171,7 +171,9 @@ def history(folder: Path) -> Arrays:
         elif file.startswith("step-") and "/probe/" not in place:
             golden[f"{int(file[5:])}/{place}"] = tensor
     vocabulary = json.loads((folder / "vocabulary.json").read_text())["model"]["vocab"]
-    for layer, weights in weft_layers(state, torch.tensor([vocabulary[x] for x in probe])).items():
+    for layer, weights in headloom_layers(
+        state, torch.tensor([vocabulary[x] for x in probe])
+    ).items():
         golden[f"8/{layer}/probe"] = weights.numpy()
     return golden
 

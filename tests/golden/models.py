@@ -76,8 +76,8 @@ class Attending(nn.Module):
 
 
 def _translator() -> nn.Module:
-    from weft.models.configuration import Architecture
-    from weft.models.transformer import Transformer
+    from headloom.models.configuration import Architecture
+    from headloom.models.transformer import Transformer
 
     architecture = Architecture(
         width=16, heads=4, kv_heads=2, feed_forward=24, encoder_layers=2, decoder_layers=2,
@@ -87,9 +87,9 @@ def _translator() -> nn.Module:
 
 
 def _gat() -> nn.Module:
-    import weft
+    import headloom
 
-    return weft.GATConv(12, 8, heads=4)
+    return headloom.GATConv(12, 8, heads=4)
 
 
 def _of(kind: str, **config: Any) -> Callable[..., nn.Module]:

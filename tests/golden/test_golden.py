@@ -1,4 +1,4 @@
-"""weft gives what formulas and other libraries gave when make.py wrote it down."""
+"""headloom gives what formulas and other libraries gave when make.py wrote it down."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytest.importorskip("transformers")
 from tests.golden.formulas import gat_weights, softmax_weights
 from tests.golden.models import MODELS, filled, ids
 
-import weft
-import weft.cli
+import headloom
+import headloom.cli
 
 HERE = Path(__file__).parent
 WORDS = json.loads((HERE / "words.json").read_text("utf-8"))
@@ -32,23 +32,23 @@ def golden() -> dict[str, Any]:
     return dict(np.load(HERE / "golden.npz"))
 
 
-def traced(name: str, dtype: torch.dtype, **options: Any) -> list[weft.Trace]:
+def traced(name: str, dtype: torch.dtype, **options: Any) -> list[headloom.Trace]:
     build, inputs = MODELS[name]
     inputs = {key: x.to(dtype) if x.is_floating_point() else x for key, x in inputs.items()}
-    trace = weft.trace(filled(build()).to(dtype), inputs, **options)
+    trace = headloom.trace(filled(build()).to(dtype), inputs, **options)
     return trace if isinstance(trace, list) else [trace]
 
 
-def weft_main(*arguments: object) -> None:
+def headloom_main(*arguments: object) -> None:
     with pytest.raises(SystemExit) as stop:
-        weft.cli.main([str(argument) for argument in arguments])
+        headloom.cli.main([str(argument) for argument in arguments])
     assert not stop.value.code
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_weight(name: str, golden: dict[str, Any]) -> None:
     for dtype, close in CLOSE.items():
-        traces = traced(name, dtype, keep=weft.All())
+        traces = traced(name, dtype, keep=headloom.All())
         assert [trace.sequences for trace in traces] == WORDS[name]["samples"]
         for sample, trace in enumerate(traces):
             layers = [[x.name, x.kind, x.queries_from, x.keys_from] for x in trace.layers]
@@ -68,7 +68,7 @@ def test_every_weight(name: str, golden: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_strongest_edges_and_row_statistics(name: str, golden: dict[str, Any]) -> None:
     close = CLOSE[torch.float32]
-    for sample, trace in enumerate(traced(name, torch.float32, keep=weft.Top(3))):
+    for sample, trace in enumerate(traced(name, torch.float32, keep=headloom.Top(3))):
         for place, layer in enumerate(trace.layers):
             weights, graph = golden[f"{name}/{sample}/{place}"], layer.graph
             strongest = -np.sort(-weights, -1)[..., :3]
@@ -105,11 +105,11 @@ def page_rows(form: str, text: str) -> list[dict[int, float]]:
 
 
 def test_exported_page(tmp_path: Path, golden: dict[str, Any]) -> None:
-    (trace,) = traced("translator", torch.float32, keep=weft.Top(4))
-    trace.save(tmp_path / "t.weft")
-    weft_main("export", tmp_path / "t.weft", "--html", tmp_path / "page.html")
+    (trace,) = traced("translator", torch.float32, keep=headloom.Top(4))
+    trace.save(tmp_path / "t.loom")
+    headloom_main("export", tmp_path / "t.loom", "--html", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
-    pieces = json.loads(re.findall(r'id="weft-data">(.*?)</script>', page, re.DOTALL)[0])
+    pieces = json.loads(re.findall(r'id="headloom-data">(.*?)</script>', page, re.DOTALL)[0])
     example = pieces["examples/0"][1]
     assert [example["sequences"]] == WORDS["translator"]["samples"]
     layers = [[x["name"], x["kind"], x["queries"], x["keys"]] for x in example["layers"]]
@@ -124,13 +124,13 @@ def test_exported_page(tmp_path: Path, golden: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("golden") / "run"
-    weft_main("train", HERE / "run.toml", "--run", folder, "--threads", "1")
+    headloom_main("train", HERE / "run.toml", "--run", folder, "--threads", "1")
     return folder
 
 
 def test_history_of_a_run(run: Path) -> None:
     golden = dict(np.load(HERE / "run.npz"))
-    for snapshot in weft.History(run / "history"):
+    for snapshot in headloom.History(run / "history"):
         step = snapshot.step
         # Later steps carry on what machines round differently.
         near = 1e-4 if step else 1e-6
@@ -151,7 +151,7 @@ def test_a_run_in_two_parts_has_the_same_bits(run: Path, tmp_path: Path) -> None
     half = tmp_path / "half.toml"
     half.write_text((HERE / "run.toml").read_text().replace("max_steps = 8", "max_steps = 4"))
     for config in (half, HERE / "run.toml"):
-        weft_main("train", config, "--run", tmp_path / "run", "--threads", "1")
+        headloom_main("train", config, "--run", tmp_path / "run", "--threads", "1")
     files = sorted((run / "history").iterdir())
     assert len(files) == 5
     for path in [*files, run / "best.safetensors"]:
@@ -160,8 +160,8 @@ def test_a_run_in_two_parts_has_the_same_bits(run: Path, tmp_path: Path) -> None
 
 def test_effects_of_heads(golden: dict[str, Any]) -> None:
     """The rows of coming_from.md without code: ablation, patching, attribution patching."""
-    from weft.experiments.ablation import ablate, patch
-    from weft.experiments.estimates import estimate
+    from headloom.analysis.effects.ablation import ablate, patch
+    from headloom.analysis.effects.estimates import estimate
 
     model = filled(MODELS["gpt2"][0]())
 

@@ -10,19 +10,19 @@ from tests.mechanism.graph_error_cases import GRAPH_CASES
 from tests.mechanism.kind_error_cases import KIND_CASES
 from torch import nn
 
-import weft
-from weft.mechanism import scores
-from weft.mechanism.head_matrices import product_cells
-from weft.mechanism.linear import products
-from weft.mechanism.masks import as_mask
-from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.packed import packed
-from weft.mechanism.ring import check_alike, check_none_wrong
-from weft.mechanism.spectra import singular_values
+import headloom
+from headloom.mechanism import scores
+from headloom.mechanism.head_matrices import product_cells
+from headloom.mechanism.linear import products
+from headloom.mechanism.masks import as_mask
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
+from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.packed import packed
+from headloom.mechanism.ring import check_alike, check_none_wrong
+from headloom.mechanism.spectra import singular_values
 
 # For arguments whose types are wrong.
-untyped: Any = weft
+untyped: Any = headloom
 untyped_as_mask: Any = as_mask
 
 
@@ -43,7 +43,7 @@ def compiled(lengths: list[int]) -> object:
     """A program that is given lengths: there are none to look at while it is compiled."""
 
     def padded(real: torch.Tensor) -> torch.Tensor:
-        return weft.attention(*[zeros(2, 2, 7, 8)] * 3, mask=weft.padding(real))
+        return headloom.attention(*[zeros(2, 2, 7, 8)] * 3, mask=headloom.padding(real))
 
     program = torch.compile(padded, fullgraph=True, backend="eager")
     return program(torch.tensor(lengths))
@@ -52,7 +52,7 @@ def compiled(lengths: list[int]) -> object:
 def changed_mask() -> object:
     """A mask that is written to between a call and its backward."""
     tokens, mask = torch.zeros(1, 5, 4, requires_grad=True), torch.ones(5, 5, dtype=torch.bool)
-    output = weft.attention(tokens, tokens, tokens, mask=mask)
+    output = headloom.attention(tokens, tokens, tokens, mask=mask)
     mask.tril_()
     return output.sum().backward()
 
@@ -66,15 +66,15 @@ def ring(grad: bool = False, **options: object) -> object:
     return untyped.ring_attend(part, part, part, **options)
 
 
-def graph(*leading: int) -> weft.AttentionGraph:
+def graph(*leading: int) -> headloom.AttentionGraph:
     x = zeros(*leading, 2, 3, 4)
-    return weft.attend(x, x, x, keep=weft.Top(2))[1]
+    return headloom.attend(x, x, x, keep=headloom.Top(2))[1]
 
 
-def big_graph() -> weft.AttentionGraph:
+def big_graph() -> headloom.AttentionGraph:
     """Three edges of a matrix with 3 * 10^9 cells."""
     one = graph()
-    return weft.AttentionGraph(
+    return headloom.AttentionGraph(
         *(one.keys, one.scores, one.weights, one.lse, one.entropy, one.rest, one.count), 10**9
     )
 
@@ -83,7 +83,7 @@ def torch_layer(**options: object) -> nn.MultiheadAttention:
     return nn.MultiheadAttention(4, 2, **options)
 
 
-class Own(weft.Score):
+class Own(headloom.Score):
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         return queries.sum(-1)
 
@@ -103,19 +103,19 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("two dimensions", lambda: call((5, 8)), "attention", "(batch, heads, positions, depth)"),
     (
         "whole numbers",
-        lambda: weft.attention(zeros(1, 2, 3).int(), zeros(1, 2, 3), zeros(1, 2, 3)),
+        lambda: headloom.attention(zeros(1, 2, 3).int(), zeros(1, 2, 3), zeros(1, 2, 3)),
         "attention",
         "queries.float()",
     ),
     (
         "two types",
-        lambda: weft.attention(zeros(1, 2, 3), zeros(1, 2, 3).double(), zeros(1, 2, 3)),
+        lambda: headloom.attention(zeros(1, 2, 3), zeros(1, 2, 3).double(), zeros(1, 2, 3)),
         "attention",
         "one type",
     ),
     (
         "two devices",
-        lambda: weft.attention(zeros(2, 2, 7, 8), meta, meta),
+        lambda: headloom.attention(zeros(2, 2, 7, 8), meta, meta),
         "attention",
         "one device",
     ),
@@ -125,7 +125,12 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("no heads", lambda: call(keys=(2, 0, 7, 8), values=(2, 0, 7, 3)), "attention", "must divide"),
     ("keys and values", lambda: call(values=(2, 2, 6, 3)), "attention", "one value"),
     ("depths", lambda: call((2, 4, 5, 6)), "attention", "one depth"),
-    ("attend is named", lambda: weft.attend(zeros(1), zeros(1), zeros(1)), "attend", "expected"),
+    (
+        "attend is named",
+        lambda: headloom.attend(zeros(1), zeros(1), zeros(1)),
+        "attend",
+        "expected",
+    ),
     ("bool bias", lambda: call(bias=zeros(5, 7).bool()), "attention", "mask="),
     ("bias", lambda: call(bias=zeros(5, 6)), "attention", "(2, 4, 5, 7)"),
     ("bias of 5 dimensions", lambda: call(bias=zeros(1, 2, 4, 5, 7)), "attention", "broadcast"),
@@ -135,9 +140,9 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("scale", lambda: call(scale=float("inf")), "attention", "finite number"),
     ("softcap text", lambda: call(softcap="a"), "attention", "finite number"),
     ("no dropout", lambda: call(dropout=None), "attention", "finite number"),
-    ("score name", lambda: call(score="dot"), "attention", "weft.Dot()"),
-    ("score class", lambda: call(score=weft.Dot), "attention", "weft.Dot()"),
-    ("relative name", lambda: call(relative="alibi"), "attention", "weft.ALiBi"),
+    ("score name", lambda: call(score="dot"), "attention", "headloom.Dot()"),
+    ("score class", lambda: call(score=headloom.Dot), "attention", "headloom.Dot()"),
+    ("relative name", lambda: call(relative="alibi"), "attention", "headloom.ALiBi"),
     ("bias elsewhere", lambda: call(bias=zeros(5, 7).to("meta")), "attention", "one device"),
     ("sinks elsewhere", lambda: call(sinks=zeros(4).to("meta")), "attention", "one device"),
     ("bias list", lambda: call(bias=[1.0]), "attention", "real numbers"),
@@ -156,7 +161,9 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("mask changed in place", changed_mask, "attention", "mask.clone()"),
     (
         "packed keys",
-        lambda: call((1, 2, 9, 8), (1, 2, 9, 8), (1, 2, 9, 3), mask=weft.packed([4, 5], [8, 9])),
+        lambda: call(
+            (1, 2, 9, 8), (1, 2, 9, 8), (1, 2, 9, 3), mask=headloom.packed([4, 5], [8, 9])
+        ),
         "packed",
         "must fill the call",
     ),
@@ -168,7 +175,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ),
     (
         "matrix mass of a bool",
-        lambda: weft.AttentionMatrix(zeros(1, 2, 4), zeros(1, 2, 4)).mass(True),
+        lambda: headloom.AttentionMatrix(zeros(1, 2, 4), zeros(1, 2, 4)).mass(True),
         "mass",
         "expected an offset",
     ),
@@ -176,13 +183,13 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("triton backend", lambda: call(backend="triton"), "attention", 'backend="torch"'),
     (
         "dense weights by triton",
-        lambda: untyped.attend(*[zeros(1, 2, 4)] * 3, keep=weft.All(), backend="triton"),
+        lambda: untyped.attend(*[zeros(1, 2, 4)] * 3, keep=headloom.All(), backend="triton"),
         "attend",
         'backend="torch"',
     ),
     (
         "native backend",
-        lambda: call(backend="native", score=weft.GraphAttentionV2(zeros(8))),
+        lambda: call(backend="native", score=headloom.GraphAttentionV2(zeros(8))),
         "attention",
         'backend="torch"',
     ),
@@ -190,73 +197,103 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "keep",
         lambda: untyped.attend(zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), keep=3),
         "attend",
-        "weft.Top(k)",
+        "headloom.Top(k)",
     ),
     (
         "received",
         lambda: untyped.attend(zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), received=64),
         "attend",
-        "weft.LastQueries(n)",
+        "headloom.LastQueries(n)",
     ),
     (
         "received of the dense weights",
         lambda: untyped.attend(
-            zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), keep=weft.All(), received=True
+            zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), keep=headloom.All(), received=True
         ),
         "attend",
         "weights.sum(-2)",
     ),
-    ("no last queries", lambda: weft.LastQueries(0), "LastQueries", "1 or more"),
-    ("LastQueries of a bool", lambda: weft.LastQueries(True), "LastQueries", "whole number"),
+    ("no last queries", lambda: headloom.LastQueries(0), "LastQueries", "1 or more"),
+    ("LastQueries of a bool", lambda: headloom.LastQueries(True), "LastQueries", "whole number"),
     ("LastQueries of a text", lambda: untyped.LastQueries("9"), "LastQueries", "whole number"),
-    ("Top", lambda: weft.Top(-1), "Top", "0 or more"),
-    ("Top of a bool", lambda: weft.Top(True), "Top", "whole number"),
+    ("Top", lambda: headloom.Top(-1), "Top", "0 or more"),
+    ("Top of a bool", lambda: headloom.Top(True), "Top", "whole number"),
     ("Top of a fraction", lambda: untyped.Top(2.5), "Top", "whole number"),
     # masks
     ("mask of numbers", lambda: call(mask=zeros(5, 7)), "mask", "bias="),
     ("mask of another type", lambda: untyped_as_mask([[True]]), "mask", "bool tensor"),
     ("mask of 1 dimension", lambda: call(mask=zeros(7).bool()), "mask", "(queries, keys)"),
-    ("mask over keys", lambda: call(mask=zeros(2, 7).bool()), "mask", "weft.padding"),
-    ("window", lambda: weft.window(-1, 0), "window", "0 or more"),
-    ("lengths", lambda: call(mask=weft.padding([1, 2, 3])), "padding", "for each"),
-    ("padding columns", lambda: call(mask=weft.padding(zeros(2, 6).bool())), "padding", "column"),
-    ("length below 0", lambda: weft.padding([2, -1]), "padding", "0 or more"),
+    ("mask over keys", lambda: call(mask=zeros(2, 7).bool()), "mask", "headloom.padding"),
+    ("window", lambda: headloom.window(-1, 0), "window", "0 or more"),
+    ("lengths", lambda: call(mask=headloom.padding([1, 2, 3])), "padding", "for each"),
+    (
+        "padding columns",
+        lambda: call(mask=headloom.padding(zeros(2, 6).bool())),
+        "padding",
+        "column",
+    ),
+    ("length below 0", lambda: headloom.padding([2, -1]), "padding", "0 or more"),
     ("lengths with a point", lambda: untyped.padding([2.0]), "padding", "integers"),
     ("window fraction", lambda: untyped.window(1.5, 0), "window", "0 or more"),
     ("padding text", lambda: untyped.padding("abc"), "padding", "whole number"),
     ("padding None", lambda: untyped.padding(None), "padding", "whole number"),
     ("padding ragged", lambda: untyped.padding([[1], [1, 2]]), "padding", "whole number"),
-    ("lengths past", lambda: call(mask=weft.padding([8, 1])), "padding", "or fewer"),
+    ("lengths past", lambda: call(mask=headloom.padding([8, 1])), "padding", "or fewer"),
     (
         "bilinear type",
-        lambda: call(score=weft.Bilinear(zeros(8, 8).double())),
+        lambda: call(score=headloom.Bilinear(zeros(8, 8).double())),
         "Bilinear",
         "of their type",
     ),
-    ("bilinear heads", lambda: call(score=weft.Bilinear(zeros(3, 8, 8))), "Bilinear", "each of 4"),
+    (
+        "bilinear heads",
+        lambda: call(score=headloom.Bilinear(zeros(3, 8, 8))),
+        "Bilinear",
+        "each of 4",
+    ),
     (
         "bilinear square",
-        lambda: call((2, 4, 5, 6), score=weft.Bilinear(zeros(6, 8), symmetric=True)),
+        lambda: call((2, 4, 5, 6), score=headloom.Bilinear(zeros(6, 8), symmetric=True)),
         "Bilinear",
         "a square one",
     ),
-    ("neighbours text", lambda: weft.neighbours("ab"), "neighbours", "of numbers"),
-    ("neighbours", lambda: weft.neighbours([[1]]), "neighbours", "got list; expected an"),
-    ("neighbours of 1 dimension", lambda: weft.neighbours(zeros(3)), "neighbours", "adjacency"),
-    ("nodes", lambda: call(mask=weft.neighbours(zeros(5, 6))), "neighbours", "row for each query"),
-    ("offset", lambda: weft.causal(2**63), "causal", "whole number"),
+    ("neighbours text", lambda: headloom.neighbours("ab"), "neighbours", "of numbers"),
+    ("neighbours", lambda: headloom.neighbours([[1]]), "neighbours", "got list; expected an"),
+    ("neighbours of 1 dimension", lambda: headloom.neighbours(zeros(3)), "neighbours", "adjacency"),
+    (
+        "nodes",
+        lambda: call(mask=headloom.neighbours(zeros(5, 6))),
+        "neighbours",
+        "row for each query",
+    ),
+    ("offset", lambda: headloom.causal(2**63), "causal", "whole number"),
     ("offset of Shaw", lambda: untyped.Shaw(zeros(3, 8), offset=0.5), "Shaw", "whole number"),
-    ("lengths of 80 bits", lambda: weft.padding([2**80]), "padding", "whole number"),
+    ("lengths of 80 bits", lambda: headloom.padding([2**80]), "padding", "whole number"),
     ("packed text", lambda: packed("ab"), "packed", "whole numbers"),  # type: ignore[arg-type]
-    ("edges or adjacency", lambda: weft.neighbours(torch.eye(2).long()), "neighbours", "nodes=N"),
+    (
+        "edges or adjacency",
+        lambda: headloom.neighbours(torch.eye(2).long()),
+        "neighbours",
+        "nodes=N",
+    ),
     (
         "too many nodes",
-        lambda: weft.neighbours(torch.tensor([[1], [0]]), nodes=2**40),
+        lambda: headloom.neighbours(torch.tensor([[1], [0]]), nodes=2**40),
         "neighbours",
         "2,147,483,647 or fewer",
     ),
-    ("edges past", lambda: weft.neighbours(torch.tensor([[0], [3]]), 3), "neighbours", "0 to 2"),
-    ("nodes of a matrix", lambda: weft.neighbours(zeros(3, 3), 3), "neighbours", "Leave nodes out"),
+    (
+        "edges past",
+        lambda: headloom.neighbours(torch.tensor([[0], [3]]), 3),
+        "neighbours",
+        "0 to 2",
+    ),
+    (
+        "nodes of a matrix",
+        lambda: headloom.neighbours(zeros(3, 3), 3),
+        "neighbours",
+        "Leave nodes out",
+    ),
     ("scale past float32", lambda: call(scale=1e39), "attention", "float64"),
     ("scale past float64", lambda: call(scale=10**400), "attention", "finite"),
     *GRAPH_CASES,
@@ -266,66 +303,71 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("scaled dot", lambda: scores.scaled_dot(zeros(5, 6), zeros(7, 3)), "scaled_dot", "one depth"),
     (
         "bilinear",
-        lambda: call(score=weft.Bilinear(zeros(8, 7))),
+        lambda: call(score=headloom.Bilinear(zeros(8, 7))),
         "bilinear",
         "(query depth, key depth)",
     ),
     (
         "additive",
-        lambda: call(score=weft.Additive(zeros(3, 8), zeros(3, 7), zeros(3))),
+        lambda: call(score=headloom.Additive(zeros(3, 8), zeros(3, 7), zeros(3))),
         "additive",
         "(hidden, key depth)",
     ),
     (
         "graph attention",
-        lambda: call(score=weft.GraphAttention(zeros(7), zeros(8))),
+        lambda: call(score=headloom.GraphAttention(zeros(7), zeros(8))),
         "graph_attention",
         "(heads, depth)",
     ),
     (
         "graph attention, version 2",
-        lambda: call(score=weft.GraphAttentionV2(zeros(7))),
+        lambda: call(score=headloom.GraphAttentionV2(zeros(7))),
         "graph_attention_v2",
         "(heads, depth)",
     ),
     (
         "additive vector",
-        lambda: call(score=weft.Additive(zeros(3, 8), zeros(3, 8), zeros(1, 3))),
+        lambda: call(score=headloom.Additive(zeros(3, 8), zeros(3, 8), zeros(1, 3))),
         "additive",
         "(hidden,)",
     ),
     (
         "vectors of 3 dimensions",
-        lambda: call(score=weft.GraphAttention(zeros(2, 1, 8), zeros(8))),
+        lambda: call(score=headloom.GraphAttention(zeros(2, 1, 8), zeros(8))),
         "graph_attention",
         "(heads, depth)",
     ),
     (
         "matrix of 4 dimensions",
-        lambda: call(score=weft.Bilinear(zeros(1, 1, 8, 8))),
+        lambda: call(score=headloom.Bilinear(zeros(1, 1, 8, 8))),
         "bilinear",
         "one for each head",
     ),
     # positions
-    ("sinusoidal", lambda: weft.sinusoidal(4, 3), "sinusoidal", "pairs"),
-    ("rotary", lambda: weft.rotary(zeros(4, 3)), "rotary", "pairs"),
-    ("rotary of 1-D", lambda: weft.rotary(zeros(4)), "rotary", "two dimensions"),
-    ("no slopes", lambda: weft.alibi_slopes(0), "alibi_slopes", "1 or more"),
-    ("Shaw, depth", lambda: call(relative=weft.Shaw(zeros(3, 7))), "Shaw", "(2 clip + 1, 8)"),
-    ("Shaw, even", lambda: call(relative=weft.Shaw(zeros(4, 8))), "Shaw", "2 clip + 1"),
+    ("sinusoidal", lambda: headloom.sinusoidal(4, 3), "sinusoidal", "pairs"),
+    ("rotary", lambda: headloom.rotary(zeros(4, 3)), "rotary", "pairs"),
+    ("rotary of 1-D", lambda: headloom.rotary(zeros(4)), "rotary", "two dimensions"),
+    ("no slopes", lambda: headloom.alibi_slopes(0), "alibi_slopes", "1 or more"),
+    ("Shaw, depth", lambda: call(relative=headloom.Shaw(zeros(3, 7))), "Shaw", "(2 clip + 1, 8)"),
+    ("Shaw, even", lambda: call(relative=headloom.Shaw(zeros(4, 8))), "Shaw", "2 clip + 1"),
     (
         "Shaw, two clips",
-        lambda: call(relative=weft.Shaw(zeros(3, 8), zeros(5, 3))),
+        lambda: call(relative=headloom.Shaw(zeros(3, 8), zeros(5, 3))),
         "Shaw",
         "one clip",
     ),
-    ("Shaw, heads", lambda: call(relative=weft.Shaw(zeros(3, 3, 8))), "Shaw", "(4, 2 clip + 1, 8)"),
-    ("ALiBi", lambda: call(relative=weft.ALiBi(zeros(3))), "ALiBi", "(4,)"),
-    ("Buckets", lambda: call(relative=weft.Buckets(zeros(32, 3))), "Buckets", "(buckets, 4)"),
-    ("few buckets", lambda: call(relative=weft.Buckets(zeros(3, 4))), "Buckets", "4 buckets"),
+    (
+        "Shaw, heads",
+        lambda: call(relative=headloom.Shaw(zeros(3, 3, 8))),
+        "Shaw",
+        "(4, 2 clip + 1, 8)",
+    ),
+    ("ALiBi", lambda: call(relative=headloom.ALiBi(zeros(3))), "ALiBi", "(4,)"),
+    ("Buckets", lambda: call(relative=headloom.Buckets(zeros(32, 3))), "Buckets", "(buckets, 4)"),
+    ("few buckets", lambda: call(relative=headloom.Buckets(zeros(3, 4))), "Buckets", "4 buckets"),
     (
         "near buckets",
-        lambda: call(relative=weft.Buckets(zeros(32, 4), max_distance=8)),
+        lambda: call(relative=headloom.Buckets(zeros(32, 4), max_distance=8)),
         "Buckets",
         "above 8",
     ),
@@ -404,7 +446,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("matrix mass", lambda: matrix(2, 3, 4).mass([3]), "mass", "indices below 3"),
     (
         "matrix lse",
-        lambda: weft.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4), lse=zeros(3)),
+        lambda: headloom.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4), lse=zeros(3)),
         "AttentionMatrix",
         "each head and query, (2, 3)",
     ),
@@ -437,7 +479,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "Call torch.distributed.init_process_group in each process",
     ),
     ("ring: gradients", lambda: ring(grad=True), "ring_attend", "under torch.no_grad()"),
-    ("ring: keep", lambda: ring(keep=weft.All()), "ring_attend", "expected weft.Top(k)"),
+    ("ring: keep", lambda: ring(keep=headloom.All()), "ring_attend", "expected headloom.Top(k)"),
     (
         "ring: relative",
         lambda: ring(relative="far"),

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-import weft
+import headloom
 
-untyped: Any = weft
+untyped: Any = headloom
 zeros = torch.zeros
 no_edges = zeros(2, 0, dtype=torch.int64)
 one_edge = torch.tensor([[0], [1]])
@@ -17,57 +17,59 @@ one_edge = torch.tensor([[0], [1]])
 
 def alone(size: Any) -> object:
     """Three sources; size tells the targets."""
-    layer = weft.GATConv((8, 8), 2, add_self_loops=False)
+    layer = headloom.GATConv((8, 8), 2, add_self_loops=False)
     return layer((zeros(3, 8), None), no_edges, size=size)
 
 
 def with_features(edge_attr: Any, fill_value: Any = "mean") -> object:
     """Two nodes, an edge of two features."""
-    layer = weft.GATConv(8, 2, edge_dim=2, fill_value=fill_value)
+    layer = headloom.GATConv(8, 2, edge_dim=2, fill_value=fill_value)
     return layer(zeros(2, 8), one_edge, edge_attr)
 
 
 def in_double() -> object:
     x = zeros(1, 9, 4).double()
-    mask = weft.neighbours(one_edge, nodes=9)
-    return weft.attention(x, x, x, mask=mask, backend="native")
+    mask = headloom.neighbours(one_edge, nodes=9)
+    return headloom.attention(x, x, x, mask=mask, backend="native")
 
 
 GRAPH_CASES: list[tuple[str, Callable[[], object], str, str]] = [
-    ("layer of no heads", lambda: weft.GATConv(8, 2, heads=0), "GATConv", "1 or more"),
-    ("layer's dropout", lambda: weft.GATConv(8, 2, dropout=2), "GATConv", "a probability"),
+    ("layer of no heads", lambda: headloom.GATConv(8, 2, heads=0), "GATConv", "1 or more"),
+    ("layer's dropout", lambda: headloom.GATConv(8, 2, dropout=2), "GATConv", "a probability"),
     ("layer's flow", lambda: untyped.GATConv(8, 2, flow="down"), "GATConv", "source_to_target"),
     (
         "pair and flow",
-        lambda: weft.GATConv(8, 2, flow="target_to_source")((zeros(3, 8), zeros(3, 8)), no_edges),
+        lambda: headloom.GATConv(8, 2, flow="target_to_source")(
+            (zeros(3, 8), zeros(3, 8)), no_edges
+        ),
         "GATConv",
         "Flip the edge_index",
     ),
-    ("features", lambda: weft.GATConv(8, 2)(zeros(8), no_edges), "GATConv", "(rows, width)"),
-    ("edges", lambda: weft.GATConv(8, 2)(zeros(3, 8), no_edges[0]), "GATConv", "(2, edges)"),
+    ("features", lambda: headloom.GATConv(8, 2)(zeros(8), no_edges), "GATConv", "(rows, width)"),
+    ("edges", lambda: headloom.GATConv(8, 2)(zeros(3, 8), no_edges[0]), "GATConv", "(2, edges)"),
     (
         "features of edges",
-        lambda: weft.GATConv(8, 2, edge_dim=1)(zeros(3, 8), no_edges, zeros(2, 1)),
+        lambda: headloom.GATConv(8, 2, edge_dim=1)(zeros(3, 8), no_edges, zeros(2, 1)),
         "GATConv",
         "a row for each edge",
     ),
     (
         "features of plain edges",
-        lambda: weft.GATv2Conv(8, 2)(zeros(3, 8), no_edges, zeros(0, 1)),
+        lambda: headloom.GATv2Conv(8, 2)(zeros(3, 8), no_edges, zeros(0, 1)),
         "GATv2Conv",
         "edge_dim=",
     ),
     (
         "no targets",
-        lambda: weft.GATv2Conv(8, 2)((zeros(3, 8), None), no_edges),
+        lambda: headloom.GATv2Conv(8, 2)((zeros(3, 8), None), no_edges),
         "GATv2Conv",
         "Give (x, x_t)",
     ),
     ("layer's width", lambda: untyped.GATConv("wide", 2), "GATConv", "in_channels is 'wide'"),
-    ("layer of width -2", lambda: weft.GATConv(-2, 2), "GATConv", "in_channels is -2"),
+    ("layer of width -2", lambda: headloom.GATConv(-2, 2), "GATConv", "in_channels is -2"),
     ("layer of three widths", lambda: untyped.GATConv((1, 2, 3), 2), "GATConv", "or a pair"),
     ("layer of half a head", lambda: untyped.GATConv(8, 2, heads=0.5), "GATConv", "1 or more"),
-    ("layer's depth", lambda: weft.GATv2Conv(8, 0), "GATv2Conv", "out_channels is 0"),
+    ("layer's depth", lambda: headloom.GATv2Conv(8, 0), "GATv2Conv", "out_channels is 0"),
     ("layer's edges", lambda: untyped.GATConv(8, 2, edge_dim="a"), "GATConv", "edge_dim is 'a'"),
     ("dropout in words", lambda: untyped.GATConv(8, 2, dropout="a"), "GATConv", "a finite number"),
     (
@@ -79,13 +81,13 @@ GRAPH_CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("no features", lambda: untyped.GATConv(8, 2)(None, no_edges), "GATConv", "x is NoneType"),
     (
         "whole features",
-        lambda: weft.GATConv(8, 2)(zeros(3, 8).long(), no_edges),
+        lambda: headloom.GATConv(8, 2)(zeros(3, 8).long(), no_edges),
         "GATConv",
         "as from x.float()",
     ),
     (
         "features of another width",
-        lambda: weft.GATConv((8, 6), 2)((zeros(3, 8), zeros(3, 8)), no_edges),
+        lambda: headloom.GATConv((8, 6), 2)((zeros(3, 8), zeros(3, 8)), no_edges),
         "GATConv",
         "expected features of width 6",
     ),
@@ -99,10 +101,15 @@ GRAPH_CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("size of a part", lambda: alone((3, 2.5)), "GATConv", "size is 2.5"),
     ("size below 0", lambda: alone((3, -1)), "GATConv", "size is -1"),
     ("another size", lambda: alone((1, 4)), "GATConv", "x has features of 3 sources"),
-    ("edge to no node", lambda: weft.GATConv(8, 2)(zeros(1, 8), one_edge), "edges", "leave the"),
+    (
+        "edge to no node",
+        lambda: headloom.GATConv(8, 2)(zeros(1, 8), one_edge),
+        "edges",
+        "leave the",
+    ),
     (
         "edges past 32 bits",
-        lambda: weft.GATConv(8, 2, add_self_loops=False)(
+        lambda: headloom.GATConv(8, 2, add_self_loops=False)(
             zeros(3, 8), zeros(2, 1, dtype=torch.int64).expand(2, 2**31)
         ),
         "edges",

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-import weft
-from weft.mechanism import scores
-from weft.mechanism.key_value_cache import KeyValueCache
-from weft.mechanism.linear import linear_maps
-from weft.mechanism.positions import bucket_of_distance
-from weft.mechanism.shapes import check_flag, check_type, chosen, finite_number
+import headloom
+from headloom.mechanism import scores
+from headloom.mechanism.key_value_cache import KeyValueCache
+from headloom.mechanism.linear import linear_maps
+from headloom.mechanism.positions import bucket_of_distance
+from headloom.mechanism.shapes import check_flag, check_type, chosen, finite_number
 
-untyped: Any = weft
+untyped: Any = headloom
 zeros, array = torch.zeros, np.zeros
 tokens = zeros(1, 2, 5, 8)
 
@@ -26,7 +26,7 @@ def attention(**options: Any) -> object:
     return untyped.attention(tokens, tokens, tokens, **options)
 
 
-class OwnMask(weft.Mask):
+class OwnMask(headloom.Mask):
     """Somebody's own, whose block is always the same."""
 
     def __init__(self, cells: torch.Tensor) -> None:
@@ -46,12 +46,12 @@ class Later(OwnMask):
 
 
 def matrix() -> Any:
-    return weft.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4))
+    return headloom.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4))
 
 
 def graph(*batch: int) -> Any:
     x = zeros(*batch, 2, 3, 4)
-    return weft.attend(x, x, x, keep=weft.Top(2))[1]
+    return headloom.attend(x, x, x, keep=headloom.Top(2))[1]
 
 
 def layer(**options: Any) -> Any:
@@ -73,10 +73,12 @@ def nested(layout: torch.layout, dims: int = 4) -> torch.Tensor:
         return torch.nested.nested_tensor([long, long[:1]], layout=layout)
 
 
-def on_graph(score: weft.Score) -> object:
+def on_graph(score: headloom.Score) -> object:
     """By the kernels of neighbours, which read as many numbers of a vector as nodes have."""
     nodes = zeros(1, 2, 40, 8)
-    return weft.attention(nodes, nodes, nodes, mask=weft.neighbours(torch.eye(40)), score=score)
+    return headloom.attention(
+        nodes, nodes, nodes, mask=headloom.neighbours(torch.eye(40)), score=score
+    )
 
 
 #: An error of a kind of argument, whatever it is an argument of.
@@ -92,31 +94,31 @@ KIND_CASES: Cases = [
     # queries, keys and values
     (
         "sparse queries",
-        lambda: weft.attention(tokens.to_sparse(), tokens, tokens),
+        lambda: headloom.attention(tokens.to_sparse(), tokens, tokens),
         "attention",
         "a dense tensor",
     ),
     (
         "mkldnn queries",
-        lambda: weft.attend(tokens.to_mkldnn(), tokens, tokens),
+        lambda: headloom.attend(tokens.to_mkldnn(), tokens, tokens),
         "attend",
         "a dense tensor",
     ),
     (
         "nested queries",
-        lambda: weft.attention(nested(torch.strided), tokens, tokens),
+        lambda: headloom.attention(nested(torch.strided), tokens, tokens),
         "attention",
         "dense tensors",
     ),
     (
         "jagged queries",
-        lambda: weft.attention(nested(torch.jagged), tokens, tokens),
+        lambda: headloom.attention(nested(torch.jagged), tokens, tokens),
         "attention",
         "a dense tensor",
     ),
     (
         "nested sequences of one head",
-        lambda: weft.attention(*[nested(torch.strided, dims=3)] * 3),
+        lambda: headloom.attention(*[nested(torch.strided, dims=3)] * 3),
         "attention",
         "the tensor of queries is a nested tensor; expected a dense tensor",
     ),
@@ -129,7 +131,7 @@ KIND_CASES: Cases = [
     ),
     (
         "queries of 8 bits",
-        lambda: weft.attention(*[tokens.to(torch.float8_e4m3fn)] * 3),
+        lambda: headloom.attention(*[tokens.to(torch.float8_e4m3fn)] * 3),
         "attention",
         "queries.float()",
     ),
@@ -143,11 +145,11 @@ KIND_CASES: Cases = [
         "A is list",
     ),
     # masks
-    ("array and mask", lambda: array((5, 5), bool) & weft.causal(), "mask", "got ndarray"),
+    ("array and mask", lambda: array((5, 5), bool) & headloom.causal(), "mask", "got ndarray"),
     ("sparse mask", lambda: attention(mask=zeros(5, 5).bool().to_sparse()), "mask", "a dense"),
     (
         "mask of a trace",
-        lambda: weft.from_queries_keys(
+        lambda: headloom.from_queries_keys(
             zeros(2, 5, 8), zeros(2, 5, 8), mask=zeros(4, 4).bool(), names=["one"]
         ),
         "mask",
@@ -172,14 +174,16 @@ KIND_CASES: Cases = [
         "mask",
         "a batch of 1 and 2 heads",
     ),
-    ("few cells", lambda: weft.neighbours(torch.eye(3)).dense(5, 5), "neighbours", "each query"),
+    ("few cells", lambda: headloom.neighbours(torch.eye(3)).dense(5, 5), "neighbours",
+     "each query"),
     ("bool lengths", lambda: untyped.packed([True]), "packed", "whole numbers"),
     ("complex lengths", lambda: untyped.packed(zeros(1).cfloat()), "packed", "whole numbers"),
     # positions
     ("Shaw, array", lambda: attention(relative=untyped.Shaw(array((3, 8)))), "Shaw", "as_tensor"),
     ("ALiBi, list", lambda: attention(relative=untyped.ALiBi([1.0])), "ALiBi", "as_tensor"),
     ("Buckets, none", lambda: attention(relative=untyped.Buckets(None)), "Buckets", "as_tensor"),
-    ("complex ALiBi", lambda: attention(relative=weft.ALiBi(zeros(2).cfloat())), "ALiBi", "real"),
+    ("complex ALiBi", lambda: attention(relative=headloom.ALiBi(zeros(2).cfloat())), "ALiBi",
+     "real"),
     (
         "a bucket for all",
         lambda: bucket_of_distance(torch.arange(3), 1, 8, False),
@@ -193,11 +197,12 @@ KIND_CASES: Cases = [
         "max_distance above 1",
     ),
     ("rotary of an array", lambda: untyped.rotary(array((4, 4))), "rotary", "as_tensor"),
-    ("rotary of whole numbers", lambda: weft.rotary(zeros(4, 4).long()), "rotary", ".float()"),
-    ("rotary of base 0", lambda: weft.rotary(zeros(4, 4), base=0), "rotary", "above 0"),
-    ("odd dims", lambda: weft.rotary(zeros(4, 8), dims=3), "rotary", "from 2 to the depth, 8"),
-    ("no dims", lambda: weft.rotary(zeros(4, 8), dims=0), "rotary", "from 2 to the depth, 8"),
-    ("dims past the depth", lambda: weft.rotary(zeros(4, 8), dims=10), "rotary", "to the depth, 8"),
+    ("rotary of whole numbers", lambda: headloom.rotary(zeros(4, 4).long()), "rotary", ".float()"),
+    ("rotary of base 0", lambda: headloom.rotary(zeros(4, 4), base=0), "rotary", "above 0"),
+    ("odd dims", lambda: headloom.rotary(zeros(4, 8), dims=3), "rotary", "from 2 to the depth, 8"),
+    ("no dims", lambda: headloom.rotary(zeros(4, 8), dims=0), "rotary", "from 2 to the depth, 8"),
+    ("dims past the "
+    "depth", lambda: headloom.rotary(zeros(4, 8), dims=10), "rotary", "to the depth, 8"),
     ("dims by words", lambda: untyped.rotary(zeros(4, 8), dims="a"), "rotary", "whole number"),
     (
         "interleaved by a word",
@@ -209,32 +214,33 @@ KIND_CASES: Cases = [
         "scaling by a number",
         lambda: untyped.rotary(zeros(4, 4), scaling=8),
         "rotary",
-        'weft.RotaryScaling("linear", 4)',
+        'headloom.RotaryScaling("linear", 4)',
     ),
     ("scaling by a word", lambda: untyped.RotaryScaling("dynamic", 8), "RotaryScaling", '"yarn"'),
-    ("scaling to less", lambda: weft.RotaryScaling("linear", 0.5), "RotaryScaling", "1 or more"),
+    ("scaling to less", lambda: headloom.RotaryScaling("linear", 0.5), "RotaryScaling",
+     "1 or more"),
     (
         "scaling without its length",
-        lambda: weft.RotaryScaling("llama3", 8),
+        lambda: headloom.RotaryScaling("llama3", 8),
         "RotaryScaling",
         "original_length=8192",
     ),
     (
         "a number of another scaling",
-        lambda: weft.RotaryScaling("linear", 8, temperature=1.2),
+        lambda: headloom.RotaryScaling("linear", 8, temperature=1.2),
         "RotaryScaling",
         "Leave it out",
     ),
-    ("no turns", lambda: weft.RotaryScaling("yarn", 8, 64, slow=0), "RotaryScaling", "above 0"),
+    ("no turns", lambda: headloom.RotaryScaling("yarn", 8, 64, slow=0), "RotaryScaling", "above 0"),
     (
         "slow above fast",
-        lambda: weft.RotaryScaling("llama3", 8, 64, slow=5),
+        lambda: headloom.RotaryScaling("llama3", 8, 64, slow=5),
         "RotaryScaling",
         "slow below fast",
     ),
     (
         "pairs without a logarithm",
-        lambda: weft.rotary(zeros(4, 4), base=1, scaling=weft.RotaryScaling("yarn", 8, 64)),
+        lambda: headloom.rotary(zeros(4, 4), base=1, scaling=headloom.RotaryScaling("yarn", 8, 64)),
         "rotary",
         "base above 1",
     ),
@@ -254,30 +260,30 @@ KIND_CASES: Cases = [
     ),
     (
         "scaling of what turns nothing",
-        lambda: layer(rotary_scaling=weft.RotaryScaling("linear", 8)),
+        lambda: layer(rotary_scaling=headloom.RotaryScaling("linear", 8)),
         "MultiHeadAttention",
         'relative="rotary"',
     ),
     ("rotary by words", lambda: untyped.rotary(zeros(4, 4), "a"), "rotary", "whole number"),
-    ("sinusoidal length", lambda: weft.sinusoidal(-1, 4), "sinusoidal", "0 or more"),
+    ("sinusoidal length", lambda: headloom.sinusoidal(-1, 4), "sinusoidal", "0 or more"),
     # scores
     ("slope", lambda: untyped.GraphAttention(zeros(8), zeros(8), "a"), "GraphAttention", "number"),
     ("slope 2", lambda: untyped.GraphAttentionV2(zeros(8), None), "GraphAttentionV2", "number"),
     (
         "score elsewhere",
-        lambda: attention(score=weft.Bilinear(torch.empty(8, 8, device="meta"))),
+        lambda: attention(score=headloom.Bilinear(torch.empty(8, 8, device="meta"))),
         "Bilinear",
         "one device",
     ),
     (
         "one number for eight",
-        lambda: on_graph(weft.GraphAttentionV2(zeros(1))),
+        lambda: on_graph(headloom.GraphAttentionV2(zeros(1))),
         "graph_attention_v2",
         "(depth,)",
     ),
     (
         "one number for eight, version 1",
-        lambda: on_graph(weft.GraphAttention(zeros(8), zeros(1))),
+        lambda: on_graph(headloom.GraphAttention(zeros(8), zeros(1))),
         "graph_attention",
         "(depth,)",
     ),
@@ -323,7 +329,7 @@ KIND_CASES: Cases = [
     ("cache of two", lambda: filled(3), "KeyValueCache", "Begin a new cache"),
     (
         "a step that begins at 0",
-        lambda: layer()(zeros(2, 1, 8), mask=weft.causal(), cache=filled()),
+        lambda: layer()(zeros(2, 1, 8), mask=headloom.causal(), cache=filled()),
         "MultiHeadAttention",
         "causal(offset=cache.length)",
     ),
@@ -341,7 +347,7 @@ KIND_CASES: Cases = [
      "linear maps", "as_tensor"),
     (
         "nodes in double",
-        lambda: weft.GATConv(4, 3)(zeros(3, 4).double(), torch.tensor([[0], [1]])),
+        lambda: headloom.GATConv(4, 3)(zeros(3, 4).double(), torch.tensor([[0], [1]])),
         "linear maps",
         "layer.to(x)",
     ),

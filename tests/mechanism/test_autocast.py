@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
+import headloom
 
 
 def inside() -> torch.autocast:
@@ -22,7 +22,7 @@ def test_gradients_of_a_layer_are_the_same_where_backward_is_called_inside(
     relative: str,
 ) -> None:
     torch.manual_seed(0)
-    layer = weft.MultiHeadAttention(64, 4, relative=relative)
+    layer = headloom.MultiHeadAttention(64, 4, relative=relative)
     tokens = torch.randn(2, 50, 64)
     gradients = []
     for called_inside in (False, True):
@@ -43,8 +43,8 @@ def test_gradients_of_every_result_are_the_same_inside(far: float) -> None:
     gradients = []
     for called_inside in (False, True):
         queries, keys, values = (part.requires_grad_() for part in parts(1, 2, 40, 8))
-        output, graph = weft.attend(
-            queries * far, keys, values, sinks=torch.ones(2), received=True, keep=weft.Top(4)
+        output, graph = headloom.attend(
+            queries * far, keys, values, sinks=torch.ones(2), received=True, keep=headloom.Top(4)
         )
         loss = output.square().sum() + graph.received.square().sum() + graph.entropy.sum()
         if called_inside:
@@ -60,9 +60,9 @@ def test_gradients_of_every_result_are_the_same_inside(far: float) -> None:
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_a_graph_is_the_same_inside(backend: str) -> None:
     inputs = parts(1, 2, 50, 32)
-    output, graph = weft.attend(*inputs, backend=backend)
+    output, graph = headloom.attend(*inputs, backend=backend)
     with inside():
-        output_within, within = weft.attend(*inputs, backend=backend)
+        output_within, within = headloom.attend(*inputs, backend=backend)
     for name in ("keys", "scores", "weights", "lse", "entropy", "rest"):
         torch.testing.assert_close(getattr(within, name), getattr(graph, name))
     torch.testing.assert_close(output_within, output)
@@ -70,9 +70,9 @@ def test_a_graph_is_the_same_inside(backend: str) -> None:
 
 def test_the_whole_matrix_is_the_same_inside() -> None:
     queries, keys, _ = parts(2, 40, 16)
-    matrix = weft.AttentionMatrix(queries, keys)
+    matrix = headloom.AttentionMatrix(queries, keys)
     with inside():
-        within = weft.AttentionMatrix(queries, keys)
+        within = headloom.AttentionMatrix(queries, keys)
         found = within.dense(), within.mass(-1), *within.block_summaries(0, 8)
     expected = matrix.dense(), matrix.mass(-1), *matrix.block_summaries(0, 8)
     for one, other in zip(found, expected, strict=True):
@@ -82,12 +82,12 @@ def test_the_whole_matrix_is_the_same_inside() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bilinear_score_of_any_precision(dtype: torch.dtype) -> None:
     queries, keys, values = parts(1, 2, 50, 32)
-    score = weft.Bilinear(torch.randn(32, 32, generator=torch.Generator().manual_seed(2)) / 6)
+    score = headloom.Bilinear(torch.randn(32, 32, generator=torch.Generator().manual_seed(2)) / 6)
     given = [part.to(dtype) for part in (queries, keys, values)]
-    expected = weft.attention(*(part.double() for part in given), score=weft.Bilinear(
+    expected = headloom.attention(*(part.double() for part in given), score=headloom.Bilinear(
         score.matrix.double()))  # fmt: skip
     with inside():
-        output = weft.attention(*given, score=score)
+        output = headloom.attention(*given, score=score)
     assert output.dtype == dtype
     error = 1e-4 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(output.double(), expected, rtol=error, atol=error)

@@ -1,4 +1,5 @@
-"""A layer with T5's buckets: against weft.Buckets, the formula, and Transformers' T5Attention."""
+"""A layer with T5's buckets: against headloom.Buckets, the formula, and Transformers'
+T5Attention."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-import weft
-from weft.mechanism.multihead import KeyValueCache, MultiHeadAttention
-from weft.mechanism.positions import bucket_of_distance
-from weft.mechanism.reference import attention as reference
-from weft.mechanism.reference.positions import bucket_bias
-from weft.mechanism.watching import watching
+import headloom
+from headloom.mechanism.multihead import KeyValueCache, MultiHeadAttention
+from headloom.mechanism.positions import bucket_of_distance
+from headloom.mechanism.reference import attention as reference
+from headloom.mechanism.reference.positions import bucket_bias
+from headloom.mechanism.watching import watching
 
 LENGTH = 40
 
@@ -42,7 +43,7 @@ def test_a_layer_is_the_formula(kind: str, ahead: bool) -> None:
     )
     mask, allowed = None, torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     if not ahead:
-        mask, allowed = weft.causal(), allowed.tril()
+        mask, allowed = headloom.causal(), allowed.tril()
     queries, keys, values = (
         linear(inputs).view(2, LENGTH, 3, 4).transpose(1, 2)
         for linear in (layer.w_q, layer.w_k, layer.w_v)
@@ -57,7 +58,7 @@ def test_a_layer_is_the_formula(kind: str, ahead: bool) -> None:
         return
     cache = KeyValueCache()
     steps = [
-        layer(part, mask=weft.causal(offset=cache.length), cache=cache)
+        layer(part, mask=headloom.causal(offset=cache.length), cache=cache)
         for part in (inputs[:, :25], inputs[:, 25:26], inputs[:, 26:])
     ]
     assert_close(torch.cat(steps, 1), expected, rtol=1e-9, atol=1e-9)
@@ -67,11 +68,11 @@ def test_a_layer_is_the_formula(kind: str, ahead: bool) -> None:
     ("kind", "ahead"), [("encoder", True), ("decoder", False), ("cross", True)]
 )
 def test_a_layer_hands_buckets_to_attention(kind: str, ahead: bool) -> None:
-    """What its observer sees is `weft.Buckets` with its table, and attention with that."""
+    """What its observer sees is `headloom.Buckets` with its table, and attention with that."""
     layer, seen = layer_of(kind, buckets=8, max_distance=20), []
 
     class Observer:
-        keep = weft.All()
+        keep = headloom.All()
 
         def __call__(self, layer: Any, observation: Any) -> None:
             seen.append(observation)
@@ -80,12 +81,12 @@ def test_a_layer_hands_buckets_to_attention(kind: str, ahead: bool) -> None:
     with watching(layer, Observer()):
         layer(inputs)
     (call,) = seen
-    assert isinstance(call.relative, weft.Buckets)
+    assert isinstance(call.relative, headloom.Buckets)
     assert call.relative.table is layer.bucket_table
     assert (call.relative.bidirectional, call.relative.max_distance) == (ahead, 20)
-    relative = weft.Buckets(layer.bucket_table, bidirectional=ahead, max_distance=20)
-    _, weights = weft.attend(
-        call.queries, call.keys, call.values, relative=relative, keep=weft.All()
+    relative = headloom.Buckets(layer.bucket_table, bidirectional=ahead, max_distance=20)
+    _, weights = headloom.attend(
+        call.queries, call.keys, call.values, relative=relative, keep=headloom.All()
     )
     assert_close(call.caught, weights)
     assert layer.relative_positions(7).offset == 7  # type: ignore[union-attr]
@@ -137,7 +138,7 @@ def t5_of(kind: str, **options: Any) -> Any:
 
 
 def ours_of(theirs: Any, kind: Any) -> MultiHeadAttention:
-    """The same layer of weft, as the docstring says: T5 does not divide by sqrt(depth)."""
+    """The same layer of headloom, as the docstring says: T5 does not divide by sqrt(depth)."""
     layer = MultiHeadAttention(
         12, 3, depth=4, bias=False, relative="buckets", kind=kind,
         buckets=theirs.relative_attention_num_buckets,
@@ -179,7 +180,7 @@ def test_as_t5_has_it(kind: str, sizes: dict[str, int]) -> None:
     if kind == "decoder":
         hidden = torch.full_like(hidden, -torch.inf).triu(1)
     expected = theirs(inputs, mask=hidden[None, None])[0]
-    mask = weft.causal() if kind == "decoder" else None
+    mask = headloom.causal() if kind == "decoder" else None
     assert_close(ours(inputs, mask=mask), expected, rtol=0, atol=1e-10)
 
 
@@ -195,7 +196,7 @@ def test_as_t5_writes_with_its_cache(sizes: dict[str, int]) -> None:
         part = inputs[:, first:end]
         hidden = torch.full((end - first, end), -torch.inf, dtype=torch.float64).triu(first + 1)
         expected = theirs(part, mask=hidden[None, None], cache=cache)[0]
-        output = ours(part, mask=weft.causal(offset=first), cache=own)
+        output = ours(part, mask=headloom.causal(offset=first), cache=own)
         assert_close(output, expected, rtol=0, atol=1e-10)
 
 
@@ -203,7 +204,7 @@ def test_as_t5_writes_with_its_cache(sizes: dict[str, int]) -> None:
 def test_a_trace_is_exact(kind: Any, tmp_path: Any) -> None:
     """Of a module with such a layer: its graph and its matrix against dense weights in float64."""
     layer = layer_of(kind, buckets=8, max_distance=20).float().eval()
-    mask = weft.causal() if kind == "decoder" else None
+    mask = headloom.causal() if kind == "decoder" else None
 
     class Module(nn.Module):
         def __init__(self) -> None:
@@ -215,8 +216,8 @@ def test_a_trace_is_exact(kind: Any, tmp_path: Any) -> None:
             return result
 
     inputs = inputs_of()[:1].float()
-    traced = weft.trace(Module().eval(), inputs, keep=weft.All(), save=tmp_path / "t.weft")
-    assert isinstance(traced, weft.Trace)
+    traced = headloom.trace(Module().eval(), inputs, keep=headloom.All(), save=tmp_path / "t.loom")
+    assert isinstance(traced, headloom.Trace)
     exact = layer.double()
     queries, keys = (
         linear(inputs.double()).view(LENGTH, 3, 4).transpose(0, 1)
@@ -228,7 +229,7 @@ def test_a_trace_is_exact(kind: Any, tmp_path: Any) -> None:
     if mask is not None:
         scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
     weights = scores.softmax(-1).detach()
-    for trace in (traced, weft.open(tmp_path / "t.weft")):
+    for trace in (traced, headloom.open(tmp_path / "t.loom")):
         (found,) = trace.layers
         assert found.positions == "bias"
         assert found.deviation is not None

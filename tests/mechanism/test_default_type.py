@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
+import headloom
+from headloom.mechanism.backends import native
 
 pytestmark = pytest.mark.skipif(
     not native.instruction_sets(), reason="built without the native kernels"
@@ -33,9 +33,9 @@ def found(options: dict[str, Any], **asked: Any) -> list[Tensor]:
         for heads, rows in ((4, 40), (2, 300), (2, 300))
     ]
     with torch.no_grad():
-        alone = weft.attention(queries, keys, values, backend="native", **options)
-        _, plain = weft.attend(queries, keys, values, backend="native", **asked, **options)
-    output, graph = weft.attend(queries, keys, values, backend="native", **asked, **options)
+        alone = headloom.attention(queries, keys, values, backend="native", **options)
+        _, plain = headloom.attend(queries, keys, values, backend="native", **asked, **options)
+    output, graph = headloom.attend(queries, keys, values, backend="native", **asked, **options)
     loss = output.square().sum() + graph.lse.sum() + graph.entropy.sum()
     if graph.received is not None:
         loss = loss + (graph.received * graph.received.detach()).sum()
@@ -53,13 +53,15 @@ def options_of(kind: str) -> dict[str, Any]:
         bias = torch.randn(4, 40, 300, generator=generator, dtype=torch.float32)
         return {"bias": bias.requires_grad_()}
     if kind == "alibi":
-        return {"relative": weft.ALiBi(torch.rand(4, generator=generator, dtype=torch.float32))}
+        return {"relative": headloom.ALiBi(torch.rand(4, generator=generator, dtype=torch.float32))}
     if kind == "shaw":
-        return {"relative": weft.Shaw(torch.randn(9, 16, generator=generator, dtype=torch.float32))}
+        return {
+            "relative": headloom.Shaw(torch.randn(9, 16, generator=generator, dtype=torch.float32))
+        }
     return {}
 
 
-@pytest.mark.parametrize("received", [False, weft.LastQueries(3)])
+@pytest.mark.parametrize("received", [False, headloom.LastQueries(3)])
 @pytest.mark.parametrize("kind", ["plain", "bias", "alibi", "shaw"])
 def test_results_do_not_depend_on_torchs_default_type(
     kind: str, received: Any, default_type: torch.dtype

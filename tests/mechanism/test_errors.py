@@ -16,10 +16,10 @@ import pytest
 import torch
 from tests.mechanism.error_cases import CASES, call, graph, zeros
 
-import weft
-from weft import mechanism
-from weft.mechanism import matrix
-from weft.mechanism.backends import triton
+import headloom
+from headloom import mechanism
+from headloom.mechanism import matrix
+from headloom.mechanism.backends import triton
 
 FOLDER = Path(mechanism.__file__).parent
 
@@ -38,7 +38,7 @@ def line_of_raise(error: BaseException) -> tuple[str, int]:
 def test_an_error_is_one_line_with_operation_and_remedy(
     run: Callable[[], object], operation: str, remedy: str
 ) -> None:
-    with pytest.raises(weft.InputError) as caught:
+    with pytest.raises(headloom.InputError) as caught:
         run()
     message = str(caught.value)
     assert message.startswith(operation + ":")
@@ -54,7 +54,7 @@ TABLE = torch.arange(12.0).reshape(3, 4)
     "wrong", [TABLE, TABLE.numpy(), {"a": TABLE}], ids=["tensor", "array", "dict"]
 )
 def test_a_table_in_place_of_any_other_argument_is_said_in_one_line(wrong: Any) -> None:
-    tokens, untyped = zeros(2, 5, 8), cast(Any, weft)
+    tokens, untyped = zeros(2, 5, 8), cast(Any, headloom)
     matrix = untyped.AttentionMatrix(tokens, tokens)
     words = ("score", "relative", "scale", "softcap", "dropout", "backend")
     calls: dict[str, Callable[[], object]] = {
@@ -74,35 +74,35 @@ def test_a_table_in_place_of_any_other_argument_is_said_in_one_line(wrong: Any) 
         "matrix[]": partial(matrix.__getitem__, wrong),
     }
     for name, run in calls.items():
-        with pytest.raises(weft.InputError) as caught:
+        with pytest.raises(headloom.InputError) as caught:
             run()
         assert "\n" not in str(caught.value), name
 
 
 def test_shapes_that_do_not_fit_are_shape_errors() -> None:
-    with pytest.raises(weft.ShapeError):
+    with pytest.raises(headloom.ShapeError):
         call((2, 4, 5, 6))
-    with pytest.raises(weft.BackendError):
-        call(backend="native", score=weft.GraphAttentionV2(zeros(8)))
-    assert issubclass(weft.ShapeError, ValueError)
+    with pytest.raises(headloom.BackendError):
+        call(backend="native", score=headloom.GraphAttentionV2(zeros(8)))
+    assert issubclass(headloom.ShapeError, ValueError)
 
 
 def test_an_error_prints_the_shapes_that_came() -> None:
-    with pytest.raises(weft.ShapeError, match=r"depth 6, keys 8, from \(2, 4, 5, 6\)"):
+    with pytest.raises(headloom.ShapeError, match=r"depth 6, keys 8, from \(2, 4, 5, 6\)"):
         call((2, 4, 5, 6))
 
 
 def test_no_raise_of_the_mechanism_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     reached = set()
     for _, run, _, _ in CASES:
-        with pytest.raises(weft.InputError) as caught:
+        with pytest.raises(headloom.InputError) as caught:
             run()
         reached.add(line_of_raise(caught.value))
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
-    with pytest.raises(weft.InputError) as caught:
+    with pytest.raises(headloom.InputError) as caught:
         graph().to_pyg(0)
     reached.add(line_of_raise(caught.value))
-    with pytest.raises(weft.errors.BackendError, match="for this call: KeyError") as caught:
+    with pytest.raises(headloom.errors.BackendError, match="for this call: KeyError") as caught:
         triton._launch({}, 1, zeros(1))
     reached.add(line_of_raise(caught.value))
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'") as unknown:

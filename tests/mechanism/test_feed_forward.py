@@ -10,11 +10,11 @@ import torch
 from tests.mechanism.linear_cases import rounded
 from torch import Tensor, nn
 
-from weft.mechanism.backends import native, native_feed_forward
-from weft.mechanism.backends.native_request import kernels
-from weft.mechanism.linear import Products, feed_forward, products
-from weft.models.blocks import FeedForward
-from weft.models.configuration import Architecture
+from headloom.mechanism.backends import native, native_feed_forward
+from headloom.mechanism.backends.native_request import kernels
+from headloom.mechanism.linear import Products, feed_forward, products
+from headloom.models.blocks import FeedForward
+from headloom.models.configuration import Architecture
 
 SETS = [name for name in native.instruction_sets() if kernels.has_linear(name)]
 pytestmark = pytest.mark.skipif(not SETS, reason="the processor multiplies no bfloat16")

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import torch_blocks
-from weft.mechanism.reference import positions
-from weft.mechanism.reference import scores as formulas
-from weft.mechanism.reference.call import Attended, scores_of_heads
-from weft.mechanism.reference.call import attend as reference_attend
+import headloom
+from headloom.mechanism.backends import torch_blocks
+from headloom.mechanism.reference import positions
+from headloom.mechanism.reference import scores as formulas
+from headloom.mechanism.reference.call import Attended, scores_of_heads
+from headloom.mechanism.reference.call import attend as reference_attend
 
 SCORES = (
     "default",
@@ -48,7 +48,7 @@ RELATIVES = ("none", "shaw", "shaw per head", "shaw keys only", "alibi", "bucket
 
 @dataclass(repr=False)
 class Case:
-    """One attention call, in weft's words and in those of the reference."""
+    """One attention call, in headloom's words and in those of the reference."""
 
     queries: Tensor
     keys: Tensor
@@ -78,8 +78,8 @@ class Case:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.queries, self.keys, self.values
 
-    def graph(self) -> tuple[Tensor, weft.AttentionGraph]:
-        output, graph = weft.attend(*self.inputs(), keep=weft.Top(self.k), **self.options)
+    def graph(self) -> tuple[Tensor, headloom.AttentionGraph]:
+        output, graph = headloom.attend(*self.inputs(), keep=headloom.Top(self.k), **self.options)
         if self.batched:
             return output, graph
         return output[None], graph._map(lambda tensor: tensor[None])
@@ -124,43 +124,43 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
         def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
             return formulas.dot(q, k)
     elif kind == "dot":
-        options["score"] = weft.Dot()
+        options["score"] = headloom.Dot()
 
         def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
             return formulas.dot(q, k)
     elif kind == "bilinear":
         A = random(depth, depth)
-        options["score"] = weft.Bilinear(A)
+        options["score"] = headloom.Bilinear(A)
 
         def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
             return formulas.bilinear(q, k, A.double())
     elif kind == "bilinear per head":
         A = random(heads, depth, depth)
-        options["score"] = weft.Bilinear(A)
+        options["score"] = headloom.Bilinear(A)
 
         def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
             return formulas.bilinear(q, k, A[head].double())
     elif kind == "bilinear symmetric":
         A = random(depth, depth)
-        options["score"] = weft.Bilinear(A, symmetric=True)
+        options["score"] = headloom.Bilinear(A, symmetric=True)
 
         def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
             return formulas.symmetric_bilinear(q, k, A.double())
     elif kind == "additive":
         W, U, v = random(3, depth), random(3, depth), random(3)
-        options["score"] = weft.Additive(W, U, v)
+        options["score"] = headloom.Additive(W, U, v)
 
         def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
             return formulas.additive(q, k, W.double(), U.double(), v.double())
     elif kind == "graph attention":
         a_1, a_2 = random(heads, depth), random(heads, depth)
-        options["score"] = weft.GraphAttention(a_1, a_2)
+        options["score"] = headloom.GraphAttention(a_1, a_2)
 
         def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
             return formulas.graph_attention(q, k, torch.cat((a_1[head], a_2[head])).double())
     else:
         a = random(heads, depth)
-        options["score"] = weft.GraphAttentionV2(a)
+        options["score"] = headloom.GraphAttentionV2(a)
 
         def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
             return formulas.graph_attention_v2(q, k, a[head].double())
@@ -184,18 +184,18 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
     before = rule(lambda i, j: j <= i)
     chosen: dict[str, tuple[Any, Any]] = {
         "none": (None, None),
-        "causal": (weft.causal(offset), before),
-        "window": (weft.window(left, right, offset), near),
-        "lengths": (weft.padding(lengths), real),
-        "left padding": (weft.padding(real[:, 0, 0].flip(1)), real.flip(3)),
-        "neighbours": (weft.neighbours(adjacency), adjacency),
+        "causal": (headloom.causal(offset), before),
+        "window": (headloom.window(left, right, offset), near),
+        "lengths": (headloom.padding(lengths), real),
+        "left padding": (headloom.padding(real[:, 0, 0].flip(1)), real.flip(3)),
+        "neighbours": (headloom.neighbours(adjacency), adjacency),
         "bool 2d": (adjacency, adjacency),
-        "causal & padding": (weft.causal(offset) & weft.padding(lengths), before & real),
+        "causal & padding": (headloom.causal(offset) & headloom.padding(lengths), before & real),
         "window | neighbours": (
-            weft.window(left, right, offset) | weft.neighbours(adjacency),
+            headloom.window(left, right, offset) | headloom.neighbours(adjacency),
             near | adjacency,
         ),
-        "nothing allowed": (weft.padding(0), torch.zeros(rows, length, dtype=torch.bool)),
+        "nothing allowed": (headloom.padding(0), torch.zeros(rows, length, dtype=torch.bool)),
     }
     if mask_kind == "bool 3d":
         allowed = coin(heads, rows, length)
@@ -213,7 +213,7 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
         value_table = None
         if relative_kind != "shaw keys only":
             value_table = random(*table_shape, value_depth)
-        options["relative"] = weft.Shaw(key_table, value_table, offset)
+        options["relative"] = headloom.Shaw(key_table, value_table, offset)
 
         def of_head(table: Tensor, head: int) -> Tensor:
             own = table[head] if table.ndim == 3 else table
@@ -228,11 +228,11 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
             )
     elif relative_kind == "alibi":
         slopes = random(heads)
-        options["relative"] = weft.ALiBi(slopes, offset)
+        options["relative"] = headloom.ALiBi(slopes, offset)
         reference["relative_bias"] = positions.alibi_bias(slopes.double(), rows, length, offset)
     elif relative_kind in ("buckets", "one-way"):
         table, both = random(8, heads), relative_kind == "buckets"
-        options["relative"] = weft.Buckets(table, both, max_distance=6, offset=offset)
+        options["relative"] = headloom.Buckets(table, both, max_distance=6, offset=offset)
         reference["relative_bias"] = positions.bucket_bias(
             table.double(), rows, length, bidirectional=both, max_distance=6, offset=offset
         )
@@ -285,9 +285,9 @@ def check_against_reference(case: Case, tolerance: float) -> None:
         )
 
     with patch.object(torch_blocks, "BLOCK_CELLS", case.cells):
-        plain = weft.attention(*case.inputs(), **case.options)
+        plain = headloom.attention(*case.inputs(), **case.options)
         output, graph = case.graph()
-        dense_output, weights = weft.attend(*case.inputs(), keep=weft.All(), **case.options)
+        dense_output, weights = headloom.attend(*case.inputs(), keep=headloom.All(), **case.options)
     if not case.batched:
         plain, dense_output, weights = plain[None], dense_output[None], weights[None]
 
@@ -354,8 +354,8 @@ def test_gradients_equal_those_of_the_reference(case: Case) -> None:
     generator.manual_seed(1)
     with patch.object(torch_blocks, "BLOCK_CELLS", case.cells):
         output, graph = case.graph()
-        plain = weft.attention(*case.inputs(), **case.options)
-        _, weights = weft.attend(*case.inputs(), keep=weft.All(), **case.options)
+        plain = headloom.attention(*case.inputs(), **case.options)
+        _, weights = headloom.attend(*case.inputs(), keep=headloom.All(), **case.options)
         if not case.batched:
             plain, weights = plain[None], weights[None]
         ours = objective(

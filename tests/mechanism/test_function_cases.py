@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
-from weft.mechanism.backends import torch_blocks
-from weft.mechanism.reference import attention as formulas
-from weft.mechanism.reference import scores as pair_scores
-from weft.mechanism.reference.call import attend as reference_attend
-from weft.mechanism.reference.call import scores_of_heads
+import headloom
+from headloom.mechanism.backends import torch_blocks
+from headloom.mechanism.reference import attention as formulas
+from headloom.mechanism.reference import scores as pair_scores
+from headloom.mechanism.reference.call import attend as reference_attend
+from headloom.mechanism.reference.call import scores_of_heads
 
 
 @settings(max_examples=30, deadline=None)
@@ -30,10 +30,10 @@ def test_permuting_the_keys_permutes_the_columns(seed: int, length: int, masked:
     keys, values = torch.randn(2, 2, 3, length, 5, generator=generator)
     mask = torch.rand(4, length, generator=generator) < 0.7 if masked else None
     order = torch.randperm(length, generator=generator)
-    output, weights = weft.attend(queries, keys, values, mask=mask, keep=weft.All())
+    output, weights = headloom.attend(queries, keys, values, mask=mask, keep=headloom.All())
     permuted = None if mask is None else mask[:, order]
-    output_permuted, weights_permuted = weft.attend(
-        queries, keys[:, :, order], values[:, :, order], mask=permuted, keep=weft.All()
+    output_permuted, weights_permuted = headloom.attend(
+        queries, keys[:, :, order], values[:, :, order], mask=permuted, keep=headloom.All()
     )
     torch.testing.assert_close(weights_permuted, weights[..., order])
     torch.testing.assert_close(output_permuted, output)
@@ -61,8 +61,8 @@ def test_top_k_of_whole_scores_breaks_ties_by_the_lower_key(
     raw = scores_of_heads(queries.double(), keys.double(), lambda q, k, head: pair_scores.dot(q, k))
     expected = reference_attend(raw, values.double(), allowed=allowed, k=k)
     with patch.object(torch_blocks, "BLOCK_CELLS", cells):
-        _, graph = weft.attend(
-            queries, keys, values, score=weft.Dot(), mask=allowed, keep=weft.Top(k)
+        _, graph = headloom.attend(
+            queries, keys, values, score=headloom.Dot(), mask=allowed, keep=headloom.Top(k)
         )
     assert torch.equal(graph.keys.long(), expected.kept_keys)
     assert torch.equal(graph.scores.double(), expected.kept_scores)
@@ -74,10 +74,14 @@ def test_weights_of_huge_scores_keep_their_precision() -> None:
     keys = torch.tensor([[[10_000.0], [10_001.0]]])
     values = torch.eye(2)[None]
     expected = torch.tensor([1 / (1 + math.e), math.e / (1 + math.e)])
-    output, weights = weft.attend(queries, keys, values, score=weft.Dot(), keep=weft.All())
+    output, weights = headloom.attend(
+        queries, keys, values, score=headloom.Dot(), keep=headloom.All()
+    )
     torch.testing.assert_close(weights[0, 0], expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(output[0, 0], expected, rtol=0, atol=1e-6)
-    output, graph = weft.attend(queries, keys, values, score=weft.Dot(), keep=weft.Top(2))
+    output, graph = headloom.attend(
+        queries, keys, values, score=headloom.Dot(), keep=headloom.Top(2)
+    )
     torch.testing.assert_close(graph.weights[0, 0], expected.flip(0), rtol=0, atol=1e-6)
     entropy = -(expected * expected.log()).sum()
     torch.testing.assert_close(graph.entropy[0, 0], entropy, rtol=0, atol=1e-6)
@@ -88,7 +92,9 @@ def test_weights_of_huge_scores_keep_their_precision() -> None:
 def test_half_precision_is_near_the_reference(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     queries, keys, values = (torch.randn(2, 6, 4).to(dtype) for _ in range(3))
-    output, graph = weft.attend(queries, keys, values, mask=weft.causal(), keep=weft.Top(6))
+    output, graph = headloom.attend(
+        queries, keys, values, mask=headloom.causal(), keep=headloom.Top(6)
+    )
     assert output.dtype == dtype
     expected = torch.stack(
         [
@@ -107,9 +113,9 @@ def test_sdpa_agrees(causal: bool) -> None:
     torch.manual_seed(0)
     queries, keys, values = torch.randn(3, 2, 4, 40, 16)
     expected = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
-    mask = weft.causal() if causal else None
-    graph_output, _ = weft.attend(queries, keys, values, mask=mask)
-    for output in (weft.attention(queries, keys, values, mask=mask), graph_output):
+    mask = headloom.causal() if causal else None
+    graph_output, _ = headloom.attend(queries, keys, values, mask=mask)
+    for output in (headloom.attention(queries, keys, values, mask=mask), graph_output):
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-6)
 
 
@@ -119,16 +125,16 @@ def test_attention_on_the_complete_graph_is_sdpa() -> None:
     complete, lower = torch.ones(9, 9), torch.ones(9, 9).tril()
     for adjacency, causal in ((complete, False), (lower, True)):
         expected = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
-        mask = weft.neighbours(adjacency)
-        output, _ = weft.attend(queries, keys, values, mask=mask)
+        mask = headloom.neighbours(adjacency)
+        output, _ = headloom.attend(queries, keys, values, mask=mask)
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-        fused = weft.attention(queries, keys, values, mask=mask)
+        fused = headloom.attention(queries, keys, values, mask=mask)
         torch.testing.assert_close(fused, expected, rtol=0, atol=1e-12)
         neighbours = [row.nonzero()[:, 0].tolist() for row in adjacency]
         scores = formulas.scale(formulas.score(queries[1], keys[1]), depth=8)
         literal, weights = formulas.neighbourhood_attention(scores, values[1], neighbours)
         torch.testing.assert_close(output[1], literal, rtol=0, atol=1e-12)
-        _, dense = weft.attend(queries, keys, values, mask=mask, keep=weft.All())
+        _, dense = headloom.attend(queries, keys, values, mask=mask, keep=headloom.All())
         torch.testing.assert_close(dense[1], weights, rtol=0, atol=1e-12)
 
 
@@ -137,14 +143,14 @@ def test_graph_attention_on_the_complete_graph_is_the_dense_additive_form() -> N
     nodes = torch.randn(7, 5, dtype=torch.float64)
     a = torch.randn(10, dtype=torch.float64)
     weights = formulas.softmax(pair_scores.graph_attention(nodes, nodes, a))
-    score = weft.GraphAttention(a[:5], a[5:])
-    output, ours = weft.attend(
+    score = headloom.GraphAttention(a[:5], a[5:])
+    output, ours = headloom.attend(
         nodes[None],
         nodes[None],
         nodes[None],
         score=score,
-        mask=weft.neighbours(torch.ones(7, 7)),
-        keep=weft.All(),
+        mask=headloom.neighbours(torch.ones(7, 7)),
+        keep=headloom.All(),
     )
     torch.testing.assert_close(ours[0], weights, rtol=0, atol=1e-12)
     torch.testing.assert_close(output[0], weights @ nodes, rtol=0, atol=1e-12)
@@ -155,7 +161,7 @@ def test_six_steps_vector_form_and_fast_path_are_one() -> None:
     queries, keys, values = torch.randn(3, 6, 4, dtype=torch.float64)
     steps = formulas.attention(queries, keys, values)
     vector = formulas.attention_vector_form(queries, keys, values, scaled=True)
-    fast = weft.attention(queries[None], keys[None], values[None])[0]
+    fast = headloom.attention(queries[None], keys[None], values[None])[0]
     torch.testing.assert_close(vector, steps, rtol=0, atol=1e-13)
     torch.testing.assert_close(fast, steps, rtol=0, atol=1e-13)
 
@@ -164,7 +170,7 @@ class TestDropout:
     def test_zero_changes_nothing(self) -> None:
         torch.manual_seed(0)
         inputs = torch.randn(3, 2, 5, 4)
-        assert torch.equal(weft.attention(*inputs), weft.attention(*inputs, dropout=0.0))
+        assert torch.equal(headloom.attention(*inputs), headloom.attention(*inputs, dropout=0.0))
 
     @pytest.mark.parametrize("path", ["fused", "masked", "blocks", "graph", "all"])
     def test_weights_are_dropped_or_grow(self, path: str) -> None:
@@ -172,19 +178,19 @@ class TestDropout:
         torch.manual_seed(0)
         length = 60
         inputs = torch.randn(1, length, 4), torch.randn(1, length, 4), torch.eye(length)[None]
-        _, weights = weft.attend(*inputs, keep=weft.All())
+        _, weights = headloom.attend(*inputs, keep=headloom.All())
         options: dict[str, Any] = {"dropout": 0.25}
         if path == "masked":
-            options["mask"] = weft.padding(length)
+            options["mask"] = headloom.padding(length)
         if path == "blocks":
             options["sinks"] = torch.tensor([-1e30])
         if path in ("graph", "all"):
-            keep = weft.Top(length) if path == "graph" else weft.All()
-            output, caught = weft.attend(*inputs, keep=keep, **options)
-            dense = caught.dense() if isinstance(caught, weft.AttentionGraph) else caught
+            keep = headloom.Top(length) if path == "graph" else headloom.All()
+            output, caught = headloom.attend(*inputs, keep=keep, **options)
+            dense = caught.dense() if isinstance(caught, headloom.AttentionGraph) else caught
             torch.testing.assert_close(dense, weights)  # weights before dropout
         else:
-            output = weft.attention(*inputs, **options)
+            output = headloom.attention(*inputs, **options)
         dropped = output == 0
         assert 0.2 < dropped.float().mean() < 0.3
         torch.testing.assert_close(output[~dropped], (weights / 0.75)[~dropped])
@@ -195,7 +201,7 @@ class TestDropout:
         queries, keys = torch.randn(2, 1, 30, 4)
         values = torch.eye(30)[None].requires_grad_()
         with patch.object(torch_blocks, "BLOCK_CELLS", 90):
-            output, _ = weft.attend(queries, keys, values, dropout=0.5)
+            output, _ = headloom.attend(queries, keys, values, dropout=0.5)
             output[0, 7].sum().backward()
         torch.testing.assert_close(values.grad[0, :, 0], output[0, 7].detach())
 
@@ -216,45 +222,47 @@ class TestGradcheck:
         assert torch.autograd.gradcheck(run, inputs)
 
     def test_attention(self) -> None:
-        self.check(weft.attention, self.inputs())
-        self.check(lambda q, k, v: weft.attention(q, k, v, mask=weft.causal()), self.inputs())
-        self.check(lambda q, k, v: weft.attention(q, k, v, softcap=1.0), self.inputs())
+        self.check(headloom.attention, self.inputs())
+        self.check(
+            lambda q, k, v: headloom.attention(q, k, v, mask=headloom.causal()), self.inputs()
+        )
+        self.check(lambda q, k, v: headloom.attention(q, k, v, softcap=1.0), self.inputs())
 
     def test_graph(self) -> None:
         def run(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-            output, graph = weft.attend(
-                queries, keys, values, mask=weft.causal(1), keep=weft.Top(2)
+            output, graph = headloom.attend(
+                queries, keys, values, mask=headloom.causal(1), keep=headloom.Top(2)
             )
             return output, graph.lse, graph.entropy, graph.scores, graph.weights, graph.rest
 
         self.check(run, self.inputs())
 
     def test_weights(self) -> None:
-        self.check(lambda *inputs: weft.attend(*inputs, keep=weft.All())[1], self.inputs())
+        self.check(lambda *inputs: headloom.attend(*inputs, keep=headloom.All())[1], self.inputs())
 
     def test_shaw(self) -> None:
         def run(q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor) -> Any:
-            output, graph = weft.attend(q, k, v, relative=weft.Shaw(key_table, value_table))
+            output, graph = headloom.attend(q, k, v, relative=headloom.Shaw(key_table, value_table))
             return output, graph.lse
 
         self.check(run, self.inputs((3, 2), (3, 2)))
 
     def test_bias_and_sinks(self) -> None:
         def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> Any:
-            output, graph = weft.attend(q, k, v, bias=bias, sinks=sinks)
+            output, graph = headloom.attend(q, k, v, bias=bias, sinks=sinks)
             return output, graph.entropy, graph.rest
 
         self.check(run, self.inputs((2, 3), (2,)))
 
     def test_bilinear(self) -> None:
         def run(q: Tensor, k: Tensor, v: Tensor, A: Tensor) -> Tensor:
-            return weft.attention(q, k, v, score=weft.Bilinear(A))
+            return headloom.attention(q, k, v, score=headloom.Bilinear(A))
 
         self.check(run, self.inputs((2, 2)))
 
     def test_additive(self) -> None:
         def run(q: Tensor, k: Tensor, v: Tensor, W: Tensor, U: Tensor, a: Tensor) -> Tensor:
-            return weft.attention(q, k, v, score=weft.Additive(W, U, a))
+            return headloom.attention(q, k, v, score=headloom.Additive(W, U, a))
 
         self.check(run, self.inputs((3, 2), (3, 2), (3,)))
 
@@ -262,7 +270,7 @@ class TestGradcheck:
 def test_a_row_without_keys_has_no_nan_anywhere() -> None:
     queries, keys, values = (torch.randn(1, 2, 3).requires_grad_() for _ in range(3))
     mask = torch.tensor([[False, False], [True, False]])
-    output, graph = weft.attend(queries, keys, values, mask=mask, keep=weft.Top(2))
+    output, graph = headloom.attend(queries, keys, values, mask=mask, keep=headloom.Top(2))
     assert output[0, 0].tolist() == [0, 0, 0]
     assert graph.keys[0].tolist() == [[-1, -1], [0, -1]]
     assert graph.lse[0, 0] == -math.inf
@@ -280,8 +288,8 @@ def test_a_row_without_keys_has_no_nan_anywhere() -> None:
 
 def test_a_sink_alone_takes_all_the_mass() -> None:
     inputs = torch.randn(3, 1, 2, 3)
-    output, graph = weft.attend(
-        *inputs, mask=weft.padding(0), sinks=torch.tensor([0.5]), keep=weft.Top(1)
+    output, graph = headloom.attend(
+        *inputs, mask=headloom.padding(0), sinks=torch.tensor([0.5]), keep=headloom.Top(1)
     )
     assert output.abs().max() == 0
     assert graph.rest[0].tolist() == [1, 1]
@@ -292,11 +300,11 @@ def test_a_sink_alone_takes_all_the_mass() -> None:
 def test_symmetric_is_known_only_of_one_sequence_and_a_symmetric_score() -> None:
     x, y = torch.randn(2, 1, 4, 3)
     A = torch.randn(3, 3)
-    assert weft.attend(x, x, x)[1].symmetric
-    assert weft.attend(x, x, x, score=weft.Bilinear(A, symmetric=True))[1].symmetric
-    assert not weft.attend(x, y, y)[1].symmetric
-    assert not weft.attend(x, x, x, score=weft.Bilinear(A))[1].symmetric
-    assert not weft.attend(x, x, x, bias=torch.zeros(4, 4))[1].symmetric
+    assert headloom.attend(x, x, x)[1].symmetric
+    assert headloom.attend(x, x, x, score=headloom.Bilinear(A, symmetric=True))[1].symmetric
+    assert not headloom.attend(x, y, y)[1].symmetric
+    assert not headloom.attend(x, x, x, score=headloom.Bilinear(A))[1].symmetric
+    assert not headloom.attend(x, x, x, bias=torch.zeros(4, 4))[1].symmetric
 
 
 @pytest.mark.parametrize("scale", (-1.0, 0.0, -1e-3))
@@ -306,13 +314,13 @@ def test_symmetric_is_known_only_of_one_sequence_and_a_symmetric_score() -> None
 def test_scales_that_are_not_above_0(scale: float, mask: str, dtype: Any, backend: Any) -> None:
     x = torch.randn(1, 2, 9, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     visible = torch.ones(9, 9, dtype=torch.bool).tril()
-    masks = {"causal": weft.causal(), "padding": weft.padding([4]), "bool": visible}
+    masks = {"causal": headloom.causal(), "padding": headloom.padding([4]), "bool": visible}
     seen = torch.arange(9) < 4 if mask == "padding" else visible
     scores = scale * (x.double() @ x.double().transpose(-1, -2))
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
-    found = weft.attention(
-        x, x, x, mask=masks[mask], score=weft.Dot(), scale=scale, backend=backend
+    found = headloom.attention(
+        x, x, x, mask=masks[mask], score=headloom.Dot(), scale=scale, backend=backend
     )
     expected = weights @ x.double()
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
@@ -329,8 +337,14 @@ def test_half_precision_positions_and_biases_keep_their_digits(backend: Any) -> 
     scores = scores - slopes.double()[:, None, None] * distance
     expected = scores.softmax(-1) @ x.double()
     for bias in (None, level):
-        found = weft.attention(
-            x, x, x, score=weft.Dot(), relative=weft.ALiBi(slopes), bias=bias, backend=backend
+        found = headloom.attention(
+            x,
+            x,
+            x,
+            score=headloom.Dot(),
+            relative=headloom.ALiBi(slopes),
+            bias=bias,
+            backend=backend,
         )
         torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
 
@@ -338,12 +352,12 @@ def test_half_precision_positions_and_biases_keep_their_digits(backend: Any) -> 
 @pytest.mark.parametrize("softcap", (1e-60, 1e-35, 1e35, 1e39, 1e300))
 def test_caps_beyond_float32(softcap: float) -> None:
     x = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0))
-    expected = weft.attention(x.double(), x.double(), x.double(), softcap=softcap)
-    for keep in (None, weft.Top(3)):
+    expected = headloom.attention(x.double(), x.double(), x.double(), softcap=softcap)
+    for keep in (None, headloom.Top(3)):
         found = (
-            weft.attention(x, x, x, softcap=softcap)
+            headloom.attention(x, x, x, softcap=softcap)
             if keep is None
-            else weft.attend(x, x, x, softcap=softcap, keep=keep)[0]
+            else headloom.attend(x, x, x, softcap=softcap, keep=keep)[0]
         )
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -361,7 +375,7 @@ def test_views_that_are_negated(backend: Any, dtype: torch.dtype) -> None:
     bias = torch.randn(9, 9, dtype=torch.complex64).conj().imag
     sinks = torch.randn(2, dtype=torch.complex64).conj().imag
     leaves = [part.detach().requires_grad_() for part in (queries, keys, values)]
-    output, graph = weft.attend(*leaves, bias=bias, sinks=sinks, backend=backend)
+    output, graph = headloom.attend(*leaves, bias=bias, sinks=sinks, backend=backend)
     exact = [part.detach().double().resolve_neg().requires_grad_() for part in leaves]
     logits = exact[0] @ exact[1].mT / 2 + bias.double()
     logits = torch.cat((logits, sinks.double()[:, None, None].expand(1, 2, 9, 1)), -1)
@@ -380,8 +394,8 @@ def test_a_row_with_an_infinite_score_says_that_it_is_no_number(backend: Any) ->
     tokens = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
     bias = torch.zeros(3, 3)
     bias[1, 2], bias[2, 0] = math.inf, -math.inf
-    output, graph = weft.attend(
-        tokens, tokens, tokens, bias=bias, keep=weft.Top(1), backend=backend
+    output, graph = headloom.attend(
+        tokens, tokens, tokens, bias=bias, keep=headloom.Top(1), backend=backend
     )
     for row in (output.sum(-1), graph.lse, graph.entropy, graph.rest, graph.weights.sum(-1)):
         assert row[0].isnan().tolist() == [False, True, False]
@@ -404,7 +418,7 @@ def test_whether_a_key_of_minus_infinity_is_counted(
 ) -> None:
     queries, keys = torch.rand(1, 3, 4) + 0.1, torch.randn(1, 6, 4)
     keys[0, 2] = -math.inf
-    _, graph = weft.attend(queries, keys, torch.randn(1, 6, 4), keep=weft.Top(6), **options)
+    _, graph = headloom.attend(queries, keys, torch.randn(1, 6, 4), keep=headloom.Top(6), **options)
     assert graph.count[0].tolist() == count
     assert not bool((graph.keys == 2).any())
 
@@ -417,7 +431,7 @@ def test_gradients_of_huge_scores_are_numbers(size: float, backend: Any) -> None
     inputs.append(torch.randn(2, 83, 32, generator=generator))
     leaves = [tensor.requires_grad_() for tensor in inputs]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    found = torch.autograd.grad(weft.attention(*leaves, backend=backend).sum(), leaves)
+    found = torch.autograd.grad(headloom.attention(*leaves, backend=backend).sum(), leaves)
     weights = torch.softmax(exact[0] @ exact[1].transpose(-1, -2) / 32**0.5, -1)
     expected = torch.autograd.grad((weights @ exact[2]).sum(), exact)
     for mine, theirs in zip(found, expected, strict=True):
@@ -430,17 +444,17 @@ def test_gradients_of_huge_scores_are_numbers(size: float, backend: Any) -> None
     "mask",
     (
         None,
-        weft.causal(),
-        weft.packed([2, 4]),
-        weft.neighbours(torch.eye(6).bool() | (torch.arange(6) % 2 == 0)),
+        headloom.causal(),
+        headloom.packed([2, 4]),
+        headloom.neighbours(torch.eye(6).bool() | (torch.arange(6) % 2 == 0)),
     ),
     ids=("none", "causal", "packed", "neighbours"),
 )
-def test_a_graph_in_an_exported_program(mask: weft.Mask | None) -> None:
+def test_a_graph_in_an_exported_program(mask: headloom.Mask | None) -> None:
     class Graph(torch.nn.Module):
         def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
-            options: Any = {"mask": mask, "keep": weft.Top(3), "received": True}
-            output, graph = weft.attend(tokens, tokens, tokens, **options)
+            options: Any = {"mask": mask, "keep": headloom.Top(3), "received": True}
+            output, graph = headloom.attend(tokens, tokens, tokens, **options)
             return output, graph.keys, graph.entropy, graph.received
 
     tokens = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
@@ -456,10 +470,10 @@ def test_an_exported_graph_is_of_any_length() -> None:
 
     class Graph(torch.nn.Module):
         def forward(self, tokens: Tensor) -> tuple[Tensor | None, ...]:
-            options: Any = {"score": weft.Bilinear(A), "softcap": 5.0, "sinks": torch.zeros(2)}
+            options: Any = {"score": headloom.Bilinear(A), "softcap": 5.0, "sinks": torch.zeros(2)}
             three = (tokens, tokens, tokens)
-            output, graph = weft.attend(*three, keep=weft.Top(3), received=True, **options)
-            _, weights = weft.attend(*three, keep=weft.All(), **options)
+            output, graph = headloom.attend(*three, keep=headloom.Top(3), received=True, **options)
+            _, weights = headloom.attend(*three, keep=headloom.All(), **options)
             return output, graph.keys, graph.entropy, graph.received, weights
 
     generator = torch.Generator().manual_seed(0)
@@ -476,15 +490,20 @@ def test_an_exported_graph_is_of_any_length() -> None:
     [
         pytest.param(False, marks=pytest.mark.slow),
         True,
-        weft.LastQueries(4),
-        pytest.param(weft.LastQueries(40), marks=pytest.mark.slow),
+        headloom.LastQueries(4),
+        pytest.param(headloom.LastQueries(40), marks=pytest.mark.slow),
     ],
 )
 def test_an_exported_graph_is_of_lengths_below_k_and_of_the_last_queries(received: Any) -> None:
     class Graph(torch.nn.Module):
         def forward(self, tokens: Tensor) -> list[Tensor]:
-            output, graph = weft.attend(
-                tokens, tokens, tokens, mask=weft.causal(), keep=weft.Top(8), received=received
+            output, graph = headloom.attend(
+                tokens,
+                tokens,
+                tokens,
+                mask=headloom.causal(),
+                keep=headloom.Top(8),
+                received=received,
             )
             kept = (graph.keys, graph.scores, graph.weights, graph.entropy, graph.rest, graph.count)
             sums = (graph.received, graph.received_most, graph.received_last)
@@ -502,7 +521,9 @@ def test_an_exported_graph_is_of_lengths_below_k_and_of_the_last_queries(receive
 
 def test_a_graph_on_meta_has_its_shapes() -> None:
     tokens = torch.empty(2, 3, 5, 4, device="meta")
-    output, graph = weft.attend(tokens, tokens, tokens, mask=weft.causal(), keep=weft.Top(2))
+    output, graph = headloom.attend(
+        tokens, tokens, tokens, mask=headloom.causal(), keep=headloom.Top(2)
+    )
     assert output.shape == (2, 3, 5, 4)
     assert graph.shape == (2, 3, 5, 5)
     assert graph.keys.shape == (2, 3, 5, 2)

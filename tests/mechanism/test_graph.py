@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism import graph as graph_module
+import headloom
+from headloom.mechanism import graph as graph_module
 
 
-def by_hand() -> weft.AttentionGraph:
+def by_hand() -> headloom.AttentionGraph:
     """One head, two queries, three keys; weights 1/2, 1/4 (1/4 left) and 1 (one key allowed)."""
-    return weft.AttentionGraph(
+    return headloom.AttentionGraph(
         keys=torch.tensor([[[2, 0], [1, -1]]], dtype=torch.int32),
         scores=torch.tensor([[[math.log(2), 0.0], [5.0, -math.inf]]]),
         weights=torch.tensor([[[0.5, 0.25], [1.0, 0.0]]]),
@@ -36,15 +36,15 @@ def by_hand() -> weft.AttentionGraph:
 
 def random_graph(
     seed: int, k: int, queries: int = 4, keys: int = 5, batched: bool = False
-) -> tuple[weft.AttentionGraph, Tensor]:
+) -> tuple[headloom.AttentionGraph, Tensor]:
     """A graph, and the dense weights it was taken from."""
     generator = torch.Generator().manual_seed(seed)
     leading = (3, 2) if batched else (2,)
     q = torch.randn(*leading, queries, 3, generator=generator)
     k_, v = torch.randn(2, *leading, keys, 3, generator=generator)
     mask = torch.rand(queries, keys, generator=generator) < 0.7
-    _, graph = weft.attend(q, k_, v, mask=mask, keep=weft.Top(k))
-    _, weights = weft.attend(q, k_, v, mask=mask, keep=weft.All())
+    _, graph = headloom.attend(q, k_, v, mask=mask, keep=headloom.Top(k))
+    _, weights = headloom.attend(q, k_, v, mask=mask, keep=headloom.All())
     return graph, weights
 
 
@@ -121,7 +121,7 @@ def test_weights_are_exponentials_of_scores(seed: int, k: int) -> None:
 def test_dense_asks_before_it_takes_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = by_hand()
     monkeypatch.setattr(graph_module, "DENSE_LIMIT", 5)
-    with pytest.raises(weft.InputError, match="force=True"):
+    with pytest.raises(headloom.InputError, match="force=True"):
         graph.dense()
     assert graph.dense(force=True).shape == (1, 2, 3)
     monkeypatch.setattr(graph_module, "DENSE_LIMIT", 6)
@@ -144,7 +144,7 @@ def test_a_batch_is_taken_apart_by_index() -> None:
 
 def test_detach_and_cpu() -> None:
     queries = torch.randn(1, 3, 2).requires_grad_()
-    _, graph = weft.attend(queries, queries, queries)
+    _, graph = headloom.attend(queries, queries, queries)
     assert graph.weights.requires_grad
     assert not graph.detach().weights.requires_grad
     with warnings.catch_warnings():
@@ -176,7 +176,7 @@ class TestNetworkx:
 
     def test_one_sequence(self) -> None:
         tokens, other = torch.randn(2, 1, 3, 2)
-        _, caught = weft.attend(tokens, other, other, mask=weft.causal())
+        _, caught = headloom.attend(tokens, other, other, mask=headloom.causal())
         graph = caught.to_networkx(0)
         assert graph.is_directed()
         assert list(graph.nodes) == [0, 1, 2]
@@ -187,7 +187,7 @@ class TestNetworkx:
 
     def test_a_symmetric_score_gives_an_undirected_graph(self) -> None:
         tokens = torch.randn(1, 3, 2)
-        _, caught = weft.attend(tokens, tokens, tokens)
+        _, caught = headloom.attend(tokens, tokens, tokens)
         graph = caught.to_networkx(0)
         assert not graph.is_directed()
         assert graph.number_of_edges() == 6  # 3 pairs and 3 loops
@@ -198,7 +198,7 @@ class TestNetworkx:
 
     def test_a_symmetric_score_under_a_causal_mask_has_a_direction(self) -> None:
         tokens = torch.randn(1, 4, 2)
-        _, caught = weft.attend(tokens, tokens, tokens, mask=weft.causal())
+        _, caught = headloom.attend(tokens, tokens, tokens, mask=headloom.causal())
         assert caught.symmetric
         graph = caught.to_networkx(0)
         assert set(graph.edges) == {(i, j) for i in range(4) for j in range(i + 1)}
@@ -209,7 +209,7 @@ class TestNetworkx:
 def test_to_pyg_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_geometric", None)
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
-    with pytest.raises(weft.InputError, match="pip install torch_geometric"):
+    with pytest.raises(headloom.InputError, match="pip install torch_geometric"):
         by_hand().to_pyg(0)
 
 
@@ -235,19 +235,19 @@ def test_to_pyg_numbers_the_keys_after_the_queries(monkeypatch: pytest.MonkeyPat
 
 def test_two_sequences_of_one_length() -> None:
     one = torch.randn(1, 3, 4)
-    _, graph = weft.attend(one, one, one)
+    _, graph = headloom.attend(one, one, one)
     assert set(graph.to_networkx(0)) == {0, 1, 2}
     two = graph.to_networkx(0, one_sequence=False)
     assert set(two) == {(side, i) for side in ("query", "key") for i in range(3)}
     assert two.number_of_edges() == 9 and two.is_directed()
-    with pytest.raises(weft.InputError, match="one_sequence=True, but 2 queries and 3 keys"):
+    with pytest.raises(headloom.InputError, match="one_sequence=True, but 2 queries and 3 keys"):
         by_hand().to_networkx(0, one_sequence=True)
 
 
 def test_pyg_sums_what_a_query_looks_at_over_flipped_edges() -> None:
     pyg = pytest.importorskip("torch_geometric")
     q, k = torch.randn(2, 1, 6, 4)
-    _, graph = weft.attend(q, k, k, mask=weft.causal())
+    _, graph = headloom.attend(q, k, k, mask=headloom.causal())
     data, x = graph.to_pyg(0), torch.randn(6, 3)
     given = pyg.nn.SimpleConv(aggr="add")(x, data.edge_index.flip(0), data.edge_weight)
     assert torch.allclose(given, graph.dense()[0] @ x, atol=1e-6)
@@ -258,15 +258,15 @@ def test_pyg_sums_what_a_query_looks_at_over_flipped_edges() -> None:
 def test_a_huge_k_is_no_huge_graph(backend: Any) -> None:
     one = torch.randn(1, 3, 4)
     for k, places in ((5, 5), (1024, 1024), (10**12, 1024)):
-        _, graph = weft.attend(one, one, one, keep=weft.Top(k), backend=backend)
+        _, graph = headloom.attend(one, one, one, keep=headloom.Top(k), backend=backend)
         assert graph.k == places
         assert int((graph.keys >= 0).sum()) == 9
-    assert weft.Top(np.int64(3)) == weft.Top(3)  # type: ignore[arg-type]
+    assert headloom.Top(np.int64(3)) == headloom.Top(3)  # type: ignore[arg-type]
 
 
 def test_a_graph_is_true_and_keeps_float64() -> None:
     one = torch.randn(1, 3, 4, dtype=torch.float64)
-    _, graph = weft.attend(one, one, one)
+    _, graph = headloom.attend(one, one, one)
     assert bool(graph)
     assert graph.adjacency(0).dtype == np.float64
 
@@ -274,13 +274,13 @@ def test_a_graph_is_true_and_keeps_float64() -> None:
 def test_one_head_of_a_graph() -> None:
     generator = torch.Generator().manual_seed(5)
     q, k, v = torch.randn(3, 3, 4, 2, generator=generator)
-    _, graph = weft.attend(q, k, v, keep=weft.Top(2), received=weft.LastQueries(2))
+    _, graph = headloom.attend(q, k, v, keep=headloom.Top(2), received=headloom.LastQueries(2))
     names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
     asked = ("received", "received_most", "received_last")
     for head in range(3):
-        _, alone = weft.attend(
+        _, alone = headloom.attend(
             *(part[head][None] for part in (q, k, v)),
-            keep=weft.Top(2), received=weft.LastQueries(2),
+            keep=headloom.Top(2), received=headloom.LastQueries(2),
         )  # fmt: skip
         own = graph.of_head(head)
         assert own.shape == (1, 4, 4)
@@ -289,14 +289,14 @@ def test_one_head_of_a_graph() -> None:
 
 
 def test_how_much_is_kept_where_nobody_says() -> None:
-    assert weft.Top() == weft.Top(32)
+    assert headloom.Top() == headloom.Top(32)
     q = torch.randn(1, 2, 40, 4)
-    assert weft.attend(q, q, q)[1].k == 32
+    assert headloom.attend(q, q, q)[1].k == 32
 
 
 def test_a_head_that_is_not_there_is_refused() -> None:
     tokens = torch.randn(2, 3, 4)
-    _, graph = weft.attend(tokens, tokens, tokens)
+    _, graph = headloom.attend(tokens, tokens, tokens)
     assert torch.equal(graph.of_head(-1).keys, graph.keys[1:])
-    with pytest.raises(weft.InputError, match="no head 2; the graph has heads 0 to 1"):
+    with pytest.raises(headloom.InputError, match="no head 2; the graph has heads 0 to 1"):
         graph.of_head(2)

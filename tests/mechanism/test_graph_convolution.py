@@ -10,11 +10,11 @@ import torch
 from tests.forked import Loaded
 from torch import Tensor
 
-import weft
-from weft.mechanism.neighbourhood.function import neighbour_graph
-from weft.mechanism.neighbourhood.loops import with_self_loops
+import headloom
+from headloom.mechanism.neighbourhood.function import neighbour_graph
+from headloom.mechanism.neighbourhood.loops import with_self_loops
 
-LAYERS = [weft.GATConv, weft.GATv2Conv]
+LAYERS = [headloom.GATConv, headloom.GATv2Conv]
 EDGES = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
 
 
@@ -43,7 +43,7 @@ def test_one_kind_of_nodes(layer_class: Any, residual: bool) -> None:
     assert output.shape == (4, 64)
     for layout in (torch.sparse_coo, torch.sparse_csr):
         torch.testing.assert_close(layer(x, sparse(4, layout)), output)
-    if layer_class is weft.GATConv:
+    if layer_class is headloom.GATConv:
         torch.testing.assert_close(layer(x, EDGES, size=(4, 4)), output)
     again, (edges, weights) = layer(x, EDGES, return_attention_weights=True)
     torch.testing.assert_close(again, output)
@@ -67,11 +67,11 @@ def test_sources_and_targets_of_two_kinds(layer_class: Any, residual: bool) -> N
     output = layer((sources, targets), EDGES)
     assert output.shape == (2, 64)
     torch.testing.assert_close(layer((sources, targets), sparse(2, torch.sparse_coo)), output)
-    if layer_class is weft.GATConv:
+    if layer_class is headloom.GATConv:
         torch.testing.assert_close(layer((sources, targets), EDGES, size=(4, 2)), output)
         assert layer((sources, None), EDGES, size=(4, 2)).shape == (2, 64)
     else:
-        with pytest.raises(weft.InputError, match="no targets"):
+        with pytest.raises(headloom.InputError, match="no targets"):
             layer((sources, None), EDGES)
 
 
@@ -85,7 +85,7 @@ def test_edges_with_features(layer_class: Any, width: int, fill: Any) -> None:
     assert not torch.allclose(output, layer(x, EDGES, features + 1))
     if width == 1:
         torch.testing.assert_close(layer(x, EDGES, features[:, 0]), output)
-    with pytest.raises(weft.ShapeError, match="there are 4 edges"):
+    with pytest.raises(headloom.ShapeError, match="there are 4 edges"):
         layer(x, EDGES, features[:3])
 
 
@@ -102,7 +102,7 @@ def test_the_width_is_told_by_the_first_call(layer_class: Any) -> None:
         assert layer(x, EDGES).isfinite().all()
         weight = (
             (layer.lin or layer.lin_src).weight
-            if layer_class is weft.GATConv
+            if layer_class is headloom.GATConv
             else (layer.lin_l.weight)
         )
         assert weight.shape == (10, 8)
@@ -133,7 +133,7 @@ def test_derivatives_of_torch_func(layer_class: Any) -> None:
 
 
 def test_v2_with_shared_weights() -> None:
-    layer = weft.GATv2Conv(8, 32, heads=2, share_weights=True)
+    layer = headloom.GATv2Conv(8, 32, heads=2, share_weights=True)
     assert layer.lin_l is layer.lin_r
     assert layer(torch.randn(4, 8), EDGES).shape == (4, 64)
 
@@ -150,7 +150,7 @@ def test_dropout_falls_on_the_normalised_weights(layer_class: Any) -> None:
 
 
 def test_an_observer_sees_the_graph() -> None:
-    layer, x = weft.GATConv(8, 32, heads=2), torch.randn(4, 8)
+    layer, x = headloom.GATConv(8, 32, heads=2), torch.randn(4, 8)
     calls: list[Any] = []
     layer.observer = lambda *call: calls.append(call)
     _, (edges, weights) = layer(x, EDGES, return_attention_weights=True)
@@ -160,7 +160,7 @@ def test_an_observer_sees_the_graph() -> None:
     matrix = torch.zeros(2, 4, 4)
     matrix[:, edges[1], edges[0]] = weights.T
     torch.testing.assert_close(graph.dense(), matrix)
-    pair = weft.GATConv((8, 8), 32)
+    pair = headloom.GATConv((8, 8), 32)
     pair.observer = layer.observer
     pair((x, x.clone()), EDGES)
     assert not calls[-1][2]
@@ -170,9 +170,11 @@ def test_an_observer_sees_the_graph() -> None:
 def test_bad_input(layer_class: Any) -> None:
     layer = layer_class(8, 32)
     x = torch.randn(4, 8)
-    with pytest.raises(weft.InputError, match="an edge has the source 4; there are 4 such nodes"):
+    with pytest.raises(
+        headloom.InputError, match="an edge has the source 4; there are 4 such nodes"
+    ):
         layer(x, torch.tensor([[4], [0]]))
-    with pytest.raises(weft.InputError, match="an edge has the target -1"):
+    with pytest.raises(headloom.InputError, match="an edge has the target -1"):
         layer(x, torch.tensor([[0], [-1]]))
     # What the caller gave is named, not what it is with self-loops.
     for edges, said in (
@@ -185,14 +187,14 @@ def test_bad_input(layer_class: Any) -> None:
         (EDGES.tolist(), "list"),
     ):
         with pytest.raises(
-            weft.InputError, match=rf"edge_index is {said}; expected .*\(2, edges\)"
+            headloom.InputError, match=rf"edge_index is {said}; expected .*\(2, edges\)"
         ):
             layer(x, edges)
-    with pytest.raises(weft.ShapeError, match=r"x is \(8\)"):
+    with pytest.raises(headloom.ShapeError, match=r"x is \(8\)"):
         layer(x[0], EDGES)
-    with pytest.raises(weft.InputError, match="fill_value: it is 'median'"):
+    with pytest.raises(headloom.InputError, match="fill_value: it is 'median'"):
         layer_class(8, 2, edge_dim=1, fill_value="median")(x, EDGES, torch.ones(4))
-    with pytest.raises(weft.InputError, match=r"dropout=1\.5"):
+    with pytest.raises(headloom.InputError, match=r"dropout=1\.5"):
         layer_class(8, 2, dropout=1.5)
 
 
@@ -233,7 +235,7 @@ def test_a_state_dict_of_pyg_gives_its_output_and_gradients(
 ) -> None:
     pyg = pytest.importorskip("torch_geometric.nn")
     if pair and "flow" in options:
-        with pytest.raises(weft.InputError, match="x is a pair"):
+        with pytest.raises(headloom.InputError, match="x is a pair"):
             layer_class((8, 6), 5, **options)((torch.ones(4, 8), torch.ones(4, 6)), EDGES)
         return
     width = (8, 6) if pair else 8
@@ -278,9 +280,10 @@ def test_double_precision_agrees_with_pyg_to_the_last_digits(layer_class: Any) -
     torch.testing.assert_close(mine(x, EDGES), theirs(x, EDGES), rtol=1e-12, atol=1e-12)
 
 
-def test_weft_does_not_import_pyg(loaded: Loaded) -> None:
+def test_headloom_does_not_import_pyg(loaded: Loaded) -> None:
     code = (
-        "import sys, torch, weft; weft.GATConv(2, 2)(torch.ones(2, 2), torch.tensor([[0], [1]])); "
+        "import sys, torch, headloom; headloom.GATConv(2, 2)(torch.ones(2, 2), "
+        "torch.tensor([[0], [1]])); "
         "assert 'torch_geometric' not in sys.modules"
     )
     with loaded.start(program=code) as process:
@@ -330,6 +333,6 @@ def test_features_of_self_loops_where_a_node_has_no_edge(fill: Any, loops: list[
 
 
 def test_a_size_without_targets() -> None:
-    layer = weft.GATConv((8, 8), 2, heads=2)
+    layer = headloom.GATConv((8, 8), 2, heads=2)
     none = torch.zeros(2, 0, dtype=torch.int64)
     assert layer((torch.randn(3, 8), None), none, size=(3, 0)).shape == (0, 4)

@@ -11,10 +11,10 @@ from tests.mechanism.linear_cases import drawn, rounded
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from weft.errors import InputError
-from weft.mechanism.backends import native, native_linear
-from weft.mechanism.backends.native_request import kernels
-from weft.mechanism.linear import Products, linear_maps, prepared_maps, products
+from headloom.errors import InputError
+from headloom.mechanism.backends import native, native_linear
+from headloom.mechanism.backends.native_request import kernels
+from headloom.mechanism.linear import Products, linear_maps, prepared_maps, products
 
 SETS = [name for name in native.instruction_sets() if kernels.has_linear(name)]
 pytestmark = pytest.mark.skipif(not SETS, reason="the processor multiplies no bfloat16")

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism.adjacency import Neighbours
-from weft.mechanism.mask import Both, Either, Explicit, Mask, Not
-from weft.mechanism.masks import Lengths, Padding, Ranges, RealKeys, Window
+import headloom
+from headloom.mechanism.adjacency import Neighbours
+from headloom.mechanism.mask import Both, Either, Explicit, Mask, Not
+from headloom.mechanism.masks import Lengths, Padding, Ranges, RealKeys, Window
 
 BATCH, HEADS = 2, 2
 sides = st.none() | st.integers(0, 6)
@@ -95,7 +95,9 @@ MASKS: dict[type[Mask], Callable[[st.DrawFn, int, int, int], Mask]] = {
     RealKeys: lambda draw, batch, _, keys: RealKeys(bits(draw, batch, keys)),
     Ranges: ranges,
     Explicit: explicit,
-    Neighbours: lambda draw, _, queries, keys: weft.neighbours(bits(draw, queries, keys).float()),
+    Neighbours: lambda draw, _, queries, keys: headloom.neighbours(
+        bits(draw, queries, keys).float()
+    ),
     Both: pair(Both),
     Either: pair(Either),
     Not: lambda draw, batch, queries, keys: Not(
@@ -108,12 +110,12 @@ MASKS: dict[type[Mask], Callable[[st.DrawFn, int, int, int], Mask]] = {
 }
 
 
-def test_every_mask_of_weft_is_here() -> None:
+def test_every_mask_of_headloom_is_here() -> None:
     kinds, below = set(), [Mask]
     while below:
         kind = below.pop()
         below += kind.__subclasses__()
-        if kind.__module__.startswith("weft.") and not kind.__name__.startswith("_"):
+        if kind.__module__.startswith("headloom.") and not kind.__name__.startswith("_"):
             kinds.add(kind)
     assert kinds - {Mask, Padding} == set(MASKS) - {Striped, Flat, ByHead}
 
@@ -128,14 +130,14 @@ def test_blocks_of_other_heads_or_batches(sizes: tuple[int, ...]) -> None:
             return cells if sizes[-2] == 1 else cells[..., rows.start : rows.stop, :]
 
     queries, keys = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 4, 4)
-    for mask in (Own(), ~Own() & weft.causal(), Own() | weft.causal()):
+    for mask in (Own(), ~Own() & headloom.causal(), Own() | headloom.causal()):
         for ask in (
-            lambda mask: weft.attention(queries, keys, keys, mask=mask, backend="torch"),
-            lambda mask: weft.attend(queries, keys, keys, mask=mask),
-            lambda mask: weft.AttentionMatrix(queries, keys, mask=mask),
-            lambda mask: weft.from_queries_keys(queries[0], keys[0], mask=mask),
+            lambda mask: headloom.attention(queries, keys, keys, mask=mask, backend="torch"),
+            lambda mask: headloom.attend(queries, keys, keys, mask=mask),
+            lambda mask: headloom.AttentionMatrix(queries, keys, mask=mask),
+            lambda mask: headloom.from_queries_keys(queries[0], keys[0], mask=mask),
         ):
-            with pytest.raises(weft.ShapeError, match="the call has a batch of 1 and 2 heads"):
+            with pytest.raises(headloom.ShapeError, match="the call has a batch of 1 and 2 heads"):
                 ask(mask)
 
 
@@ -158,10 +160,10 @@ def test_blocks_that_are_no_cells(block: Any, message: str) -> None:
     for ask in (
         lambda: Own().dense(3, 4),
         lambda: Own().ranges(3, 4),
-        lambda: weft.attention(queries, keys, keys, mask=Own(), backend="torch"),
-        lambda: weft.attend(queries, keys, keys, mask=Own()),
+        lambda: headloom.attention(queries, keys, keys, mask=Own(), backend="torch"),
+        lambda: headloom.attend(queries, keys, keys, mask=Own()),
     ):
-        with pytest.raises(weft.WeftError, match=message):
+        with pytest.raises(headloom.HeadloomError, match=message):
             ask()
 
 
@@ -217,7 +219,7 @@ def test_the_kernels_see_what_the_cells_say(case: tuple[Mask, int, int]) -> None
         for length in (queries, keys, keys)
     ]
     for backend in ("torch", "native"):
-        _, graph = weft.attend(*tensors, mask=mask, backend=backend)
+        _, graph = headloom.attend(*tensors, mask=mask, backend=backend)
         assert torch.equal(graph.count, cells.sum(-1).int())
 
 
@@ -229,7 +231,7 @@ def test_the_matrix_of_a_call_sees_what_the_cells_say(
     mask, queries, keys = case
     generator = torch.Generator().manual_seed(2)
     tensors = [torch.randn(HEADS, n, 3, generator=generator) for n in (queries, keys)]
-    matrix = weft.AttentionMatrix(*tensors, mask=mask)
+    matrix = headloom.AttentionMatrix(*tensors, mask=mask)
     weights = matrix.dense()
     allowed = whole(mask, queries, keys)[0]
     assert torch.equal(weights > 0, allowed)

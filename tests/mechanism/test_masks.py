@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism.masks import Mask, Ranges, as_mask
-from weft.mechanism.packed import packed
+import headloom
+from headloom.mechanism.masks import Mask, Ranges, as_mask
+from headloom.mechanism.packed import packed
 
 sizes = st.integers(0, 6)
 sides = st.one_of(st.none(), st.integers(0, 7))
@@ -45,15 +45,17 @@ def test_window(queries: int, keys: int, left: int | None, right: int | None, of
         before = right is None or j <= i + offset + right
         return after and before
 
-    check(weft.window(left, right, offset), pairs(queries, keys, allow), queries, keys)
+    check(headloom.window(left, right, offset), pairs(queries, keys, allow), queries, keys)
 
 
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_an_offset_that_is_none_names_the_mask_that_was_asked_for(name: str) -> None:
     wrong: Any = "a"
     arguments = (wrong,) if name == "causal" else (1, 1, wrong)
-    with pytest.raises(weft.InputError, match=f"^{name}: offset is 'a'; expected a whole number"):
-        getattr(weft, name)(*arguments)
+    with pytest.raises(
+        headloom.InputError, match=f"^{name}: offset is 'a'; expected a whole number"
+    ):
+        getattr(headloom, name)(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_the_band_of_a_wide_window_is_its_definition(
         allowed &= j >= i + offset - left
     if right is not None:
         allowed &= j <= i + offset + right
-    mask = weft.window(left, right, offset)
+    mask = headloom.window(left, right, offset)
     for one, there in ((mask, allowed), (mask.transposed(queries, keys), allowed.T)):
         bounds = one.bounds(*there.shape)
         assert bounds.band is not None
@@ -88,7 +90,7 @@ def test_the_band_of_a_wide_window_is_its_definition(
 @given(sizes, sizes, st.integers(-3, 3))
 def test_causal(queries: int, keys: int, offset: int) -> None:
     expected = pairs(queries, keys, lambda i, j: j <= i + offset)
-    check(weft.causal(offset), expected, queries, keys)
+    check(headloom.causal(offset), expected, queries, keys)
 
 
 @settings(max_examples=30, deadline=None)
@@ -97,16 +99,18 @@ def test_padding(lengths: list[int], queries: int, keys: int) -> None:
     expected = torch.stack([pairs(queries, keys, lambda i, j, n=n: j < n) for n in lengths])[
         :, None
     ]
-    check(weft.padding(lengths), expected, queries, keys)
-    check(weft.padding(torch.tensor(lengths)), expected, queries, keys)
+    check(headloom.padding(lengths), expected, queries, keys)
+    check(headloom.padding(torch.tensor(lengths)), expected, queries, keys)
     real = torch.stack([torch.arange(keys) < n for n in lengths])
-    check(weft.padding(real), expected, queries, keys)
+    check(headloom.padding(real), expected, queries, keys)
 
 
 def test_padding_of_one_sequence() -> None:
     expected = [[True, True, False]]
-    assert weft.padding(2).dense(1, 3)[0, 0].tolist() == expected
-    assert weft.padding(torch.tensor([True, True, False])).dense(1, 3)[0, 0].tolist() == expected
+    assert headloom.padding(2).dense(1, 3)[0, 0].tolist() == expected
+    assert (
+        headloom.padding(torch.tensor([True, True, False])).dense(1, 3)[0, 0].tolist() == expected
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -124,7 +128,7 @@ def test_neighbours_in_every_format(queries: int, keys: int, seed: int) -> None:
         scipy.sparse.coo_array(adjacency.numpy()),
         scipy.sparse.csc_matrix(adjacency.numpy()),
     ):
-        check(weft.neighbours(given_as), expected, queries, keys)
+        check(headloom.neighbours(given_as), expected, queries, keys)
 
 
 def test_neighbours_leaves_the_callers_matrix_alone() -> None:
@@ -132,7 +136,7 @@ def test_neighbours_leaves_the_callers_matrix_alone() -> None:
     matrix = scipy.sparse.csr_array(
         (np.array([1.0, 0.0, 2.0]), np.array([0, 1, 0]), np.array([0, 2, 3])), shape=(2, 2)
     )
-    mask = weft.neighbours(matrix)
+    mask = headloom.neighbours(matrix)
     assert mask.dense(2, 2)[0, 0].tolist() == [[True, False], [True, False]]
     assert matrix.nnz == 3
     matrix.indices[0] = 1
@@ -143,7 +147,7 @@ def test_neighbours_adds_up_what_is_stored_twice() -> None:
     matrix = scipy.sparse.csr_array(
         (np.array([1.0, -1.0, 1.0, 1.0]), np.array([0, 0, 1, 1]), np.array([0, 4])), shape=(1, 2)
     )
-    assert weft.neighbours(matrix).dense(1, 2)[0, 0].tolist() == [[False, True]]
+    assert headloom.neighbours(matrix).dense(1, 2)[0, 0].tolist() == [[False, True]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -151,16 +155,16 @@ def test_neighbours_adds_up_what_is_stored_twice() -> None:
 def test_and_or_obey_logic(queries: int, keys: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     a, b = torch.rand(2, queries, keys, generator=generator) < 0.5
-    rules = weft.neighbours(a), weft.neighbours(b)
+    rules = headloom.neighbours(a), headloom.neighbours(b)
     causal = pairs(queries, keys, lambda i, j: j <= i)
     check(rules[0] & rules[1], a & b, queries, keys)
     check(rules[0] | rules[1], a | b, queries, keys)
     check(rules[0] & b, a & b, queries, keys)
     check(rules[0] | b, a | b, queries, keys)
-    check((weft.causal() | rules[0]) & rules[1], (causal | a) & b, queries, keys)
+    check((headloom.causal() | rules[0]) & rules[1], (causal | a) & b, queries, keys)
     lengths = torch.tensor([1, keys])
     real = (torch.arange(keys) < lengths[:, None])[:, None, None, :]
-    check(weft.causal() & weft.padding(lengths), causal & real, queries, keys)
+    check(headloom.causal() & headloom.padding(lengths), causal & real, queries, keys)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5, 2, 3, 4), (5, 1, 1, 4), (1, 4), (3, 1)])
@@ -176,29 +180,32 @@ def test_a_bool_tensor_is_a_mask(shape: tuple[int, ...]) -> None:
 
 
 def test_both_and_either_check_both_sides() -> None:
-    wrong = weft.neighbours(torch.ones(2, 2))
-    for mask in (weft.causal() & wrong, wrong & weft.causal(), weft.causal() | wrong):
-        with pytest.raises(weft.ShapeError, match=r"\(2, 2\)"):
+    wrong = headloom.neighbours(torch.ones(2, 2))
+    for mask in (headloom.causal() & wrong, wrong & headloom.causal(), headloom.causal() | wrong):
+        with pytest.raises(headloom.ShapeError, match=r"\(2, 2\)"):
             mask.check(1, 1, 3, 3)
         mask.check(1, 1, 2, 2)
 
 
 def test_a_tensor_may_stand_before_a_mask() -> None:
     allowed = torch.tensor([[True, True], [False, True]])
-    assert (allowed & weft.causal()).dense(2, 2)[0, 0].tolist() == [[True, False], [False, True]]
-    assert (allowed | weft.causal()).dense(2, 2)[0, 0].tolist() == [[True, True], [True, True]]
+    assert (allowed & headloom.causal()).dense(2, 2)[0, 0].tolist() == [
+        [True, False],
+        [False, True],
+    ]
+    assert (allowed | headloom.causal()).dense(2, 2)[0, 0].tolist() == [[True, True], [True, True]]
 
 
 @pytest.mark.parametrize("far", (2**60, 2**63 - 1, 2**64, 10**30))
 def test_windows_of_any_size_are_open(far: int) -> None:
-    check(weft.window(far, far), torch.ones(4, 6, dtype=torch.bool), 4, 6)
-    check(weft.window(far, 0), torch.ones(4, 6, dtype=torch.bool).tril(), 4, 6)
-    check(weft.window(0, far, 1), torch.ones(4, 6, dtype=torch.bool).triu(1), 4, 6)
+    check(headloom.window(far, far), torch.ones(4, 6, dtype=torch.bool), 4, 6)
+    check(headloom.window(far, 0), torch.ones(4, 6, dtype=torch.bool).tril(), 4, 6)
+    check(headloom.window(0, far, 1), torch.ones(4, 6, dtype=torch.bool).triu(1), 4, 6)
     x = torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(0))
-    expected = weft.attention(x, x, x, backend="torch")
+    expected = headloom.attention(x, x, x, backend="torch")
     backends: tuple[Any, ...] = (None, "torch")
     for backend in backends:
-        found = weft.attention(x, x, x, mask=weft.window(far, far), backend=backend)
+        found = headloom.attention(x, x, x, mask=headloom.window(far, far), backend=backend)
         torch.testing.assert_close(found, expected)
 
 
@@ -209,28 +216,28 @@ def test_an_edge_index_is_read_as_pytorch_geometric_does() -> None:
         expected[target, source] = True  # the target looks at the source
     edges = torch.tensor([sources, targets])
     for given_as in (edges, edges.int(), edges.numpy()):
-        check(weft.neighbours(given_as), expected, 4, 4)
-        check(weft.neighbours(given_as, nodes=4), expected, 4, 4)
+        check(headloom.neighbours(given_as), expected, 4, 4)
+        check(headloom.neighbours(given_as, nodes=4), expected, 4, 4)
     wider = torch.nn.functional.pad(expected, (0, 2, 0, 2))
-    check(weft.neighbours(edges, nodes=6), wider, 6, 6)
-    check(weft.neighbours(edges[:, :0], nodes=3), torch.zeros(3, 3, dtype=torch.bool), 3, 3)
+    check(headloom.neighbours(edges, nodes=6), wider, 6, 6)
+    check(headloom.neighbours(edges[:, :0], nodes=3), torch.zeros(3, 3, dtype=torch.bool), 3, 3)
 
 
 def test_what_may_be_an_edge_index_or_an_adjacency_matrix() -> None:
     both = torch.tensor([[0, 1, 1], [1, 0, 1]])
-    with pytest.raises(weft.InputError, match="may be an edge_index or the adjacency"):
-        weft.neighbours(both)
-    check(weft.neighbours(both != 0), both != 0, 2, 3)
-    check(weft.neighbours(both.float()), both != 0, 2, 3)
-    check(weft.neighbours(both.to(torch.int8)), both != 0, 2, 3)  # too small to number nodes
-    check(weft.neighbours(scipy.sparse.csr_array(both.numpy())), both != 0, 2, 3)
-    check(weft.neighbours(both.to_sparse()), both != 0, 2, 3)
-    check(weft.neighbours(both, nodes=2), torch.tensor([[False, True], [True, True]]), 2, 2)
+    with pytest.raises(headloom.InputError, match="may be an edge_index or the adjacency"):
+        headloom.neighbours(both)
+    check(headloom.neighbours(both != 0), both != 0, 2, 3)
+    check(headloom.neighbours(both.float()), both != 0, 2, 3)
+    check(headloom.neighbours(both.to(torch.int8)), both != 0, 2, 3)  # too small to number nodes
+    check(headloom.neighbours(scipy.sparse.csr_array(both.numpy())), both != 0, 2, 3)
+    check(headloom.neighbours(both.to_sparse()), both != 0, 2, 3)
+    check(headloom.neighbours(both, nodes=2), torch.tensor([[False, True], [True, True]]), 2, 2)
     # A third node: no cell of an adjacency matrix of zeros and ones.
     three = torch.tensor([[0, 2], [1, 1]])
     expected = torch.zeros(3, 3, dtype=torch.bool)
     expected[1, 0] = expected[1, 2] = True
-    check(weft.neighbours(three), expected, 3, 3)
+    check(headloom.neighbours(three), expected, 3, 3)
 
 
 def test_packed_sequences_of_any_length_see_themselves_alone() -> None:
@@ -251,11 +258,11 @@ def test_a_mask_of_no_queries_has_no_ranges() -> None:
 def test_real_keys_side_by_side_are_ranges() -> None:
     """Kernels skip what ranges leave out; of keys with holes between them they ask the mask."""
     marked = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()
-    bounds = weft.padding(marked).bounds(2, 3)
+    bounds = headloom.padding(marked).bounds(2, 3)
     assert bounds.rest is None
     assert bounds.by_sequence is not None
     assert bounds.by_sequence.tolist() == [[1, 0, 0, 0], [3, 0, 3, 1]]
-    holes = weft.padding(torch.tensor([[1, 0, 1], [1, 1, 1]]).bool())
+    holes = headloom.padding(torch.tensor([[1, 0, 1], [1, 1, 1]]).bool())
     assert holes.bounds(2, 3).rest is holes
     assert holes.bounds(2, 3).by_sequence is None
 
@@ -270,30 +277,32 @@ def test_ranges_that_rise_turn_into_ranges() -> None:
 
 @pytest.mark.parametrize("lengths", [[1.0, 2.0], [1 + 0j], [[1, 2]], [[[True]]]])
 def test_what_is_no_length(lengths: Any) -> None:
-    with pytest.raises(weft.InputError, match="padding: got torch"):
-        weft.padding(lengths)
+    with pytest.raises(headloom.InputError, match="padding: got torch"):
+        headloom.padding(lengths)
 
 
 @pytest.mark.parametrize("backend", ("native", "torch"))
 def test_no_sequences_are_a_batch_of_none(backend: Any) -> None:
     batch, packed_tokens = torch.zeros(0, 2, 5, 4), torch.zeros(2, 0, 4)
     for lengths in ([], (), torch.zeros(0, dtype=torch.int64)):
-        mask = weft.padding(lengths) & weft.causal()
-        _, graph = weft.attend(batch, batch, batch, mask=mask, backend=backend)
+        mask = headloom.padding(lengths) & headloom.causal()
+        _, graph = headloom.attend(batch, batch, batch, mask=mask, backend=backend)
         assert graph.shape == (0, 2, 5, 5)
-        mask = weft.packed(lengths)
-        _, graph = weft.attend(
+        mask = headloom.packed(lengths)
+        _, graph = headloom.attend(
             packed_tokens, packed_tokens, packed_tokens, mask=mask, backend=backend
         )
         assert graph.shape == (2, 0, 0)
-    with pytest.raises(weft.ShapeError, match="padding: 0 sequences in the mask, 2 in the batch"):
-        weft.attention(*[torch.zeros(2, 2, 5, 4)] * 3, mask=weft.padding([]))
+    with pytest.raises(
+        headloom.ShapeError, match="padding: 0 sequences in the mask, 2 in the batch"
+    ):
+        headloom.attention(*[torch.zeros(2, 2, 5, 4)] * 3, mask=headloom.padding([]))
 
 
 def test_packed_sequences_must_fill_the_keys_too() -> None:
     tokens = torch.zeros(1, 9, 4)
-    with pytest.raises(weft.ShapeError, match="have 17 keys, the call has 9"):
-        weft.attention(tokens, tokens, tokens, mask=weft.packed([4, 5], [8, 9]))
+    with pytest.raises(headloom.ShapeError, match="have 17 keys, the call has 9"):
+        headloom.attention(tokens, tokens, tokens, mask=headloom.packed([4, 5], [8, 9]))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own calls
@@ -305,11 +314,11 @@ def test_lengths_are_traced_and_mapped_over_by_torch_func() -> None:
         for heads, length in ((4, 5), (2, 7), (2, 7))
     )
     lengths = torch.tensor([7, 4])
-    expected = weft.attention(queries, keys, values, mask=weft.padding(lengths))
+    expected = headloom.attention(queries, keys, values, mask=headloom.padding(lengths))
     direction = torch.randn(queries.shape, generator=generator)
 
     def of(queries: torch.Tensor) -> torch.Tensor:
-        return weft.attention(queries, keys, values, mask=weft.padding(lengths))
+        return headloom.attention(queries, keys, values, mask=headloom.padding(lengths))
 
     output, linear = torch.func.linearize(of, queries)
     _, forward = torch.func.jvp(of, (queries,), (direction,))
@@ -317,7 +326,7 @@ def test_lengths_are_traced_and_mapped_over_by_torch_func() -> None:
     torch.testing.assert_close(linear(direction), forward)
 
     def of_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        return weft.attention(q[None], k[None], v[None], mask=weft.padding(n))[0]
+        return headloom.attention(q[None], k[None], v[None], mask=headloom.padding(n))[0]
 
     mapped = torch.vmap(of_one)(queries, keys, values, lengths[:, None])
     torch.testing.assert_close(mapped, expected)
@@ -331,11 +340,11 @@ def test_the_mask_of_a_graph_is_made_inside_torch_func() -> None:
     sources, targets = adjacency.T.nonzero(as_tuple=True)
     edge_index = torch.stack((sources, targets))
     leaf = tokens.clone().requires_grad_()
-    weft.attention(leaf, leaf, leaf, mask=adjacency).sum().backward()
+    headloom.attention(leaf, leaf, leaf, mask=adjacency).sum().backward()
     for graph, nodes in ((adjacency, None), (adjacency.to_sparse(), None), (edge_index, 5)):
 
         def output(x: torch.Tensor, graph: Any = graph, nodes: Any = nodes) -> torch.Tensor:
-            return weft.attention(x, x, x, mask=weft.neighbours(graph, nodes))
+            return headloom.attention(x, x, x, mask=headloom.neighbours(graph, nodes))
 
         found = torch.func.grad(lambda x, output=output: output(x).sum())(tokens)
         torch.testing.assert_close(found, leaf.grad)
@@ -346,7 +355,7 @@ def test_the_mask_of_a_graph_is_made_inside_torch_func() -> None:
 def test_a_mask_that_is_changed_before_backward_is_refused() -> None:
     tokens = torch.randn(1, 5, 4, requires_grad=True)
     mask = torch.ones(5, 5, dtype=torch.bool)
-    output = weft.attention(tokens, tokens, tokens, mask=mask)
+    output = headloom.attention(tokens, tokens, tokens, mask=mask)
     mask.tril_()
-    with pytest.raises(weft.InputError, match="the mask was changed in place"):
+    with pytest.raises(headloom.InputError, match="the mask was changed in place"):
         output.sum().backward()

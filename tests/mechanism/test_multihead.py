@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.slow import slow
 from torch import Tensor, nn
 
-import weft
-from weft.mechanism.multihead import KeyValueCache, MultiHeadAttention, RelativeKind
-from weft.mechanism.reference import attention as reference
+import headloom
+from headloom.mechanism.multihead import KeyValueCache, MultiHeadAttention, RelativeKind
+from headloom.mechanism.reference import attention as reference
 
 RELATIVES: list[RelativeKind] = ["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
 
@@ -59,7 +59,7 @@ def test_the_formula_of_the_paper(
 
     decoder, encoder = random(2, rows, 5), random(2, length, 7, seed=2)
     allowed = torch.ones(rows, length).tril().bool() if causal else None
-    mask = weft.causal() if causal else None
+    mask = headloom.causal() if causal else None
     output = layer(decoder, encoder, mask=mask)
     for b in range(2):
         expected = reference.encoder_decoder(decoder[b], encoder[b], W_Q, W_K, W_V, W_O, allowed)
@@ -117,13 +117,15 @@ class TestTorch:
         torch.testing.assert_close(ours_output, output, rtol=0, atol=tolerance)
         padding = torch.arange(7) >= torch.tensor([[7], [4]])
         output, weights = theirs(x, y, y, key_padding_mask=padding, average_attn_weights=False)
-        mask = weft.padding([7, 4])
+        mask = headloom.padding([7, 4])
         torch.testing.assert_close(ours(x, y, mask=mask), output, rtol=0, atol=tolerance)
         assert weights.shape == (2, 4, 5, 7)
         if source_width == 8:
             hidden = torch.ones(5, 5).triu(1).bool()
             output, _ = theirs(x, x, x, attn_mask=hidden)
-            torch.testing.assert_close(ours(x, mask=weft.causal()), output, rtol=0, atol=tolerance)
+            torch.testing.assert_close(
+                ours(x, mask=headloom.causal()), output, rtol=0, atol=tolerance
+            )
 
     def test_there_and_back(self) -> None:
         layer = layer_of(6, 3, source_width=4, dropout=0.1)
@@ -158,20 +160,22 @@ def test_slopes_are_there_after_a_start_on_meta_and_weights_that_are_loaded(assi
 
 @pytest.mark.parametrize(
     "mask",
-    (pytest.param(None, marks=pytest.mark.slow), weft.window(3, 2)),
+    (pytest.param(None, marks=pytest.mark.slow), headloom.window(3, 2)),
     ids=("padding", "window"),
 )
 @pytest.mark.parametrize(
     "relative", ["shaw", "rotary", *slow("none", "shaw-keys", "alibi", "buckets")]
 )
-def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.Mask | None) -> None:
+def test_an_exported_layer_takes_any_length(
+    relative: RelativeKind, mask: headloom.Mask | None
+) -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = MultiHeadAttention(8, 2, relative=relative)
 
         def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-            real = weft.padding(lengths)
+            real = headloom.padding(lengths)
             result: Tensor = self.layer(tokens, mask=real if mask is None else mask & real)
             return result
 
@@ -198,7 +202,7 @@ def test_a_compiled_step_is_compiled_for_any_length(mode: type[torch.no_grad]) -
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def step(token: Tensor, cache: KeyValueCache) -> Tensor:
-        output: Tensor = layer(token, mask=weft.causal(offset=cache.length), cache=cache)
+        output: Tensor = layer(token, mask=headloom.causal(offset=cache.length), cache=cache)
         return output
 
     cache = KeyValueCache()
@@ -206,7 +210,7 @@ def test_a_compiled_step_is_compiled_for_any_length(mode: type[torch.no_grad]) -
         steps = [step(token, cache) for token in tokens[:, :6].split(1, 1)]
         with torch.compiler.set_stance("fail_on_recompile"):
             steps += [step(token, cache) for token in tokens[:, 6:].split(1, 1)]
-        torch.testing.assert_close(torch.cat(steps, 1), layer(tokens, mask=weft.causal()))
+        torch.testing.assert_close(torch.cat(steps, 1), layer(tokens, mask=headloom.causal()))
 
 
 class TestCache:
@@ -218,10 +222,10 @@ class TestCache:
     ) -> None:
         layer = layer_of(8, 4, kv_heads=kv_heads, relative=relative, clip=2)
         inputs = random(3, 6, 8)
-        whole = layer(inputs, mask=weft.causal())
+        whole = layer(inputs, mask=headloom.causal())
         cache, outputs, done = KeyValueCache(), [], 0
         for step in steps:
-            mask = weft.causal(offset=cache.length)
+            mask = headloom.causal(offset=cache.length)
             outputs.append(layer(inputs[:, done : done + step], mask=mask, cache=cache))
             done += step
             assert cache.length == done
@@ -233,11 +237,11 @@ class TestCache:
         inputs = random(3, 5, 8)
         order = torch.tensor([2, 0, 0, 1])
         cache = KeyValueCache()
-        layer(inputs[:, :3], mask=weft.causal(), cache=cache)
+        layer(inputs[:, :3], mask=headloom.causal(), cache=cache)
         cache.reorder(order)
         more = random(4, 2, 8, seed=5)
-        output = layer(more, mask=weft.causal(offset=3), cache=cache)
-        whole = layer(torch.cat((inputs[order, :3], more), 1), mask=weft.causal())
+        output = layer(more, mask=headloom.causal(offset=3), cache=cache)
+        whole = layer(torch.cat((inputs[order, :3], more), 1), mask=headloom.causal())
         torch.testing.assert_close(output, whole[:, 3:], rtol=0, atol=1e-12)
 
     def test_cross_attention_fills_it_once(self) -> None:
@@ -288,11 +292,11 @@ class TestCache:
         inputs = random(2, 5, 8).requires_grad_()
         cache = KeyValueCache()
         steps = [
-            layer(inputs[:, place : place + 1], mask=weft.causal(offset=place), cache=cache)
+            layer(inputs[:, place : place + 1], mask=headloom.causal(offset=place), cache=cache)
             for place in range(5)
         ]
         (by_steps,) = torch.autograd.grad(torch.cat(steps, 1).square().sum(), inputs)
-        whole = layer(inputs, mask=weft.causal()).square().sum()
+        whole = layer(inputs, mask=headloom.causal()).square().sum()
         (at_once,) = torch.autograd.grad(whole, inputs)
         torch.testing.assert_close(by_steps, at_once, rtol=0, atol=1e-12)
 
@@ -343,7 +347,7 @@ class TestCache:
         cache.append(keys, keys)
         cache.append(keys, keys)
         for new in (keys[:1], keys[..., :1]):
-            with pytest.raises(weft.ShapeError, match=r"it holds .* and is given"):
+            with pytest.raises(headloom.ShapeError, match=r"it holds .* and is given"):
                 cache.append(keys, new)
         cache = copy(cache)
         both = cache.append(keys.float(), keys.float())
@@ -423,7 +427,7 @@ def test_print_says_what_it_is() -> None:
 
 def test_slopes_are_there_after_a_start_without_memory() -> None:
     with torch.device("meta"):
-        layer = weft.MultiHeadAttention(16, 2, relative="alibi")
+        layer = headloom.MultiHeadAttention(16, 2, relative="alibi")
     layer.to_empty(device="cpu")
     layer.reset_parameters()
     assert layer.slopes.tolist() == [0.0625, 0.00390625]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-import weft
-from weft.experiments.relevance import relevance
-from weft.mechanism.key_value_cache import KeyValueCache
-from weft.mechanism.multihead import RelativeKind
+import headloom
+from headloom.analysis.effects.relevance import relevance
+from headloom.mechanism.key_value_cache import KeyValueCache
+from headloom.mechanism.multihead import RelativeKind
 
 WIDTH, HEADS, LENGTH = 12, 4, 7
 CHOICES = [
@@ -25,17 +25,17 @@ CHOICES = [
 ]
 
 
-def layer_of(relative: RelativeKind = "none", **options: Any) -> weft.MultiHeadAttention:
+def layer_of(relative: RelativeKind = "none", **options: Any) -> headloom.MultiHeadAttention:
     """Its learned numbers are all drawn, so that each must be at its place."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {"kv_heads": 2, "depth": 6, "kind": "decoder", "relative": relative}
-    layer = weft.MultiHeadAttention(WIDTH, HEADS, **sizes | options).double()
+    layer = headloom.MultiHeadAttention(WIDTH, HEADS, **sizes | options).double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.8)
     return layer
 
 
-def by_formula(layer: weft.MultiHeadAttention, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def by_formula(layer: headloom.MultiHeadAttention, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and the weights on the keys, head by head and row by row."""
     outputs, weights = [], torch.zeros(HEADS, LENGTH, LENGTH, dtype=torch.float64)
     for head in range(HEADS):
@@ -52,7 +52,7 @@ def by_formula(layer: weft.MultiHeadAttention, inputs: Tensor) -> tuple[Tensor, 
             parts.append(part)
         queries, keys, values = parts
         if layer.relative == "rotary":
-            queries, keys = weft.rotary(queries), weft.rotary(keys)
+            queries, keys = headloom.rotary(queries), headloom.rotary(keys)
         for i in range(LENGTH):
             scores = queries[i] @ keys[: i + 1].T / math.sqrt(6)
             if layer.softcap is not None:
@@ -72,7 +72,7 @@ def test_a_layer_is_its_formula(options: dict[str, Any], relative: RelativeKind)
     layer = layer_of(relative, **options)
     inputs = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
     expected, weights = by_formula(layer, inputs[0])
-    output = layer(inputs, mask=weft.causal())
+    output = layer(inputs, mask=headloom.causal())
     assert_close(output[0], expected, rtol=1e-9, atol=1e-10)
     by_output = torch.randn_like(expected)
     parameters = dict(layer.named_parameters())
@@ -82,7 +82,7 @@ def test_a_layer_is_its_formula(options: dict[str, Any], relative: RelativeKind)
         assert_close(one, other, rtol=1e-7, atol=1e-9, msg=name)
     cache = KeyValueCache()
     parts = [
-        layer(part, mask=weft.causal(offset=cache.length), cache=cache)
+        layer(part, mask=headloom.causal(offset=cache.length), cache=cache)
         for part in (inputs[:, :4], inputs[:, 4:])
     ]
     assert_close(torch.cat(parts, 1)[0], expected, rtol=1e-9, atol=1e-10)
@@ -93,11 +93,11 @@ def test_a_layer_is_its_formula(options: dict[str, Any], relative: RelativeKind)
             self.layer = copy.deepcopy(layer).float()
 
         def forward(self, given: Tensor) -> Tensor:
-            made: Tensor = self.layer(given, mask=weft.causal())
+            made: Tensor = self.layer(given, mask=headloom.causal())
             return made
 
-    trace = weft.trace(Model(), inputs.float(), keep=weft.All())
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(Model(), inputs.float(), keep=headloom.All())
+    assert isinstance(trace, headloom.Trace)
     (traced,) = trace.layers
     assert_close(traced.graph.dense().double(), weights, rtol=0, atol=2e-5)
     assert traced.matrix is not None
@@ -115,7 +115,7 @@ def test_relevance_goes_by_the_capped_scores() -> None:
             self.layer = layer_of(softcap=0.7, sinks=True).float()
 
         def forward(self, ids: Tensor) -> Tensor:
-            made: Tensor = self.layer(self.embedding(ids), mask=weft.causal())
+            made: Tensor = self.layer(self.embedding(ids), mask=headloom.causal())
             return made
 
     torch.manual_seed(0)
@@ -141,14 +141,14 @@ def test_relevance_goes_by_the_capped_scores() -> None:
 
 def test_a_new_layer_begins_plainly() -> None:
     """Sinks with the score 0, norms without gain; saved and read by name."""
-    layer = weft.MultiHeadAttention(8, 2, sinks=True, query_key_norm=True)
+    layer = headloom.MultiHeadAttention(8, 2, sinks=True, query_key_norm=True)
     assert layer.sinks is not None and layer.sinks.tolist() == [0, 0]
     assert layer.query_norm is not None and layer.query_norm.weight.tolist() == [1] * 4
     names = set(layer.state_dict())
     assert {"sinks", "query_norm.weight", "key_norm.weight"} <= names
-    plain = set(weft.MultiHeadAttention(8, 2).state_dict())
+    plain = set(headloom.MultiHeadAttention(8, 2).state_dict())
     assert names - plain == {"sinks", "query_norm.weight", "key_norm.weight"}
-    other = weft.MultiHeadAttention(8, 2, sinks=True, query_key_norm=True)
+    other = headloom.MultiHeadAttention(8, 2, sinks=True, query_key_norm=True)
     other.load_state_dict(layer.state_dict())
     inputs = torch.randn(2, 5, 8)
     assert torch.equal(other(inputs), layer(inputs))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.packed import packed
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.packed import packed
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
@@ -44,12 +44,12 @@ def tensors(
     )
 
 
-def masks(name: str, queries: int, keys: int) -> weft.Mask | Tensor | None:
+def masks(name: str, queries: int, keys: int) -> headloom.Mask | Tensor | None:
     return {
         "none": None,
-        "causal": weft.causal(),
-        "window": weft.window(70, 40, offset=keys // 2),
-        "padding": weft.padding(torch.tensor([keys - 33, keys // 2])),
+        "causal": headloom.causal(),
+        "window": headloom.window(70, 40, offset=keys // 2),
+        "padding": headloom.padding(torch.tensor([keys - 33, keys // 2])),
         "allowed": torch.rand(queries, keys, generator=torch.Generator().manual_seed(1)) < 0.7,
     }[name]
 
@@ -58,7 +58,7 @@ def gradients(
     given: tuple[Tensor, ...],
     instruction_set: str,
     monkeypatch: pytest.MonkeyPatch,
-    mask: weft.Mask | Tensor | None = None,
+    mask: headloom.Mask | Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """By queries, keys and values, on the kernels of one instruction set."""
     make = native.prepare
@@ -68,11 +68,11 @@ def gradients(
         patch.setattr(
             native, "prepare", lambda call: replace(make(call), instruction_set=instruction_set)
         )
-        output = weft.attention(*leaves, mask=mask, backend="native")
+        output = headloom.attention(*leaves, mask=mask, backend="native")
         return torch.autograd.grad(output, leaves, by_output)
 
 
-def exact(given: tuple[Tensor, ...], mask: weft.Mask | Tensor | None) -> tuple[Tensor, ...]:
+def exact(given: tuple[Tensor, ...], mask: headloom.Mask | Tensor | None) -> tuple[Tensor, ...]:
     """The same in float64, by the formula."""
     q, k, v, by_output = (tensor.double() for tensor in given)
     group = q.shape[1] // k.shape[1]
@@ -185,9 +185,9 @@ def test_gradients_do_not_depend_on_threads(
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = gradients(given, instruction_set, monkeypatch, weft.causal(offset=1000))
+        one = gradients(given, instruction_set, monkeypatch, headloom.causal(offset=1000))
         torch.set_num_threads(3)
-        other = gradients(given, instruction_set, monkeypatch, weft.causal(offset=1000))
+        other = gradients(given, instruction_set, monkeypatch, headloom.causal(offset=1000))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

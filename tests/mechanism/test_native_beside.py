@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.backends import native_request as native_call
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends import native_request as native_call
 
 pytestmark = pytest.mark.skipif(
     not native.instruction_sets(), reason="built without the native kernels"
 )
 every_instruction_set = pytest.mark.parametrize("instruction_set", native.instruction_sets())
 
-MASKS: dict[str, Callable[[int, int], weft.Mask | None]] = {
+MASKS: dict[str, Callable[[int, int], headloom.Mask | None]] = {
     "none": lambda queries, keys: None,
-    "causal": lambda queries, keys: weft.causal(offset=keys - queries),
-    "window": lambda queries, keys: weft.window(150, 20),
-    "band past a stripe": lambda queries, keys: weft.window(16, 0),
+    "causal": lambda queries, keys: headloom.causal(offset=keys - queries),
+    "window": lambda queries, keys: headloom.window(150, 20),
+    "band past a stripe": lambda queries, keys: headloom.window(16, 0),
     "cells": lambda queries, keys: (
         torch.arange(queries)[:, None] % 7 != torch.arange(keys)[None, :] % 7
     ),
@@ -59,7 +59,7 @@ def inputs(shape: tuple[int, ...], size: float = 1.0) -> tuple[Tensor, Tensor, T
 
 
 def exactly(
-    given: tuple[Tensor, Tensor, Tensor], mask: weft.Mask | Tensor | None
+    given: tuple[Tensor, Tensor, Tensor], mask: headloom.Mask | Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, weights and output by the formula."""
     queries, keys, values = (tensor.double() for tensor in given)
@@ -90,8 +90,8 @@ def test_all_that_a_pass_returns_is_that_of_float64(
     shape: tuple[int, ...], mask: str, instruction_set: str
 ) -> None:
     given, seen = inputs(shape), MASKS[mask](*shape[2:4])
-    output, graph = weft.attend(
-        *given, mask=seen, keep=weft.Top(9), received=True, backend="native"
+    output, graph = headloom.attend(
+        *given, mask=seen, keep=headloom.Top(9), received=True, backend="native"
     )
     scores, weights, expected = exactly(given, seen)
     rows = weights.sum(-1) > 0
@@ -107,10 +107,10 @@ def test_all_that_a_pass_returns_is_that_of_float64(
     named = weights.gather(-1, graph.keys.long().clamp_min(0))
     assert torch.allclose(named * (graph.weights > 0), graph.weights.double(), atol=3e-6)
     assert torch.equal(
-        output, weft.attend(*given, mask=seen, keep=weft.Top(9), backend="native")[0]
+        output, headloom.attend(*given, mask=seen, keep=headloom.Top(9), backend="native")[0]
     )
     assert torch.allclose(
-        weft.attention(*given, mask=seen, backend="native").double(), expected, atol=3e-6
+        headloom.attention(*given, mask=seen, backend="native").double(), expected, atol=3e-6
     )
 
 
@@ -122,7 +122,7 @@ def test_levels_rise_while_other_stripes_are_multiplied(
     """Scores that grow with the key raise the level of every row in every tile."""
     queries, keys, values = inputs(shape)
     given = (queries.abs() + 0.5, 0.1 * keys + torch.linspace(0.0, 6.0, shape[3])[:, None], values)
-    output, graph = weft.attend(*given, keep=weft.Top(5), backend="native")
+    output, graph = headloom.attend(*given, keep=headloom.Top(5), backend="native")
     scores, _, expected = exactly(given, None)
     scale = float(scores.abs().max())
     assert torch.allclose(output.double(), expected, atol=2e-6 * max(scale, 1.0))
@@ -137,8 +137,8 @@ def test_a_head_that_spreads_its_weight_and_one_that_looks_at_the_first_key(
     """Equal scores everywhere, and all weight in the first column: counted, not computed."""
     batch, heads, length = shape[0], shape[1], shape[3]
     queries, keys, values = inputs(shape)
-    _, even = weft.attend(
-        0 * queries, keys, values, keep=weft.Top(9), received=True, backend="native"
+    _, even = headloom.attend(
+        0 * queries, keys, values, keep=headloom.Top(9), received=True, backend="native"
     )
     assert torch.equal(even.keys.long(), torch.arange(9).expand_as(even.keys))
     assert torch.allclose(even.weights, torch.tensor(1 / length).expand_as(even.weights))
@@ -147,8 +147,8 @@ def test_a_head_that_spreads_its_weight_and_one_that_looks_at_the_first_key(
     assert torch.allclose(even.received, expected, rtol=1e-5)
     first = torch.zeros_like(keys)
     first[:, :, 0] = 40.0
-    output, sink = weft.attend(
-        queries.abs() + 1, first, values, keep=weft.Top(9), received=True, backend="native"
+    output, sink = headloom.attend(
+        queries.abs() + 1, first, values, keep=headloom.Top(9), received=True, backend="native"
     )
     assert torch.allclose(output, values[:, :, :1].expand_as(output), atol=1e-6)
     assert (sink.keys[..., 0] == 0).all() and (sink.weights[..., 0] > 1 - 1e-6).all()
@@ -159,7 +159,7 @@ def test_a_head_that_spreads_its_weight_and_one_that_looks_at_the_first_key(
 def test_what_keys_receive_in_bfloat16_from_long_rows(instruction_set: str) -> None:
     """From 2,048 keys on a matrix unit has blocks of 32 queries, the last in part."""
     given = tuple(tensor.bfloat16() for tensor in inputs((1, 2, 100, 2200, 64)))
-    _, graph = weft.attend(*given, keep=weft.Top(5), received=True, backend="native")
+    _, graph = headloom.attend(*given, keep=headloom.Top(5), received=True, backend="native")
     expected = exactly(given, None)[1].sum(-2)
     assert torch.allclose(graph.received.double(), expected, rtol=1e-4)
 
@@ -171,8 +171,8 @@ def test_bits_do_not_depend_on_the_threads(shape: tuple[int, ...], instruction_s
     for number in (1, 3):
         torch.set_num_threads(number)
         try:
-            output, graph = weft.attend(
-                *inputs(shape), keep=weft.Top(9), received=True, backend="native"
+            output, graph = headloom.attend(
+                *inputs(shape), keep=headloom.Top(9), received=True, backend="native"
             )
         finally:
             torch.set_num_threads(threads)
@@ -183,7 +183,7 @@ def test_bits_do_not_depend_on_the_threads(shape: tuple[int, ...], instruction_s
 @every_instruction_set
 def test_scores_far_from_zero(instruction_set: str) -> None:
     given = inputs((1, 2, 70, 600, 64), size=1e7)
-    output = weft.attention(*given, backend="native")
+    output = headloom.attention(*given, backend="native")
     queries, keys, values = given
     winner = (queries.double() @ keys.double().mT).argmax(-1)
     expected = values.gather(2, winner[..., None].expand(-1, -1, -1, values.shape[-1]))
@@ -196,10 +196,10 @@ def test_a_number_that_is_not_finite_stays_in_its_rows(place: str, instruction_s
     """The block that holds one is multiplied as floats, and the others as they are."""
     given = inputs((1, 1, 300, 600, 64))
     dict(zip(("queries", "keys", "values"), given, strict=True))[place][0, 0, 5, 3] = math.nan
-    output = weft.attention(*given, mask=weft.causal(offset=300), backend="native")
+    output = headloom.attention(*given, mask=headloom.causal(offset=300), backend="native")
     assert output.isnan().any()
     clean = inputs((1, 1, 300, 600, 64))
-    expected = exactly(clean, weft.causal(offset=300))[2]
+    expected = exactly(clean, headloom.causal(offset=300))[2]
     if place == "queries":
         assert torch.allclose(
             torch.cat([output[:, :, :5], output[:, :, 6:]], 2).double(),

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.backends import native_request as native_call
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends import native_request as native_call
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
@@ -62,11 +62,13 @@ def test_scores_of_any_size(
     weights, output = exact(*inputs, torch.zeros(()))
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
 
-    found = weft.attention(*inputs, score=weft.Dot(), backend="native")
+    found = headloom.attention(*inputs, score=headloom.Dot(), backend="native")
     torch.testing.assert_close(found.double(), output, rtol=tolerance, atol=tolerance)
 
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    found, graph = weft.attend(*leaves, score=weft.Dot(), keep=weft.Top(3), backend="native")
+    found, graph = headloom.attend(
+        *leaves, score=headloom.Dot(), keep=headloom.Top(3), backend="native"
+    )
     torch.testing.assert_close(found.double(), output, rtol=tolerance, atol=tolerance)
     dense = torch.zeros_like(weights).scatter_(-1, graph.keys.long(), graph.weights.double())
     strongest = torch.where(dense > 0, weights, 0.0)
@@ -94,8 +96,8 @@ def test_tiles_far_above_and_below_each_other() -> None:
     for levels in ((-3e38, 0.0, 3e38), (3e38, -3e38, 5.0), (-5e9, -5e9, 1.0), (1e6, 2e6, 0.0)):
         bias = torch.randn(1, 1, 1500) + torch.tensor(levels).repeat_interleave(500)
         weights, output = exact(queries, keys, values, bias)
-        plain = weft.attention(queries, keys, values, bias=bias, backend="native")
-        kept, graph = weft.attend(queries, keys, values, bias=bias, backend="native")
+        plain = headloom.attention(queries, keys, values, bias=bias, backend="native")
+        kept, graph = headloom.attend(queries, keys, values, bias=bias, backend="native")
         for found in (plain, kept):
             torch.testing.assert_close(found.double(), output, rtol=1e-4, atol=1e-4)
         expected = weights.gather(-1, graph.keys.long())
@@ -107,7 +109,7 @@ def test_tiles_far_above_and_below_each_other() -> None:
 def test_sinks_far_from_the_scores() -> None:
     queries, keys, values = torch.ones(1, 3, 2), torch.ones(1, 5, 2), torch.ones(1, 5, 2)
     for sink, mass in ((3e38, 0.0), (-3e38, 1.0), (5e9, 0.0), (-5e9, 1.0)):
-        output, graph = weft.attend(
+        output, graph = headloom.attend(
             queries, keys, values, sinks=torch.tensor([sink]), backend="native"
         )
         assert bool((output == mass).all())
@@ -120,7 +122,7 @@ def test_a_scale_of_0_takes_every_gradient_of_queries_and_keys() -> None:
     queries, keys = (1e15 * torch.randn(1, 40, 6) for _ in range(2))
     table = 1e15 * torch.randn(3, 6)
     inputs = [tensor.requires_grad_() for tensor in (queries, keys, 1e28 * torch.randn(1, 40, 5))]
-    for relative in (None, weft.Shaw(table)):
-        output = weft.attention(*inputs, scale=0.0, relative=relative, backend="native")
+    for relative in (None, headloom.Shaw(table)):
+        output = headloom.attention(*inputs, scale=0.0, relative=relative, backend="native")
         by_queries, by_keys, _ = torch.autograd.grad(output.sum(), inputs)
         assert bool((by_queries == 0).all()) and bool((by_keys == 0).all())

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism import reference
-from weft.mechanism.backends import native
-from weft.mechanism.backends import native_request as native_call
+import headloom
+from headloom.mechanism import reference
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends import native_request as native_call
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
@@ -52,12 +52,12 @@ def calls(draw: st.DrawFn) -> tuple[Inputs, dict[str, Any], int, torch.dtype]:
     offset = length - rows + draw(st.sampled_from((0, -1, -700, 40)), label="offset")
     masks: dict[str, Any] = {
         "none": None,
-        "causal": weft.causal(offset),
-        "window": weft.window(draw(st.sampled_from((0, 5, 600, 1500))), 0, offset),
-        "lengths": weft.padding(real),
-        "left padding": weft.padding(after) & weft.causal(offset),
+        "causal": headloom.causal(offset),
+        "window": headloom.window(draw(st.sampled_from((0, 5, 600, 1500))), 0, offset),
+        "lengths": headloom.padding(real),
+        "left padding": headloom.padding(after) & headloom.causal(offset),
         "bool": some,
-        "nothing allowed": weft.padding(0),
+        "nothing allowed": headloom.padding(0),
     }
     options: dict[str, Any] = {"mask": masks[draw(st.sampled_from(sorted(masks)), label="mask")]}
     if draw(st.booleans(), label="bias"):
@@ -68,7 +68,7 @@ def calls(draw: st.DrawFn) -> tuple[Inputs, dict[str, Any], int, torch.dtype]:
     if draw(st.booleans(), label="sinks"):
         options["sinks"] = random(heads)
     if draw(st.booleans(), label="alibi"):
-        options["relative"] = weft.ALiBi(random(heads).abs() / 256, offset)
+        options["relative"] = headloom.ALiBi(random(heads).abs() / 256, offset)
     if draw(st.booleans(), label="scale"):
         options["scale"] = draw(st.sampled_from((0.3, -0.1, 0.0)))
     return inputs, options, draw(st.sampled_from((0, 1, 5, 32, 40, 1200, 4000)), label="k"), dtype
@@ -79,7 +79,7 @@ def expected(inputs: Inputs, options: dict[str, Any], k: int) -> reference.call.
     queries, keys, values = (tensor.double() for tensor in inputs)
     (rows, depth), length = queries.shape[2:], keys.shape[2]
     mask, relative, bias = (options.get(name) for name in ("mask", "relative", "bias"))
-    allowed = mask.dense(rows, length) if isinstance(mask, weft.Mask) else mask
+    allowed = mask.dense(rows, length) if isinstance(mask, headloom.Mask) else mask
     raw = reference.call.scores_of_heads(queries, keys, lambda q, k, _: q @ k.T)
     distance = None
     if relative is not None:
@@ -95,7 +95,7 @@ def expected(inputs: Inputs, options: dict[str, Any], k: int) -> reference.call.
         bias=None if bias is None else bias.double(),
         allowed=allowed,
         sinks=None if sinks is None else sinks.double(),
-        k=min(k, weft.Top(k).places(length)),
+        k=min(k, headloom.Top(k).places(length)),
     )
 
 
@@ -106,8 +106,8 @@ def kernels(inputs: Inputs, options: dict[str, Any], k: int, instruction_set: st
         patch.setattr(
             native, "prepare", lambda call: replace(prepare(call), instruction_set=instruction_set)
         )
-        alone = weft.attention(*inputs, backend="native", **options)
-        return alone, *weft.attend(*inputs, keep=weft.Top(k), backend="native", **options)
+        alone = headloom.attention(*inputs, backend="native", **options)
+        return alone, *headloom.attend(*inputs, keep=headloom.Top(k), backend="native", **options)
 
 
 def assert_close(found: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
@@ -161,7 +161,7 @@ def test_neither_threads_nor_strides_change_a_bit(instruction_set: str, dtype: t
     try:
         for threads, (keys, values) in ((1, copied), (2, strided), (5, copied)):
             torch.set_num_threads(threads)
-            options = {"mask": weft.causal(8997)}
+            options = {"mask": headloom.causal(8997)}
             _, output, graph = kernels((queries, keys, values), options, 32, instruction_set)
             found.append((output, graph.keys, graph.weights, graph.lse, graph.entropy, graph.rest))
     finally:
@@ -255,7 +255,7 @@ def test_a_bad_query_stays_in_its_row_and_hidden_keys_are_not_read(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(1, 2, n, 24, generator=generator) for n in (5, 2500, 2500))
-    mask = weft.padding(torch.arange(2500)[None] >= 300) & weft.causal(2000)
+    mask = headloom.padding(torch.arange(2500)[None] >= 300) & headloom.causal(2000)
     _, clean, clean_graph = kernels((queries, keys, values), {"mask": mask}, 5, instruction_set)
     keys[:, :, :300] = values[:, :, 2005:] = math.nan
     queries[0, 1, 3, 3] = bad
@@ -307,7 +307,7 @@ def test_gradients_of_few_queries(dtype: torch.dtype) -> None:
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     results = []
     for tensors, backend in ((inputs, "native"), (exact, "torch")):
-        output, graph = weft.attend(*tensors, keep=weft.Top(8), backend=backend)
+        output, graph = headloom.attend(*tensors, keep=headloom.Top(8), backend=backend)
         loss = output.double().square().sum() + graph.lse.sum() + graph.entropy.double().sum()
         results.append(torch.autograd.grad(loss + graph.weights.double().sum(), tensors))
     for found, wanted in zip(*results, strict=True):

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.backends import native_request as native_call
-from weft.mechanism.packed import packed
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends import native_request as native_call
+from headloom.mechanism.packed import packed
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
@@ -38,32 +38,32 @@ def kernels_of(instruction_set: str) -> Iterator[None]:
         yield
 
 
-def plain(inputs: Inputs, **options: Any) -> tuple[Tensor, weft.AttentionGraph]:
+def plain(inputs: Inputs, **options: Any) -> tuple[Tensor, headloom.AttentionGraph]:
     """Output and totals, no edges. The output must be that of a call without totals."""
-    output, graph = weft.attend(*inputs, keep=weft.Top(0), backend="native", **options)
+    output, graph = headloom.attend(*inputs, keep=headloom.Top(0), backend="native", **options)
     assert torch.equal(
-        weft.attention(*inputs, backend="native", **options).nan_to_num(7), output.nan_to_num(7)
+        headloom.attention(*inputs, backend="native", **options).nan_to_num(7), output.nan_to_num(7)
     )
     return output, graph
 
 
-def cell_by_cell(inputs: Inputs, **options: Any) -> tuple[Tensor, weft.AttentionGraph]:
+def cell_by_cell(inputs: Inputs, **options: Any) -> tuple[Tensor, headloom.AttentionGraph]:
     """The same, by a path that looks at each row alone: what is seen is given as bools."""
     queries, keys, _ = inputs
     seen = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool)
     if (mask := options.pop("mask", None)) is not None:
         seen = mask.block(range(len(seen)), keys.shape[2], seen.device)
-    return weft.attend(*inputs, mask=seen, keep=weft.Top(0), backend="native", **options)
+    return headloom.attend(*inputs, mask=seen, keep=headloom.Top(0), backend="native", **options)
 
 
-def exactly(inputs: Inputs, **options: Any) -> tuple[Tensor, weft.AttentionGraph, Tensor]:
+def exactly(inputs: Inputs, **options: Any) -> tuple[Tensor, headloom.AttentionGraph, Tensor]:
     """The same in float64; and what the weights make of the values' magnitudes."""
     if "sinks" in options:
         options["sinks"] = options["sinks"].double()
     queries, keys, values = (tensor.double() for tensor in inputs)
-    options |= {"keep": weft.Top(0), "backend": "torch"}
-    output, graph = weft.attend(queries, keys, values, **options)
-    magnitude, _ = weft.attend(queries, keys, values.abs(), **options)
+    options |= {"keep": headloom.Top(0), "backend": "torch"}
+    output, graph = headloom.attend(queries, keys, values, **options)
+    magnitude, _ = headloom.attend(queries, keys, values.abs(), **options)
     return output, graph, magnitude
 
 
@@ -101,12 +101,12 @@ def calls(draw: st.DrawFn) -> tuple[Inputs, dict[str, Any]]:
     cuts = min(edge, rows), min(edge, length)
     masks = {
         "none": None,
-        "causal": weft.causal(offset),
-        "window": weft.window(edge + 256, 0, offset),
-        "window ahead": weft.window(None, edge, edge),
-        "right padding": weft.padding(torch.tensor([max(0, length - edge)])),
-        "left padding": weft.padding(torch.arange(length)[None] >= edge),
-        "both": weft.causal(offset) & weft.padding(torch.arange(length)[None] >= edge),
+        "causal": headloom.causal(offset),
+        "window": headloom.window(edge + 256, 0, offset),
+        "window ahead": headloom.window(None, edge, edge),
+        "right padding": headloom.padding(torch.tensor([max(0, length - edge)])),
+        "left padding": headloom.padding(torch.arange(length)[None] >= edge),
+        "both": headloom.causal(offset) & headloom.padding(torch.arange(length)[None] >= edge),
         "packed": packed([cuts[0], rows - cuts[0]], [cuts[1], length - cuts[1]]),
     }
     options: dict[str, Any] = {"mask": masks[draw(st.sampled_from(sorted(masks)), label="mask")]}
@@ -138,14 +138,14 @@ def test_edges_of_tiles(instruction_set: str, case: tuple[Inputs, dict[str, Any]
 @pytest.mark.parametrize(
     "mask",
     [
-        weft.window(256, 0, 256),
-        weft.window(0, 256),
+        headloom.window(256, 0, 256),
+        headloom.window(0, 256),
         packed([16, 48], [256, 344]),
         packed([64, 0], [300, 300]),
     ],
 )
 def test_a_tile_that_only_some_of_the_queries_see_whole(
-    instruction_set: str, mask: weft.Mask
+    instruction_set: str, mask: headloom.Mask
 ) -> None:
     """The first of 32 queries sees a tile that the others do not, and the other way round."""
     inputs = random_inputs(64, 600)
@@ -196,7 +196,7 @@ def test_a_bad_query_stays_in_its_row(instruction_set: str, bad: float, scale: f
 @every_instruction_set
 def test_a_bad_key_harms_only_those_who_see_it(instruction_set: str) -> None:
     queries, keys, values = random_inputs(400, 600)
-    mask = weft.causal() & weft.padding(torch.tensor([520]))
+    mask = headloom.causal() & headloom.padding(torch.tensor([520]))
     with kernels_of(instruction_set):
         clean, _ = plain((queries, keys, values), mask=mask)
         keys[:, :, 300, 5] = math.nan
@@ -216,7 +216,9 @@ def test_a_key_at_minus_infinity_weighs_nothing(instruction_set: str, hidden: ra
     seen = torch.ones(600, dtype=torch.bool)
     seen[list(hidden)] = False
     clean = keys.masked_fill(~seen[:, None], 0)
-    exact, exact_graph, magnitude = exactly((queries, clean, values), mask=weft.padding(seen[None]))
+    exact, exact_graph, magnitude = exactly(
+        (queries, clean, values), mask=headloom.padding(seen[None])
+    )
     with kernels_of(instruction_set):
         for output, graph in (
             plain((queries, keys, values)),
@@ -241,7 +243,7 @@ def test_neither_strides_nor_threads_change_a_bit(instruction_set: str) -> None:
         with kernels_of(instruction_set):
             for threads, inputs in ((1, copied), (1, strided), (2, copied), (5, strided)):
                 torch.set_num_threads(threads)
-                output, graph = plain(inputs, mask=weft.causal())  # type: ignore[arg-type]
+                output, graph = plain(inputs, mask=headloom.causal())  # type: ignore[arg-type]
                 found.append((output, graph.lse, graph.entropy))
     finally:
         torch.set_num_threads(before)

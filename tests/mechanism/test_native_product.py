@@ -9,9 +9,9 @@ import torch
 from tests.mechanism.linear_cases import drawn
 from torch import Tensor, nn
 
-from weft.mechanism.backends import native_product
-from weft.mechanism.linear import Products, feed_forward, linear_maps, products
-from weft.training.loss import projected_loss
+from headloom.mechanism.backends import native_product
+from headloom.mechanism.linear import Products, feed_forward, linear_maps, products
+from headloom.training.loss import projected_loss
 
 pytestmark = pytest.mark.skipif(
     not native_product.has_matrix_unit(), reason="the processor has no matrix unit"
@@ -301,7 +301,7 @@ def test_losses_of_a_last_map(rows: int, monkeypatch: pytest.MonkeyPatch) -> Non
     matrix = torch.randn(900, 130, requires_grad=True)
     targets = torch.randint(900, (rows,))
     count = _counted(monkeypatch)
-    monkeypatch.setattr("weft.training.loss.LOGITS_ON_TILES", 150 * 900)
+    monkeypatch.setattr("headloom.training.loss.LOGITS_ON_TILES", 150 * 900)
 
     def results(kind: Products) -> list[Tensor]:
         with products(kind):

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
+import headloom
+from headloom.mechanism.backends import native
 
 INSTRUCTION_SETS = native.instruction_sets()
 #: Those whose forward kernels multiply the values by weights as they are.
@@ -55,11 +55,11 @@ def slope_gradient(tensors: list[Tensor], offset: int, watched: bool) -> Tensor:
     slopes = torch.tensor([0.5, 0.25], dtype=torch.float64 if exact else torch.float32)
     slopes.requires_grad_()
     *qkv, by_output = tensors
-    relative, backend = weft.ALiBi(slopes, offset), "torch" if exact else "native"
+    relative, backend = headloom.ALiBi(slopes, offset), "torch" if exact else "native"
     if watched:
-        output, _ = weft.attend(*qkv, relative=relative, backend=backend)
+        output, _ = headloom.attend(*qkv, relative=relative, backend=backend)
     else:
-        output = weft.attention(*qkv, relative=relative, backend=backend)
+        output = headloom.attention(*qkv, relative=relative, backend=backend)
     assert output.dtype == by_output.dtype
     return torch.autograd.grad(output, slopes, by_output)[0].double()
 
@@ -84,12 +84,12 @@ def test_keys_and_values_that_have_much_in_common(
 ) -> None:
     *qkv, by_output = drawn(common_key=10, common_value=3)
 
-    def gradients(dtype: torch.dtype, backend: weft.Backend) -> list[Tensor]:
+    def gradients(dtype: torch.dtype, backend: headloom.Backend) -> list[Tensor]:
         leaves = [tensor.to(dtype).requires_grad_() for tensor in qkv]
         table = torch.ones(3, DEPTH, dtype=torch.float64).tril()
         table = table.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
-        relative = weft.Shaw(table) if shaw else None
-        output = weft.attention(*leaves, relative=relative, backend=backend)
+        relative = headloom.Shaw(table) if shaw else None
+        output = headloom.attention(*leaves, relative=relative, backend=backend)
         wanted = (*leaves, table) if shaw else leaves
         return [g.double() for g in torch.autograd.grad(output, wanted, by_output.to(dtype))]
 
@@ -122,12 +122,12 @@ def test_where_kernels_round_weights_slopes_are_learned_in_float32(
     slopes, table = torch.tensor([0.5, 0.25]), torch.randn(32, HEADS)
     for learned in (slopes, table):
         learned.requires_grad_()
-    kinds = weft.ALiBi(slopes), weft.Buckets(table), weft.ALiBi(slopes.detach())
+    kinds = headloom.ALiBi(slopes), headloom.Buckets(table), headloom.ALiBi(slopes.detach())
     for relative in kinds:
-        output = weft.attention(*qkv, relative=relative)
+        output = headloom.attention(*qkv, relative=relative)
         assert output.dtype == torch.bfloat16
         output.backward(by_output)
     with torch.no_grad():
-        weft.attention(*qkv, relative=kinds[0])
+        headloom.attention(*qkv, relative=kinds[0])
     assert types == [torch.float32, *[torch.bfloat16] * 3]
     assert qkv[0].grad is not None and qkv[0].grad.dtype == torch.bfloat16

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.backends.native_request import NativeCall
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends.native_request import NativeCall
 
 CASES = [
-    (64, 64, weft.causal()),
-    (200, 200, weft.causal()),
-    (70, 131, weft.causal(offset=61)),
-    (131, 70, weft.causal()),
-    (100, 100, weft.window(10, 3)),
-    (300, 300, weft.window(40, 0)),
+    (64, 64, headloom.causal()),
+    (200, 200, headloom.causal()),
+    (70, 131, headloom.causal(offset=61)),
+    (131, 70, headloom.causal()),
+    (100, 100, headloom.window(10, 3)),
+    (300, 300, headloom.window(40, 0)),
     (65, 40, None),
 ]
 
@@ -29,7 +29,7 @@ CASES = [
 def test_gradients_are_those_of_the_formula(
     queries: int,
     keys: int,
-    mask: weft.Mask | None,
+    mask: headloom.Mask | None,
     instruction_set: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -38,7 +38,7 @@ def test_gradients_are_those_of_the_formula(
         native, "prepare", lambda call, make=native.prepare: _on(make(call), instruction_set)
     )
     given = [torch.randn(2, 3, n, 24, requires_grad=True) for n in (queries, keys, keys)]
-    output = weft.attention(*given, mask=mask, backend="native")
+    output = headloom.attention(*given, mask=mask, backend="native")
     # As it comes from a layer: by position, then by head.
     by_output = torch.randn(2, queries, 3, 24).transpose(1, 2)
     found = torch.autograd.grad(output, given, by_output)
@@ -65,7 +65,7 @@ def test_a_query_that_sees_nothing_gives_nothing() -> None:
     given = [torch.randn(1, 2, 12, 8, requires_grad=True) for _ in range(3)]
     allowed = torch.ones(12, 12, dtype=torch.bool)
     allowed[5] = False
-    output = weft.attention(*given, mask=allowed, backend="native")
+    output = headloom.attention(*given, mask=allowed, backend="native")
     by_output = torch.randn(1, 2, 12, 8)
     changed: Tensor = by_output.clone()
     changed[:, :, 5] = 100.0

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.backends import native_request as native_call
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends import native_request as native_call
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
@@ -32,13 +32,18 @@ def test_short_padded_sequences(
     keys, values = (torch.randn(5, length, 2, width).transpose(1, 2) for width in (depth, 48))
     lengths = torch.tensor([0, 1, length // 2, length - 1, length])
     left = torch.arange(length) >= length - lengths[:, None]
-    for mask in (None, weft.padding(lengths), weft.padding(left), weft.padding(length // 2)):
+    for mask in (
+        None,
+        headloom.padding(lengths),
+        headloom.padding(left),
+        headloom.padding(length // 2),
+    ):
         inputs = [x.clone().requires_grad_() for x in (queries, keys, values)]
         exact_inputs = [x.double().detach().requires_grad_() for x in (queries, keys, values)]
         with torch.no_grad():
-            alone = weft.attention(*inputs, mask=mask, backend="native")
-        output = weft.attention(*inputs, mask=mask, backend="native")
-        exact = weft.attention(*exact_inputs, mask=mask, backend="torch")
+            alone = headloom.attention(*inputs, mask=mask, backend="native")
+        output = headloom.attention(*inputs, mask=mask, backend="native")
+        exact = headloom.attention(*exact_inputs, mask=mask, backend="torch")
         assert torch.equal(alone, output)
         torch.testing.assert_close(output.double(), exact, rtol=0, atol=1e-5)
         direction = torch.randn_like(output)
@@ -57,10 +62,10 @@ def test_a_bad_query_of_a_short_sequence_stays_in_its_row(
     chosen = lambda call: replace(prepare(call), instruction_set=instruction_set)  # noqa: E731
     monkeypatch.setattr(native, "prepare", chosen)
     queries, keys, values = torch.randn(3, 1, 2, 40, 32).unbind(0)
-    clean = weft.attention(queries, keys, values, mask=weft.padding(30), backend="native")
+    clean = headloom.attention(queries, keys, values, mask=headloom.padding(30), backend="native")
     queries[0, 1, 7, 3] = bad
     keys[0, :, 30:] = math.nan  # hidden: never read
-    found = weft.attention(queries, keys, values, mask=weft.padding(30), backend="native")
+    found = headloom.attention(queries, keys, values, mask=headloom.padding(30), backend="native")
     assert found[0, 1, 7].isnan().all()
     found[0, 1, 7] = clean[0, 1, 7]
     assert torch.equal(found, clean)
@@ -101,8 +106,8 @@ def test_the_strongest_of_short_rows_are_in_order(
         keys, ones = scores.reshape(1, 1, length, 1), torch.ones(1, 1, 40, 1)
         values = torch.ones(1, 1, length, 16)
         with torch.no_grad():
-            _, graph = weft.attend(
-                ones, keys, values, scale=1.0, keep=weft.Top(k), backend="native"
+            _, graph = headloom.attend(
+                ones, keys, values, scale=1.0, keep=headloom.Top(k), backend="native"
             )
         found = graph.keys[0, 0, 17]
         edges = [j for j in range(length) if scores[j] > -math.inf]

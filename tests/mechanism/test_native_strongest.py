@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.backends import native_request as native_call
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends import native_request as native_call
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the 
 SHORT = (1, 2, 15, 31, 32, 33, 64, 65, 96, 100, 127, 128)
 LONG = (129, 300, 511, 513, 1500)
 
-Attend = Callable[..., tuple[Tensor, weft.AttentionGraph]]
+Attend = Callable[..., tuple[Tensor, headloom.AttentionGraph]]
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
@@ -33,9 +33,11 @@ def attend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
     def run(
         queries: Tensor, keys: Tensor, values: Tensor, k: int, **options: Any
-    ) -> tuple[Tensor, weft.AttentionGraph]:
+    ) -> tuple[Tensor, headloom.AttentionGraph]:
         with torch.no_grad():
-            return weft.attend(queries, keys, values, keep=weft.Top(k), backend="native", **options)
+            return headloom.attend(
+                queries, keys, values, keep=headloom.Top(k), backend="native", **options
+            )
 
     return run
 
@@ -139,7 +141,7 @@ def test_short_rows_with_their_graph(attend: Attend, length: int, k: int) -> Non
     left = torch.arange(length) >= length - lengths[:, None]
     front = torch.arange(length) < lengths[:, None]
     every = torch.ones(5, length, dtype=torch.bool)
-    masks = ((None, every), (weft.padding(lengths), front), (weft.padding(left), left))
+    masks = ((None, every), (headloom.padding(lengths), front), (headloom.padding(left), left))
     for mask, seen in masks:
         allowed = seen[:, None, None]
         output, graph = attend(queries, keys, values, k=k, mask=mask)
@@ -170,7 +172,7 @@ def test_short_rows_with_their_graph(attend: Attend, length: int, k: int) -> Non
 def test_a_bad_query_of_a_short_row_stays_in_its_row(attend: Attend) -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = torch.randn(3, 1, 2, 70, 32, generator=generator).unbind(0)
-    mask = weft.padding(60)
+    mask = headloom.padding(60)
     clean, clean_graph = attend(queries, keys, values, k=9, mask=mask)
     keys[0, :, 60:] = math.nan  # hidden: never read
     for bad in (math.nan, math.inf):
@@ -203,7 +205,7 @@ def test_neither_threads_nor_the_graph_change_the_output_of_short_rows(attend: A
     queries = torch.randn(1, 2, 200, 32, generator=generator)
     keys, values = (torch.randn(1, 2, 90, 32, generator=generator) for _ in range(2))
     with torch.no_grad():
-        alone = weft.attention(queries, keys, values, backend="native")
+        alone = headloom.attention(queries, keys, values, backend="native")
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 5):

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-import weft
-from weft.mechanism.backends import native, native_forward
-from weft.mechanism.checked import checked_call
+import headloom
+from headloom.mechanism.backends import native, native_forward
+from headloom.mechanism.checked import checked_call
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
@@ -53,7 +53,7 @@ def test_threads_change_no_bit(instruction_set: str, dtype: torch.dtype, queries
     found = []
     for threads in (1, 2, 3, 16):
         torch.set_num_threads(threads)
-        output, graph = native.attend(call, weft.Top(8), instruction_set)
+        output, graph = native.attend(call, headloom.Top(8), instruction_set)
         found.append((output, graph.lse, graph.entropy, graph.scores, graph.keys, graph.weights))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
@@ -83,6 +83,6 @@ def test_one_thread_computes_what_is_little(
     monkeypatch.setattr(native_forward, "LITTLE", little)
     torch.set_num_threads(2)
     tensors = [torch.zeros(1, 8, 4, 32) for _ in range(3)]
-    weft.attention(*tensors, backend="native")
-    weft.attend(*tensors, backend="native")
+    headloom.attention(*tensors, backend="native")
+    headloom.attend(*tensors, backend="native")
     assert asked == [expected, expected]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-import weft
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.observe import HeadOutputs
-from weft.mechanism.watching import Recorder, editing, layers_of, watching
+import headloom
+from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.observe import HeadOutputs
+from headloom.mechanism.watching import Recorder, editing, layers_of, watching
 
 
 class Two(nn.Module):
@@ -45,7 +45,7 @@ def test_layers_that_are_compiled_one_by_one_have_the_paths_of_those_that_are_no
 def test_each_call_is_recorded_in_order(model: Two) -> None:
     inputs = torch.randn(3, 5, 8)
     expected = model(inputs)
-    recorder = Recorder(model, weft.Top(4))
+    recorder = Recorder(model, headloom.Top(4))
     with watching(model, recorder):
         output = model(inputs)
         model(inputs[:, :2])
@@ -54,7 +54,7 @@ def test_each_call_is_recorded_in_order(model: Two) -> None:
     assert names == ["first", "block.cross", "first", "block.cross"]
     _, layer, seen = recorder.calls[0]
     assert layer is model.first
-    assert isinstance(seen.caught, weft.AttentionGraph)
+    assert isinstance(seen.caught, headloom.AttentionGraph)
     assert seen.caught.shape == (3, 2, 5, 5)
     assert seen.caught.k == 4
     assert seen.queries.shape == seen.keys.shape == (3, 2, 5, 4)
@@ -66,7 +66,7 @@ def test_each_call_is_recorded_in_order(model: Two) -> None:
 
 def test_the_weights_follow_from_what_was_seen(model: Two) -> None:
     """queries and keys are as they were scored, turned by rotary positions."""
-    recorder = Recorder(model, weft.All())
+    recorder = Recorder(model, headloom.All())
     with watching(model, recorder):
         model(torch.randn(2, 5, 8))
     for _, _, seen in recorder.calls:
@@ -81,15 +81,15 @@ def test_gradients_flow_while_someone_watches(model: Two) -> None:
     assert model.first.w_q.weight.grad is not None
     expected = model.first.w_q.weight.grad.clone()
     model.zero_grad()
-    with watching(model, Recorder(model, weft.Top(2))):
+    with watching(model, Recorder(model, headloom.Top(2))):
         model(inputs).sum().backward()
     torch.testing.assert_close(model.first.w_q.weight.grad, expected)
 
 
 def test_everything_is_put_back_after_an_exception(model: Two) -> None:
-    before = Recorder(model, weft.Top(1))
+    before = Recorder(model, headloom.Top(1))
     model.first.observer = before
-    recorder = Recorder(model, weft.Top(2))
+    recorder = Recorder(model, headloom.Top(2))
     with pytest.raises(RuntimeError, match="stop"), watching(model, recorder):
         assert model.first.observer is recorder
         assert model.block["cross"].observer is recorder
@@ -99,7 +99,7 @@ def test_everything_is_put_back_after_an_exception(model: Two) -> None:
 
 
 def test_nobody_watches_outside(model: Two) -> None:
-    recorder = Recorder(model, weft.Top(2))
+    recorder = Recorder(model, headloom.Top(2))
     with watching(model, recorder):
         pass
     model(torch.randn(1, 3, 8))

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import weft
-from weft.mechanism.backends import native, native_passes
-from weft.mechanism.positions import bucket_of_distance, distances
-from weft.mechanism.reference import positions as reference
+import headloom
+from headloom.mechanism.backends import native, native_passes
+from headloom.mechanism.positions import bucket_of_distance, distances
+from headloom.mechanism.reference import positions as reference
 
 offsets = st.integers(-3, 5)
 
@@ -21,7 +21,7 @@ offsets = st.integers(-3, 5)
 @given(st.integers(0, 20), st.integers(1, 8))
 def test_sinusoidal(length: int, half: int) -> None:
     expected = reference.sinusoidal(length, 2 * half)
-    torch.testing.assert_close(weft.sinusoidal(length, 2 * half).double(), expected)
+    torch.testing.assert_close(headloom.sinusoidal(length, 2 * half).double(), expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,13 +36,13 @@ def test_rotary(
     generator = torch.Generator().manual_seed(seed)
     depth, dims = 2 * half + (stay or 0), None if stay is None else 2 * half
     vectors = torch.randn(2, 3, length, depth, dtype=torch.float64, generator=generator)
-    turned = weft.rotary(vectors, offset, dims=dims, interleaved=interleaved)
+    turned = headloom.rotary(vectors, offset, dims=dims, interleaved=interleaved)
     assert turned.shape == vectors.shape
     for ours, own in zip(turned.flatten(0, 1), vectors.flatten(0, 1), strict=True):
         exact = reference.rotary(own, offset, dims=dims, interleaved=interleaved)
         torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
-    by_default = weft.rotary(vectors[..., : 2 * half], offset)
-    assert torch.equal(by_default, weft.rotary(vectors, offset, dims=2 * half)[..., : 2 * half])
+    by_default = headloom.rotary(vectors[..., : 2 * half], offset)
+    assert torch.equal(by_default, headloom.rotary(vectors, offset, dims=2 * half)[..., : 2 * half])
 
 
 @settings(max_examples=20, deadline=None)
@@ -52,7 +52,7 @@ def test_rotary_scores_know_the_distance_only(i: int, j: int, shift: int) -> Non
     query, key = torch.randn(2, 1, 8, dtype=torch.float64, generator=generator)
 
     def score(i: int, j: int) -> float:
-        return float(weft.rotary(query, i)[0] @ weft.rotary(key, j)[0])
+        return float(headloom.rotary(query, i)[0] @ headloom.rotary(key, j)[0])
 
     assert score(i, j) == pytest.approx(score(i + shift, j + shift), abs=1e-9)
 
@@ -60,7 +60,9 @@ def test_rotary_scores_know_the_distance_only(i: int, j: int, shift: int) -> Non
 def test_rotary_keeps_float32_precise_at_far_positions() -> None:
     vectors = torch.ones(1, 4)
     exact = reference.rotary(vectors.double(), 1_000_000)
-    torch.testing.assert_close(weft.rotary(vectors, 1_000_000).double(), exact, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        headloom.rotary(vectors, 1_000_000).double(), exact, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("offset", [0, 9])
@@ -74,7 +76,7 @@ def test_rotary_as_other_models_turn(offset: int) -> None:
     sines, cosines = gptj.create_sinusoidal_positions(64, 16)[places][None].chunk(2, -1)
     part = gptj.apply_rotary_pos_emb(queries[..., :16], sines, cosines)
     theirs = torch.cat((part, queries[..., 16:]), -1).transpose(1, 2)
-    ours = weft.rotary(queries.transpose(1, 2), offset, dims=16, interleaved=True)
+    ours = headloom.rotary(queries.transpose(1, 2), offset, dims=16, interleaved=True)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
 
     config = phi.PhiConfig(hidden_size=48, num_attention_heads=2, num_hidden_layers=1)
@@ -84,7 +86,7 @@ def test_rotary_as_other_models_turn(offset: int) -> None:
     queries = queries.transpose(1, 2)
     part, _ = phi.apply_rotary_pos_emb(queries[..., :12], queries[..., :12], cosines, sines)
     theirs = torch.cat((part, queries[..., 12:]), -1)
-    torch.testing.assert_close(weft.rotary(queries, offset, dims=12), theirs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(headloom.rotary(queries, offset, dims=12), theirs, rtol=0, atol=2e-6)
 
 
 def test_rotary_of_neighbours_is_llamas_own_code() -> None:
@@ -94,14 +96,14 @@ def test_rotary_of_neighbours_is_llamas_own_code() -> None:
     angle = torch.arange(7.0).double()[:, None] * 500.0 ** (-torch.arange(0, 8, 2).double() / 8)
     numbers = torch.view_as_complex(queries.reshape(2, 3, 7, 4, 2))
     exact = torch.view_as_real(numbers * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
-    ours = weft.rotary(queries, base=500.0, interleaved=True)
+    ours = headloom.rotary(queries, base=500.0, interleaved=True)
     torch.testing.assert_close(ours, exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("heads", range(1, 33))
 def test_alibi_slopes(heads: int) -> None:
     expected = torch.tensor(reference.alibi_slopes(heads))
-    torch.testing.assert_close(weft.alibi_slopes(heads), expected, rtol=1e-7, atol=0)
+    torch.testing.assert_close(headloom.alibi_slopes(heads), expected, rtol=1e-7, atol=0)
     assert len(expected) == heads
 
 
@@ -139,7 +141,7 @@ def test_shaw_is_the_literal_tensor(
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
     table = (heads, 2 * clip + 1) if per_head else (2 * clip + 1,)
-    shaw = weft.Shaw(random(*table, depth), random(*table, value_depth), offset)
+    shaw = headloom.Shaw(random(*table, depth), random(*table, value_depth), offset)
     assert shaw.clip == clip
     shaw.check(heads, depth, value_depth)
     q, weights = random(2, heads, queries, depth), random(2, heads, queries, keys)
@@ -164,11 +166,11 @@ def test_shaw_attention_of_the_paper() -> None:
     W_Q, W_K, W_V = torch.randn(3, 5, 4, dtype=torch.float64)
     key_table, value_table = torch.randn(2, 5, 4, dtype=torch.float64)
     expected = reference.shaw_attention(inputs, W_Q, W_K, W_V, key_table, value_table)
-    ours = weft.attention(
+    ours = headloom.attention(
         (inputs @ W_Q)[None],
         (inputs @ W_K)[None],
         (inputs @ W_V)[None],
-        relative=weft.Shaw(key_table, value_table),
+        relative=headloom.Shaw(key_table, value_table),
     )
     torch.testing.assert_close(ours[0], expected, rtol=0, atol=1e-12)
 
@@ -178,8 +180,8 @@ def test_shaw_attention_of_the_paper() -> None:
 def test_biases_of_blocks_are_rows_of_the_whole(queries: int, keys: int, offset: int) -> None:
     cpu = torch.device("cpu")
     slopes, table = torch.tensor([0.5, 0.25]), torch.randn(6, 2)
-    alibi = weft.ALiBi(slopes, offset)
-    buckets = weft.Buckets(table, max_distance=9, offset=offset)
+    alibi = headloom.ALiBi(slopes, offset)
+    buckets = headloom.Buckets(table, max_distance=9, offset=offset)
     whole_alibi = reference.alibi_bias(slopes, queries, keys, offset)
     whole_buckets = reference.bucket_bias(table, queries, keys, max_distance=9, offset=offset)
     for start in range(queries):
@@ -203,14 +205,14 @@ def test_rotary_of_heads_by_the_kernel(
         torch.randn(2, length, 3, depth).transpose(1, 2),
     ):
         vectors.requires_grad_()
-        turned = weft.rotary(vectors, offset, **choice)
+        turned = headloom.rotary(vectors, offset, **choice)
         for ours, own in zip(turned.flatten(0, 1), vectors.flatten(0, 1), strict=True):
             exact = reference.rotary(own.detach().double(), offset, **choice)
             torch.testing.assert_close(ours.detach().double(), exact, rtol=0, atol=2e-6)
         by_turned = torch.randn_like(turned)
         (gradient,) = torch.autograd.grad(turned, vectors, by_turned)
         # Turning back what the gradient is turned by gives it again: the map is orthogonal.
-        torch.testing.assert_close(weft.rotary(gradient.detach(), offset, **choice), by_turned)
+        torch.testing.assert_close(headloom.rotary(gradient.detach(), offset, **choice), by_turned)
         torch.testing.assert_close(
             (gradient * vectors.detach()).sum(), (by_turned * turned.detach()).sum()
         )
@@ -221,9 +223,9 @@ def test_angles_kept_in_one_mode_serve_in_another() -> None:
     depth = 26  # of no other test, so that its angles are computed here
     with torch.inference_mode(), torch.device("meta"):
         queries = torch.ones(1, 2, 3, depth, device="cpu")
-        turned = weft.rotary(queries)
+        turned = headloom.rotary(queries)
     learned = torch.ones(1, 2, 3, depth, requires_grad=True)
-    again = weft.rotary(learned)
+    again = headloom.rotary(learned)
     assert torch.equal(turned, again)
     (gradient,) = torch.autograd.grad(again.sum(), learned, create_graph=True)
     assert gradient.isfinite().all()
@@ -233,10 +235,10 @@ def test_distances_count_from_the_first_key_where_nobody_says() -> None:
     """The first query stands where the first key does."""
     cpu, slopes = torch.device("cpu"), torch.tensor([0.5])
     expected = torch.tensor([[-0.0, -0.5, -1.0], [-0.5, -0.0, -0.5]])
-    assert torch.equal(weft.ALiBi(slopes).bias(range(2), 3, cpu)[0], expected)
+    assert torch.equal(headloom.ALiBi(slopes).bias(range(2), 3, cpu)[0], expected)
     table = torch.arange(8.0)[:, None]
-    moved = weft.Buckets(table, offset=0).bias(range(2), 3, cpu)
-    assert torch.equal(weft.Buckets(table).bias(range(2), 3, cpu), moved)
+    moved = headloom.Buckets(table, offset=0).bias(range(2), 3, cpu)
+    assert torch.equal(headloom.Buckets(table).bias(range(2), 3, cpu), moved)
     key_table = torch.arange(5.0)[:, None]  # distances -2 to 2
-    scores = weft.Shaw(key_table).key_scores(torch.ones(1, 1, 2, 1), range(2), 3)
+    scores = headloom.Shaw(key_table).key_scores(torch.ones(1, 1, 2, 1), range(2), 3)
     assert scores.tolist() == [[[[2.0, 3.0, 4.0], [1.0, 2.0, 3.0]]]]

@@ -9,9 +9,9 @@ import torch
 from tests.mechanism.linear_cases import drawn, rounded
 from torch import Tensor, nn
 
-from weft.mechanism.backends import native, native_linear, native_prepared
-from weft.mechanism.backends.native_request import kernels
-from weft.mechanism.linear import Products, linear_maps, prepared_maps, products
+from headloom.mechanism.backends import native, native_linear, native_prepared
+from headloom.mechanism.backends.native_request import kernels
+from headloom.mechanism.linear import Products, linear_maps, prepared_maps, products
 
 SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not native_prepared.PREPARES, reason="there are no such kernels")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.mechanism.backends import native
+from headloom.mechanism.backends import native
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "random_calls"
 

@@ -1,4 +1,4 @@
-"""What each key receives, against a dense softmax in float64 that shares no code with weft."""
+"""What each key receives, against a dense softmax in float64 that shares no code with headloom."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from tests.slow import slow
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native, native_backward
-from weft.mechanism.backends import native_request as native_call
+import headloom
+from headloom.mechanism.backends import native, native_backward
+from headloom.mechanism.backends import native_request as native_call
 
 INSTRUCTION_SETS = native.instruction_sets()
 BACKENDS = ["torch", *INSTRUCTION_SETS]
@@ -75,7 +75,7 @@ def of_columns(weights: Tensor, last: int = LAST) -> tuple[Tensor, Tensor, Tenso
     return weights.sum(2), weights.amax(2), weights[:, :, max(weights.shape[2] - last, 0) :].sum(2)
 
 
-def assert_received(graph: weft.AttentionGraph, weights: Tensor) -> None:
+def assert_received(graph: headloom.AttentionGraph, weights: Tensor) -> None:
     """To 1e-5 of what a key receives, or of what each would of one query's mass."""
     found = (graph.received, graph.received_most, graph.received_last)
     for tensor, wanted in zip(found, of_columns(weights), strict=True):
@@ -93,17 +93,17 @@ def random_inputs(
 
 
 def rules(name: str, queries: int, keys: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of weft.attend, and of `dense`, that mean the same."""
+    """Options of headloom.attend, and of `dense`, that mean the same."""
     i, j = torch.arange(queries)[:, None], torch.arange(keys)[None]
     generator = torch.Generator().manual_seed(5)
     if name == "causal":
-        return {"mask": weft.causal()}, {"allowed": j <= i}
+        return {"mask": headloom.causal()}, {"allowed": j <= i}
     if name == "window":
         allowed = (j >= i - 30) & (j <= i + 3)
-        return {"mask": weft.window(30, 3)}, {"allowed": allowed}
+        return {"mask": headloom.window(30, 3)}, {"allowed": allowed}
     if name == "padding":
         lengths = torch.tensor([keys // 3, keys])
-        return {"mask": weft.padding(lengths)}, {"allowed": j < lengths[:, None, None, None]}
+        return {"mask": headloom.padding(lengths)}, {"allowed": j < lengths[:, None, None, None]}
     if name == "bool":
         allowed = torch.rand(2, 4, queries, keys, generator=generator) < 0.4
         allowed[:, 1, 0] = False  # a query that sees nothing
@@ -119,7 +119,7 @@ def rules(name: str, queries: int, keys: int) -> tuple[dict[str, Any], dict[str,
     if name == "alibi":
         slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
         bias = -slopes[:, None, None] * (i - j).abs()
-        return {"relative": weft.ALiBi(slopes)}, {"bias": bias}
+        return {"relative": headloom.ALiBi(slopes)}, {"bias": bias}
     return {}, {}
 
 
@@ -135,10 +135,16 @@ def test_the_columns_of_the_weights(backend: str, dtype: torch.dtype, name: str)
         options, formula = rules(name, queries, keys)
         inputs = tuple(tensor.to(dtype) for tensor in random_inputs(queries, keys))
         with kernels_of(backend) as named:
-            output, graph = weft.attend(
-                *inputs, received=weft.LastQueries(LAST), keep=weft.Top(3), backend=named, **options
+            output, graph = headloom.attend(
+                *inputs,
+                received=headloom.LastQueries(LAST),
+                keep=headloom.Top(3),
+                backend=named,
+                **options,
             )
-            without, plain = weft.attend(*inputs, keep=weft.Top(3), backend=named, **options)
+            without, plain = headloom.attend(
+                *inputs, keep=headloom.Top(3), backend=named, **options
+            )
         assert_received(graph, dense(*inputs, **formula)[1])
         assert plain.received is plain.received_most is plain.received_last is None
         # Tasks are cut in another way, which may add up a product in another order.
@@ -152,8 +158,8 @@ def test_a_row_whose_scores_rise_all_the_way(backend: str) -> None:
     keys = torch.arange(3000.0)[None, None, :, None] / 100
     queries = torch.tensor([1.0, 0.5, -1.0, 40.0, 4000.0])[None, None, :, None]
     with kernels_of(backend) as named:
-        _, graph = weft.attend(
-            queries, keys, keys, scale=1.0, received=weft.LastQueries(LAST), backend=named
+        _, graph = headloom.attend(
+            queries, keys, keys, scale=1.0, received=headloom.LastQueries(LAST), backend=named
         )
     assert_received(graph, dense(queries, keys, keys)[1])
 
@@ -168,8 +174,8 @@ def test_the_same_bits_whatever_the_threads(backend: str, dtype: torch.dtype) ->
         for number in (1, 2, 5):
             torch.set_num_threads(number)
             with kernels_of(backend) as named:
-                _, graph = weft.attend(
-                    *inputs, mask=weft.causal(), received=weft.LastQueries(9), backend=named
+                _, graph = headloom.attend(
+                    *inputs, mask=headloom.causal(), received=headloom.LastQueries(9), backend=named
                 )
             found.append((graph.received, graph.received_most, graph.received_last))
     finally:
@@ -186,8 +192,13 @@ def test_a_row_that_is_no_number_gives_none_to_any_key(backend: str, bad: float)
     queries, keys, values = random_inputs(100, 100)
     queries[0, 1, 7, 3] = bad
     with kernels_of(backend) as named:
-        _, graph = weft.attend(
-            queries, keys, values, mask=weft.causal(), received=weft.LastQueries(50), backend=named
+        _, graph = headloom.attend(
+            queries,
+            keys,
+            values,
+            mask=headloom.causal(),
+            received=headloom.LastQueries(50),
+            backend=named,
         )
     assert graph.received is not None and graph.received_last is not None
     assert graph.received_most is not None
@@ -201,7 +212,9 @@ def test_a_row_that_is_no_number_gives_none_to_any_key(backend: str, bad: float)
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 def test_no_queries_or_no_keys(backend: str, shape: tuple[int, int]) -> None:
     with kernels_of(backend) as named:
-        _, graph = weft.attend(*random_inputs(*shape), received=weft.LastQueries(2), backend=named)
+        _, graph = headloom.attend(
+            *random_inputs(*shape), received=headloom.LastQueries(2), backend=named
+        )
     for tensor in (graph.received, graph.received_most, graph.received_last):
         assert tensor is not None
         assert tensor.shape == (2, 4, shape[1]) and not tensor.any()
@@ -230,8 +243,8 @@ def test_gradients(backend: str, name: str, several: str) -> None:
             of[name] = of[name].to(own[0].dtype).clone().requires_grad_()
             own.append(of[name])
     with kernels_of(backend) as named:
-        output, graph = weft.attend(
-            *first[:3], received=weft.LastQueries(20), backend=named, **options
+        output, graph = headloom.attend(
+            *first[:3], received=headloom.LastQueries(20), backend=named, **options
         )
         assert graph.received is not None and graph.received_last is not None
         wanted_output, weights = dense(*exact[:3], **formula)
@@ -259,7 +272,7 @@ def test_second_derivatives(backend: str) -> None:
     first = [tensor.clone().requires_grad_() for tensor in inputs]
     exact = [tensor.double().requires_grad_() for tensor in inputs]
     with kernels_of(backend) as named:
-        graph = weft.attend(*first, received=weft.LastQueries(5), backend=named)[1]
+        graph = headloom.attend(*first, received=headloom.LastQueries(5), backend=named)[1]
         assert graph.received is not None and graph.received_last is not None
         loss = graph.received.square().sum() + graph.received_last.sin().sum()
         once = torch.autograd.grad(loss, first[:2], create_graph=True)
@@ -288,7 +301,7 @@ def test_gradients_take_the_kernels_way(monkeypatch: pytest.MonkeyPatch) -> None
         queries, keys, values = random_inputs(9, 11)
         values = torch.ones(2, 2, 11, width)
         queries.requires_grad_()
-        _, graph = weft.attend(queries, keys, values, received=True, backend="native")
+        _, graph = headloom.attend(queries, keys, values, received=True, backend="native")
         assert graph.received is not None
         found.append(torch.autograd.grad(graph.received.square().sum(), queries)[0])
     assert calls == ["torch"]
@@ -298,16 +311,16 @@ def test_gradients_take_the_kernels_way(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_largest_has_no_gradient() -> None:
     inputs = [tensor.requires_grad_() for tensor in random_inputs(5, 7)]
     for backend in ("torch", "native" if INSTRUCTION_SETS else "torch"):
-        graph = weft.attend(*inputs, received=True, backend=backend)[1]  # type: ignore[arg-type]
+        graph = headloom.attend(*inputs, received=True, backend=backend)[1]  # type: ignore[arg-type]
         assert graph.received is not None and graph.received_most is not None
         assert graph.received.requires_grad and not graph.received_most.requires_grad
 
 
 def test_long_calls_of_torch_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks of rows, each recomputed for the backward pass."""
-    monkeypatch.setattr("weft.mechanism.backends.torch_blocks.BLOCK_CELLS", 2000)
+    monkeypatch.setattr("headloom.mechanism.backends.torch_blocks.BLOCK_CELLS", 2000)
     inputs = [tensor.requires_grad_() for tensor in random_inputs(60, 50)]
-    _, graph = weft.attend(*inputs, received=weft.LastQueries(LAST), backend="torch")
+    _, graph = headloom.attend(*inputs, received=headloom.LastQueries(LAST), backend="torch")
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     weights = dense(*exact)[1]
     assert_received(graph.detach(), weights.detach())
@@ -324,10 +337,10 @@ def test_over_the_edges_of_a_graph(last: int) -> None:
     nodes = 100
     edge_index = torch.randint(0, nodes, (2, 200), generator=generator).unique(dim=1)
     allowed = torch.zeros(nodes, nodes, dtype=torch.bool)
-    mask = weft.neighbours(edge_index, nodes=nodes)
+    mask = headloom.neighbours(edge_index, nodes=nodes)
     allowed |= mask.block(range(nodes), nodes, torch.device("cpu"))[0, 0]
     inputs = random_inputs(nodes, nodes)
-    _, graph = weft.attend(*inputs, mask=mask, received=weft.LastQueries(last))
+    _, graph = headloom.attend(*inputs, mask=mask, received=headloom.LastQueries(last))
     weights = dense(*inputs, allowed=allowed)[1]
     found = (graph.received, graph.received_most, graph.received_last)
     for tensor, wanted in zip(found, of_columns(weights, last), strict=True):
@@ -337,12 +350,12 @@ def test_over_the_edges_of_a_graph(last: int) -> None:
 
 def test_graphs_of_a_batch_and_of_a_head_keep_it() -> None:
     inputs = random_inputs(6, 8)
-    graph = weft.attend(*inputs, received=weft.LastQueries(2))[1]
+    graph = headloom.attend(*inputs, received=headloom.LastQueries(2))[1]
     assert graph.received is not None and graph.received_last is not None
     one = graph[1].of_head(2)
     assert torch.equal(one.received, graph.received[1, 2:3])
     assert torch.equal(one.cpu().detach().received_last, graph.received_last[1, 2:3])
-    alone = weft.attend(*(tensor[1] for tensor in inputs), received=True)[1]
+    alone = headloom.attend(*(tensor[1] for tensor in inputs), received=True)[1]
     assert alone.received is not None and alone.received_last is None
     torch.testing.assert_close(alone.received, graph.received[1])
 
@@ -352,7 +365,7 @@ def test_gradients_of_what_no_keys_receive(queries: int) -> None:
     inputs = [
         torch.zeros(2, heads, n, 4, requires_grad=True) for heads, n in ((4, queries), (2, 0))
     ]
-    _, graph = weft.attend(*inputs, inputs[1], received=weft.LastQueries(2))
+    _, graph = headloom.attend(*inputs, inputs[1], received=headloom.LastQueries(2))
     assert graph.received is not None and graph.received.shape == (2, 4, 0)
     for gradient in torch.autograd.grad(
         graph.received.sum() + graph.lse.nan_to_num().sum(), inputs

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism.positions import ALiBi, Buckets, Shaw
-from weft.mechanism.relative import ByDistance, DistanceBias, Relative, distances
+import headloom
+from headloom.mechanism.positions import ALiBi, Buckets, Shaw
+from headloom.mechanism.relative import ByDistance, DistanceBias, Relative, distances
 
 HEADS, DEPTH = 3, 4
 FARTHEST = 12
@@ -66,7 +66,7 @@ KINDS: dict[type[Relative], Callable[[int], Relative]] = {
     Swinging: lambda offset: Swinging(torch.tensor([0.3, 1.0, 1.7]), offset),
     Steps: lambda offset: Steps(torch.tensor([0.1, -0.2, 0.3]), offset),
     Shaw: lambda offset: Shaw(torch.randn(HEADS, 5, DEPTH), torch.randn(5, DEPTH), offset),
-    ALiBi: lambda offset: ALiBi(weft.alibi_slopes(HEADS), offset),
+    ALiBi: lambda offset: ALiBi(headloom.alibi_slopes(HEADS), offset),
     Buckets: lambda offset: Buckets(torch.randn(8, HEADS), True, 20, offset),
     ByDistance: lambda offset: ByDistance(torch.randn(HEADS, 2 * FARTHEST), FARTHEST, offset),
 }
@@ -80,12 +80,12 @@ def drawn(kind: type[Relative], offset: int) -> Relative:
     return KINDS[kind](offset)
 
 
-def test_all_positions_of_weft_are_here() -> None:
+def test_all_positions_of_headloom_are_here() -> None:
     below, every = [Relative], set()
     while below:
         kind = below.pop()
         below += kind.__subclasses__()
-        if kind.__module__.startswith("weft.") and not kind.__name__.startswith("_"):
+        if kind.__module__.startswith("headloom.") and not kind.__name__.startswith("_"):
             every.add(kind)
     assert every - {Relative, DistanceBias} == set(KINDS) - {Swinging, Steps}
 
@@ -153,12 +153,14 @@ def test_kernels_and_matrix_know_them(
 ) -> None:
     relative = drawn(kind, offset)
     tensors = [torch.randn(1, HEADS, n, DEPTH) for n in (queries, keys, keys)]
-    expected, graph = weft.attend(*tensors, relative=relative, backend="torch", keep=weft.All())
-    output, _ = weft.attend(*tensors, relative=relative)
+    expected, graph = headloom.attend(
+        *tensors, relative=relative, backend="torch", keep=headloom.All()
+    )
+    output, _ = headloom.attend(*tensors, relative=relative)
     assert torch.allclose(output, expected, atol=1e-5)
-    assert torch.allclose(weft.attention(*tensors, relative=relative), expected, atol=1e-5)
+    assert torch.allclose(headloom.attention(*tensors, relative=relative), expected, atol=1e-5)
 
-    matrix = weft.AttentionMatrix(tensors[0][0], tensors[1][0], relative=relative)
+    matrix = headloom.AttentionMatrix(tensors[0][0], tensors[1][0], relative=relative)
     weights = graph[0]
     assert torch.allclose(matrix.dense(), weights, atol=1e-5)
     assert torch.allclose(matrix.received(), weights.sum(1), atol=1e-5)
@@ -174,10 +176,10 @@ def test_kernels_serve_what_they_know_and_say_what_not(kind: type[Relative]) -> 
     tensors = [torch.randn(1, HEADS, 4, DEPTH) for _ in range(3)]
     relative = drawn(kind, 0)
     if relative.only_bias or relative.tables() is not None:
-        weft.attention(*tensors, relative=relative, backend="native")
+        headloom.attention(*tensors, relative=relative, backend="native")
         return
-    with pytest.raises(weft.BackendError, match="Swinging adds more than a bias by distance"):
-        weft.attention(*tensors, relative=relative, backend="native")
+    with pytest.raises(headloom.BackendError, match="Swinging adds more than a bias by distance"):
+        headloom.attention(*tensors, relative=relative, backend="native")
 
 
 def test_one_head_of_positions_that_all_heads_share() -> None:

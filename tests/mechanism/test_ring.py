@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-import weft
-from weft.errors import InputError
-from weft.mechanism.graph import AttentionGraph
+import headloom
+from headloom.errors import InputError
+from headloom.mechanism.graph import AttentionGraph
 
 #: Forks processes, each of which attends from its part of the queries in each of the cases.
 PARENT = """
@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 import torch.distributed as dist
-import weft
+import headloom
 
 folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
 cases = torch.load(folder / "cases.pt", weights_only=False)
@@ -39,7 +39,7 @@ def rank_main(rank):
         own = case | case.get("second", {}) if rank == 1 else case
         q, k, v = (part(own[n], case["cuts"], rank) for n in ("queries", "keys", "values"))
         try:
-            output, graph = weft.ring_attend(q, k, v, **own["options"])
+            output, graph = headloom.ring_attend(q, k, v, **own["options"])
             answers[name] = (output, vars(graph))
         except Exception as error:
             answers[name] = f"{type(error).__name__}: {error}"
@@ -75,30 +75,30 @@ def cases() -> dict[str, dict[str, Any]]:
     """Each with cuts for four processes, one of them without any key."""
     numbers = torch.Generator().manual_seed(4)
     even, odd = [0, 10, 20, 30, 37], [0, 1, 1, 30, 37]
-    shaw = weft.Shaw(torch.randn(9, 8, generator=numbers), torch.randn(9, 5, generator=numbers))
+    shaw = headloom.Shaw(torch.randn(9, 8, generator=numbers), torch.randn(9, 5, generator=numbers))
     options: dict[str, dict[str, Any]] = {
         "plain": {},
-        "causal": {"mask": weft.causal()},
-        "window": {"mask": weft.window(5, 2)},
-        "padding": {"mask": weft.padding([30, 7]) & weft.causal()},
+        "causal": {"mask": headloom.causal()},
+        "window": {"mask": headloom.window(5, 2)},
+        "padding": {"mask": headloom.padding([30, 7]) & headloom.causal()},
         "explicit": {"mask": torch.rand(2, 1, 37, 37, generator=numbers) > 0.6},
         "nothing": {"mask": torch.zeros(37, 37, dtype=torch.bool)},
-        "alibi": {"relative": weft.ALiBi(weft.alibi_slopes(4)), "mask": weft.causal()},
+        "alibi": {"relative": headloom.ALiBi(headloom.alibi_slopes(4)), "mask": headloom.causal()},
         "shaw": {"relative": shaw},
-        "sinks": {"sinks": torch.randn(4, generator=numbers), "mask": weft.causal()},
+        "sinks": {"sinks": torch.randn(4, generator=numbers), "mask": headloom.causal()},
         "sinks alone": {
             "sinks": torch.randn(4, generator=numbers),
             "mask": torch.zeros(37, 37).bool(),
         },
         "softcap": {"softcap": 2.0, "scale": 0.7},
-        "few": {"keep": weft.Top(3)},
-        "all": {"keep": weft.Top(64)},
-        "none": {"keep": weft.Top(0)},
+        "few": {"keep": headloom.Top(3)},
+        "all": {"keep": headloom.Top(64)},
+        "none": {"keep": headloom.Top(0)},
     }
     listed = {name: tensors() | {"options": o, "cuts": even} for name, o in options.items()}
-    listed["uneven"] = tensors() | {"options": {"mask": weft.causal()}, "cuts": odd}
+    listed["uneven"] = tensors() | {"options": {"mask": headloom.causal()}, "cuts": odd}
     listed["one head"] = tensors(kv_heads=1, batch=None) | {"options": {}, "cuts": even}
-    ties = {**tensors(), "options": {"keep": weft.Top(4)}, "cuts": even}
+    ties = {**tensors(), "options": {"keep": headloom.Top(4)}, "cuts": even}
     ties["keys"] = torch.zeros_like(ties["keys"])
     return listed | {"ties": ties}
 
@@ -109,7 +109,7 @@ def unlike() -> dict[str, dict[str, Any]]:
     double = {name: tensor.double() for name, tensor in mine.items()}
     wider = {"values": torch.nn.functional.pad(mine["values"], (0, 1))}
     options: dict[str, dict[str, Any]] = {
-        "wrong keep": {"keep": weft.All()},
+        "wrong keep": {"keep": headloom.All()},
         "wrong sinks": {"sinks": torch.zeros(3)},
         "wrong size": {"mask": torch.ones(37, 36).bool()},
         "no mask": {"mask": "causal"},
@@ -141,7 +141,9 @@ def test_a_ring_has_what_one_process_has(name: str, answers: list[dict[str, Any]
     for answer in answers:
         assert not isinstance(answer[name], str), answer[name]
     output = torch.cat([answer[name][0] for answer in answers], -2)
-    expected, graph = weft.attend(case["queries"], case["keys"], case["values"], **case["options"])
+    expected, graph = headloom.attend(
+        case["queries"], case["keys"], case["values"], **case["options"]
+    )
     torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-5)
     parts = [answer[name][1] for answer in answers]
     batched = graph.batched
@@ -200,7 +202,7 @@ def test_processes_that_are_unlike_say_how(answers: list[dict[str, Any]]) -> Non
 def test_an_error_of_one_process_ends_all(answers: list[dict[str, Any]]) -> None:
     """The others would wait for its keys until the group's time is over."""
     own = {
-        "wrong keep": "expected weft.Top(k)", "wrong sinks": "sinks", "wrong size": "mask",
+        "wrong keep": "expected headloom.Top(k)", "wrong sinks": "sinks", "wrong size": "mask",
         "no mask": "mask",
     }  # fmt: skip
     for name, words in own.items():
@@ -216,20 +218,20 @@ def test_an_error_of_one_process_ends_all(answers: list[dict[str, Any]]) -> None
     "options",
     [
         {"sinks": torch.zeros(4, requires_grad=True)},
-        {"score": weft.Bilinear(torch.eye(8, requires_grad=True))},
-        {"relative": weft.ALiBi(weft.alibi_slopes(4).requires_grad_())},
+        {"score": headloom.Bilinear(torch.eye(8, requires_grad=True))},
+        {"relative": headloom.ALiBi(headloom.alibi_slopes(4).requires_grad_())},
     ],
     ids=lambda options: next(iter(options)),
 )
 def test_parameters_get_no_gradients_in_silence(options: dict[str, Any]) -> None:
     part = tensors()
     with pytest.raises(InputError, match="gradients do not travel"):
-        weft.ring_attend(part["queries"], part["keys"], part["values"], **options)
+        headloom.ring_attend(part["queries"], part["keys"], part["values"], **options)
     with torch.no_grad(), pytest.raises(InputError, match="is not started"):
-        weft.ring_attend(part["queries"], part["keys"], part["values"], **options)
+        headloom.ring_attend(part["queries"], part["keys"], part["values"], **options)
 
 
 def test_without_processes_it_says_what_to_do() -> None:
     part = tensors()
     with pytest.raises(InputError, match=r"torch\.distributed is not started"):
-        weft.ring_attend(part["queries"], part["keys"], part["values"])
+        headloom.ring_attend(part["queries"], part["keys"], part["values"])

@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-import weft
-from weft.mechanism.backends import native, native_passes
-from weft.mechanism.key_value_cache import KeyValueCache
-from weft.mechanism.reference import attention as reference
-from weft.mechanism.rotary import rotary_frequencies
+import headloom
+from headloom.mechanism.backends import native, native_passes
+from headloom.mechanism.key_value_cache import KeyValueCache
+from headloom.mechanism.reference import attention as reference
+from headloom.mechanism.rotary import rotary_frequencies
 
 SCALINGS = (
-    weft.RotaryScaling("linear", 4),
-    weft.RotaryScaling("ntk", 8),
-    weft.RotaryScaling("llama3", 8, 64),
-    weft.RotaryScaling("llama3", 32, 256, slow=0.5, fast=10),
-    weft.RotaryScaling("yarn", 4, 64),
-    weft.RotaryScaling("yarn", 16, 1000, slow=2, fast=20, temperature=0.7),
-    weft.RotaryScaling("yarn", 2, 7),  # no pair turns 32 times within 7 positions
+    headloom.RotaryScaling("linear", 4),
+    headloom.RotaryScaling("ntk", 8),
+    headloom.RotaryScaling("llama3", 8, 64),
+    headloom.RotaryScaling("llama3", 32, 256, slow=0.5, fast=10),
+    headloom.RotaryScaling("yarn", 4, 64),
+    headloom.RotaryScaling("yarn", 16, 1000, slow=2, fast=20, temperature=0.7),
+    headloom.RotaryScaling("yarn", 2, 7),  # no pair turns 32 times within 7 positions
 )
 
 
-def settings(scaling: weft.RotaryScaling, base: float) -> dict[str, Any]:
+def settings(scaling: headloom.RotaryScaling, base: float) -> dict[str, Any]:
     """As Transformers has them."""
     named: dict[str, Any] = {
         "rope_type": scaling.kind,
@@ -45,7 +45,7 @@ def settings(scaling: weft.RotaryScaling, base: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scaling", [s for s in SCALINGS if s.kind != "ntk"], ids=repr)
 @pytest.mark.parametrize("base", [500.0, 500_000.0])
-def test_turns_are_those_of_transformers(scaling: weft.RotaryScaling, base: float) -> None:
+def test_turns_are_those_of_transformers(scaling: headloom.RotaryScaling, base: float) -> None:
     rope = pytest.importorskip("transformers.modeling_rope_utils")
     from transformers import LlamaConfig
 
@@ -62,26 +62,26 @@ def test_turns_are_those_of_transformers(scaling: weft.RotaryScaling, base: floa
 def test_interpolated_positions_lie_between_those_learned() -> None:
     """Chen et al. 2023: position m is where m / s was."""
     vectors = torch.randn(9, 8, dtype=torch.float64)
-    stretched = weft.rotary(vectors, scaling=weft.RotaryScaling("linear", 4))
-    assert_close(stretched[[0, 4, 8]], weft.rotary(vectors[[0, 4, 8]]))
+    stretched = headloom.rotary(vectors, scaling=headloom.RotaryScaling("linear", 4))
+    assert_close(stretched[[0, 4, 8]], headloom.rotary(vectors[[0, 4, 8]]))
 
 
 def test_another_base_slows_the_last_pair_by_the_factor_and_the_first_not_at_all() -> None:
     plain = rotary_frequencies(64, 10_000.0)
-    slowed = rotary_frequencies(64, 10_000.0, weft.RotaryScaling("ntk", 8))
+    slowed = rotary_frequencies(64, 10_000.0, headloom.RotaryScaling("ntk", 8))
     assert slowed[0] == plain[0]
     assert float(plain[-1] / slowed[-1]) == pytest.approx(8)
     ratio = plain / slowed
     assert bool((ratio[1:] > ratio[:-1]).all())
     # A head of one pair: it is the first.
-    one = weft.RotaryScaling("ntk", 8)
+    one = headloom.RotaryScaling("ntk", 8)
     assert torch.equal(rotary_frequencies(2, 50.0, one), rotary_frequencies(2, 50.0))
 
 
 def test_pairs_of_llama_by_how_often_they_turn() -> None:
     """Fewer than 1 turn: by 8; more than 4: as they were; between: evenly by the turns."""
     plain = rotary_frequencies(128, 500_000.0)
-    slowed = rotary_frequencies(128, 500_000.0, weft.RotaryScaling("llama3", 8, 8192))
+    slowed = rotary_frequencies(128, 500_000.0, headloom.RotaryScaling("llama3", 8, 8192))
     kinds = set()
     for before, after in zip(plain.tolist(), slowed.tolist(), strict=True):
         turns = 8192 * before / (2 * math.pi)
@@ -95,17 +95,19 @@ def test_the_ramp_of_yarn_falls_evenly_over_pairs() -> None:
     """From the pair with 32 turns of 4,096 positions to that with 1, both to whole pairs."""
     depth, base, factor = 128, 10_000.0, 16.0
     plain = rotary_frequencies(depth, base)
-    slowed = rotary_frequencies(depth, base, weft.RotaryScaling("yarn", factor, 4096))
+    slowed = rotary_frequencies(depth, base, headloom.RotaryScaling("yarn", factor, 4096))
     turns = [4096 * angle / (2 * math.pi) for angle in plain.tolist()]
     first = max(i for i, number in enumerate(turns) if number >= 32)
     last = min(i for i, number in enumerate(turns) if number <= 1)
     for i, (before, after) in enumerate(zip(plain.tolist(), slowed.tolist(), strict=True)):
         share = 1 - min(max((i - first) / (last - first), 0), 1)
         assert after == pytest.approx(share * before + (1 - share) * before / factor, rel=1e-12)
-    assert weft.RotaryScaling("yarn", factor, 4096).size == pytest.approx(0.1 * math.log(16) + 1)
+    assert headloom.RotaryScaling("yarn", factor, 4096).size == pytest.approx(
+        0.1 * math.log(16) + 1
+    )
 
 
-def by_hand(vectors: Tensor, offset: int, base: float, scaling: weft.RotaryScaling) -> Tensor:
+def by_hand(vectors: Tensor, offset: int, base: float, scaling: headloom.RotaryScaling) -> Tensor:
     """Each pair as a complex number times e^(i angle), in float64."""
     half = vectors.shape[-1] // 2
     pairs = torch.complex(vectors[..., :half].double(), vectors[..., half:].double())
@@ -118,22 +120,24 @@ def by_hand(vectors: Tensor, offset: int, base: float, scaling: weft.RotaryScali
 @pytest.mark.parametrize("instruction_set", native.instruction_sets())
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 def test_by_the_kernel_and_its_gradient(
-    scaling: weft.RotaryScaling, instruction_set: str, monkeypatch: pytest.MonkeyPatch
+    scaling: headloom.RotaryScaling, instruction_set: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_passes, "INSTRUCTION_SET", instruction_set)
     vectors = torch.randn(2, 3, 33, 24, requires_grad=True)
-    turned = weft.rotary(vectors, 5, 300.0, scaling=scaling)
+    turned = headloom.rotary(vectors, 5, 300.0, scaling=scaling)
     assert_close(turned.double(), by_hand(vectors, 5, 300.0, scaling), rtol=0, atol=3e-6)
     by_turned = torch.randn_like(turned)
     (gradient,) = torch.autograd.grad(turned, vectors, by_turned)
     assert_close((gradient * vectors).sum(), (by_turned * turned).sum(), rtol=1e-4, atol=1e-3)
     # In torch's operations: three dimensions are none of the kernel's.
-    assert_close(weft.rotary(vectors[0], 5, 300.0, scaling=scaling), turned[0], rtol=0, atol=3e-6)
+    assert_close(
+        headloom.rotary(vectors[0], 5, 300.0, scaling=scaling), turned[0], rtol=0, atol=3e-6
+    )
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
-def test_of_a_part_and_of_neighbours(scaling: weft.RotaryScaling, interleaved: bool) -> None:
+def test_of_a_part_and_of_neighbours(scaling: headloom.RotaryScaling, interleaved: bool) -> None:
     """The depth of the formulas is that of the part; what stays is not multiplied either."""
     vectors = torch.randn(2, 3, 33, 20, dtype=torch.float64)
     part = vectors[..., :16]
@@ -142,16 +146,16 @@ def test_of_a_part_and_of_neighbours(scaling: weft.RotaryScaling, interleaved: b
     exact = by_hand(part, 5, 300.0, scaling)
     if interleaved:
         exact = torch.stack(exact.chunk(2, -1), -1).flatten(-2)
-    turned = weft.rotary(vectors, 5, 300.0, dims=16, interleaved=interleaved, scaling=scaling)
+    turned = headloom.rotary(vectors, 5, 300.0, dims=16, interleaved=interleaved, scaling=scaling)
     assert_close(turned[..., :16], exact, rtol=0, atol=1e-11)
     assert torch.equal(turned[..., 16:], vectors[..., 16:])
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
-def test_a_layer_is_the_formula(scaling: weft.RotaryScaling) -> None:
+def test_a_layer_is_the_formula(scaling: headloom.RotaryScaling) -> None:
     """Also with a cache, whose keys are turned by the positions that they have."""
     torch.manual_seed(0)
-    layer = weft.MultiHeadAttention(
+    layer = headloom.MultiHeadAttention(
         12, 2, relative="rotary", rotary_base=300.0, rotary_scaling=scaling, kind="decoder"
     ).double()
     inputs = torch.randn(1, 40, 12, dtype=torch.float64)
@@ -165,10 +169,10 @@ def test_a_layer_is_the_formula(scaling: weft.RotaryScaling) -> None:
         for q, k, v in zip(queries[0], keys[0], values[0], strict=True)
     ]
     expected = layer.w_o(torch.cat(rows, -1))
-    assert_close(layer(inputs, mask=weft.causal())[0], expected, rtol=1e-9, atol=1e-9)
+    assert_close(layer(inputs, mask=headloom.causal())[0], expected, rtol=1e-9, atol=1e-9)
     cache = KeyValueCache()
     parts = [
-        layer(part, mask=weft.causal(offset=cache.length), cache=cache)
+        layer(part, mask=headloom.causal(offset=cache.length), cache=cache)
         for part in (inputs[:, :25], inputs[:, 25:])
     ]
     assert_close(torch.cat(parts, 1)[0], expected, rtol=1e-9, atol=1e-9)
@@ -177,11 +181,11 @@ def test_a_layer_is_the_formula(scaling: weft.RotaryScaling) -> None:
 @pytest.mark.slow
 def test_compiled() -> None:
     """The same numbers in a program that torch compiles, for any length."""
-    scaling = weft.RotaryScaling("llama3", 8, 64)
+    scaling = headloom.RotaryScaling("llama3", 8, 64)
 
     def both(vectors: Tensor) -> tuple[Tensor, Tensor]:
-        part = weft.rotary(vectors, dims=6, interleaved=True, scaling=scaling)
-        return weft.rotary(vectors, scaling=scaling), part
+        part = headloom.rotary(vectors, dims=6, interleaved=True, scaling=scaling)
+        return headloom.rotary(vectors, scaling=scaling), part
 
     compiled = torch.compile(both, backend="aot_eager", dynamic=True)
     for length in (5, 9):

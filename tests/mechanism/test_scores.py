@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism import scores
-from weft.mechanism.reference import attention
-from weft.mechanism.reference import scores as formulas
+import headloom
+from headloom.mechanism import scores
+from headloom.mechanism.reference import attention
+from headloom.mechanism.reference import scores as formulas
 
 
 @st.composite
@@ -51,7 +51,7 @@ def test_dot_and_scaled_dot(drawn: tuple[Tensor, Tensor, torch.Generator]) -> No
         return
     depth = queries.shape[-1]
     check(scores.dot(queries, keys), queries, keys, formulas.dot)
-    check(weft.Dot()(queries, keys), queries, keys, formulas.dot)
+    check(headloom.Dot()(queries, keys), queries, keys, formulas.dot)
     check(
         scores.scaled_dot(queries, keys),
         queries,
@@ -83,7 +83,7 @@ def test_bilinear(drawn: tuple[Tensor, Tensor, torch.Generator], key_depth: int)
     )
     square = torch.randn(depth, depth, dtype=torch.float64, generator=generator)
     check(
-        weft.Bilinear(square, symmetric=True)(queries, keys),
+        headloom.Bilinear(square, symmetric=True)(queries, keys),
         queries,
         keys,
         lambda q, k: formulas.symmetric_bilinear(q, k, square),
@@ -144,9 +144,9 @@ def test_only_version_2_ranks_keys_by_the_query() -> None:
 
 def test_a_symmetric_form_makes_a_symmetric_matrix() -> None:
     x, A = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
-    matrix = weft.Bilinear(A, symmetric=True)(x, x)
+    matrix = headloom.Bilinear(A, symmetric=True)(x, x)
     torch.testing.assert_close(matrix, matrix.mT, rtol=0, atol=1e-14)
-    free = weft.Bilinear(A)(x, x)
+    free = headloom.Bilinear(A)(x, x)
     assert not torch.allclose(free, free.mT)
     assert torch.equal(scores.symmetrised(A), scores.symmetrised(A).T)
 
@@ -154,12 +154,12 @@ def test_a_symmetric_form_makes_a_symmetric_matrix() -> None:
 @pytest.mark.parametrize(
     ("score", "scale", "cells"),
     [
-        (weft.Dot(), 1.0, 1),
-        (weft.ScaledDot(), 0.5, 1),
-        (weft.Bilinear(torch.eye(4)), 1.0, 1),
-        (weft.Additive(torch.ones(7, 4), torch.ones(7, 4), torch.ones(7)), 1.0, 7),
-        (weft.GraphAttention(torch.ones(4), torch.ones(4)), 1.0, 1),
-        (weft.GraphAttentionV2(torch.ones(4)), 1.0, 4),
+        (headloom.Dot(), 1.0, 1),
+        (headloom.ScaledDot(), 0.5, 1),
+        (headloom.Bilinear(torch.eye(4)), 1.0, 1),
+        (headloom.Additive(torch.ones(7, 4), torch.ones(7, 4), torch.ones(7)), 1.0, 7),
+        (headloom.GraphAttention(torch.ones(4), torch.ones(4)), 1.0, 1),
+        (headloom.GraphAttentionV2(torch.ones(4)), 1.0, 4),
     ],
 )
 def test_default_scale_and_cost(score: scores.Score, scale: float, cells: int) -> None:
@@ -168,7 +168,7 @@ def test_default_scale_and_cost(score: scores.Score, scale: float, cells: int) -
 
 
 def test_depth_zero_has_a_scale() -> None:
-    assert weft.ScaledDot().default_scale(0) == 1.0
+    assert headloom.ScaledDot().default_scale(0) == 1.0
 
 
 def test_a_bilinear_form_for_each_head() -> None:
@@ -182,10 +182,10 @@ def test_a_bilinear_form_for_each_head() -> None:
 @pytest.mark.parametrize(
     ("score", "field", "by_head"),
     [
-        (lambda heads: weft.Bilinear(torch.randn(heads, 4, 4)), "matrix", True),
-        (lambda heads: weft.Bilinear(torch.randn(4, 4)), "matrix", False),
-        (lambda heads: weft.GraphAttentionV2(torch.randn(heads, 4)), "vector", True),
-        (lambda heads: weft.GraphAttentionV2(torch.randn(heads)), "vector", False),
+        (lambda heads: headloom.Bilinear(torch.randn(heads, 4, 4)), "matrix", True),
+        (lambda heads: headloom.Bilinear(torch.randn(4, 4)), "matrix", False),
+        (lambda heads: headloom.GraphAttentionV2(torch.randn(heads, 4)), "vector", True),
+        (lambda heads: headloom.GraphAttentionV2(torch.randn(heads)), "vector", False),
     ],
 )
 def test_the_score_of_one_head(score: Any, field: str, by_head: bool) -> None:
@@ -202,21 +202,23 @@ def test_the_score_of_one_head(score: Any, field: str, by_head: bool) -> None:
 def test_parameters_of_half_precision(dtype: torch.dtype) -> None:
     queries = torch.zeros(1, 2, 3, 4, dtype=dtype)
     for taken in (torch.float16, torch.bfloat16, torch.float32):
-        weft.Bilinear(torch.zeros(4, 4, dtype=taken)).check(queries)
-    with pytest.raises(weft.InputError, match=r"matrix is torch.float64, the queries are"):
-        weft.Bilinear(torch.zeros(4, 4, dtype=torch.float64)).check(queries)
-    with pytest.raises(weft.InputError, match=f"matrix is {dtype}, the queries are torch.float32"):
-        weft.Bilinear(torch.zeros(4, 4, dtype=dtype)).check(queries.float())
-    with pytest.raises(weft.InputError, match="matrix is list, the queries are"):
-        weft.Bilinear([[1.0]]).check(queries)  # type: ignore[arg-type]
+        headloom.Bilinear(torch.zeros(4, 4, dtype=taken)).check(queries)
+    with pytest.raises(headloom.InputError, match=r"matrix is torch.float64, the queries are"):
+        headloom.Bilinear(torch.zeros(4, 4, dtype=torch.float64)).check(queries)
+    with pytest.raises(
+        headloom.InputError, match=f"matrix is {dtype}, the queries are torch.float32"
+    ):
+        headloom.Bilinear(torch.zeros(4, 4, dtype=dtype)).check(queries.float())
+    with pytest.raises(headloom.InputError, match="matrix is list, the queries are"):
+        headloom.Bilinear([[1.0]]).check(queries)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "score",
     [
-        weft.Bilinear(torch.randn(3, 5)),
-        weft.Additive(torch.randn(7, 3), torch.randn(7, 5), torch.randn(7)),
-        weft.GraphAttention(torch.randn(3), torch.randn(5)),
+        headloom.Bilinear(torch.randn(3, 5)),
+        headloom.Additive(torch.randn(7, 3), torch.randn(7, 5), torch.randn(7)),
+        headloom.GraphAttention(torch.randn(3), torch.randn(5)),
     ],
 )
 def test_queries_and_keys_of_two_depths(score: scores.Score) -> None:
@@ -235,14 +237,14 @@ def test_queries_and_keys_of_two_depths(score: scores.Score) -> None:
         ]
     )
     torch.testing.assert_close(
-        weft.attention(queries, keys, values, score=score)[0], expected, rtol=1e-5, atol=1e-5
+        headloom.attention(queries, keys, values, score=score)[0], expected, rtol=1e-5, atol=1e-5
     )
 
 
 def test_the_slope_of_the_papers() -> None:
     """LeakyReLU with a negative slope of 0.2 (Velickovic et al. 2018; Brody et al. 2022)."""
     one = torch.ones(1)
-    assert weft.GraphAttention(one, one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
-    assert weft.GraphAttentionV2(one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
+    assert headloom.GraphAttention(one, one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
+    assert headloom.GraphAttentionV2(one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
     assert scores.graph_attention(-one[None], -one[None], one, one).item() == pytest.approx(-0.4)
     assert scores.graph_attention_v2(-one[None], -one[None], one).item() == pytest.approx(-0.4)

@@ -12,9 +12,9 @@ from tests.slow import slow
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import weft
-from weft.mechanism.backends import native, native_passes, torch_blocks
-from weft.mechanism.packed import packed
+import headloom
+from headloom.mechanism.backends import native, native_passes, torch_blocks
+from headloom.mechanism.packed import packed
 
 QUERIES, KEYS, DEPTH = 4, 5, 3
 OPTIONS = (
@@ -71,23 +71,23 @@ def problem(name: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], Callable[
 
     def options(*more: Tensor) -> dict[str, Any]:
         return {
-            "causal": lambda: {"mask": weft.causal()},
-            "window and padding": lambda: {"mask": weft.window(1, 1) & weft.padding([4])},
-            "neighbours": lambda: {"mask": weft.neighbours(adjacency)},
+            "causal": lambda: {"mask": headloom.causal()},
+            "window and padding": lambda: {"mask": headloom.window(1, 1) & headloom.padding([4])},
+            "neighbours": lambda: {"mask": headloom.neighbours(adjacency)},
             "packed": lambda: {"mask": packed([2, 3])},
             "nothing allowed": lambda: {"mask": torch.zeros(rows, KEYS, dtype=torch.bool)},
-            "Shaw": lambda: {"relative": weft.Shaw(*more)},
-            "ALiBi": lambda: {"relative": weft.ALiBi(*more)},
-            "buckets": lambda: {"relative": weft.Buckets(*more)},
+            "Shaw": lambda: {"relative": headloom.Shaw(*more)},
+            "ALiBi": lambda: {"relative": headloom.ALiBi(*more)},
+            "buckets": lambda: {"relative": headloom.Buckets(*more)},
             "bias": lambda: {"bias": more[0]},
-            "key bias": lambda: {"bias": more[0], "mask": weft.causal(1)},
-            "bilinear": lambda: {"score": weft.Bilinear(more[0])},
+            "key bias": lambda: {"bias": more[0], "mask": headloom.causal(1)},
+            "bilinear": lambda: {"score": headloom.Bilinear(more[0])},
             "softcap": lambda: {"softcap": 0.7},
             "sinks": lambda: {"sinks": more[0]},
             "scale": lambda: {"scale": -0.6},
-            "additive": lambda: {"score": weft.Additive(*more)},
-            "graph attention": lambda: {"score": weft.GraphAttention(*more)},
-            "graph attention 2": lambda: {"score": weft.GraphAttentionV2(*more)},
+            "additive": lambda: {"score": headloom.Additive(*more)},
+            "graph attention": lambda: {"score": headloom.GraphAttention(*more)},
+            "graph attention 2": lambda: {"score": headloom.GraphAttentionV2(*more)},
         }.get(name, dict)()
 
     return tensors, options
@@ -98,10 +98,10 @@ def results(kind: str, options: Callable[..., Any], backend: str, *tensors: Tens
     queries, keys, values, *more = tensors
     named = options(*more) | {"backend": backend}
     if kind == "attention":
-        return [weft.attention(queries, keys, values, **named)]
+        return [headloom.attention(queries, keys, values, **named)]
     if kind == "all":
-        return list(weft.attend(queries, keys, values, keep=weft.All(), **named))
-    output, graph = weft.attend(queries, keys, values, keep=weft.Top(2), **named)
+        return list(headloom.attend(queries, keys, values, keep=headloom.All(), **named))
+    output, graph = headloom.attend(queries, keys, values, keep=headloom.Top(2), **named)
     kept = graph.keys >= 0
     seen = graph.count > 0
     found = [output, graph.scores[kept], graph.weights, graph.entropy, graph.rest, graph.lse[seen]]
@@ -172,7 +172,7 @@ def test_a_gradient_of_a_gradient_beside_another_way_to_the_input(
 
     if backend == "native" and not native.instruction_sets():
         pytest.skip("built without the native kernels")
-    found = twice(x, lambda x: weft.attention(x, x, x, backend=backend))
+    found = twice(x, lambda x: headloom.attention(x, x, x, backend=backend))
     expected = twice(x.detach().double().requires_grad_(), dense)
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
@@ -184,7 +184,7 @@ def test_third_derivatives() -> None:
 
     def third(queries: Tensor, backend: str | None) -> Tensor:
         inputs = [queries, *(part.to(queries.dtype) for part in rest)]
-        found = weft.attention(*inputs, backend=backend).pow(2).sum()  # type: ignore[arg-type]
+        found = headloom.attention(*inputs, backend=backend).pow(2).sum()  # type: ignore[arg-type]
         for _ in range(2):
             (gradient,) = torch.autograd.grad(found, queries, create_graph=True)
             found = gradient.pow(2).sum()
@@ -231,10 +231,14 @@ def test_forward_derivatives_and_torch_func(name: str, kind: str, dtype: torch.d
 def test_vmap_and_gradients_of_torch_func(positions: int) -> None:
     torch.manual_seed(0)
     queries, keys, values = (torch.randn(3, 2, positions, 4) for _ in range(3))
-    expected, graph = weft.attend(queries, keys, values, mask=weft.causal(), keep=weft.Top(3))
+    expected, graph = headloom.attend(
+        queries, keys, values, mask=headloom.causal(), keep=headloom.Top(3)
+    )
 
     def one(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        output, kept = weft.attend(queries, keys, values, mask=weft.causal(), keep=weft.Top(3))
+        output, kept = headloom.attend(
+            queries, keys, values, mask=headloom.causal(), keep=headloom.Top(3)
+        )
         return output, kept.keys, kept.entropy
 
     output, kept_keys, entropy = torch.func.vmap(one)(queries, keys, values)
@@ -243,7 +247,7 @@ def test_vmap_and_gradients_of_torch_func(positions: int) -> None:
     torch.testing.assert_close(entropy, graph.entropy, rtol=1e-4, atol=1e-5)
 
     def loss(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return weft.attention(queries, keys, values, mask=weft.causal()).pow(2).sum()
+        return headloom.attention(queries, keys, values, mask=headloom.causal()).pow(2).sum()
 
     each = torch.func.vmap(torch.func.grad(loss))(queries, keys, values)
     together = queries.clone().requires_grad_()
@@ -302,7 +306,7 @@ def test_a_jacobian_in_one_pass() -> None:
     queries, keys, values = (torch.randn(1, 2, 5, 4) for _ in range(3))
 
     def output(queries: Tensor) -> Tensor:
-        return weft.attention(queries, keys, values, mask=weft.causal())
+        return headloom.attention(queries, keys, values, mask=headloom.causal())
 
     jacobian = torch.autograd.functional.jacobian
     together = jacobian(output, queries, vectorize=True)
@@ -317,11 +321,11 @@ def some_edges() -> Tensor:
 @pytest.mark.parametrize(
     "function",
     (
-        lambda x: weft.rotary(x, 3),
-        lambda x: weft.rotary(x, 3, dims=6, interleaved=True),
+        lambda x: headloom.rotary(x, 3),
+        lambda x: headloom.rotary(x, 3, dims=6, interleaved=True),
         lambda x: native_passes.activation(x, "gelu"),
         lambda x: native_passes.dropout(x, 0.3, x),
-        lambda x: weft.attention(x, x, x, mask=weft.neighbours(some_edges())),
+        lambda x: headloom.attention(x, x, x, mask=headloom.neighbours(some_edges())),
     ),
     ids=("rotary", "rotary of neighbours", "activation", "dropout", "neighbours"),
 )

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.errors import InputError
-from weft.mechanism import spectra
-from weft.mechanism.reference import graphs
+from headloom.errors import InputError
+from headloom.mechanism import spectra
+from headloom.mechanism.reference import graphs
 
 
 @st.composite

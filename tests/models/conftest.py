@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.models.configuration import Architecture
+from headloom.models.configuration import Architecture
 
 #: Every kind of positions, both norms, and groups of heads.
 ARCHITECTURES = {

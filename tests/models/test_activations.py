@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from weft.mechanism.backends import native, native_passes
-from weft.models.blocks import activated
+from headloom.mechanism.backends import native, native_passes
+from headloom.models.blocks import activated
 
 #: (max(0, x) has its kernel in linear_maps and feed_forward alone.)
 KINDS = [kind for kind in native_passes.ACTIVATIONS if kind != "relu"]

@@ -1,4 +1,4 @@
-"""What models of weft are made of and called with by mistake: one error that names it."""
+"""What models of headloom are made of and called with by mistake: one error that names it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.models.blocks import DecoderBlock, EncoderBlock, FeedForward
-from weft.models.classifier import Classifier
-from weft.models.configuration import Architecture
-from weft.models.convolutional import ConvolutionalClassifier, Convolutions, Region
-from weft.models.decoding import beam_search, greedy, sample
-from weft.models.graph_attention import GraphAttentionNetwork
-from weft.models.image_classifier import ImageShape
-from weft.models.language_model import LanguageModel
-from weft.models.norms import norm_of
-from weft.models.text_encoder import TextEncoder
-from weft.models.transformer import Transformer
-from weft.models.vision_transformer import VisionTransformer
+import headloom
+from headloom.models.blocks import DecoderBlock, EncoderBlock, FeedForward
+from headloom.models.classifier import Classifier
+from headloom.models.configuration import Architecture
+from headloom.models.convolutional import ConvolutionalClassifier, Convolutions, Region
+from headloom.models.decoding import beam_search, greedy, sample
+from headloom.models.graph_attention import GraphAttentionNetwork
+from headloom.models.image_classifier import ImageShape
+from headloom.models.language_model import LanguageModel
+from headloom.models.norms import norm_of
+from headloom.models.text_encoder import TextEncoder
+from headloom.models.transformer import Transformer
+from headloom.models.vision_transformer import VisionTransformer
 
 SIZES: dict[str, Any] = {
     "width": 12, "heads": 4, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1,
@@ -61,7 +61,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     ],
 )
 def test_architectures_that_cannot_be(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(weft.InputError, match=message):
+    with pytest.raises(headloom.InputError, match=message):
         Architecture(**SIZES | changes)
 
 
@@ -79,33 +79,33 @@ def test_architectures_that_cannot_be(changes: dict[str, Any], message: str) -> 
 )
 def test_what_are_no_ids(name: str, ids: Any, message: str) -> None:
     model = MODELS[name](9)
-    with pytest.raises(weft.InputError, match=message):
+    with pytest.raises(headloom.InputError, match=message):
         model(ids, ids) if name == "translator" else model(ids)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_vocabularies_that_cannot_be(name: str) -> None:
     for vocabulary in (0, "9", 2.5):
-        with pytest.raises(weft.InputError, match="vocabulary is"):
+        with pytest.raises(headloom.InputError, match="vocabulary is"):
             MODELS[name](vocabulary)
-    with pytest.raises(weft.InputError, match="padding is 'a'"):
+    with pytest.raises(headloom.InputError, match="padding is 'a'"):
         MODELS[name](9, padding="a")
-    with pytest.raises(weft.InputError, match="of architecture dict; expected an Architecture"):
+    with pytest.raises(headloom.InputError, match="of architecture dict; expected an Architecture"):
         LanguageModel(9, SIZES)  # type: ignore[arg-type]
 
 
 def test_sources_and_targets_of_other_batches() -> None:
     model, ids = Transformer(9, ARCHITECTURE), torch.ones(2, 5, dtype=torch.int64)
-    with pytest.raises(weft.ShapeError, match="2 sequences for 3 sources"):
+    with pytest.raises(headloom.ShapeError, match="2 sequences for 3 sources"):
         model(torch.ones(3, 5, dtype=torch.int64), ids)
     assert model(ids[:0], ids[:0]).shape == (0, 5, 9)
 
 
 def test_segments_that_are_none() -> None:
     model, ids = TextEncoder(9, ARCHITECTURE), torch.ones(2, 5, dtype=torch.int64)
-    with pytest.raises(weft.ShapeError, match=r"segments are \(2, 4\), the tokens \(2, 5\)"):
+    with pytest.raises(headloom.ShapeError, match=r"segments are \(2, 4\), the tokens \(2, 5\)"):
         model(ids, ids[:, :4])
-    with pytest.raises(weft.InputError, match="segments are ids from 7 to 7"):
+    with pytest.raises(headloom.InputError, match="segments are ids from 7 to 7"):
         model(ids, torch.full((2, 5), 7))
 
 
@@ -127,7 +127,7 @@ NOT_MADE: list[tuple[Callable[[], object], str]] = [
     (lambda: DecoderBlock(SIZES, source=True), "dict; expected an Architecture"),  # type: ignore[arg-type]
     (lambda: FeedForward(None), "NoneType; expected an Architecture"),  # type: ignore[arg-type]
     (lambda: norm_of(SIZES), "dict; expected an Architecture"),  # type: ignore[arg-type]
-    (lambda: weft.ImageSelfAttention(2.5), "channels is 2.5"),  # type: ignore[arg-type]
+    (lambda: headloom.ImageSelfAttention(2.5), "channels is 2.5"),  # type: ignore[arg-type]
     (lambda: GraphAttentionNetwork(4, 3, version=3), "expected 1 or 2"),  # type: ignore[arg-type]
     (lambda: GraphAttentionNetwork(4, 3, layers=1.5), "layers is 1.5"),  # type: ignore[arg-type]
     (lambda: GraphAttentionNetwork(4, 3, weights="all"), 'weights=.*"learned"'),  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ NOT_MADE: list[tuple[Callable[[], object], str]] = [
 
 @pytest.mark.parametrize(("make", "message"), NOT_MADE)
 def test_models_that_cannot_be(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(weft.InputError, match=message):
+    with pytest.raises(headloom.InputError, match=message):
         make()
 
 
@@ -158,17 +158,19 @@ INPUTS = zeros(2, 5, 12)
 )
 def test_inputs_of_a_block(norm: Any, normalisation: Any, inputs: Any, message: str) -> None:
     block = EncoderBlock(Architecture(**SIZES, norm=norm, normalisation=normalisation))
-    with pytest.raises(weft.InputError, match=message):
+    with pytest.raises(headloom.InputError, match=message):
         block(inputs, None)
 
 
 def test_sources_of_a_block_that_looks_at_none_and_none_where_it_looks_at_one() -> None:
-    with pytest.raises(weft.InputError, match="there is no source, and the block was made with"):
-        DecoderBlock(ARCHITECTURE, source=True)(INPUTS, weft.causal())
-    with pytest.raises(weft.InputError, match="there is a source, and the block looks at none"):
-        DecoderBlock(ARCHITECTURE, source=False)(INPUTS, weft.causal(), INPUTS)
-    with pytest.raises(weft.InputError, match="cache is int; expected a BlockCache"):
-        DecoderBlock(ARCHITECTURE, source=False)(INPUTS, weft.causal(), cache=3)  # type: ignore[arg-type]
+    with pytest.raises(
+        headloom.InputError, match="there is no source, and the block was made with"
+    ):
+        DecoderBlock(ARCHITECTURE, source=True)(INPUTS, headloom.causal())
+    with pytest.raises(headloom.InputError, match="there is a source, and the block looks at none"):
+        DecoderBlock(ARCHITECTURE, source=False)(INPUTS, headloom.causal(), INPUTS)
+    with pytest.raises(headloom.InputError, match="cache is int; expected a BlockCache"):
+        DecoderBlock(ARCHITECTURE, source=False)(INPUTS, headloom.causal(), cache=3)  # type: ignore[arg-type]
 
 
 def test_states_of_decoding_that_are_none() -> None:
@@ -176,16 +178,18 @@ def test_states_of_decoding_that_are_none() -> None:
     translator = Transformer(9, ARCHITECTURE)
     deeper = LanguageModel(9, Architecture(**SIZES | {"decoder_layers": 2}))
     for stepper in (model, translator):
-        with pytest.raises(weft.InputError, match=r"NoneType; expected what the model's start\(\)"):
+        with pytest.raises(
+            headloom.InputError, match=r"NoneType; expected what the model's start\(\)"
+        ):
             stepper.step(ids, None)  # type: ignore[arg-type]
-        with pytest.raises(weft.InputError, match="the state is of 2 blocks, the model has 1"):
+        with pytest.raises(headloom.InputError, match="the state is of 2 blocks, the model has 1"):
             stepper.step(ids, deeper.start())
-    with pytest.raises(weft.InputError, match="there is no source"):
+    with pytest.raises(headloom.InputError, match="there is no source"):
         translator.step(ids, model.start())
     for search in (greedy, beam_search):
-        with pytest.raises(weft.InputError, match="end is 'x'; expected a whole number"):
+        with pytest.raises(headloom.InputError, match="end is 'x'; expected a whole number"):
             search(model, model.start(), 2, start=1, end="x", max_length=3)  # type: ignore[operator]
-    with pytest.raises(weft.InputError, match="end is 'x'; expected a whole number"):
+    with pytest.raises(headloom.InputError, match="end is 'x'; expected a whole number"):
         sample(model, model.start(), ids, length=3, end="x")  # type: ignore[arg-type]
 
 
@@ -193,7 +197,9 @@ def test_a_text_of_padding_alone_has_no_class() -> None:
     model = Classifier(9, 3, ARCHITECTURE)
     for ids in (torch.tensor([[1, 2], [0, 0]]), torch.ones(2, 0, dtype=torch.int64)):
         for method in (model, model.encode, model.contributions):
-            with pytest.raises(weft.InputError, match="a text of them has no token but padding"):
+            with pytest.raises(
+                headloom.InputError, match="a text of them has no token but padding"
+            ):
                 method(ids)
     assert model(torch.ones(0, 3, dtype=torch.int64)).shape == (0, 3)
 
@@ -203,10 +209,12 @@ def test_images_of_another_type_than_the_model() -> None:
     models = (
         VisionTransformer(SHAPE, 3, ARCHITECTURE),
         ConvolutionalClassifier(SHAPE, 3, Convolutions()),
-        weft.ImageSelfAttention(3),
+        headloom.ImageSelfAttention(3),
     )
     for model in models:
-        with pytest.raises(weft.InputError, match=r"float64 .*float32 .*images.to\(torch.float32"):
+        with pytest.raises(
+            headloom.InputError, match=r"float64 .*float32 .*images.to\(torch.float32"
+        ):
             model(images)
 
 
@@ -216,10 +224,10 @@ def test_images_that_are_none() -> None:
         (images.byte(), r"images are torch.uint8; .*images.float\(\) / 255"),
         (images.numpy(), "images is ndarray"),
     ):
-        with pytest.raises(weft.InputError, match=message):
+        with pytest.raises(headloom.InputError, match=message):
             model(wrong)
-        with pytest.raises(weft.InputError, match=message):
-            weft.ImageSelfAttention(3)(wrong)  # type: ignore[arg-type]
+        with pytest.raises(headloom.InputError, match=message):
+            headloom.ImageSelfAttention(3)(wrong)  # type: ignore[arg-type]
 
 
 def test_features_of_nodes_that_are_none() -> None:
@@ -229,7 +237,7 @@ def test_features_of_nodes_that_are_none() -> None:
         (zeros(3, 4).long(), r"torch.int64.*features.float\(\)"),
         (zeros(3, 5), "expected features of width 4"),
     ):
-        with pytest.raises(weft.InputError, match=message):
+        with pytest.raises(headloom.InputError, match=message):
             model(wrong, EDGES)
 
 

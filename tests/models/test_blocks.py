@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import gelu, relu
 
-from weft.mechanism.masks import causal, padding
-from weft.models.blocks import DecoderBlock, EncoderBlock, FeedForward
-from weft.models.configuration import Architecture
+from headloom.mechanism.masks import causal, padding
+from headloom.models.blocks import DecoderBlock, EncoderBlock, FeedForward
+from headloom.models.configuration import Architecture
 
 
 def architecture(norm: Literal["pre", "post"] = "pre", **changes: object) -> Architecture:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
-from weft.models.classifier import Classifier, pooled, pooled_parts
-from weft.models.configuration import Architecture, PoolingKind
+from headloom.errors import InputError
+from headloom.models.classifier import Classifier, pooled, pooled_parts
+from headloom.models.configuration import Architecture, PoolingKind
 
 VOCABULARY, CLASSES, WIDTH = 13, 3, 16
 

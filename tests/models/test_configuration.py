@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from weft.errors import InputError
-from weft.models.configuration import Architecture
+from headloom.errors import InputError
+from headloom.models.configuration import Architecture
 
 
 @pytest.mark.parametrize("name", ["width", "heads", "feed_forward", "decoder_layers", "max_length"])

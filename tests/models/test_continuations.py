@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.mechanism.backends import native_passes
-from weft.models.continuations import best_continuations, largest
+from headloom.mechanism.backends import native_passes
+from headloom.models.continuations import best_continuations, largest
 
 
 @pytest.mark.parametrize("width", [1, 3, 64, 640, 641, 1343, 1344, 10_007])

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-import weft
-from weft.models.convolutional import ConvolutionalClassifier, Convolutions, Region
-from weft.models.image_classifier import ImageShape
-from weft.training.config import load_config
-from weft.training.model_sections import ConvolutionalConfig
+import headloom
+from headloom.models.convolutional import ConvolutionalClassifier, Convolutions, Region
+from headloom.models.image_classifier import ImageShape
+from headloom.training.config import load_config
+from headloom.training.model_sections import ConvolutionalConfig
 
 WIDE = ImageShape(1, 8, 48)
 
@@ -91,11 +91,11 @@ def test_region_is_where_the_class_is_read() -> None:
     ],
 )
 def test_choices_that_cannot_be(choices: dict[str, object], message: str) -> None:
-    with pytest.raises(weft.InputError, match=message):
+    with pytest.raises(headloom.InputError, match=message):
         ConvolutionalClassifier(WIDE, 3, Convolutions(**choices))
 
 
 def test_images_that_are_halved_away() -> None:
     choices = Convolutions((2, 2), halved=(1, 2))
-    with pytest.raises(weft.InputError, match="of 3 x 8 pixels nothing is left"):
+    with pytest.raises(headloom.InputError, match="of 3 x 8 pixels nothing is left"):
         ConvolutionalClassifier(ImageShape(1, 3, 8), 2, choices)

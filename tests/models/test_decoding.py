@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.errors import InputError
-from weft.models.blocks import BlockCache
-from weft.models.configuration import Architecture
-from weft.models.decoding import (
+from headloom.errors import InputError
+from headloom.models.blocks import BlockCache
+from headloom.models.configuration import Architecture
+from headloom.models.decoding import (
     DecodingState,
     beam_hypotheses,
     beam_search,
     greedy,
     sample,
 )
-from weft.models.language_model import LanguageModel
-from weft.models.transformer import Transformer
+from headloom.models.language_model import LanguageModel
+from headloom.models.transformer import Transformer
 
 START, END = 2, 3
 

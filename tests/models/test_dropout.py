@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from weft.errors import InputError
-from weft.mechanism.backends import native, native_passes
-from weft.models.dropout import Dropout
+from headloom.errors import InputError
+from headloom.mechanism.backends import native, native_passes
+from headloom.models.dropout import Dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from weft.errors import InputError
-from weft.mechanism.positions import sinusoidal
-from weft.models.configuration import Architecture, PositionKind
-from weft.models.embeddings import Embedding
+from headloom.errors import InputError
+from headloom.mechanism.positions import sinusoidal
+from headloom.models.configuration import Architecture, PositionKind
+from headloom.models.embeddings import Embedding
 
 
 def embedding(positions: PositionKind, max_length: int = 8) -> Embedding:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.models.graph_attention import GraphAttentionNetwork
+import headloom
+from headloom.models.graph_attention import GraphAttentionNetwork
 
 
 def edges(nodes: int, seed: int = 0) -> Tensor:
@@ -93,7 +93,7 @@ def test_dropout_of_sparse_features_is_that_of_dense_ones() -> None:
 
 
 def test_bad_sizes() -> None:
-    with pytest.raises(weft.InputError, match="0 layers"):
+    with pytest.raises(headloom.InputError, match="0 layers"):
         GraphAttentionNetwork(4, 2, layers=0)
-    with pytest.raises(weft.InputError, match="1 classes"):
+    with pytest.raises(headloom.InputError, match="1 classes"):
         GraphAttentionNetwork(4, 1)

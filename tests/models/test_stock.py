@@ -9,14 +9,14 @@ import torch
 from tests.slow import slow
 from torch import Tensor, nn
 
-import weft
-from weft.errors import InputError
-from weft.models.classifier import Classifier
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
-from weft.models.predictor import Predictor
-from weft.models.stock import stock_model
-from weft.models.transformer import Transformer
+import headloom
+from headloom.errors import InputError
+from headloom.models.classifier import Classifier
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
+from headloom.models.predictor import Predictor
+from headloom.models.stock import stock_model
+from headloom.models.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
 
@@ -116,7 +116,7 @@ def test_language_models(
         {"norm_epsilon": 0.3, "norm": "post", "activation": "silu", "biases": False},
         {"positions": "rotary", "norm_epsilon": 0.3, "rotary_base": 30.0, "activation": "silu"},
         {"positions": "rotary", "biases": False, "scaled_embeddings": False},
-        {"positions": "rotary", "rotary_scaling": weft.RotaryScaling("yarn", 4, 20)},
+        {"positions": "rotary", "rotary_scaling": headloom.RotaryScaling("yarn", 4, 20)},
     ],
 )
 def test_later_choices_of_language_models(choices: dict[str, Any]) -> None:
@@ -150,10 +150,10 @@ def test_llama(choices: dict[str, Any], activation: str, biases: bool) -> None:
 @pytest.mark.parametrize(
     "choices",
     [
-        {"rotary_scaling": weft.RotaryScaling("linear", 4)},
-        {"rotary_scaling": weft.RotaryScaling("ntk", 4), "rotary_base": 30.0},
-        {"rotary_scaling": weft.RotaryScaling("llama3", 8, 20), "kv_heads": 2},
-        {"rotary_scaling": weft.RotaryScaling("yarn", 4, 20), "rotary_base": 30.0},
+        {"rotary_scaling": headloom.RotaryScaling("linear", 4)},
+        {"rotary_scaling": headloom.RotaryScaling("ntk", 4), "rotary_base": 30.0},
+        {"rotary_scaling": headloom.RotaryScaling("llama3", 8, 20), "kv_heads": 2},
+        {"rotary_scaling": headloom.RotaryScaling("yarn", 4, 20), "rotary_base": 30.0},
     ],
     ids=str,
 )

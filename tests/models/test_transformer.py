@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.errors import InputError
-from weft.models.configuration import Architecture
-from weft.models.transformer import Transformer
+from headloom.errors import InputError
+from headloom.models.configuration import Architecture
+from headloom.models.transformer import Transformer
 
 VOCABULARY = 13
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import weft
-from weft.mechanism.watching import Recorder, watching
-from weft.models.blocks import EncoderBlock
-from weft.models.configuration import Architecture
-from weft.models.image_classifier import ImageShape
-from weft.models.vision_transformer import VisionTransformer
+import headloom
+from headloom.mechanism.watching import Recorder, watching
+from headloom.models.blocks import EncoderBlock
+from headloom.models.configuration import Architecture
+from headloom.models.image_classifier import ImageShape
+from headloom.models.vision_transformer import VisionTransformer
 
 SHAPE = ImageShape(3, 8, 12)
 
@@ -96,7 +96,7 @@ def test_positions_tell_patches_apart() -> None:
 
 def test_its_layers_know_where_their_positions_lie() -> None:
     model = VisionTransformer(SHAPE, 2, architecture(), patch=(4, 3))
-    recorder = Recorder(model, weft.Top(4))
+    recorder = Recorder(model, headloom.Top(4))
     with watching(model, recorder):
         model(torch.rand(2, 3, 8, 12))
     assert [name for name, _, _ in recorder.calls] == [
@@ -109,12 +109,14 @@ def test_its_layers_know_where_their_positions_lie() -> None:
 
 
 def test_sizes_that_do_not_fit() -> None:
-    with pytest.raises(weft.InputError, match=r"model.patch \[5, 4\]: images of 8 x 12 pixels"):
+    with pytest.raises(headloom.InputError, match=r"model.patch \[5, 4\]: images of 8 x 12 pixels"):
         VisionTransformer(SHAPE, 2, architecture(), patch=(5, 4))
-    with pytest.raises(weft.InputError, match=r'model\.positions "rotary": patches lie in rows'):
+    with pytest.raises(
+        headloom.InputError, match=r'model\.positions "rotary": patches lie in rows'
+    ):
         VisionTransformer(SHAPE, 2, architecture(positions="rotary"))
-    with pytest.raises(weft.InputError, match="1 class: there is nothing to tell apart"):
+    with pytest.raises(headloom.InputError, match="1 class: there is nothing to tell apart"):
         VisionTransformer(SHAPE, 1, architecture())
     model = VisionTransformer(SHAPE, 2, architecture())
-    with pytest.raises(weft.ShapeError, match=r"this model reads \(batch, 3, 8, 12\)"):
+    with pytest.raises(headloom.ShapeError, match=r"this model reads \(batch, 3, 8, 12\)"):
         model(torch.rand(1, 3, 8, 8))

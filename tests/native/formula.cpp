@@ -15,7 +15,7 @@
 #include "../../native/attention.h"
 #include "../../native/kernels.h"
 
-using namespace weft;
+using namespace headloom;
 
 namespace {
 
@@ -254,7 +254,7 @@ public:
             call_.count = f.count.data(), call_.kept_keys = f.kept_keys.data();
             call_.kept_scores = f.kept_scores.data(), call_.kept_weights = f.kept_weights.data();
         }
-        weft::forward(kernels, call_, threads);
+        headloom::forward(kernels, call_, threads);
         return f;
     }
 
@@ -310,7 +310,7 @@ public:
         std::vector<float> values(c_.batch * c_.kv_heads * c_.keys * wide);
         to.queries = queries.data(), to.keys = keys.data(), to.values = values.data();
         if (c_.bias) to.bias = bias.data();
-        weft::backward(kernels, call_, to, threads);
+        headloom::backward(kernels, call_, to, threads);
 
         Share share;
         const double rounding = 5e-5;  // of bfloat16 too: gradients are float32 here

@@ -39,7 +39,7 @@ def test_what_is_damaged_is_refused_in_one_line_or_read_as_it_is(loaded: Loaded,
 
 @both
 @pytest.mark.slow
-def test_faults_planted_in_weft_are_seen(loaded: Loaded, name: str) -> None:
+def test_faults_planted_in_headloom_are_seen(loaded: Loaded, name: str) -> None:
     code, output = _run(loaded, name, "--self-check")
     assert code == 0, output
     assert re.search(r"(\d+) faults planted: \1 seen, 0 not seen", output), output

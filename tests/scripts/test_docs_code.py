@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import weft
+import headloom
 
 TUTORIALS = [
     "by_hand",
@@ -50,16 +50,16 @@ def test_functions_that_the_page_of_analyses_names_are_there() -> None:
         names = re.findall(r"`([a-z_.]+)`", cell)
         for name in names:
             module = names[0].rpartition(".")[0]  # a second one is of the same module
-            full = name if name.startswith("weft.") else f"weft.analysis.graphs.{name}"
+            full = name if name.startswith("headloom.") else f"headloom.analysis.graphs.{name}"
             if "." not in name:
-                full = f"weft.analysis.graphs.{module}.{name}"
+                full = f"headloom.analysis.graphs.{module}.{name}"
             assert is_there(full), full
             found += 1
     assert found >= 14
     rest = page.split("## The learned matrices")[1].split("## Questions in SQL")[0]
     for name in re.findall(r"`((?:projections|circuits|composition|table)\.[a-z_]+)", rest):
-        assert is_there(f"weft.analysis.matrices.{name}"), name
-    for name in re.findall(r"`(weft(?:\.[a-z_]+)+)", page):
+        assert is_there(f"headloom.analysis.matrices.{name}"), name
+    for name in re.findall(r"`(headloom(?:\.[a-z_]+)+)", page):
         assert is_there(name), name
 
 
@@ -145,14 +145,14 @@ def test_links_are_named_and_pictures_lead_to_themselves(monkeypatch: pytest.Mon
 
 def test_every_public_name_is_in_the_reference() -> None:
     said = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
-    face = (DOCS.parent / "src" / "weft" / "__init__.pyi").read_text()
+    face = (DOCS.parent / "src" / "headloom" / "__init__.pyi").read_text()
     names = re.findall(r"^from \.([\w.]+) import (\w+) as", face, re.MULTILINE)
     assert len(names) > 50
 
     def places(place: str, name: str) -> set[str]:
         """Where it is given, and where what it wraps is written, which has its text."""
-        found = inspect.unwrap(getattr(weft, name))
-        return {f"weft.{place}.{name}", f"{getattr(found, '__module__', '')}.{name}"}
+        found = inspect.unwrap(getattr(headloom, name))
+        return {f"headloom.{place}.{name}", f"{getattr(found, '__module__', '')}.{name}"}
 
     missing = [
         name
@@ -164,14 +164,14 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_every_formula_of_a_score_is_in_the_reference() -> None:
     """Those that are no public names, too, and what the classes say of themselves."""
-    from weft.mechanism import scores
+    from headloom.mechanism import scores
 
     said = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     formulas = {*scores.__all__} - {"check_per_head", "node_terms"}
-    missing = [name for name in formulas if f"::: weft.mechanism.scores.{name}\n" not in said]
+    missing = [name for name in formulas if f"::: headloom.mechanism.scores.{name}\n" not in said]
     assert missing == []
     for path in ("positions.bucket_of_distance", "key_value_cache.KeyValueCache"):
-        assert f"::: weft.mechanism.{path}\n" in said
+        assert f"::: headloom.mechanism.{path}\n" in said
     for name in ("Bilinear", "Additive", "GraphAttention", "GraphAttentionV2"):
         text = inspect.getdoc(getattr(scores, name)) or ""
         assert re.search(r"^    score\(\w, \w\) = ", text, re.MULTILINE), name

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.conftest import Command, weft_main
+from tests.cli.conftest import Command, headloom_main
 
-__all__ = ["weft_main"]
+__all__ = ["headloom_main"]
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "howto").glob("*.md"))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(
-    page: Path, place: Path, weft_main: Command, monkeypatch: pytest.MonkeyPatch
+    page: Path, place: Path, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in NEEDS[page.stem]:
         pytest.importorskip(package)
@@ -65,7 +65,7 @@ def test_the_code_of_a_page_runs(
     # The studio waits for a person: it is asked whether it opens.
     served: list[Any] = []
     monkeypatch.setattr(
-        "weft.studio.serving.serve", lambda collection, *_, **__: served.append(collection)
+        "headloom.studio.serving.serve", lambda collection, *_, **__: served.append(collection)
     )
     names: dict[str, Any] = {}
     blocks = BLOCK.findall(page.read_text("utf-8"))
@@ -77,9 +77,9 @@ def test_the_code_of_a_page_runs(
             continue
         for line in code.splitlines():
             program, *words = shlex.split(line.removeprefix("$ "))
-            assert program == "weft", line
+            assert program == "headloom", line
             viewed += words[0] == "view"
-            done = weft_main(*words)
+            done = headloom_main(*words)
             assert done.code == 0, f"{line}\n{done.err}"
             assert "is now" not in done.err, f"{line}: an old name"
     assert len(served) == viewed

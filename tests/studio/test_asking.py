@@ -17,15 +17,15 @@ import pytest
 import torch
 from tests.studio.windows import until
 
-from weft.analysis.sql.bounded import ask_bounded
-from weft.errors import InputError
-from weft.formats.trace import TraceData
-from weft.jobs.asking import Reader, _is_model
-from weft.studio import questions
-from weft.studio.asking import FIRST, LONGEST, Asking, SupersededError
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+from headloom.analysis.sql.bounded import ask_bounded
+from headloom.api.asking import Reader, _is_model
+from headloom.api.trace import Trace
+from headloom.errors import InputError
+from headloom.formats.trace import TraceData
+from headloom.studio import questions
+from headloom.studio.asking import FIRST, LONGEST, Asking, SupersededError
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 Serving = Callable[..., Viewer]
 
@@ -197,8 +197,8 @@ def test_sql_that_never_ends_leaves_the_server_alive(viewer: Viewer) -> None:
 def test_what_is_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert _is_model(tmp_path) and _is_model(Path("minilm")) and _is_model(Path("owner/name"))
-    assert not _is_model(tmp_path.parent) and not _is_model(Path("dog.weft"))
-    assert not _is_model(Path("src/nowhere")) and not _is_model(Path("runs/nowhere.weft"))
+    assert not _is_model(tmp_path.parent) and not _is_model(Path("dog.loom"))
+    assert not _is_model(Path("src/nowhere")) and not _is_model(Path("runs/nowhere.loom"))
 
 
 def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
@@ -208,7 +208,7 @@ def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
     box.press_sequentially("one two three", delay=20)
     page.locator("h1", has_text="3 tokens").wait_for()
     assert box.input_value() == "one two three"
-    assert page.evaluate("document.activeElement.id") == "weft-ask"
+    assert page.evaluate("document.activeElement.id") == "headloom-ask"
     # The address line is written a moment later.
     until(page, lambda: "text=one+two+three" in page.url)
     page.reload()
@@ -232,9 +232,9 @@ def test_the_text_is_among_the_examples_while_it_is_shown(
     page.get_by_label("a model reads").fill(text)
     page.locator(".facts", has_text="14 tokens").wait_for()
     assert chooser.inner_text() == f"“{text[:40]}…”"
-    page.locator("select#weft-example").select_option("two")
+    page.locator("select#headloom-example").select_option("two")
     page.locator(".facts", has_text="2 tokens").wait_for()
-    names = page.locator("#weft-example option").all_inner_texts()
+    names = page.locator("#headloom-example option").all_inner_texts()
     assert (names, chooser.inner_text()) == (["one", "two"], "two")
 
 

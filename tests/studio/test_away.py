@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.studio.windows import until
 
-from weft.studio.asking import Asking
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+from headloom.api.trace import Trace
+from headloom.studio.asking import Asking
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 SILENT = "does not answer"
 SAYS = re.compile(r"\S")
@@ -20,8 +20,8 @@ SAYS = re.compile(r"\S")
 
 @pytest.fixture
 def path(pair_trace: Trace, tmp_path: Path) -> Path:
-    pair_trace.save(tmp_path / "pair.weft")
-    return tmp_path / "pair.weft"
+    pair_trace.save(tmp_path / "pair.loom")
+    return tmp_path / "pair.loom"
 
 
 def started(trace: Trace, port: int = 0, asking: Asking | None = None) -> Viewer:

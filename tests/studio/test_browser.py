@@ -10,9 +10,9 @@ import torch
 from matplotlib.colors import to_rgb
 from tests.studio.sheet import sheet_dots
 
-import weft
-from weft.pictures.palette import palette
-from weft.studio.page import collect
+import headloom
+from headloom.studio.page import collect
+from headloom.studio.pictures.palette import palette
 
 PIXELS = """canvas => Array.from(
     canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data)"""
@@ -211,12 +211,12 @@ def test_several_examples(studio, make_trace) -> None:
     page.locator(".stage .tile").first.wait_for()
     page.keyboard.press("]")
     until(page, "document.querySelector('.facts').textContent.includes('3 tokens')")
-    chosen = page.locator("#weft-example").evaluate("select => select.selectedOptions[0].text")
+    chosen = page.locator("#headloom-example").evaluate("select => select.selectedOptions[0].text")
     assert chosen == "second"
 
 
 def test_an_empty_and_a_single_token(studio, make_trace, language_model) -> None:
-    empty = weft.trace(language_model, torch.tensor([0]))
+    empty = headloom.trace(language_model, torch.tensor([0]))
     for view in ("heads", "threads", "matrix"):
         for trace in (empty, make_trace(["a"])):
             page = studio.file(collect([trace]), f"#view={view}")

@@ -9,9 +9,9 @@ import pytest
 from tests.studio.test_accessibility import AXE, axe_findings, faint_texts
 from tests.studio.windows import until, windows
 
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+from headloom.api.trace import Trace
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 READY = ".stage.compare[aria-busy=false]"
 #: The colour of a canvas at the middle of a cell, when the whole of a matrix is in sight; short
@@ -109,13 +109,13 @@ def test_cursors_and_windows_are_linked(studio, two) -> None:
 def test_heads_are_ranked_and_open(studio, serving, drawn, language_model) -> None:
     import torch
 
-    import weft
+    import headloom
 
     tokens = torch.randint(1, 50, (30,), generator=torch.Generator().manual_seed(8))
-    first = weft.trace(language_model, tokens, keep=weft.Top(6))
+    first = headloom.trace(language_model, tokens, keep=headloom.Top(6))
     with torch.no_grad():
         language_model.layers[1].w_q.weight[4:8] *= -3  # head 1
-    second = weft.trace(language_model, tokens, keep=weft.Top(6))
+    second = headloom.trace(language_model, tokens, keep=headloom.Top(6))
     dense = [[layer.matrix.dense().double() for layer in one.layers] for one in (first, second)]
     change = torch.stack([(b - a).abs().sum(-1).mean(-1) / 2 for a, b in zip(*dense, strict=True)])
     viewer = serving(collect([first, second], names=["a", "b"]))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.studio.test_server import Client
 
-import weft
-from weft.formats.trace import LayerInMemory
-from weft.studio.page import collect
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.trace import LayerInMemory
+from headloom.studio.page import collect
 
 Dense = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -208,7 +208,7 @@ def test_a_row_that_is_no_number_is_said_to_have_changed_nowhere(
     (layer,) = first.layers
     queries, keys = layer.queries.clone(), layer.keys
     queries[0, 5] = float("nan")
-    _, graph = weft.attend(queries, keys, keys, mask=weft.causal(), keep=weft.Top(8))
+    _, graph = headloom.attend(queries, keys, keys, mask=headloom.causal(), keep=headloom.Top(8))
     data = LayerInMemory(graph, (queries, keys) if queries_keys else None, layer.terms)
     broken = Trace(dict(first.sequences), (dataclasses.replace(layer, data=data),))
     client = Client(serving(collect([broken, second])))

@@ -15,14 +15,14 @@ from tests.studio.test_layout import CUT
 from tests.studio.test_neuron import ask
 from tests.studio.windows import themes, until, widths
 
-import weft
-from weft.errors import DataError
-from weft.studio import corpus
-from weft.studio.asking import Asking
-from weft.studio.page import collect
-from weft.studio.runs import open_collection
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.errors import DataError
+from headloom.studio import corpus
+from headloom.studio.asking import Asking
+from headloom.studio.page import collect
+from headloom.studio.runs import open_collection
+from headloom.studio.serving import Viewer
 
 Serving = Callable[..., Viewer]
 TEXTS, LENGTH = 30, 9
@@ -36,7 +36,7 @@ def text(number: int) -> Trace:
     if number == STRONGEST:
         queries[0, 1, 6] = keys[0, 1, 4] = 4
     tokens = [f"w{(number + place) % 12}" for place in range(LENGTH)]
-    trace = weft.from_queries_keys(queries, keys, tokens=tokens)
+    trace = headloom.from_queries_keys(queries, keys, tokens=tokens)
     assert isinstance(trace, Trace)
     return trace
 
@@ -45,7 +45,7 @@ def text(number: int) -> Trace:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("corpus")
     for number in range(TEXTS):
-        text(number).save(found / f"{number:03}.weft")
+        text(number).save(found / f"{number:03}.loom")
     return found
 
 
@@ -106,7 +106,7 @@ def test_of_too_many_texts_some_are_taken(folder: Path, monkeypatch: Any) -> Non
 def test_a_text_that_is_damaged_is_named(folder: Path, tmp_path: Path, make_trace: Any) -> None:
     examples = open_collection(folder).examples[:4]
 
-    odd = tmp_path / "odd.weft"
+    odd = tmp_path / "odd.loom"
     text(1).save(odd)
     collection = collect(
         [*(one.trace for one in examples), Trace.open(odd), make_trace(["a"], heads=3)]

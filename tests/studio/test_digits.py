@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft.studio.digits import few_digits
+from headloom.studio.digits import few_digits
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=1e-12, max_value=1e12)
 

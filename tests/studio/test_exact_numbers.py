@@ -12,10 +12,10 @@ import pytest
 import torch
 from tests.slow import slow
 
-import weft
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 Known = Callable[..., tuple[Trace, torch.Tensor]]
 LENGTH, KEPT = 40, 8
@@ -188,8 +188,8 @@ def test_what_a_sink_takes_is_on_no_edge(studio: Any, kept: int) -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys = torch.randn(2, 1, 2, 6, 8, generator=generator)
     sinks = torch.tensor([1.0, 0.0])
-    trace = weft.from_queries_keys(
-        queries, keys, sinks=sinks, keep=weft.Top(kept), tokens=list("abcdef")
+    trace = headloom.from_queries_keys(
+        queries, keys, sinks=sinks, keep=headloom.Top(kept), tokens=list("abcdef")
     )
     powers = (queries[0, 0, 2].double() @ keys[0, 0].double().T / 8**0.5).exp()
     weights = powers / (powers.sum() + sinks[0].double().exp())

@@ -20,13 +20,13 @@ from matplotlib.image import imread
 from tests.studio.sheet import sheet_dots
 from tests.studio.windows import until_right
 
-from weft.pictures.palette import palette
-from weft.studio.collection import Example
-from weft.studio.overviews import Overviews
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.studio.tiles import MatrixTiles
-from weft.traces import Trace
+from headloom.api.trace import Trace
+from headloom.studio.collection import Example
+from headloom.studio.overviews import Overviews
+from headloom.studio.page import collect
+from headloom.studio.pictures.palette import palette
+from headloom.studio.serving import Viewer
+from headloom.studio.tiles import MatrixTiles
 
 Known = Callable[..., tuple[Trace, torch.Tensor]]
 PICTURE = "canvas => canvas.toDataURL()"
@@ -217,7 +217,7 @@ def test_an_error_is_told_once_and_asking_again_tries_again(
 ) -> None:
     """One passing error must not end the pictures of all layers."""
     trace, weights = known_trace(100)
-    monkeypatch.setattr("weft.studio.overviews._CHEAP_CELLS", 0)
+    monkeypatch.setattr("headloom.studio.overviews._CHEAP_CELLS", 0)
     example = collect([trace]).examples[0]
     fails = [OSError("the disk is away for a moment")]
     make = MatrixTiles.matrix
@@ -251,7 +251,7 @@ def test_an_answer_is_whole_if_it_holds_every_head(
     known_trace: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace, _ = known_trace(100)
-    monkeypatch.setattr("weft.studio.overviews._CHEAP_CELLS", 0)
+    monkeypatch.setattr("headloom.studio.overviews._CHEAP_CELLS", 0)
     monkeypatch.setattr(Overviews, "_begin", lambda self, number: None)
     overviews = Example("known", trace).overviews
     overviews._means[0] = Growing([b"first", b"second"])
@@ -266,7 +266,7 @@ def test_until_the_whole_is_worked_out_pictures_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trace, weights = known_trace(100)
-    monkeypatch.setattr("weft.studio.overviews._CHEAP_CELLS", 0)
+    monkeypatch.setattr("headloom.studio.overviews._CHEAP_CELLS", 0)
     begun, go = [], []
     work = Overviews._work
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from tests.studio.printed import SVG, check_print, exported, texts, words
 
-from weft.studio.page import collect
+from headloom.studio.page import collect
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_every_view_as_svg_with_text_as_text(page, pair_trace, tmp_path) -> None
     assert len(list(root.iter(f"{SVG}image"))) == 12
     found = texts(path)
     assert {"Every head", "L0", "H3"} <= set(found)
-    assert re.search(r"a pair · .*weft", words(path))
+    assert re.search(r"a pair · .*headloom", words(path))
 
     page.keyboard.press("t")
     page.locator(".short-threads").wait_for()

@@ -14,9 +14,9 @@ from PIL import Image
 from tests.analysis.test_patch_map import COLUMNS, ROWS, grid_trace
 from tests.studio.printed import SVG, check_print, exported, texts, words
 
-from weft.studio.page import collect
-from weft.studio.runs import open_collection
-from weft.studio.serving import Viewer
+from headloom.studio.page import collect
+from headloom.studio.runs import open_collection
+from headloom.studio.serving import Viewer
 
 Serving = Callable[..., Viewer]
 
@@ -89,7 +89,7 @@ def test_an_edge(studio: Any, serving: Serving, drawn: Any, tmp_path: Path) -> N
     page = studio.served(serving(collect([trace])), "#view=neuron&head=0&query=9&key=4&lock=1")
     page.locator(".ledger td.weight").wait_for()
     path = in_print(studio, page, tmp_path)
-    assert path.name == "weft-neuron-L0-H0-query-9-key-4-175mm.svg"
+    assert path.name == "headloom-neuron-L0-H0-query-9-key-4-175mm.svg"
     said = texts(path)
     assert "L0 H0: “t9” → “t4”" in said
     # Of a line of the ledger what it gives comes first, then its name.
@@ -108,7 +108,7 @@ def test_many_texts(studio: Any, serving: Serving, drawn: Any, tmp_path: Path) -
     made = [drawn(seed, 14) for seed in range(12)]
     (tmp_path / "texts").mkdir()
     for number, (trace, _) in enumerate(made):
-        trace.save(tmp_path / "texts" / f"{number:02}.weft")
+        trace.save(tmp_path / "texts" / f"{number:02}.loom")
     viewer = serving(open_collection(tmp_path / "texts"))
     page = studio.served(viewer, "#view=texts&head=0&sinks=1", width=1440)
     page.locator('.stage.corpus[aria-busy="false"]').wait_for()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.studio.page import collect
+from headloom.studio.page import collect
 
 SENTENCE = ["the", "river", "rose", "for", "2", ".", "5", "days", "."]
 CHUNKS = """() => [...document.querySelectorAll(".chunk")].map((chunk) => ({

@@ -20,16 +20,16 @@ from tests.studio.test_accessibility import findings
 from tests.studio.test_layout import CUT
 from tests.studio.windows import until, windows
 
-import weft
-from weft.analysis.dense_layer import layer_of_weights
-from weft.formats.terms import Terms
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.mechanism.graph import AttentionGraph
-from weft.studio.arrays import layer_arrays
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.studio.strongest import MOST, strongest_edges
-from weft.traces import Trace
+import headloom
+from headloom.analysis.dense_layer import layer_of_weights
+from headloom.api.trace import Trace
+from headloom.formats.terms import Terms
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.graph import AttentionGraph
+from headloom.studio.arrays import layer_arrays
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
+from headloom.studio.strongest import MOST, strongest_edges
 
 WORDS = [
     "the",
@@ -154,9 +154,9 @@ def test_a_sink_is_on_no_edge(
     """A third of each row is a sink's: of what is on keys nothing was left out."""
     queries, keys = torch.randn(2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
     sinks = torch.full((2,), math.log(3))
-    trace = weft.from_queries_keys(0 * queries, keys, sinks=sinks, tokens=WORDS[:6])
+    trace = headloom.from_queries_keys(0 * queries, keys, sinks=sinks, tokens=WORDS[:6])
     if where == "server":
-        monkeypatch.setattr("weft.studio.collection.LOCAL", 2)
+        monkeypatch.setattr("headloom.studio.collection.LOCAL", 2)
     opened = studio.file if where == "page" else lambda of, at: studio.served(serving(of), at)
     page = opened(collect([trace]), "#view=graph&mass=1")
     for of in ("H0", "mean of 2 heads"):
@@ -172,7 +172,9 @@ def test_what_was_not_kept_is_without_what_a_sink_takes(studio: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys = torch.randn(2, 1, 2, 12, 8, generator=generator)
     sinks = torch.tensor([1.0, 3.0])
-    trace = weft.from_queries_keys(queries, keys, sinks=sinks, keep=weft.Top(3), tokens=WORDS)
+    trace = headloom.from_queries_keys(
+        queries, keys, sinks=sinks, keep=headloom.Top(3), tokens=WORDS
+    )
     powers = (queries[0].double() @ keys[0].double().mT / 8**0.5).exp()
     weights = powers / (powers.sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
     kept, masses = weights.topk(3).values.sum(-1), weights.sum(-1)
@@ -275,9 +277,9 @@ def test_a_hover_names_an_edge_and_a_click_its_neighbours(studio: Any) -> None:
 def test_a_symmetric_score_gives_an_undirected_graph(studio: Any, masked: bool) -> None:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randn(1, 8, 6, generator=generator)
-    score = weft.Bilinear(torch.randn(6, 6, generator=generator), symmetric=True)
-    mask = weft.causal() if masked else None
-    _, graph = weft.attend(tokens, tokens, tokens, score=score, mask=mask, keep=weft.Top(3))
+    score = headloom.Bilinear(torch.randn(6, 6, generator=generator), symmetric=True)
+    mask = headloom.causal() if masked else None
+    _, graph = headloom.attend(tokens, tokens, tokens, score=score, mask=mask, keep=headloom.Top(3))
     assert graph.symmetric
     layer = TraceLayer(
         name="layer", kind="encoder", index=0, shape=(1, 8, 8), queries_from="tokens",
@@ -462,9 +464,9 @@ def test_the_strongest_edges_of_part_of_the_rows_at_a_time(monkeypatch: pytest.M
     layer = layer_of_weights(weights)
     arrays = layer_arrays(layer)
     whole = strongest_edges(layer, arrays, None)
-    monkeypatch.setattr("weft.studio.means._PART", 1)
+    monkeypatch.setattr("headloom.studio.means._PART", 1)
     assert strongest_edges(layer, arrays, None) == whole
-    monkeypatch.setattr("weft.studio.strongest.MOST", 20)
+    monkeypatch.setattr("headloom.studio.strongest.MOST", 20)
     some = strongest_edges(layer, arrays, None)
     assert [some[name] for name in ("queries", "keys")] == [
         whole[name][:20] for name in ("queries", "keys")

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from weft.analysis.heads.patterns import SEPARATORS
-from weft.analysis.heads.roles import MEASURES, ROLES
-from weft.formats.trace import TraceData
-from weft.studio.collection import Example
-from weft.studio.heads import WORDS, head_roles
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+from headloom.analysis.heads.patterns import SEPARATORS
+from headloom.analysis.heads.roles import MEASURES, ROLES
+from headloom.api.trace import Trace
+from headloom.formats.trace import TraceData
+from headloom.studio.collection import Example
+from headloom.studio.heads import WORDS, head_roles
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 BARS = """() => Object.fromEntries([...document.querySelectorAll(".head-panel .bar-row")].map(
     (row) => [...row.querySelectorAll("span")].map((cell) => cell.textContent.trim())

@@ -15,25 +15,25 @@ from tests.studio.test_layout import CUT
 from tests.studio.test_neuron import ask
 from tests.studio.windows import themes, until, widths
 
-import weft
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
+import headloom
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 Serving = Callable[..., Viewer]
 
 
 @pytest.fixture(scope="module")
-def grid() -> weft.Trace:
+def grid() -> headloom.Trace:
     return grid_trace()
 
 
 @pytest.fixture(scope="module")
-def viewer(serving: Serving, grid: weft.Trace) -> Viewer:
+def viewer(serving: Serving, grid: headloom.Trace) -> Viewer:
     return serving(collect([grid]))
 
 
 @pytest.fixture(scope="module")
-def words(serving: Serving) -> tuple[Viewer, weft.Trace, int]:
+def words(serving: Serving) -> tuple[Viewer, headloom.Trace, int]:
     """A vision-language model's trace, and the number of its last layer."""
     pytest.importorskip("transformers")
     from tests.tracing.test_vision_language import SIZES, TEXT, family, language, picture, traced
@@ -44,7 +44,7 @@ def words(serving: Serving) -> tuple[Viewer, weft.Trace, int]:
     return serving(collect([trace])), trace, language(trace)[-1]
 
 
-def test_the_map_of_a_patch(viewer: Viewer, grid: weft.Trace) -> None:
+def test_the_map_of_a_patch(viewer: Viewer, grid: headloom.Trace) -> None:
     dense = grid.layers[0].graph.dense().double()
     _, seen = ask(viewer, "/api/examples/0/layers/0/looks/1/5/0/0/0")
     assert (seen["rows"], seen["columns"], seen["pixels"]) == (ROWS, COLUMNS, None)
@@ -56,7 +56,7 @@ def test_the_map_of_a_patch(viewer: Viewer, grid: weft.Trace) -> None:
     assert of["rows"][0] == -1 and of["rows"][-1] == ROWS - 1 and patches["images"] == 0
 
 
-def test_the_map_of_a_word(words: tuple[Viewer, weft.Trace, int]) -> None:
+def test_the_map_of_a_word(words: tuple[Viewer, headloom.Trace, int]) -> None:
     viewer, trace, number = words
     query = len(trace.tokens) - 1
     _, seen = ask(viewer, f"/api/examples/0/layers/{number}/looks/1/{query}/0/37/61")
@@ -114,7 +114,7 @@ def order(values: Any) -> list[int]:
     return np.argsort(np.asarray(values).flatten()).tolist()
 
 
-def test_on_the_screen(studio: Any, viewer: Viewer, grid: weft.Trace) -> None:
+def test_on_the_screen(studio: Any, viewer: Viewer, grid: headloom.Trace) -> None:
     dense = grid.layers[0].graph.dense().double()
     page = studio.served(viewer, "#view=heads")
     page.locator(".stage .tile").first.wait_for()
@@ -160,7 +160,7 @@ def test_on_the_screen(studio: Any, viewer: Viewer, grid: weft.Trace) -> None:
 
 
 def test_the_picture_stays_in_the_page(
-    studio: Any, words: tuple[Viewer, weft.Trace, int], tmp_path: Path
+    studio: Any, words: tuple[Viewer, headloom.Trace, int], tmp_path: Path
 ) -> None:
     viewer, _, number = words
     page = studio.served(viewer, f"#view=image&layer={number}")

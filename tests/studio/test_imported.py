@@ -11,12 +11,12 @@ import pytest
 import torch
 from tests.slow import slow
 
-import weft
-from weft.formats.trace import TraceData
-from weft.mechanism.masks import causal
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.tracing.given_edges import from_edges
+import headloom
+from headloom.formats.trace import TraceData
+from headloom.mechanism.masks import causal
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
+from headloom.tracing.given_edges import from_edges
 
 TOKENS = ["the", "old", "dog", "saw", "the", "young", "cat", "and", "it", "saw", "the", "dog"]
 #: What each view shows once it is there.
@@ -31,24 +31,24 @@ def arrays() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 def of_arrays() -> TraceData:
     """Queries and keys: all is there."""
-    return weft.from_queries_keys(*arrays(), mask=weft.causal(), tokens=TOKENS)
+    return headloom.from_queries_keys(*arrays(), mask=headloom.causal(), tokens=TOKENS)
 
 
 def of_weights() -> TraceData:
     """Weights alone, as Transformers returns them."""
-    trace = weft.from_queries_keys(*arrays(), mask=weft.causal(), keep=weft.All())
+    trace = headloom.from_queries_keys(*arrays(), mask=headloom.causal(), keep=headloom.All())
     weights = tuple(layer.graph.dense()[None] for layer in trace.layers)
-    return weft.from_weights(weights, tokens=TOKENS, keep=weft.Top(4))
+    return headloom.from_weights(weights, tokens=TOKENS, keep=headloom.Top(4))
 
 
 def of_edges() -> TraceData:
     """The three strongest edges of every row, and nothing else."""
-    trace = weft.from_queries_keys(*arrays(), mask=weft.causal(), keep=weft.Top(3))
+    trace = headloom.from_queries_keys(*arrays(), mask=headloom.causal(), keep=headloom.Top(3))
     table = trace.to_pandas()
     columns = {name: table[name].to_numpy() for name in ("layer", "head", "query", "key")}
     columns |= {name: table[name].to_numpy(np.float64) for name in ("weight",)}
     made = from_edges(columns, mask=causal(), tokens=TOKENS, strongest=True)
-    return weft.Trace.of(made)
+    return headloom.Trace.of(made)
 
 
 MADE: dict[str, Callable[[], TraceData]] = {
@@ -60,8 +60,8 @@ MADE: dict[str, Callable[[], TraceData]] = {
 def test_an_imported_trace_opens_in_every_view(
     studio: Any, serving: Callable[..., Viewer], tmp_path: Path, name: str
 ) -> None:
-    MADE[name]().save(tmp_path / "t.weft")
-    collection = collect([weft.open(tmp_path / "t.weft")])
+    MADE[name]().save(tmp_path / "t.loom")
+    collection = collect([headloom.open(tmp_path / "t.loom")])
     viewer = serving(collection)
     for view, there in VIEWS.items():
         page = studio.served(viewer, f"#view={view}&layer=1&head=2&query=7")

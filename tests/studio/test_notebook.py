@@ -6,9 +6,9 @@ import warnings
 import pytest
 import torch
 
-import weft
-from weft.studio import notebook
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.studio import notebook
 
 anywidget = pytest.importorskip("anywidget", reason="needs anywidget")
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -34,13 +34,13 @@ def test_a_trace_displays_itself(pair_trace: Trace) -> None:
 def test_a_graph_displays_itself() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 2, 5, 8)
-    _, graph = weft.attend(x, x, x)
+    _, graph = headloom.attend(x, x, x)
     assert graph._repr_mimebundle_()[0] == {"text/plain": repr(graph)}  # a batch
     one = graph[0]
     assert VIEW in one._repr_mimebundle_()[0]
     trace = notebook.graph_trace(one)
     assert trace.tokens == ["0", "1", "2", "3", "4"]
-    crossing = weft.attend(x[0, :, :3], x[0], x[0])[1]
+    crossing = headloom.attend(x[0, :, :3], x[0], x[0])[1]
     assert notebook.graph_trace(crossing).layers[0].kind == "cross"
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from weft.traces import Trace
+from headloom.api.trace import Trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 240
-CODE = 'import weft\ntrace = weft.open("pair.weft")\ntrace'
+CODE = 'import headloom\ntrace = headloom.open("pair.loom")\ntrace'
 APP = """import marimo
 
 app = marimo.App(width="full")
@@ -28,9 +28,9 @@ app = marimo.App(width="full")
 
 @app.cell
 def _():
-    import weft
+    import headloom
 
-    trace = weft.open("pair.weft")
+    trace = headloom.open("pair.loom")
     trace
     return
 
@@ -59,7 +59,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def folder(pair_trace: Trace, tmp_path: Path) -> Path:
-    pair_trace.save(tmp_path / "pair.weft")
+    pair_trace.save(tmp_path / "pair.loom")
     return tmp_path
 
 

@@ -10,11 +10,11 @@ import torch
 from tests.studio.packed import planes
 from torch import Tensor, nn
 
-import weft
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.studio import pack as packing
-from weft.studio.page import collect
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.studio import pack as packing
+from headloom.studio.page import collect
 
 
 class OneLayer(nn.Module):
@@ -24,13 +24,13 @@ class OneLayer(nn.Module):
         self.layer = MultiHeadAttention(16, 2, kind="decoder")
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.layer(self.embedding(tokens), mask=weft.causal())
+        return self.layer(self.embedding(tokens), mask=headloom.causal())
 
 
 def traced(length: int, keep: int) -> Trace:
     torch.manual_seed(length)
     with torch.no_grad():
-        return weft.trace(OneLayer(), torch.arange(length) * 31 % 100, keep=weft.Top(keep))
+        return headloom.trace(OneLayer(), torch.arange(length) * 31 % 100, keep=headloom.Top(keep))
 
 
 def numbers(text: str, widths: list[tuple[int, int]]) -> list[np.ndarray[Any, Any]]:

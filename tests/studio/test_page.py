@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.studio.packed import planes
 
-import weft
-from weft.studio.page import collect, export_page, page_html
+import headloom
+from headloom.studio.page import collect, export_page, page_html
 
 
 class Reader(HTMLParser):
@@ -226,22 +226,22 @@ def test_measures_may_be_missing(pair_trace) -> None:
 
 def test_what_does_not_fit_is_refused(pair_trace, make_trace, tmp_path) -> None:
     good = snapshots(pair_trace, [0, 1])
-    with pytest.raises(weft.InputError, match="page: no trace; expected one or more"):
+    with pytest.raises(headloom.InputError, match="page: no trace; expected one or more"):
         collect([])
-    with pytest.raises(weft.InputError, match="2 names for 1 traces"):
+    with pytest.raises(headloom.InputError, match="2 names for 1 traces"):
         collect([pair_trace], names=["a", "b"])
-    with pytest.raises(weft.InputError, match="do not ascend"):
+    with pytest.raises(headloom.InputError, match="do not ascend"):
         collect([pair_trace], history=snapshots(pair_trace, [5, 5]))
-    with pytest.raises(weft.InputError, match="not in the probe's trace"):
+    with pytest.raises(headloom.InputError, match="not in the probe's trace"):
         collect([pair_trace], history=good, probe=make_trace(["a"]))
     bad = snapshots(pair_trace, [0, 1])
     bad[1]["layers"]["cross"]["weights"] = torch.ones(4, 4, 6)
-    with pytest.raises(weft.InputError, match=r"weights of layer cross .* are \(4, 4, 6\)"):
+    with pytest.raises(headloom.InputError, match=r"weights of layer cross .* are \(4, 4, 6\)"):
         collect([pair_trace], history=bad)
     del bad[1]["layers"]["cross"]
-    with pytest.raises(weft.InputError, match="step 1 has other layers"):
+    with pytest.raises(headloom.InputError, match="step 1 has other layers"):
         collect([pair_trace], history=bad)
-    with pytest.raises(weft.DataError, match="cannot write"):
+    with pytest.raises(headloom.DataError, match="cannot write"):
         export_page(tmp_path / "missing" / "page.html", [pair_trace])
 
 

@@ -21,12 +21,12 @@ from tests.studio.test_graph import NAMES, WORDS, cells_of, dense_trace, weights
 from tests.studio.test_layout import CUT
 from tests.studio.windows import windows
 
-import weft
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.mechanism.graph import AttentionGraph
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.graph import AttentionGraph
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 Array = np.ndarray[Any, Any]
 LAYERS, TOKENS = 3, 7
@@ -119,7 +119,7 @@ def test_two_clicks_give_the_strongest_paths(
     weights = [weights_of(seed, 12, causal)[:, :TOKENS, :TOKENS] for seed in range(LAYERS)]
     weights = [of / of.sum(-1, keepdims=True) for of in weights]
     if where == "server":  # as of a text that is too long for the page
-        monkeypatch.setattr("weft.studio.collection.LOCAL", 2)
+        monkeypatch.setattr("headloom.studio.collection.LOCAL", 2)
     collection = collect([stacked(weights, causal)])
     page = (
         studio.file(collection, "#view=paths&output=3")
@@ -164,7 +164,7 @@ def test_the_largest_flow_is_that_of_networkx(studio: Any, serving: Callable[...
     page = studio.served(serving(collection), address)
     page.locator(".rollout", has_text=f"Largest flow: {three_digits(expected)}.").wait_for()
     page = studio.file(collection, address)
-    page.locator(".rollout", has_text="The largest flow needs a server: weft view.").wait_for()
+    page.locator(".rollout", has_text="The largest flow needs a server: headloom view.").wait_for()
 
 
 def test_between_two_sequences(studio: Any, pair_trace: Trace) -> None:
@@ -203,7 +203,7 @@ def test_what_the_target_holds_itself_is_listed(
     itself = (np.eye(4) / 2 + decoder / 2)[3] / 2
     source = cross[3] @ (np.eye(7) / 2 + encoder / 2) / 2
     if where == "server":
-        monkeypatch.setattr("weft.studio.collection.LOCAL", 2)
+        monkeypatch.setattr("headloom.studio.collection.LOCAL", 2)
     collection = collect([pair_trace])
     link = "#view=paths&kind=cross&output=3"
     page = (
@@ -255,16 +255,16 @@ def test_what_ends_on_its_way_is_not_unknown(
     if what == "a sink":
         # Half of each row: as much as its six keys together.
         sinks = [torch.full((2,), math.log(6))] * 2
-        trace = weft.from_queries_keys(0 * queries, keys, sinks=sinks, tokens=WORDS[:6])
+        trace = headloom.from_queries_keys(0 * queries, keys, sinks=sinks, tokens=WORDS[:6])
         # Both halves of 1/2: 1/2 that stays, 1/24 of what a row takes.
         rollout, ends = (1 / 2 + 1 / 24) ** 2 + 5 / 24**2, "44 %"
     else:
         mask = torch.ones(6, 6, dtype=torch.bool)
         mask[4] = False
-        trace = weft.from_queries_keys(queries, keys, mask=mask, tokens=WORDS[:6])
+        trace = headloom.from_queries_keys(queries, keys, mask=mask, tokens=WORDS[:6])
         rollout, ends = 0.25, "75 %"
     if where == "server":
-        monkeypatch.setattr("weft.studio.collection.LOCAL", 2)
+        monkeypatch.setattr("headloom.studio.collection.LOCAL", 2)
     collection, link = collect([trace]), "#view=paths&output=4&input=4"
     opened = studio.file if where == "page" else lambda of, at: studio.served(serving(of), at)
     page = opened(collection, link)
@@ -389,7 +389,7 @@ def test_many_layers_at_the_width_that_is_printed(studio: Any, tmp_path: Any, wi
 
 def test_equal_tokens_are_told_apart(studio: Any) -> None:
     weights = [weights_of(seed, 4, False) for seed in range(2)]
-    trace = weft.from_weights(
+    trace = headloom.from_weights(
         torch.tensor(np.stack(weights)), tokens=["John", "gave", "John", "up"]
     )
     page = studio.file(collect([trace]), "#view=paths&output=2")
@@ -500,7 +500,7 @@ def test_131072_tokens(studio: Any, serving: Callable[..., Viewer]) -> None:
     assert len(content) < 400_000 and most < 400 * 2**20
     assert len(json.loads(content)["tokens"]) <= 120
     content, _ = answer(viewer, f"flow/encoder/{start}/{end}")
-    assert "weft flow TRACE --token 100000" in json.loads(content)["why"]
+    assert "headloom flow TRACE --token 100000" in json.loads(content)["why"]
 
     page = studio.served(viewer, f"#view=paths&output={start}&input={end}")
     assert products(page) == [three_digits(product) for product in expected[:8]]

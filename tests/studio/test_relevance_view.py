@@ -16,14 +16,14 @@ from tests.studio.test_asking import post
 from tests.studio.test_graph import cells_of
 from tests.studio.test_paths import PAINTED, three_digits
 
-from weft.errors import InputError
-from weft.jobs import relevance as job
-from weft.jobs.asking import open_studio
-from weft.jobs.opening import open_model
-from weft.studio.asking import Asking
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+from headloom.api import relevance as job
+from headloom.api.asking import open_studio
+from headloom.api.opening import open_model
+from headloom.api.trace import Trace
+from headloom.errors import InputError
+from headloom.studio.asking import Asking
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 Serving = Callable[..., Viewer]
 WORDS = list("abcadab")
@@ -127,7 +127,7 @@ def test_a_long_text_is_refused_before_anything_runs(
     reader = open_studio(writer, TEXT).asking
     assert reader is not None and reader.relevance is not None
     monkeypatch.setattr(job, "_LONGEST", 6)
-    with pytest.raises(InputError, match=r"7 tokens are too many.*6 at most.*weft relevance"):
+    with pytest.raises(InputError, match=r"7 tokens are too many.*6 at most.*headloom relevance"):
         reader.relevance(TEXT, 3)
     monkeypatch.setattr(job, "_LONGEST", 7)
     assert reader.relevance(TEXT, 3).levels.shape[1] == 7
@@ -140,7 +140,7 @@ def test_what_takes_too_long_is_stopped(
     asked = {"example": 0, "kind": "decoder", "position": 4}
     viewer = serving(collection)
     monkeypatch.setattr(job, "_SECONDS", 0.0)
-    line = "relevance: stopped after 0 s. Shorten the text, or ask weft relevance."
+    line = "relevance: stopped after 0 s. Shorten the text, or ask headloom relevance."
     assert post(viewer, "/api/relevance", asked) == (200, {"problem": line})
     page = studio.served(viewer, "#view=paths&flow=relevance")
     page.locator(".why", has_text=line).wait_for()
@@ -158,11 +158,11 @@ def test_a_model_that_predicts_nothing_is_not_asked(studio: Any, serving: Servin
     page.locator(".relevance", has_text="This model predicts nothing").wait_for()
     assert page.get_by_label(CHOICE).count() == 0
     # What is too long, or not there, leaves the text that was shown, which is named.
-    said = page.locator("#weft-unread")
+    said = page.locator("#headloom-unread")
     box = page.get_by_label("minilm reads")
     box.fill("word " * 600)
     said.filter(has_text="This text has 602 tokens; minilm reads 512 at most.").wait_for()
     assert "Shown is “The animal was tired.”" in said.inner_text()
     box.fill("")
-    page.wait_for_function("!document.querySelector('#weft-unread').innerText.includes('602')")
+    page.wait_for_function("!document.querySelector('#headloom-unread').innerText.includes('602')")
     assert said.inner_text() == "Shown is “The animal was tired.”"

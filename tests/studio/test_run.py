@@ -1,4 +1,4 @@
-"""A real run, trained by the command line, as `weft view` serves it to a browser."""
+"""A real run, trained by the command line, as `headloom view` serves it to a browser."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-import weft.cli
-from weft.formats.history import History
-from weft.formats.run import RunFolder
-from weft.studio.page import collect
-from weft.studio.runs import open_collection
+import headloom.cli
+from headloom.formats.history import History
+from headloom.formats.run import RunFolder
+from headloom.studio.page import collect
+from headloom.studio.runs import open_collection
 
 RUN = """
 [task]
@@ -43,9 +43,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dates.toml").write_text(RUN)
     with pytest.MonkeyPatch.context() as patch:
         # As of a probe of more tokens than edges are kept for.
-        patch.setattr("weft.training.recording.PROBE_EDGES", 4)
+        patch.setattr("headloom.training.recording.PROBE_EDGES", 4)
         try:
-            weft.cli.main(["train", str(folder / "dates.toml"), "--run", str(folder / "dates")])
+            headloom.cli.main(["train", str(folder / "dates.toml"), "--run", str(folder / "dates")])
         except SystemExit as stop:
             assert not stop.code
     return folder / "dates"

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from tests.analysis.test_patch_map import grid_trace
 
-from weft.studio.page import collect
-from weft.studio.runs import open_collection
-from weft.studio.serving import Viewer
-from weft.studio.tiles import MatrixTiles
-from weft.traces import Trace
+from headloom.api.trace import Trace
+from headloom.studio.page import collect
+from headloom.studio.runs import open_collection
+from headloom.studio.serving import Viewer
+from headloom.studio.tiles import MatrixTiles
 
 Serving = Callable[..., Viewer]
 
@@ -183,7 +183,7 @@ def test_hostile_tokens_are_json(serving: Serving, make_trace, hostile_tokens) -
 def test_a_damaged_layer_is_one_clear_answer(
     serving: Serving, pair_trace: Trace, tmp_path: Path
 ) -> None:
-    path = tmp_path / "t.weft"
+    path = tmp_path / "t.loom"
     pair_trace.save(path)
     client = Client(serving(collect([Trace.open(path)])))
     edges = path / "edges.parquet"
@@ -277,7 +277,7 @@ def test_what_takes_long_and_was_called_off_keeps_nobody_waiting(
     monkeypatch.setattr(MatrixTiles, "_make", slowly)
     client = Client(serving(collect([long_trace(4096)])))
     path = "/api/examples/0/layers/0/heads/{}/matrix/max/4/0/0"
-    monkeypatch.setattr("weft.studio.collection._CHEAP_CELLS", 2**20)
+    monkeypatch.setattr("headloom.studio.collection._CHEAP_CELLS", 2**20)
     for asked in (path.format(0), "/api/examples/0/layers/0/sums"):
         request = f"GET {asked} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode()
         for _ in range(60):
@@ -296,7 +296,7 @@ def test_what_takes_long_and_was_called_off_keeps_nobody_waiting(
 def test_a_pass_ends_when_nobody_waits_for_it_any_longer(
     serving: Serving, long_trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.studio.tiles._BAND_CELLS", 64 * 4096)
+    monkeypatch.setattr("headloom.studio.tiles._BAND_CELLS", 64 * 4096)
     begun, made = threading.Event(), []
     make = MatrixTiles._make
 
@@ -345,7 +345,7 @@ def test_schemathesis_finds_nothing(
 
     traces = [pair_trace, grid_trace(), drawn(1)[0], drawn(2)[0]]
     for number, trace in enumerate(traces):
-        trace.save(tmp_path / f"{number}.weft")
+        trace.save(tmp_path / f"{number}.loom")
     viewer = serving(open_collection(tmp_path))
     done = subprocess.run(
         [

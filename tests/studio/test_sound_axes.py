@@ -11,9 +11,9 @@ import torch
 from tests.studio.printed import check_print, exported, texts
 from tests.studio.windows import until
 
-import weft
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
+import headloom
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 #: Notes what is written on canvases from now on: text, place, how it is aligned.
 WRITTEN = """() => {
@@ -37,7 +37,7 @@ def test_axes_and_cells_are_in_seconds(
         "input_features": torch.randn(1, 80, 600),
         "decoder_input_ids": torch.tensor([[1, 5]]),
     }
-    trace = weft.trace(whisper(600), inputs, keep=weft.Top(8))
+    trace = headloom.trace(whisper(600), inputs, keep=headloom.Top(8))
     viewer = serving(collect([trace]))
     page = studio.served(viewer, "#view=matrix&layer=0&head=1&query=100&key=50&lock=1")
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()

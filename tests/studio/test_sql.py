@@ -12,12 +12,12 @@ import pytest
 from tests.studio.test_links import link_of
 from tests.studio.windows import until
 
-from weft.analysis.sql.bounded import ask_bounded
-from weft.analysis.sql.questions import QUESTIONS
-from weft.studio import questions
-from weft.studio.page import collect
-from weft.studio.serving import Viewer
-from weft.traces import Trace
+from headloom.analysis.sql.bounded import ask_bounded
+from headloom.analysis.sql.questions import QUESTIONS
+from headloom.api.trace import Trace
+from headloom.studio import questions
+from headloom.studio.page import collect
+from headloom.studio.serving import Viewer
 
 pytest.importorskip("duckdb", reason="needs DuckDB: pip install '.[exchange]'")
 

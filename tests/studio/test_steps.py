@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import weft
+import headloom
 
 
 def test_hostile_words_stay_words(studio: Any, tmp_path: Path, hostile_tokens: list[str]) -> None:
-    walk = weft.steps(hostile_tokens, kind="decoder", positions="none")
+    walk = headloom.steps(hostile_tokens, kind="decoder", positions="none")
     path = tmp_path / "walk.html"
     walk.page(path)
     page = studio.open(path.as_uri(), "file:", offline=True)
@@ -25,12 +25,14 @@ def test_hostile_words_stay_words(studio: Any, tmp_path: Path, hostile_tokens: l
 
 def test_a_page_fits_its_window_and_follows_its_theme(studio: Any, tmp_path: Path) -> None:
     path = tmp_path / "walk.html"
-    weft.steps(kind="cross").page(path)
+    headloom.steps(kind="cross").page(path)
     grounds = []
     for theme in ("light", "dark"):
         page = studio.open(path.as_uri(), "file:", theme=theme, width=420)
         grounds.append(
-            page.evaluate("getComputedStyle(document.querySelector('.weft-steps')).backgroundColor")
+            page.evaluate(
+                "getComputedStyle(document.querySelector('.headloom-steps')).backgroundColor"
+            )
         )
         inside = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
         assert page.evaluate(inside), theme
@@ -38,10 +40,10 @@ def test_a_page_fits_its_window_and_follows_its_theme(studio: Any, tmp_path: Pat
 
 
 def test_a_dark_notebook_on_a_light_system_is_dark(studio: Any) -> None:
-    walk = weft.steps()
+    walk = headloom.steps()
     page = studio.open("about:blank", "about:")
     page.set_content(f'<body data-jp-theme-light="false">{walk._repr_html_()}</body>')
-    ground = "getComputedStyle(document.querySelector('.weft-steps')).backgroundColor"
+    ground = "getComputedStyle(document.querySelector('.headloom-steps')).backgroundColor"
     assert page.evaluate(ground) == "rgb(16, 19, 23)"
     # The strongest weight of a row stands out.
     shares = page.eval_on_selector_all(

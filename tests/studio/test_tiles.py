@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.studio.arrays import LayerCache
-from weft.studio.page import collect
-from weft.studio.tiles import MatrixTiles, Tile, top_level
+import headloom
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.studio.arrays import LayerCache
+from headloom.studio.page import collect
+from headloom.studio.tiles import MatrixTiles, Tile, top_level
 
 
 def tiles_of(trace) -> MatrixTiles:
@@ -76,7 +76,9 @@ def test_cells_that_float32_has_no_weight_for() -> None:
     """Their scores are those of the neuron view, and so are their ranks among each other."""
     generator = torch.Generator().manual_seed(3)
     queries, keys = 12 * torch.randn(2, 1, 300, 16, generator=generator)
-    trace = weft.from_queries_keys([queries], [keys], mask=weft.causal(), keep=weft.Top(4))
+    trace = headloom.from_queries_keys(
+        [queries], [keys], mask=headloom.causal(), keep=headloom.Top(4)
+    )
     (example,) = collect([trace]).examples
     scores = (queries[0, 250].double() @ keys[0, :251].double().T / 4).sort(descending=True)
     assert float(scores.values[0] - scores.values[-2]) > 110  # e^-110 is below float32
@@ -113,7 +115,7 @@ def test_of_too_many_blocks_the_pass_begins_higher(
     long_trace, monkeypatch: pytest.MonkeyPatch, level: int, queries_keys: bool
 ) -> None:
     # 41 x 41 blocks of 2^5 cells are as many as may be.
-    monkeypatch.setattr("weft.studio.tiles._MOST_BLOCKS", 41 * 41)
+    monkeypatch.setattr("headloom.studio.tiles._MOST_BLOCKS", 41 * 41)
     length, size = 1_300, 2**level
     trace = long_trace(length)
     layer = trace.layers[0]
@@ -147,7 +149,7 @@ def test_a_pass_is_made_for_the_rows_in_sight_and_goes_on_from_there(
     coarse, fine = Tile(1, of, 5, 0, 0), Tile(1, of, 4, 1, 0)
     expected = tiles_of(trace).numbers(0, coarse)
     lower = tiles_of(trace).numbers(0, fine)
-    monkeypatch.setattr("weft.studio.tiles._BAND_CELLS", 16 * 5_000 * 10)
+    monkeypatch.setattr("headloom.studio.tiles._BAND_CELLS", 16 * 5_000 * 10)
     tiles = tiles_of(trace)
     np.testing.assert_array_equal(tiles.numbers(0, fine), lower)
     found = tiles._passes[0, 1]
@@ -165,15 +167,15 @@ def test_a_pass_is_made_for_the_rows_in_sight_and_goes_on_from_there(
 def test_a_very_long_text_takes_little_memory() -> None:
     length = 200_000
     queries, keys = torch.randn(2, 1, length, 4)
-    mask = weft.window(1, 0)
-    _, graph = weft.attend(queries, keys, keys, mask=mask, keep=weft.Top(2))
+    mask = headloom.window(1, 0)
+    _, graph = headloom.attend(queries, keys, keys, mask=mask, keep=headloom.Top(2))
     names = ["w"] * length
     layer = TraceLayer(
         name="layer", kind="decoder", index=0, shape=(1, length, length), queries_from="tokens",
         keys_from="tokens", query_tokens=names, key_tokens=names, scale=0.5,
         data=LayerInMemory(graph), mask="causal",
     )  # fmt: skip
-    tiles = tiles_of(weft.Trace({"tokens": names}, (layer,)))
+    tiles = tiles_of(headloom.Trace({"tokens": names}, (layer,)))
     top = top_level(length, length)
     tiles.tile(0, Tile(0, "max", 0, 0, 0))  # the edges are read
     tracemalloc.start()

@@ -13,10 +13,10 @@ import torch
 from tests.analysis.test_patch_map import grid_trace
 from tests.conftest import LanguageModel, Translator
 
-import weft
-from weft.studio.collection import Collection
-from weft.studio.page import collect
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.studio.collection import Collection
+from headloom.studio.page import collect
 
 #: All that the stage and the panel show: words, what is chosen in lists, marks and pictures.
 #: null: something is on its way.
@@ -68,7 +68,7 @@ def collection(
     """Layers of 2 to 9 queries and keys, of 70, and of the patches of an image; and a training."""
 
     def traced(model: torch.nn.Module, inputs: Any) -> Trace:
-        trace = weft.trace(model, inputs)
+        trace = headloom.trace(model, inputs)
         assert isinstance(trace, Trace)
         return trace
 

@@ -1,4 +1,4 @@
-"""A training that `weft.monitor` watches, as `weft view` serves it to a browser."""
+"""A training that `headloom.monitor` watches, as `headloom view` serves it to a browser."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import weft
-from weft.errors import DataError
-from weft.formats.reports import Reports
-from weft.jobs.asking import open_studio
-from weft.studio.runs import open_collection
+import headloom
+from headloom.api.asking import open_studio
+from headloom.errors import DataError
+from headloom.formats.reports import Reports
+from headloom.studio.runs import open_collection
 
 transformers = pytest.importorskip("transformers", reason="needs Transformers")
 
@@ -26,7 +26,7 @@ def watch(folder: Path, **options: Any) -> None:
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
     probe = {"input_ids": torch.arange(8)[None]}
-    with weft.monitor(model, folder, probe=probe, every=1, budget=None, **options) as monitor:
+    with headloom.monitor(model, folder, probe=probe, every=1, budget=None, **options) as monitor:
         for step in range(1, 6):
             with torch.no_grad():
                 attention = model.transformer.h[1].attn.c_attn.weight

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from weft.traces import Trace
-from weft.tracing.arguments import CACHES
+from headloom.api.trace import Trace
+from headloom.tracing.arguments import CACHES
 
 VOCABULARY = 60
 

@@ -1,4 +1,5 @@
-"""What the tests of any module share: weights in float64 without weft, and a model unchanged."""
+"""What the tests of any module share: weights in float64 without headloom, and a model
+unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import weft
+import headloom
 
 TOLERANCE = 2e-6
 
@@ -41,7 +42,7 @@ def weights_of(queries: Tensor, keys: Tensor, added: Tensor | float = 0.0) -> Te
     return (queries @ keys.mT / queries.shape[-1] ** 0.5 + added).softmax(-1)
 
 
-def dense(layer: weft.TraceLayer) -> Tensor:
+def dense(layer: headloom.TraceLayer) -> Tensor:
     """The weights of a layer's kept edges in their places, 0 elsewhere: (heads, queries, keys)."""
     graph = layer.graph
     places = graph.keys.long()
@@ -50,9 +51,9 @@ def dense(layer: weft.TraceLayer) -> Tensor:
     return whole.scatter_add(-1, places.clamp(min=0), kept)
 
 
-def traced(model: nn.Module, inputs: Any, **options: Any) -> weft.Trace:
-    trace = weft.trace(model, inputs, keep=weft.All(), **options)
-    assert isinstance(trace, weft.Trace)
+def traced(model: nn.Module, inputs: Any, **options: Any) -> headloom.Trace:
+    trace = headloom.trace(model, inputs, keep=headloom.All(), **options)
+    assert isinstance(trace, headloom.Trace)
     return trace
 
 
@@ -68,12 +69,12 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def check_unchanged(model: nn.Module, inputs: Any) -> None:
-    """Trace and watch a model: afterwards it gives the same bits, and holds nothing of weft."""
+    """Trace and watch a model: afterwards it gives the same bits, and holds nothing of headloom."""
     before = first_tensor(run(model, inputs)).clone()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     attributes = [dict(vars(module)) for module in model.modules()]
-    weft.trace(model, inputs)
-    with weft.watch(model) as watched:
+    headloom.trace(model, inputs)
+    with headloom.watch(model) as watched:
         during = first_tensor(run(model, inputs))
     assert watched.traces
     torch.testing.assert_close(during, before, atol=1e-5, rtol=1e-5)
@@ -85,7 +86,7 @@ def check_unchanged(model: nn.Module, inputs: Any) -> None:
     assert not torch._C._is_torch_function_mode_enabled()
 
 
-def assert_weights(trace: weft.Trace, expected: dict[str, Tensor]) -> None:
+def assert_weights(trace: headloom.Trace, expected: dict[str, Tensor]) -> None:
     """Hold every layer against (heads, queries, keys) of its path."""
     assert [layer.name for layer in trace.layers] == list(expected)
     for layer in trace.layers:

@@ -1,4 +1,4 @@
-"""What a program computes in a block of weft.watch has the bits that it has without."""
+"""What a program computes in a block of headloom.watch has the bits that it has without."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from tests.tracing.conftest import Family, cached
 from torch import Tensor, nn
 
-import weft
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
+import headloom
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -37,7 +37,7 @@ def assert_same(model: nn.Module, run: Callable[[], Any], **options: Any) -> lis
     """Hold a program's tensors without a watch against those in its block; returns the traces."""
     with torch.no_grad():
         expected = seeded(run)
-        with weft.watch(model, **options) as watched:
+        with headloom.watch(model, **options) as watched:
             outputs = seeded(run)
     for own, other in zip(expected, outputs, strict=True):
         torch.testing.assert_close(other, own, rtol=0, atol=0, equal_nan=True)
@@ -68,9 +68,9 @@ def test_dropout_of_attention_alone_stays(family_named: Named, implementation, t
         layer.self_attn.attention_dropout = 0.5
     for path, module in model.named_modules():
         module.train(path.endswith(trained))
-    traces = assert_same(model, lambda: model(IDS).logits, keep=weft.All())
+    traces = assert_same(model, lambda: model(IDS).logits, keep=headloom.All())
     # Weights are those of the softmax, which no dropout changes.
-    first = model.eval() and weft.trace(model, IDS, keep=weft.All()).layers[0].graph.dense()
+    first = model.eval() and headloom.trace(model, IDS, keep=headloom.All()).layers[0].graph.dense()
     assert len(traces) == RUNS
     assert all(torch.allclose(t.layers[0].graph.dense(), first, atol=2e-6) for t in traces)
 
@@ -94,7 +94,7 @@ def test_dropout_of_other_modules_stays() -> None:
     )
     own = LanguageModel(30, architecture).eval()
     for part in own.modules():
-        if isinstance(part, weft.MultiHeadAttention):
+        if isinstance(part, headloom.MultiHeadAttention):
             part.train()
     assert_same(own, lambda: own(IDS))
 
@@ -214,9 +214,9 @@ def test_keys_of_a_cache_that_was_changed_lie_where_they_were_or_are_named(
 
     if change not in FOUND:
         with pytest.warns(UserWarning, match="holds other keys than the passes before computed"):
-            assert assert_same(model, run, keep=weft.All()) == []
+            assert assert_same(model, run, keep=headloom.All()) == []
         return
-    (trace, *_) = traces = assert_same(model, run, keep=weft.All())
+    (trace, *_) = traces = assert_same(model, run, keep=headloom.All())
     assert len(traces) == RUNS
     assert trace.tokens == [f"#{int(i)}" for i in (*IDS[0], *tokens)]
     # The places, carried through the same change as the keys.
@@ -236,7 +236,7 @@ def test_keys_of_a_cache_that_was_changed_lie_where_they_were_or_are_named(
 def test_weights_on_a_thinned_cache_are_those_that_the_model_computed(family_named: Named) -> None:
     model: Any = family_named("Llama").build("eager")
     cache = transformers.DynamicCache(config=model.config)
-    with torch.no_grad(), weft.watch(model, keep=weft.All()) as watched:
+    with torch.no_grad(), headloom.watch(model, keep=headloom.All()) as watched:
         model(IDS, use_cache=True, **cached(model, cache))
         for layer in cache.layers:
             layer.keys, layer.values = layer.keys[:, :, KEPT], layer.values[:, :, KEPT]
@@ -277,14 +277,14 @@ def test_threads_get_what_they_get_without(family_named: Named, generates: bool)
             thread.join()
         return outputs
 
-    with pytest.warns(UserWarning), weft.watch(model, keep=weft.All()) as watched:
+    with pytest.warns(UserWarning), headloom.watch(model, keep=headloom.All()) as watched:
         outputs = runs()
     for of_thread, own in zip(outputs, expected, strict=True):
         assert len(of_thread) == RUNS // 4  # in four threads
         assert all(torch.equal(output, own) for output in of_thread)
     for trace in watched.traces:
         ids = torch.tensor([[int(token[1:]) for token in trace.tokens]])
-        alone = weft.trace(model, ids, keep=weft.All())
+        alone = headloom.trace(model, ids, keep=headloom.All())
         for one, other in zip(trace.layers, alone.layers, strict=True):
             assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
 
@@ -315,7 +315,7 @@ def test_a_generation_that_began_beside_another_is_not_traced_from_its_middle(
         )  # fmt: skip
 
     second = threading.Thread(target=generate, args=(1, Second()))
-    with pytest.warns(UserWarning, match="two threads"), weft.watch(model) as watched:
+    with pytest.warns(UserWarning, match="two threads"), headloom.watch(model) as watched:
         generate(0, First())
         first_ended.set()
         second.join()
@@ -345,7 +345,7 @@ def test_continuous_batches_end_as_without(family_named: Named, implementation: 
     assert all(len(tokens) == 4 for tokens, _ in expected.values())
     with (
         pytest.warns(UserWarning, match="PagedAttentionCache, does not say how many positions"),
-        weft.watch(model) as watched,
+        headloom.watch(model) as watched,
     ):
         model(IDS)
         assert run() == expected

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.tracing.recording import call_file, free_memory
-from weft.tracing.recording.call_file import CallFile
-from weft.tracing.recording.joining import shape_of
-from weft.tracing.recording.layer_call import RecordedCall
+import headloom
+from headloom.tracing.recording import call_file, free_memory
+from headloom.tracing.recording.call_file import CallFile
+from headloom.tracing.recording.joining import shape_of
+from headloom.tracing.recording.layer_call import RecordedCall
 
 
 def recorded(dtype: torch.dtype = torch.float32, rows: int = 7) -> RecordedCall:
     """A call whose queries are a view, as models give them, and whose keys are one number."""
     torch.manual_seed(0)
     queries, keys, values = torch.randn(3, 1, rows, 2, 4).transpose(2, 3)
-    _, graph = weft.attend(queries, keys, values, keep=weft.Top(3))
+    _, graph = headloom.attend(queries, keys, values, keep=headloom.Top(3))
     return RecordedCall(
         path="layer", kind="decoder", index=0, graph=graph, scale=0.5, positions="none",
         deviations=[None], queries=queries.to(dtype), keys=shape_of(keys),
@@ -40,7 +40,7 @@ def test_calls_come_back_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(call_file, "LARGE", 1)
-    file = CallFile(tmp_path / "t.weft")
+    file = CallFile(tmp_path / "t.loom")
     calls = [recorded(dtype), recorded(dtype, rows=300)]
     before = [{name: tensor.clone() for name, tensor in tensors_of(c).items()} for c in calls]
     put = [file.put(call) for call in calls]
@@ -60,15 +60,15 @@ def test_calls_come_back_as_they_were(
 
 def test_what_is_small_stays(tmp_path: Path) -> None:
     call = recorded()
-    _, same = CallFile(tmp_path / "t.weft").put(call)
+    _, same = CallFile(tmp_path / "t.loom").put(call)
     assert tensors_of(same) == tensors_of(call)
 
 
 def test_a_folder_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        weft.DataError, match="Choose a folder that exists and is writable"
+        headloom.DataError, match="Choose a folder that exists and is writable"
     ) as error:
-        CallFile(tmp_path / "no" / "t.weft")
+        CallFile(tmp_path / "no" / "t.loom")
     assert "\n" not in str(error.value)
 
 
@@ -78,8 +78,8 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(call_file, "LARGE", 1)
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(weft.DataError, match=r"t\.weft: no space left on device\. Nothing was"):
-        CallFile(tmp_path / "t.weft").put(recorded())
+    with pytest.raises(headloom.DataError, match=r"t\.loom: no space left on device\. Nothing was"):
+        CallFile(tmp_path / "t.loom").put(recorded())
 
 
 def test_free_memory_is_given_back_for_what_was_written(
@@ -89,7 +89,7 @@ def test_free_memory_is_given_back_for_what_was_written(
     monkeypatch.setattr(free_memory, "give_back", lambda: given.append(None))
     monkeypatch.setattr(call_file, "LARGE", 1)
     monkeypatch.setattr(call_file, "GIVEN_BACK", 2000)
-    file = CallFile(tmp_path / "t.weft")
+    file = CallFile(tmp_path / "t.loom")
     call = recorded()  # 224 bytes of queries, 4 of a bias, 728 of a graph
     counts = []
     for _ in range(6):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import weft
+import headloom
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -51,8 +51,8 @@ def test_the_vision_encoder_of_sam_is_traced(tmp_path) -> None:
         seen.append(args[0] if args else named["hidden_states"])
 
     hooks = [layer.attn.register_forward_pre_hook(see, with_kwargs=True) for layer in layers]
-    trace = weft.trace(model, {"pixel_values": pixels}, keep=weft.All())
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(model, {"pixel_values": pixels}, keep=headloom.All())
+    assert isinstance(trace, headloom.Trace)
     assert [layer.name for layer in trace.layers] == [
         f"vision_encoder.layers.{number}.attn" for number in range(2)
     ]
@@ -64,8 +64,8 @@ def test_the_vision_encoder_of_sam_is_traced(tmp_path) -> None:
         for layer, module, hidden in zip(trace.layers, layers, seen[-2:], strict=True):
             expected = by_hand(module.attn, hidden)
             assert torch.allclose(layer.graph.dense().double(), expected, atol=1e-6)
-    weft.trace(sam_encoder("sdpa"), pixels, save=tmp_path / "t.weft")
-    assert len(weft.open(tmp_path / "t.weft").layers) == 2
+    headloom.trace(sam_encoder("sdpa"), pixels, save=tmp_path / "t.loom")
+    assert len(headloom.open(tmp_path / "t.loom").layers) == 2
 
 
 def sam(implementation: str) -> Any:
@@ -96,13 +96,13 @@ def test_both_halves_of_sam_are_traced_and_watched() -> None:
         "pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.ones(1, 1, 1, 2),
         "input_labels": torch.ones(1, 1, 1, dtype=torch.long),
     }  # fmt: skip
-    trace = weft.trace(model, inputs, keep=weft.All())
-    with weft.watch(model, keep=weft.All()) as watched:
+    trace = headloom.trace(model, inputs, keep=headloom.All())
+    with headloom.watch(model, keep=headloom.All()) as watched:
         model(**inputs)
     own = [f"vision_encoder.layers.{number}.attn" for number in range(2)]
 
     with pytest.warns(UserWarning, match="ran and cannot be traced"):
-        decoder = weft.trace(eager, inputs, keep=weft.All())
+        decoder = headloom.trace(eager, inputs, keep=headloom.All())
     formed: dict[str, torch.Tensor] = {}
     for path in own:
         # Its eager module returns its weights: (windows * heads, queries, keys).
@@ -151,7 +151,7 @@ def test_a_pooling_beside_the_interface_is_a_layer(heads: bool) -> None:
     model.layers[1].mlp = pooling = Pooling(8, heads)
     ids, seen = torch.tensor([[3, 4, 5, 6, 7]]), []
     hook = pooling.register_forward_pre_hook(lambda module, given: seen.append(given[0][0]))
-    trace = weft.trace(model, ids, keep=weft.All())
+    trace = headloom.trace(model, ids, keep=headloom.All())
     hook.remove()
     assert not trace.not_traced
     layer = trace.layers[2]
@@ -164,8 +164,8 @@ def test_a_pooling_beside_the_interface_is_a_layer(heads: bool) -> None:
     with pytest.warns(
         UserWarning, match="not through 1 over other positions than tokens: layers.0"
     ):
-        rolled = weft.trace(model, ids).rollout()
-    assert torch.equal(rolled, weft.trace(model, ids).rollout(kind="decoder"))
+        rolled = headloom.trace(model, ids).rollout()
+    assert torch.equal(rolled, headloom.trace(model, ids).rollout(kind="decoder"))
     model.layers[0].mlp, model.layers[1].mlp = model.layers[1].mlp, pooling
     query, keys = pooling.query[0], seen[-1]
     if heads:
@@ -187,7 +187,7 @@ def test_siglip_pools_the_patches_that_its_encoder_has(implementation: str) -> N
     head = next(module for name, module in model.named_modules() if name.endswith("head"))
     seen: list[torch.Tensor] = []
     hook = head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-    traces = weft.trace(model, {"pixel_values": torch.randn(2, 3, 32, 32)}, keep=weft.All())
+    traces = headloom.trace(model, {"pixel_values": torch.randn(2, 3, 32, 32)}, keep=headloom.All())
     hook.remove()
     hidden = seen[-1]
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_what_pools_the_positions_of_each_step_is_a_layer_of_a_generation() -> N
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
     model.model.layers[0].mlp = Mixing()
-    trace = weft.trace(model, torch.tensor([[3, 4, 5]]), generate=20, keep=weft.All())
+    trace = headloom.trace(model, torch.tensor([[3, 4, 5]]), generate=20, keep=headloom.All())
     layer = next(layer for layer in trace.layers if layer.name.endswith("mlp"))
     dense = layer.graph.dense()[0]
     # The prompt looks at itself; each later token, which has no cache here, at itself alone.
@@ -227,5 +227,5 @@ def test_what_pools_the_positions_of_each_step_is_a_layer_of_a_generation() -> N
 
 
 def test_where_its_softmax_is_written_out_the_error_says_what_helps() -> None:
-    with pytest.raises(weft.InputError, match='Load it with attn_implementation="sdpa"'):
-        weft.trace(sam_encoder("eager"), torch.randn(1, 3, 32, 32))
+    with pytest.raises(headloom.InputError, match='Load it with attn_implementation="sdpa"'):
+        headloom.trace(sam_encoder("eager"), torch.randn(1, 3, 32, 32))

@@ -10,9 +10,9 @@ from tests.tracing.conftest import SIZES, cached
 from tests.tracing.test_generation import HEADED, assert_equal, ids_of
 from torch import nn
 
-import weft
-from weft.tracing.recording import call_file
-from weft.tracing.recording import passes as recording
+import headloom
+from headloom.tracing.recording import call_file
+from headloom.tracing.recording import passes as recording
 
 transformers = pytest.importorskip("transformers")
 
@@ -64,13 +64,13 @@ def test_candidates_that_are_not_accepted_have_no_row(
     monkeypatch.setattr(call_file, "LARGE", 1)
     model = built(family_named, name)
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    plain = weft.trace(model, {"input_ids": PROMPT}, generate=options, keep=weft.All())
+    plain = headloom.trace(model, {"input_ids": PROMPT}, generate=options, keep=headloom.All())
     options["prompt_lookup_num_tokens"] = 3
     if candidates == "drafted":
         del options["prompt_lookup_num_tokens"]
         options["assistant_model"] = built(family_named, name, seed=8)
-    grown = weft.trace(
-        model, {"input_ids": PROMPT}, generate=options, keep=weft.All(), save=tmp_path / "t"
+    grown = headloom.trace(
+        model, {"input_ids": PROMPT}, generate=options, keep=headloom.All(), save=tmp_path / "t"
     )
     assert grown.positions == plain.positions
     assert_equal(grown, plain)
@@ -82,25 +82,28 @@ def test_candidates_of_a_generation_that_ends_at_once(family_named, new) -> None
     options = {"max_new_tokens": new, "do_sample": False, "prompt_lookup_num_tokens": 4}
     end = int(model.generate(PROMPT, max_new_tokens=1, do_sample=False)[0, -1])
     for stops in ({}, {"eos_token_id": end}):
-        with weft.watch(model, keep=weft.All()) as watched:
+        with headloom.watch(model, keep=headloom.All()) as watched:
             whole = model.generate(PROMPT, **options, **stops)
         # All but the last token, which nothing has read.
         assert torch.equal(ids_of(watched.trace), whole[:, :-1])
-        assert_equal(watched.trace, weft.trace(model, whole[:, :-1], keep=weft.All()))
+        assert_equal(watched.trace, headloom.trace(model, whole[:, :-1], keep=headloom.All()))
 
 
 def test_a_model_that_drafts_for_itself_is_refused(family_named) -> None:
     model = built(family_named, "Llama")
     for options in ({"assistant_early_exit": 1}, {"assistant_model": model}):
-        with pytest.raises(weft.InputError, match="to draft candidates for itself"):
-            weft.trace(model, {"input_ids": PROMPT}, generate={"max_new_tokens": 3, **options})
+        with pytest.raises(headloom.InputError, match="to draft candidates for itself"):
+            headloom.trace(model, {"input_ids": PROMPT}, generate={"max_new_tokens": 3, **options})
 
 
 @pytest.mark.parametrize("queries_keys", [True, False])
 def test_a_turn_that_is_taken_back(family_named, queries_keys) -> None:
     model = built(family_named, "Llama")
     cache = transformers.DynamicCache(config=model.config)
-    with weft.watch(model, keep=weft.All(), queries_keys=queries_keys) as watched, torch.no_grad():
+    with (
+        headloom.watch(model, keep=headloom.All(), queries_keys=queries_keys) as watched,
+        torch.no_grad(),
+    ):
         model(PROMPT, **cached(model, cache))
         cache.crop(-4)
         for token in range(9, 31):
@@ -109,7 +112,7 @@ def test_a_turn_that_is_taken_back(family_named, queries_keys) -> None:
         model(torch.tensor([[3, 4]]), **cached(model, cache))
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, *range(9, 26), 3, 4]])
     assert torch.equal(ids_of(watched.trace), ids)
-    whole = weft.trace(model, ids, keep=weft.All())
+    whole = headloom.trace(model, ids, keep=headloom.All())
     for one, other in zip(watched.trace.layers, whole.layers, strict=True):
         assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
         assert torch.allclose(one.value_norms, other.value_norms, atol=1e-5)
@@ -132,7 +135,7 @@ def test_a_copy_of_a_cache_is_a_cache_of_its_own(family_named) -> None:
 
     with torch.no_grad():
         own = turns()
-        with weft.watch(model, keep=weft.All()) as watched:
+        with headloom.watch(model, keep=headloom.All()) as watched:
             seen = turns()
     for one, other in zip(own, seen, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
@@ -150,11 +153,11 @@ def test_keys_made_of_what_is_in_the_cache_are_rounded_anew_in_every_pass() -> N
     model.generation_config.eos_token_id = None
     prompt = torch.arange(20)[None] + 3
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    parts = weft.trace(
+    parts = headloom.trace(
         model.eval(), {"input_ids": prompt}, generate=options | {"prefill_chunk_size": 3},
-        keep=weft.All(),
+        keep=headloom.All(),
     )  # fmt: skip
-    assert_equal(parts, weft.trace(model, ids_of(parts), keep=weft.All()))
+    assert_equal(parts, headloom.trace(model, ids_of(parts), keep=headloom.All()))
 
 
 @pytest.mark.parametrize("name", ["T5", "BART"])
@@ -163,14 +166,14 @@ def test_several_answers_to_one_source(family_named, name) -> None:
     model = built(family_named, name)
     options = {"max_new_tokens": 4, "do_sample": True, "num_return_sequences": 3, "top_k": 20}
     torch.manual_seed(1)
-    traces = weft.trace(model, {"input_ids": PROMPT}, generate=options, keep=weft.All())
+    traces = headloom.trace(model, {"input_ids": PROMPT}, generate=options, keep=headloom.All())
     torch.manual_seed(1)
     whole = model.generate(PROMPT, **options | {"max_new_tokens": 5})
     assert torch.equal(torch.cat([ids_of(trace) for trace in traces]), whole[:, :-1])
     assert len({tuple(trace.sequences["target"]) for trace in traces}) > 1
     for trace in traces:
         inputs = {"input_ids": PROMPT, "decoder_input_ids": ids_of(trace)}
-        other = weft.trace(model, inputs, keep=weft.All())
+        other = headloom.trace(model, inputs, keep=headloom.All())
         for one, own in zip(trace.layers, other.layers, strict=True):
             assert (one.name, one.kind, one.shape) == (own.name, own.kind, own.shape)
             assert torch.allclose(one.graph.dense(), own.graph.dense(), atol=2e-6)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import weft
-from weft.mechanism.watching import layers_of
-from weft.traces import Trace
-from weft.tracing.names import token_names
-from weft.tracing.recording.cutting import cut, proven_mask
+import headloom
+from headloom.api.trace import Trace
+from headloom.mechanism.watching import layers_of
+from headloom.tracing.names import token_names
+from headloom.tracing.recording.cutting import cut, proven_mask
 
 
 def one(found) -> Trace:
@@ -30,13 +30,17 @@ def test_layers_of_an_encoder_decoder(pair_trace) -> None:
     assert cross.key_tokens == pair_trace.tokens
     assert [layer.mask for layer in pair_trace.layers] == ["all", "causal", "all"]
     assert "1 encoder + 1 decoder + 1 cross" in repr(pair_trace)
-    with pytest.raises(weft.InputError, match="no cross layer 1; this trace has 1 of that kind"):
+    with pytest.raises(
+        headloom.InputError, match="no cross layer 1; this trace has 1 of that kind"
+    ):
         pair_trace.layer("cross", 1)
 
 
 def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:
     source, target = torch.tensor([[3, 9, 14, 27]]), torch.tensor([[1, 8, 30]])
-    trace = one(weft.trace(translator, {"source": source, "target": target}, keep=weft.All()))
+    trace = one(
+        headloom.trace(translator, {"source": source, "target": target}, keep=headloom.All())
+    )
 
     # The layers by hand, from the queries and keys that they project.
     translator.eval()
@@ -45,7 +49,7 @@ def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:
         encoder = translator.encoder
         queries = encoder._split(encoder.w_q(memory), 4)
         keys = encoder._split(encoder.w_k(memory), 4)
-        _, dense = weft.attend(queries, keys, keys, keep=weft.All())
+        _, dense = headloom.attend(queries, keys, keys, keep=headloom.All())
     graph = trace.layers[0].graph
     assert graph.k == 4
     assert torch.allclose(graph.dense(), dense[0], atol=1e-6)
@@ -66,8 +70,8 @@ def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:
 
 def test_top_k_are_the_strongest_of_all(language_model) -> None:
     tokens = torch.arange(1, 13)
-    every = one(weft.trace(language_model, tokens, keep=weft.All()))
-    few = one(weft.trace(language_model, tokens, keep=weft.Top(3)))
+    every = one(headloom.trace(language_model, tokens, keep=headloom.All()))
+    few = one(headloom.trace(language_model, tokens, keep=headloom.Top(3)))
     for all_of, top_of in zip(every.layers, few.layers, strict=True):
         assert top_of.graph.k == 3
         assert torch.equal(all_of.graph.keys[..., :3], top_of.graph.keys)
@@ -83,7 +87,7 @@ def test_top_k_are_the_strongest_of_all(language_model) -> None:
 def test_padding_is_cut_off_each_sample(translator) -> None:
     source = torch.tensor([[3, 9, 14, 27, 5], [7, 6, 0, 0, 0], [0, 0, 4, 11, 12]])
     target = torch.tensor([[1, 8, 30], [1, 9, 0], [1, 2, 3]])
-    traces = weft.trace(translator, {"source": source, "target": target})
+    traces = headloom.trace(translator, {"source": source, "target": target})
     assert [len(trace.sequences["source"]) for trace in traces] == [5, 2, 3]
     assert [len(trace.sequences["target"]) for trace in traces] == [3, 2, 3]
     assert traces[1].layers[2].shape == (4, 2, 2)
@@ -95,7 +99,7 @@ def test_padding_is_cut_off_each_sample(translator) -> None:
             assert torch.allclose(graph.weights.sum(-1), torch.ones(()), atol=1e-5)
             assert layer.queries.shape[1] == layer.shape[1]
     # As if it had been traced without its padding.
-    alone = one(weft.trace(translator, {"source": source[1, :2], "target": target[1, :2]}))
+    alone = one(headloom.trace(translator, {"source": source[1, :2], "target": target[1, :2]}))
     for padded, bare in zip(traces[1].layers, alone.layers, strict=True):
         assert torch.equal(padded.graph.keys, bare.graph.keys)
         assert torch.allclose(padded.graph.weights, bare.graph.weights, atol=1e-6)
@@ -104,7 +108,7 @@ def test_padding_is_cut_off_each_sample(translator) -> None:
 
 def test_mass_on_cut_keys_becomes_rest() -> None:
     queries = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-    _, graph = weft.attend(queries, queries, queries, keep=weft.Top(5))
+    _, graph = headloom.attend(queries, queries, queries, keep=headloom.Top(5))
     part = cut(graph, slice(0, 3), slice(1, 4))
     dense = graph.dense()[:, :3, 1:4]
     assert torch.allclose(part.dense(), dense)
@@ -113,12 +117,12 @@ def test_mass_on_cut_keys_becomes_rest() -> None:
 
 
 def test_a_batch_of_several_is_a_list_and_one_is_not(language_model) -> None:
-    several = weft.trace(language_model, torch.tensor([[1, 2], [3, 4]]))
+    several = headloom.trace(language_model, torch.tensor([[1, 2], [3, 4]]))
     assert isinstance(several, list)
     assert len(several) == 2
-    assert isinstance(weft.trace(language_model, torch.tensor([1, 2])), Trace)
-    assert isinstance(weft.trace(language_model, torch.tensor([[1, 2]])), Trace)
-    empty = one(weft.trace(language_model, torch.tensor([0, 0])))
+    assert isinstance(headloom.trace(language_model, torch.tensor([1, 2])), Trace)
+    assert isinstance(headloom.trace(language_model, torch.tensor([[1, 2]])), Trace)
+    empty = one(headloom.trace(language_model, torch.tensor([0, 0])))
     assert empty.tokens == []
     assert empty.layers[0].shape == (4, 0, 0)
 
@@ -129,7 +133,7 @@ def test_the_model_is_left_as_it_was(translator) -> None:
     seen = []
 
     class Watcher:
-        keep = weft.Top(1)
+        keep = headloom.Top(1)
 
         def __call__(self, layer, observation):
             seen.append(layer)
@@ -137,8 +141,8 @@ def test_the_model_is_left_as_it_was(translator) -> None:
     watcher = Watcher()
     translator.encoder.observer = watcher
     inputs = {"source": torch.tensor([3, 4]), "target": torch.tensor([1, 2])}
-    first = one(weft.trace(translator, inputs))
-    second = one(weft.trace(translator, inputs))
+    first = one(headloom.trace(translator, inputs))
+    second = one(headloom.trace(translator, inputs))
     # Dropout is off while tracing, so that the same input gives the same graph.
     assert torch.equal(first.layers[2].graph.weights, second.layers[2].graph.weights)
     assert not first.layers[0].graph.weights.requires_grad
@@ -148,8 +152,8 @@ def test_the_model_is_left_as_it_was(translator) -> None:
         raise RuntimeError("broken")
 
     translator.cross.forward = broken
-    with pytest.raises(weft.InputError, match="RuntimeError: broken"):
-        weft.trace(translator, inputs)
+    with pytest.raises(headloom.InputError, match="RuntimeError: broken"):
+        headloom.trace(translator, inputs)
     for _, layer in layers_of(translator):
         assert layer.observer is (watcher if layer is translator.encoder else None)
     assert translator.training
@@ -173,7 +177,7 @@ def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model) -> None
             return None if number == 17 else f"k{number}"
 
     names = [
-        one(weft.trace(language_model, ids, tokenizer=tokenizer)).tokens
+        one(headloom.trace(language_model, ids, tokenizer=tokenizer)).tokens
         for tokenizer in (None, Vocabulary(), Transformers(), Tokenizers())
     ]
     assert names == [
@@ -182,8 +186,8 @@ def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model) -> None
         ["t5", "t17", "t3"],
         ["k5", "#17", "k3"],
     ]
-    with pytest.raises(weft.InputError, match="cannot name tokens by a int"):
-        weft.trace(language_model, ids, tokenizer=3)
+    with pytest.raises(headloom.InputError, match="cannot name tokens by a int"):
+        headloom.trace(language_model, ids, tokenizer=3)
 
 
 def test_each_sequence_may_have_a_tokenizer_of_its_own(translator) -> None:
@@ -192,7 +196,7 @@ def test_each_sequence_may_have_a_tokenizer_of_its_own(translator) -> None:
             return [chr(96 + i) for i in ids]
 
     trace = one(
-        weft.trace(
+        headloom.trace(
             translator,
             {"source": torch.tensor([1, 2]), "target": torch.tensor([3])},
             tokenizer={"source": Letters()},
@@ -206,19 +210,19 @@ def test_a_tokenizer_that_miscounts_is_refused() -> None:
         def token_strings(self, ids):
             return ["a"]
 
-    with pytest.raises(weft.InputError, match="1 names for 2 ids"):
+    with pytest.raises(headloom.InputError, match="1 names for 2 ids"):
         token_names([1, 2], Broken())
 
 
 def test_wrong_inputs_say_what_was_expected(translator, language_model) -> None:
-    with pytest.raises(weft.InputError, match="Linear called no attention function"):
-        weft.trace(nn.Linear(2, 2), torch.rand(1, 2))
-    with pytest.raises(weft.InputError, match="the inputs are str"):
-        weft.trace(language_model, "text")
-    with pytest.raises(weft.InputError, match="hold no token ids"):
-        weft.trace(language_model, torch.rand(2, 3))
-    with pytest.raises(weft.InputError, match=r"different sizes \(source: 2, target: 1\)"):
-        weft.trace(
+    with pytest.raises(headloom.InputError, match="Linear called no attention function"):
+        headloom.trace(nn.Linear(2, 2), torch.rand(1, 2))
+    with pytest.raises(headloom.InputError, match="the inputs are str"):
+        headloom.trace(language_model, "text")
+    with pytest.raises(headloom.InputError, match="hold no token ids"):
+        headloom.trace(language_model, torch.rand(2, 3))
+    with pytest.raises(headloom.InputError, match=r"different sizes \(source: 2, target: 1\)"):
+        headloom.trace(
             translator, {"source": torch.ones(2, 3).long(), "target": torch.ones(1, 3).long()}
         )
 
@@ -227,22 +231,25 @@ def test_a_mask_is_named_only_where_the_graph_proves_it() -> None:
     queries = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(3))
 
     def rule(mask, k):
-        return proven_mask(weft.attend(queries, queries, queries, mask=mask, keep=weft.Top(k))[1])
+        return proven_mask(
+            headloom.attend(queries, queries, queries, mask=mask, keep=headloom.Top(k))[1]
+        )
 
     assert rule(None, 1) == "all"
-    assert rule(weft.causal(), 4) == "causal"
-    assert rule(weft.causal(), 3) is None
-    assert rule(weft.window(1, 1), 4) is None
+    assert rule(headloom.causal(), 4) == "causal"
+    assert rule(headloom.causal(), 3) is None
+    assert rule(headloom.window(1, 1), 4) is None
 
 
 @pytest.mark.slow
-def test_importing_weft_loads_no_heavy_reader() -> None:
+def test_importing_headloom_loads_no_heavy_reader() -> None:
     import subprocess
     import sys
 
     code = (
-        "import sys, weft; assert 'pyarrow' not in sys.modules; weft.Trace, weft.trace, weft.open; "
-        "print(sorted(set(dir(weft)) & {'Trace', 'open', 'trace'}))"
+        "import sys, headloom; assert 'pyarrow' not in sys.modules; headloom.Trace, "
+        "headloom.trace, headloom.open; "
+        "print(sorted(set(dir(headloom)) & {'Trace', 'open', 'trace'}))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "['Trace', 'open', 'trace']", result.stderr
@@ -254,7 +261,7 @@ def test_saving_a_trace_does_not_load_pandas(tmp_path) -> None:
     import sys
 
     code = (
-        "import sys, torch, weft; weft.from_weights(torch.eye(3)[None]).save(sys.argv[1]); "
+        "import sys, torch, headloom; headloom.from_weights(torch.eye(3)[None]).save(sys.argv[1]); "
         "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "saved")]
@@ -262,20 +269,22 @@ def test_saving_a_trace_does_not_load_pandas(tmp_path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, monkeypatch) -> None:
-    trace = weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]), save=tmp_path / "t")
+def test_models_of_headloom_are_verified_too(
+    language_model, translator, tmp_path, monkeypatch
+) -> None:
+    trace = headloom.trace(language_model, torch.tensor([3, 4, 5, 6, 7]), save=tmp_path / "t")
     assert 0 <= trace.deviation < 2e-6
     assert trace.verification["layers"] == len(trace.layers)
     assert trace.verification["whole"] is True
-    assert weft.open(tmp_path / "t").deviation == pytest.approx(trace.deviation)
+    assert headloom.open(tmp_path / "t").deviation == pytest.approx(trace.deviation)
     inputs = {"source": torch.tensor([3, 4, 6]), "target": torch.tensor([1, 2])}
-    pair = weft.trace(translator, inputs)
+    pair = headloom.trace(translator, inputs)
     assert all(layer.deviation < 2e-6 for layer in pair.layers)
     assert pair.verification["layers"] == len(pair.layers)
 
     # An observed layer that looks ahead: the output is another one than unobserved.
-    from weft.mechanism import attention_layer
-    from weft.tracing.recording import recorder
+    from headloom.mechanism import attention_layer
+    from headloom.tracing.recording import recorder
 
     own = attention_layer.attend
     monkeypatch.setattr(
@@ -283,24 +292,28 @@ def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, m
         "attend",
         lambda *given, **options: own(*given, **{**options, "mask": None}),
     )
-    with pytest.raises(weft.VerificationError, match=r"layer \S+ differ by .* from the formula"):
-        weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
+    with pytest.raises(
+        headloom.VerificationError, match=r"layer \S+ differ by .* from the formula"
+    ):
+        headloom.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
     monkeypatch.setattr(recorder, "reference_deviation", lambda *given, **named: 0.0)
-    with pytest.raises(weft.VerificationError, match=r"layer \S+ is not what it is without weft"):
-        weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
+    with pytest.raises(
+        headloom.VerificationError, match=r"layer \S+ is not what it is without headloom"
+    ):
+        headloom.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
 
 
 @pytest.mark.parametrize(
     "positions", ["sinusoidal", "rotary", "alibi", "buckets", "shaw", "shaw-keys"]
 )
-def test_a_wrong_graph_of_wefts_own_layer_deviates(positions) -> None:
+def test_a_wrong_graph_of_headlooms_own_layer_deviates(positions) -> None:
     """Four rows are held against the formula in float64, whatever the positions."""
     from dataclasses import replace
 
-    from weft.models.configuration import Architecture
-    from weft.models.language_model import LanguageModel
-    from weft.tracing.recording.row_check import reference_deviation
-    from weft.tracing.sources.weft_models import observed
+    from headloom.models.configuration import Architecture
+    from headloom.models.language_model import LanguageModel
+    from headloom.tracing.recording.row_check import reference_deviation
+    from headloom.tracing.sources.headloom_models import observed
 
     torch.manual_seed(3)
     architecture = Architecture(
@@ -308,13 +321,13 @@ def test_a_wrong_graph_of_wefts_own_layer_deviates(positions) -> None:
     )
     model = LanguageModel(30, architecture).eval()
     calls = []
-    with torch.no_grad(), observed(model, weft.Top(4), lambda *call: calls.append(call)):
+    with torch.no_grad(), observed(model, headloom.Top(4), lambda *call: calls.append(call)):
         model(torch.tensor([[3, 4, 5, 6, 7, 8, 9]]))
     ((call, graph),) = calls
     assert reference_deviation(call, graph, 0) < 2e-6
     wrong = replace(graph, weights=graph.weights * 1.01)
     assert reference_deviation(call, wrong, 0) > 1e-3
-    with pytest.raises(weft.VerificationError, match="from the formula in float64"):
+    with pytest.raises(headloom.VerificationError, match="from the formula in float64"):
         reference_deviation(call, wrong, 0, strict=True)
     assert reference_deviation(replace(call, mask=None), graph, 0) > 1e-3
     unknown = replace(call, queries=call.queries * torch.nan)

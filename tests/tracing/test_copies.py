@@ -1,4 +1,4 @@
-"""A training copies and saves its model while weft looks on; the copies know nothing of it."""
+"""A training copies and saves its model while headloom looks on; the copies know nothing of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import weft
-from weft.mechanism.mask import Mask
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
-from weft.models.transformer import Transformer
+import headloom
+from headloom.mechanism.mask import Mask
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
+from headloom.models.transformer import Transformer
 
 INPUTS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -44,7 +44,7 @@ def test_a_monitored_model_is_copied_and_saved(tmp_path: Path, before: bool) -> 
     """Before its first batch, which a hook waits for, and after it."""
     model = encoder()
     expected = model(INPUTS)
-    with weft.monitor(model, tmp_path / "run") as monitor:
+    with headloom.monitor(model, tmp_path / "run") as monitor:
         if not before:
             model(INPUTS)
             monitor.step(0.1)
@@ -56,7 +56,7 @@ def test_a_monitored_model_is_copied_and_saved(tmp_path: Path, before: bool) -> 
 
 def test_a_watched_model_is_copied_and_saved() -> None:
     model = encoder()
-    with weft.watch(model) as watched:
+    with headloom.watch(model) as watched:
         expected = model(INPUTS)
         made = copies(model)
     assert len(watched.traces) == 2
@@ -66,18 +66,18 @@ def test_a_watched_model_is_copied_and_saved() -> None:
             assert torch.allclose(other(INPUTS), expected, atol=1e-6)
     assert len(watched.traces) == 2
     for other in made:  # and each can be traced
-        assert isinstance(weft.trace(other, INPUTS[:1]), weft.Trace)
+        assert isinstance(headloom.trace(other, INPUTS[:1]), headloom.Trace)
 
 
 class WithLayer(nn.Module):
-    """Somebody's own, of a layer of weft."""
+    """Somebody's own, of a layer of headloom."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = weft.MultiHeadAttention(8, 2)
+        self.layer = headloom.MultiHeadAttention(8, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        output: Tensor = self.layer(inputs, mask=weft.causal())
+        output: Tensor = self.layer(inputs, mask=headloom.causal())
         return output
 
 
@@ -92,7 +92,7 @@ def translator() -> tuple[nn.Module, Any]:
 
 
 def graph() -> tuple[nn.Module, Any]:
-    return weft.GATConv(8, 4, heads=2), (INPUTS[0], torch.tensor([[0, 1, 2], [1, 2, 3]]))
+    return headloom.GATConv(8, 4, heads=2), (INPUTS[0], torch.tensor([[0, 1, 2], [1, 2, 3]]))
 
 
 def llama() -> tuple[nn.Module, Any]:
@@ -120,7 +120,7 @@ def test_copies_of_every_kind_of_watched_model(make: Callable[[], tuple[nn.Modul
         return output
 
     expected = result(model)
-    with weft.watch(model) as watched:
+    with headloom.watch(model) as watched:
         result(model)
         made = copies(model)
         for other in made:
@@ -133,7 +133,7 @@ def test_copies_of_every_kind_of_watched_model(make: Callable[[], tuple[nn.Modul
                 each.generate(given, max_new_tokens=3, do_sample=False) for each in (model, other)
             ]
             assert torch.equal(*texts)
-        with weft.watch(other) as again:
+        with headloom.watch(other) as again:
             result(other)
         assert again.traces
     assert len(watched.traces) in (1, len(INPUTS))
@@ -141,7 +141,7 @@ def test_copies_of_every_kind_of_watched_model(make: Callable[[], tuple[nn.Modul
 
 def test_a_call_in_another_thread_is_said_to_be_one() -> None:
     model = encoder()
-    with pytest.warns(UserWarning, match="was called in another thread"), weft.watch(model):
+    with pytest.warns(UserWarning, match="was called in another thread"), headloom.watch(model):
         thread = threading.Thread(target=model, args=(INPUTS,))
         thread.start()
         thread.join()
@@ -163,7 +163,7 @@ class Attends(nn.Module):
 def test_weights_that_are_no_numbers_are_said_to_be_that(tmp_path: Path, length: int) -> None:
     """torch's attention on the CPU gives 0 for them where keys are few: no fault of a trace."""
     model, inputs = Attends(), torch.randn(1, length, 8)
-    with weft.monitor(model, tmp_path / "run", every=1, budget=None) as monitor:
+    with headloom.monitor(model, tmp_path / "run", every=1, budget=None) as monitor:
         model(inputs)
         monitor.step(0.1)
         with torch.no_grad():
@@ -172,8 +172,8 @@ def test_weights_that_are_no_numbers_are_said_to_be_that(tmp_path: Path, length:
             monitor.step(0.1)
     assert len(monitor.warnings) == 1
     with pytest.warns(UserWarning, match=r"not numbers \(NaN\)"):
-        trace = weft.trace(model, inputs, verify=False)
-    assert isinstance(trace, weft.Trace) and trace.layers[0].graph.lse.isnan().all()
+        trace = headloom.trace(model, inputs, verify=False)
+    assert isinstance(trace, headloom.Trace) and trace.layers[0].graph.lse.isnan().all()
 
 
 def test_values_that_are_no_numbers_are_not_called_scores() -> None:
@@ -183,20 +183,20 @@ def test_values_that_are_no_numbers_are_not_called_scores() -> None:
         model.attention.in_proj_weight[16:] = math.nan
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        trace = weft.trace(model, inputs, keep=weft.All())
+        trace = headloom.trace(model, inputs, keep=headloom.All())
     said = " ".join(str(warning.message) for warning in told)
     assert "the output of layer attention is not a number (NaN)" in said
     assert "scores of layer" not in said
-    assert isinstance(trace, weft.Trace) and trace.layers[0].graph.lse.isfinite().all()
+    assert isinstance(trace, headloom.Trace) and trace.layers[0].graph.lse.isfinite().all()
 
 
 class WithOwnMask(nn.Module):
-    """A layer of weft with a mask of somebody's own."""
+    """A layer of headloom with a mask of somebody's own."""
 
     def __init__(self, mask: Mask) -> None:
         super().__init__()
         self.mask = mask
-        self.layer = weft.MultiHeadAttention(8, 2)
+        self.layer = headloom.MultiHeadAttention(8, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
         output: Tensor = self.layer(inputs, mask=self.mask)
@@ -222,8 +222,8 @@ class Flat(Mask):
 def test_a_mask_of_ones_own_of_fewer_dimensions(mask: Mask) -> None:
     torch.manual_seed(0)
     model, inputs = WithOwnMask(mask), torch.randn(1, 9, 8)
-    trace = weft.trace(model, inputs, keep=weft.All())
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(model, inputs, keep=headloom.All())
+    assert isinstance(trace, headloom.Trace)
     (layer,) = trace.layers
     projected = (
         linear(inputs).view(1, 9, 2, 4).transpose(1, 2).double()
@@ -239,13 +239,13 @@ def test_a_mask_of_ones_own_of_fewer_dimensions(mask: Mask) -> None:
         assert torch.allclose(layer.matrix.dense().double(), expected, atol=1e-6)
     else:
         assert layer.matrix is None and "not side by side" in layer.no_matrix
-    again: Any = weft.from_queries_keys(queries[0].float(), keys[0].float(), mask=mask)
+    again: Any = headloom.from_queries_keys(queries[0].float(), keys[0].float(), mask=mask)
     assert again.layers[0].mask == layer.mask
 
 
 def test_a_graph_that_is_not_the_formulas_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of weft's own layers too: here with a mask that is lost on its way to the kernels."""
-    from weft.mechanism import attention_layer
+    """Of headloom's own layers too: here with a mask that is lost on its way to the kernels."""
+    from headloom.mechanism import attention_layer
 
     own = attention_layer.attend
 
@@ -253,11 +253,15 @@ def test_a_graph_that_is_not_the_formulas_ends_the_trace(monkeypatch: pytest.Mon
         return own(*given, **{**options, "mask": None})
 
     monkeypatch.setattr(attention_layer, "attend", without)
-    model = WithOwnMask(weft.causal())
-    with pytest.raises(weft.VerificationError, match=r"differ by .* from the formula in float64"):
-        weft.trace(model, torch.randn(1, 9, 8))
-    wrong = weft.trace(model, torch.randn(1, 9, 8), verify=False)
-    assert isinstance(wrong, weft.Trace) and wrong.deviation is not None and wrong.deviation > 0.1
+    model = WithOwnMask(headloom.causal())
+    with pytest.raises(
+        headloom.VerificationError, match=r"differ by .* from the formula in float64"
+    ):
+        headloom.trace(model, torch.randn(1, 9, 8))
+    wrong = headloom.trace(model, torch.randn(1, 9, 8), verify=False)
+    assert (
+        isinstance(wrong, headloom.Trace) and wrong.deviation is not None and wrong.deviation > 0.1
+    )
 
 
 def test_products_that_cancel_are_no_fault() -> None:
@@ -274,5 +278,5 @@ def test_products_that_cancel_are_no_fault() -> None:
         model.layer.w_q.weight *= 3
         model.layer.w_k.weight *= 3
     for length in (10, 100):
-        trace = weft.trace(model, torch.randn(1, length, 8))
-        assert isinstance(trace, weft.Trace)
+        trace = headloom.trace(model, torch.randn(1, length, 8))
+        assert isinstance(trace, headloom.Trace)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.tracing.conftest import dense_weights, largest_difference
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
@@ -38,7 +38,7 @@ def test_off_the_interface_dense_weights_are_taken_with_a_warning(
     inputs = {"input_ids": ids, "attention_mask": mask}
     own = model.config._attn_implementation
     with pytest.warns(UserWarning, match="does not use the attention interface"):
-        traces = weft.trace(model, inputs, keep=weft.All())
+        traces = headloom.trace(model, inputs, keep=headloom.All())
     assert model.config._attn_implementation == own
     assert not any(module._forward_hooks for module in model.modules())
     model.config._attn_implementation = "eager"
@@ -47,7 +47,7 @@ def test_off_the_interface_dense_weights_are_taken_with_a_warning(
     assert {layer.kind for trace in traces for layer in trace.layers} == {kind}
     assert traces[0].deviation is None
     with pytest.warns(UserWarning, match="one layer at a time"):
-        saved = weft.trace(model, ids[0], keep=weft.Top(2), save=tmp_path / "saved")
+        saved = headloom.trace(model, ids[0], keep=headloom.Top(2), save=tmp_path / "saved")
     top = expected["all"][0][0].topk(2, -1).values
     assert torch.allclose(saved.layers[0].graph.weights[:, 2:], top[:, 2:], atol=2e-6)
     assert saved.layers[0].queries is None
@@ -86,7 +86,7 @@ def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, 
     outputs = []
     hook = model.register_forward_hook(lambda *given: outputs.append(given[2][0]))
     with pytest.warns(UserWarning, match="formed whole"):
-        traces = weft.trace(model, ids, keep=weft.All())
+        traces = headloom.trace(model, ids, keep=headloom.All())
     hook.remove()
     assert torch.allclose(outputs[-1], before, atol=1e-5)
     assert not any(module._forward_hooks for module in model.modules())
@@ -111,7 +111,7 @@ def test_characters_of_canine_are_traced() -> None:
     ).eval()
     ids = torch.randint(3, 60, (1, 16), generator=torch.Generator().manual_seed(3))
     with pytest.warns(UserWarning, match="formed whole"):
-        trace = weft.trace(model, ids, keep=weft.All())
+        trace = headloom.trace(model, ids, keep=headloom.All())
     with torch.no_grad():
         own = model(input_ids=ids, output_attentions=True).attentions
     deep = [layer for layer in trace.layers if layer.name.startswith("encoder.")]
@@ -126,11 +126,11 @@ def test_characters_of_canine_are_traced() -> None:
 def test_weights_that_are_no_matrix_are_refused_in_one_line() -> None:
     ids = torch.tensor([1, 2, 3, 4])
     model = transformers.LongformerModel(transformers.LongformerConfig(**SHORT, attention_window=4))
-    with pytest.raises(weft.InputError, match="a band around each query"):
-        weft.trace(model, ids)
+    with pytest.raises(headloom.InputError, match="a band around each query"):
+        headloom.trace(model, ids)
     model = transformers.FNetModel(
         transformers.FNetConfig(vocab_size=20, hidden_size=32, num_hidden_layers=1,
                                 intermediate_size=48, max_position_embeddings=64)
     ).eval()  # fmt: skip
-    with pytest.raises(weft.InputError, match="no attention ran in FNetModel"):
-        weft.trace(model, ids)
+    with pytest.raises(headloom.InputError, match="no attention ran in FNetModel"):
+        headloom.trace(model, ids)

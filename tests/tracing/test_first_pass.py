@@ -1,4 +1,4 @@
-"""A generation whose first pass is held against the model without weft."""
+"""A generation whose first pass is held against the model without headloom."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from tests.tracing.conftest import Family
 from torch import Tensor, nn
 
-import weft
-from weft.tracing.recording import recorder
-from weft.tracing.sources import transformers as interface
+import headloom
+from headloom.tracing.recording import recorder
+from headloom.tracing.sources import transformers as interface
 
 pytest.importorskip("transformers")
 
@@ -42,14 +42,14 @@ def test_its_rows_tell_and_the_beginning_is_read_once_more(family_named: Named, 
     model = family_named(name).build().eval()
     model.generation_config.eos_token_id = None
     read = lengths_read(model)
-    traced = weft.trace(model, prompt(12), generate=3, verify=8)
+    traced = headloom.trace(model, prompt(12), generate=3, verify=8)
     assert read == [8, 12, 1, 1, 1]
     verification = traced.verification
     assert verification["tokens"] == 8 and not verification["whole"]
     assert verification["layers"] == len(traced.layers)
     # Sums of 12 rows and of 8 may be taken in other orders.
     assert 0 <= verification["difference"] < 1e-5
-    plain = weft.trace(model, prompt(12), generate=3, verify=False)
+    plain = headloom.trace(model, prompt(12), generate=3, verify=False)
     assert plain.tokens == traced.tokens
     for one, other in zip(plain.layers, traced.layers, strict=True):
         assert torch.equal(one.graph.weights, other.graph.weights)
@@ -64,8 +64,8 @@ def test_a_mask_that_is_lost_is_an_error_and_leaves_nothing(
     monkeypatch.setattr(interface, "_read", lambda *given: replace(own(*given), mask=None))
     # The sample of rows would tell too: it must not be what raises here.
     monkeypatch.setattr(recorder, "deviation", lambda *given, **named: 0.0)
-    with pytest.raises(weft.VerificationError, match=r"layer \S+ (is not what|differ)"):
-        weft.trace(model, prompt(12), generate=3, verify=8, save=tmp_path / "t")
+    with pytest.raises(headloom.VerificationError, match=r"layer \S+ (is not what|differ)"):
+        headloom.trace(model, prompt(12), generate=3, verify=8, save=tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
     assert model.config._attn_implementation == "eager"
     assert not any(module._forward_hooks for module in model.modules())
@@ -83,8 +83,8 @@ def test_weights_that_are_not_the_models_are_an_error(
 
     monkeypatch.setattr(recorder, "attend", moved)
     monkeypatch.setattr(recorder, "deviation", lambda *given, **named: 0.0)
-    with pytest.raises(weft.VerificationError, match=r"the weights of layer \S+ differ"):
-        weft.trace(model, prompt(12), generate=3, verify=8)
+    with pytest.raises(headloom.VerificationError, match=r"the weights of layer \S+ differ"):
+        headloom.trace(model, prompt(12), generate=3, verify=8)
 
 
 def test_where_the_rows_cannot_tell_the_beginning_is_read_as_it_is_traced(
@@ -95,7 +95,7 @@ def test_where_the_rows_cannot_tell_the_beginning_is_read_as_it_is_traced(
     inputs = prompt(12)
     inputs["attention_mask"] = torch.tensor([[0] * 4 + [1] * 8])
     read = lengths_read(model)
-    traced = weft.trace(model, inputs, generate=2, verify=8)
+    traced = headloom.trace(model, inputs, generate=2, verify=8)
     # Of the 8 tokens of the prefix half are padding, so that some more are read.
     assert read[0] == read[2] and read[1] == 12 and read[3:] == [1, 1]
     assert traced.verification["layers"] == len(traced.layers)
@@ -110,6 +110,6 @@ def test_a_first_pass_that_fails_leaves_no_hook(
         raise RuntimeError("no memory is left")
 
     monkeypatch.setattr(recorder, "attend", fails)
-    with pytest.raises(weft.InputError, match="no memory is left"):
-        weft.trace(model, prompt(12), generate=3, verify=8)
+    with pytest.raises(headloom.InputError, match="no memory is left"):
+        headloom.trace(model, prompt(12), generate=3, verify=8)
     assert not any(module._forward_hooks for module in model.modules())

@@ -11,7 +11,7 @@ from tests.tracing.conftest import dense_weights
 from tests.tracing.module_weights import TOLERANCE, by_heads, dense, traced
 from torch import Tensor, nn
 
-import weft
+import headloom
 
 # Of torch itself, when its compiler is loaded.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -88,14 +88,16 @@ def test_a_model_in_float64_keeps_its_digits() -> None:
     hidden = torch.randn(1, 9, 16, dtype=torch.float64)
     with torch.no_grad():
         expected = model(hidden)
-        with weft.watch(model):
+        with headloom.watch(model):
             assert torch.equal(model(hidden), expected)
 
 
 def test_a_score_of_flex_attention_that_is_no_rule_is_refused() -> None:
     model = Flex(False, score=lambda s, b, h, i, j: s * s)
-    with pytest.raises(weft.InputError, match=r"neither a bias that is added .* nor a soft cap"):
-        weft.trace(model, torch.randn(1, 9, 16))
+    with pytest.raises(
+        headloom.InputError, match=r"neither a bias that is added .* nor a soft cap"
+    ):
+        headloom.trace(model, torch.randn(1, 9, 16))
 
 
 def test_a_model_of_transformers_with_a_soft_cap(family_named) -> None:
@@ -104,7 +106,7 @@ def test_a_model_of_transformers_with_a_soft_cap(family_named) -> None:
     ids = torch.arange(12)[None] + 3
     expected = dense_weights(model, {"input_ids": ids, "use_cache": False})["all"]
     model.set_attn_implementation("flex_attention")
-    trace = weft.trace(model, ids, keep=weft.All(), verify=False)
+    trace = headloom.trace(model, ids, keep=headloom.All(), verify=False)
     assert trace.deviation < 1e-5
     for layer, weights in zip(trace.layers, expected, strict=True):
         assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from tests.tracing.conftest import SIZES, cached
 
-import weft
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
-from weft.traces import Trace
-from weft.tracing.recording import call_file
-from weft.tracing.recording import passes as recording
-from weft.tracing.recording.layer_call import LayerCall
+import headloom
+from headloom.api.trace import Trace
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
+from headloom.tracing.recording import call_file
+from headloom.tracing.recording import passes as recording
+from headloom.tracing.recording.layer_call import LayerCall
 
 transformers = pytest.importorskip("transformers")
 
@@ -57,8 +57,8 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(
     prompt = family.inputs(padded=False)["input_ids"][:, :4]
     model.generation_config.eos_token_id = None
     model.train()
-    grown = weft.trace(
-        model, {"input_ids": prompt}, generate=8, keep=weft.All(), save=tmp_path / "t"
+    grown = headloom.trace(
+        model, {"input_ids": prompt}, generate=8, keep=headloom.All(), save=tmp_path / "t"
     )
     assert model.training
     assert len(grown.tokens) == 12
@@ -68,7 +68,7 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(
     with torch.no_grad():
         own = model.eval().generate(prompt, max_new_tokens=8, do_sample=False)
     assert torch.equal(own, ids)
-    assert_equal(grown, weft.trace(model, ids, keep=weft.All()))
+    assert_equal(grown, headloom.trace(model, ids, keep=headloom.All()))
 
 
 @pytest.mark.parametrize("name", ["BART", "Marian", "T5", "Whisper"])
@@ -84,10 +84,10 @@ def test_a_target_is_generated_from_its_source(family_named, name, monkeypatch) 
     if name == "Whisper":
         options["decoder_input_ids"] = inputs["decoder_input_ids"] = torch.tensor([[1, 5]])
         model.generation_config.max_length = 60
-    grown = weft.trace(model, inputs, generate=options, keep=weft.All())
+    grown = headloom.trace(model, inputs, generate=options, keep=headloom.All())
     target = torch.tensor([[int(token[1:]) for token in grown.sequences["target"]]])
     assert target.shape[1] >= 7
-    whole = weft.trace(model, {**inputs, "decoder_input_ids": target}, keep=weft.All())
+    whole = headloom.trace(model, {**inputs, "decoder_input_ids": target}, keep=headloom.All())
     kinds = [layer.kind for layer in grown.layers]
     assert kinds == [layer.kind for layer in whole.layers]
     assert_equal(grown, whole)
@@ -99,7 +99,7 @@ def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch, a
     family = family_named("Llama")
     model, inputs = family.build(), family.inputs()
     model.generation_config.eos_token_id = None
-    free = weft.trace(model, inputs, generate=6, keep=weft.All())
+    free = headloom.trace(model, inputs, generate=6, keep=headloom.All())
     assert [len(trace.tokens) for trace in free] == [18, 15]
     # The third token that the first text gets is said to end texts: its trace stops before it.
     end = int(free[0].tokens[14][1:])
@@ -110,14 +110,16 @@ def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch, a
     else:
         model.generation_config.eos_token_id = end
         model.generation_config.pad_token_id = 0
-    ended = weft.trace(model, inputs, generate={"max_new_tokens": 6, **options}, keep=weft.All())
+    ended = headloom.trace(
+        model, inputs, generate={"max_new_tokens": 6, **options}, keep=headloom.All()
+    )
     first = [int(token[1:]) for token in free[0].tokens[12:]].index(end)
     assert len(ended[0].tokens) == 12 + first
     if end not in other:
         assert ended[1].tokens == free[1].tokens
     for trace in ended:
         ids = torch.tensor([[int(token[1:]) for token in trace.tokens]])
-        assert_equal(trace, weft.trace(model, ids, keep=weft.All()))
+        assert_equal(trace, headloom.trace(model, ids, keep=headloom.All()))
 
 
 @pytest.mark.parametrize("large", [1, call_file.LARGE])
@@ -127,8 +129,8 @@ def test_a_trace_without_queries_holds_the_same(family_named, tmp_path, monkeypa
     family = family_named("Gemma 2")
     model, prompt = family.build(), family.inputs(padded=False)["input_ids"][:, :4]
     model.generation_config.eos_token_id = None
-    whole = weft.trace(model, prompt, generate=40)
-    bare = weft.trace(
+    whole = headloom.trace(model, prompt, generate=40)
+    bare = headloom.trace(
         model, prompt, generate=40, queries_keys=False, save=tmp_path / "t", verify=False
     )
     assert [layer.name for layer in bare.layers] == [layer.name for layer in whole.layers]
@@ -140,8 +142,8 @@ def test_a_trace_without_queries_holds_the_same(family_named, tmp_path, monkeypa
         assert one.no_matrix is not None and "queries" in one.no_matrix
     assert bare.positions == whole.positions and bare.tokens == whole.tokens
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
-    with pytest.raises(weft.DataError, match="exists already"):
-        weft.trace(model, prompt, generate=2, save=tmp_path / "t")
+    with pytest.raises(headloom.DataError, match="exists already"):
+        headloom.trace(model, prompt, generate=2, save=tmp_path / "t")
 
 
 BEAMS = {"num_beams": 3, "num_return_sequences": 2}
@@ -161,7 +163,8 @@ def ids_of(trace: Trace) -> torch.Tensor:
     ],
 )  # fmt: skip
 def test_every_beam_that_is_returned_is_a_trace(family_named, name) -> None:
-    """Its rows are those of one pass over its text, and its text that of the model without weft."""
+    """Its rows are those of one pass over its text, and its text that of the model without
+    headloom."""
     family = family_named(name)
     model, inputs = family.build(), family.inputs()
     if name in HEADED:
@@ -171,7 +174,9 @@ def test_every_beam_that_is_returned_is_a_trace(family_named, name) -> None:
             parameter.data += torch.randn_like(parameter) * 0.15
         del inputs["decoder_input_ids"]
     model.generation_config.pad_token_id = 0
-    grown = weft.trace(model, inputs, generate={**BEAMS, "max_new_tokens": 6}, keep=weft.All())
+    grown = headloom.trace(
+        model, inputs, generate={**BEAMS, "max_new_tokens": 6}, keep=headloom.All()
+    )
     assert len(grown) == 4
     with torch.no_grad():
         own = model.generate(**inputs, **BEAMS, max_new_tokens=6, do_sample=False)
@@ -186,7 +191,7 @@ def test_every_beam_that_is_returned_is_a_trace(family_named, name) -> None:
         if name in HEADED:
             alone = {key: value[[number // 2]] for key, value in inputs.items()}
             given = {**alone, "decoder_input_ids": ids_of(trace)}
-        assert_equal(trace, weft.trace(model, given, keep=weft.All()))
+        assert_equal(trace, headloom.trace(model, given, keep=headloom.All()))
 
 
 def test_beams_are_those_of_the_search_that_was_asked_for() -> None:
@@ -202,7 +207,7 @@ def test_beams_are_those_of_the_search_that_was_asked_for() -> None:
     others = 0
     for seed in range(4):
         ids = torch.randint(1, 64, (1, 6), generator=torch.Generator().manual_seed(seed))
-        traces = weft.trace(model, ids, generate={**options, "max_new_tokens": 8})
+        traces = headloom.trace(model, ids, generate={**options, "max_new_tokens": 8})
         own = model.generate(ids, **options, max_new_tokens=8)
         longer = model.generate(ids, **options, max_new_tokens=9)
         assert torch.equal(torch.cat([ids_of(trace) for trace in traces]), own[:, :-1])
@@ -217,15 +222,17 @@ def test_beams_are_watched_and_the_result_is_left_as_it_is(family_named, tmp_pat
     torch.manual_seed(3)
     own = model.generate(ids, **options, eos_token_id=None)
     torch.manual_seed(3)
-    with weft.watch(model, keep=weft.All()) as watched:
+    with headloom.watch(model, keep=headloom.All()) as watched:
         found = model.generate(ids, **options, eos_token_id=None)
     assert torch.equal(found, own)
     assert "generate" not in vars(model)
     assert [ids_of(trace)[0].tolist() for trace in watched.traces] == own[:, :-1].tolist()
     for trace in watched.traces:
-        assert_equal(trace, weft.trace(model, ids_of(trace), keep=weft.All()))
-    with pytest.raises(weft.InputError, match="a batch of 3 inputs cannot be saved as one trace"):
-        weft.trace(model, ids, generate={**options, "do_sample": False}, save=tmp_path / "t")
+        assert_equal(trace, headloom.trace(model, ids_of(trace), keep=headloom.All()))
+    with pytest.raises(
+        headloom.InputError, match="a batch of 3 inputs cannot be saved as one trace"
+    ):
+        headloom.trace(model, ids, generate={**options, "do_sample": False}, save=tmp_path / "t")
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "made by the model"])
@@ -233,7 +240,7 @@ def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named, g
     model = family_named("Qwen3").build()
     cache = transformers.DynamicCache() if given else None
     prompts = torch.tensor([[5, 6], [5, 6], [5, 6] if given else [4, 6]])
-    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
         output = model(input_ids=prompts, use_cache=True, **cached(model, cache))
         if not given:
             cache = output.past_key_values
@@ -246,11 +253,11 @@ def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named, g
     expected = [[5, 6, 9, 10], [5, 6, 9, 11], [5, 6, 8, 12]]
     assert [ids_of(trace)[0].tolist() for trace in watched.traces] == expected
     for trace in watched.traces:
-        assert_equal(trace, weft.trace(model, ids_of(trace), keep=weft.All()))
+        assert_equal(trace, headloom.trace(model, ids_of(trace), keep=headloom.All()))
     cache = transformers.DynamicCache()
     with (
         pytest.warns(UserWarning, match="the cache holds other keys"),
-        weft.watch(model) as watched,
+        headloom.watch(model) as watched,
         torch.no_grad(),
     ):
         model(input_ids=torch.tensor([[5, 6], [7, 8]]), **cached(model, cache))
@@ -267,7 +274,7 @@ def test_a_cache_is_known_by_either_of_its_names(family_named, name: str) -> Non
     if name == "cache" and name not in cached(model, None):
         pytest.skip("this version of Transformers does not know the name")
     cache = transformers.DynamicCache()
-    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
         for tokens in ([5, 6, 7], [8], [9]):
             model(input_ids=torch.tensor([tokens]), **{name: cache})
     (trace,) = watched.traces
@@ -285,8 +292,8 @@ def test_a_generation_without_attention_is_refused_in_one_line() -> None:
     )  # fmt: skip
     model = transformers.MambaForCausalLM(config).eval()
     for options in ({}, {"generate": 3}):
-        with pytest.raises(weft.InputError, match="no attention ran in MambaForCausalLM"):
-            weft.trace(model, torch.tensor([[5, 6, 7, 8]]), **options)
+        with pytest.raises(headloom.InputError, match="no attention ran in MambaForCausalLM"):
+            headloom.trace(model, torch.tensor([[5, 6, 7, 8]]), **options)
 
 
 def test_whisper_writes_by_beams(family_named) -> None:
@@ -299,12 +306,16 @@ def test_whisper_writes_by_beams(family_named) -> None:
     settings.eos_token_id = settings.forced_eos_token_id = None
     settings.max_length = 60
     options = {"num_beams": 3, "decoder_input_ids": inputs["decoder_input_ids"]}
-    grown = weft.trace(model, inputs, generate={**options, "max_new_tokens": 6}, keep=weft.All())
+    grown = headloom.trace(
+        model, inputs, generate={**options, "max_new_tokens": 6}, keep=headloom.All()
+    )
     assert len(grown.sequences["target"]) == 7
-    whole = weft.trace(model, {**inputs, "decoder_input_ids": ids_of(grown)}, keep=weft.All())
+    whole = headloom.trace(
+        model, {**inputs, "decoder_input_ids": ids_of(grown)}, keep=headloom.All()
+    )
     assert_equal(grown, whole)
     own = model.generate(**inputs, num_beams=3, max_new_tokens=7)
-    with weft.watch(model) as watched:
+    with headloom.watch(model) as watched:
         assert torch.equal(model.generate(**inputs, num_beams=3, max_new_tokens=7), own)
     assert len(watched.traces) == 3
 
@@ -313,7 +324,7 @@ def test_watch_makes_a_trace_of_every_text(family_named) -> None:
     family = family_named("GPT-2")
     model = family.build("sdpa")
     ids = family.inputs(padded=False)["input_ids"]
-    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
         model.generate(ids[:, :3], max_new_tokens=5, do_sample=False, eos_token_id=None)
         model(ids)
         model(input_ids=ids[:, :5])
@@ -325,8 +336,8 @@ def test_watch_makes_a_trace_of_every_text(family_named) -> None:
     assert "tokens" not in watched.traces[1].positions
     for trace in watched.traces:
         again = torch.tensor([[int(token[1:]) for token in trace.tokens]])
-        assert_equal(trace, weft.trace(model, again, keep=weft.All()))
-    with pytest.raises(weft.InputError, match="there are 3 traces"):
+        assert_equal(trace, headloom.trace(model, again, keep=headloom.All()))
+    with pytest.raises(headloom.InputError, match="there are 3 traces"):
         _ = watched.trace
 
 
@@ -343,7 +354,7 @@ def test_no_call_outlives_its_step(family_named, tmp_path) -> None:
     gc.disable()
     hook = model.register_forward_pre_hook(count)
     try:
-        weft.trace(model, inputs, generate=6, save=tmp_path / "t", verify=False)
+        headloom.trace(model, inputs, generate=6, save=tmp_path / "t", verify=False)
     finally:
         gc.enable()
         hook.remove()
@@ -354,7 +365,7 @@ def test_watch_leaves_gradients_alone(family_named) -> None:
     model = family_named("Llama").build()
     ids = torch.tensor([[5, 6, 7, 8]])
     expected = torch.autograd.grad(model(ids).logits.logsumexp(-1).sum(), model.lm_head.weight)
-    with weft.watch(model) as watched:
+    with headloom.watch(model) as watched:
         loss = model(ids).logits.logsumexp(-1).sum()
     found = torch.autograd.grad(loss, model.lm_head.weight)
     assert torch.allclose(found[0], expected[0], atol=1e-4)
@@ -369,14 +380,14 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
         (0, "expected a number of tokens"),
         (61, "4 tokens and 61 to generate; LlamaForCausalLM reads 64 at most"),
     ):
-        with pytest.raises(weft.InputError, match=line):
-            weft.trace(model, ids, generate=options)
+        with pytest.raises(headloom.InputError, match=line):
+            headloom.trace(model, ids, generate=options)
     bert = family_named("BERT").build()
-    with pytest.raises(weft.InputError, match="BertModel does not generate"):
-        weft.trace(bert, ids, generate=3)
+    with pytest.raises(headloom.InputError, match="BertModel does not generate"):
+        headloom.trace(bert, ids, generate=3)
     with (
-        pytest.raises(weft.InputError, match="in training mode"),
-        weft.watch(family.build().train()),
+        pytest.raises(headloom.InputError, match="in training mode"),
+        headloom.watch(family.build().train()),
     ):
         pass
 
@@ -384,18 +395,18 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
 @pytest.mark.parametrize(
     "positions", ["sinusoidal", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
 )
-def test_wefts_own_language_model_continues_a_text(positions, tmp_path) -> None:
+def test_headlooms_own_language_model_continues_a_text(positions, tmp_path) -> None:
     torch.manual_seed(4)
     architecture = Architecture(
         width=16, heads=4, feed_forward=16, decoder_layers=2, positions=positions
     )
     model = LanguageModel(30, architecture).eval()
-    grown = weft.trace(
-        model, torch.tensor([3, 4, 5]), generate=5, keep=weft.All(), save=tmp_path / "t"
+    grown = headloom.trace(
+        model, torch.tensor([3, 4, 5]), generate=5, keep=headloom.All(), save=tmp_path / "t"
     )
     assert grown.positions["tokens"]["generated"] == [False] * 3 + [True] * 5
     ids = torch.tensor([int(token[1:]) for token in grown.tokens])
-    assert_equal(grown, weft.trace(model, ids, keep=weft.All()))
+    assert_equal(grown, headloom.trace(model, ids, keep=headloom.All()))
     with torch.no_grad():
         likeliest = model(ids[None])[0].argmax(-1)
     assert likeliest[2:-1].tolist() == ids[3:].tolist()
@@ -406,9 +417,9 @@ def test_a_cache_in_place_that_was_changed_is_named(family_named) -> None:
     model = family_named("Qwen3").build()
     ids = torch.arange(20)[None] + 3
 
-    def steps(change: float) -> list[weft.Trace]:
+    def steps(change: float) -> list[headloom.Trace]:
         cache = transformers.StaticCache(config=model.config, max_cache_len=40)
-        with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
             model(input_ids=ids, **cached(model, cache))
             for token in (7, 8, 9):
                 model(input_ids=torch.tensor([[token]]), **cached(model, cache))
@@ -422,11 +433,11 @@ def test_a_cache_in_place_that_was_changed_is_named(family_named) -> None:
         assert steps(1.0) == []
 
 
-def test_wefts_own_models_are_watched(language_model, translator) -> None:
+def test_headlooms_own_models_are_watched(language_model, translator) -> None:
     ids = torch.tensor([[3, 4, 5, 6]])
     architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
     model = LanguageModel(30, architecture).eval()
-    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
         state = model.start()
         last = model.step(ids, state)
         for _ in range(3):
@@ -439,14 +450,14 @@ def test_wefts_own_models_are_watched(language_model, translator) -> None:
     assert watched.traces[0].positions["tokens"]["generated"] == [False] * 4 + [True] * 3
     for trace in watched.traces:
         again = torch.tensor([int(token[1:]) for token in trace.tokens])
-        assert_equal(trace, weft.trace(model, again, keep=weft.All()))
+        assert_equal(trace, headloom.trace(model, again, keep=headloom.All()))
     inputs = {"source": torch.tensor([[3, 4]]), "target": torch.tensor([[1]])}
-    with weft.watch(translator.eval()) as watched:
+    with headloom.watch(translator.eval()) as watched:
         translator(**inputs)
     assert [layer.kind for layer in watched.trace.layers] == ["encoder", "decoder", "cross"]
     with (
         pytest.warns(UserWarning, match="the cache holds other keys"),
-        weft.watch(model),
+        headloom.watch(model),
         torch.no_grad(),
     ):
         state = model.start()
@@ -455,10 +466,10 @@ def test_wefts_own_models_are_watched(language_model, translator) -> None:
         model.step(torch.tensor([[7], [8]]), state)
 
 
-def test_wefts_translators_do_not_continue_texts(translator) -> None:
+def test_headlooms_translators_do_not_continue_texts(translator) -> None:
     inputs = {"source": torch.tensor([3, 4]), "target": torch.tensor([1])}
-    with pytest.raises(weft.InputError, match="generate= is for language models"):
-        weft.trace(translator, inputs, generate=3)
+    with pytest.raises(headloom.InputError, match="generate= is for language models"):
+        headloom.trace(translator, inputs, generate=3)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +487,7 @@ def test_an_encoder_that_writes_has_the_rows_of_its_passes(model_class, config_c
     model = getattr(transformers, model_class)._from_config(config, attn_implementation="eager")
     model.eval().generation_config.eos_token_id = None
     prompt = torch.tensor([[5, 6, 7, 8]])
-    grown = weft.trace(model, prompt, generate=5, keep=weft.All())
+    grown = headloom.trace(model, prompt, generate=5, keep=headloom.All())
     with torch.no_grad():
         passes = model.generate(
             prompt,
@@ -508,8 +519,8 @@ def test_a_model_that_reads_its_text_anew_for_every_token_is_refused(
         return own(self, *args, **given, use_cache=False)
 
     monkeypatch.setattr(type(model), "forward", without_cache)
-    with pytest.raises(weft.InputError, match="reads its whole text anew for every token"):
-        weft.trace(model, torch.tensor([[5, 6, 7, 8]]), generate=3)
+    with pytest.raises(headloom.InputError, match="reads its whole text anew for every token"):
+        headloom.trace(model, torch.tensor([[5, 6, 7, 8]]), generate=3)
     assert model.config._attn_implementation == "eager"
 
 
@@ -522,7 +533,7 @@ def test_a_second_turn_goes_on_behind_the_end_token_of_the_first(family_named) -
     first = model.generate(prompt, max_new_tokens=4, **options)
     model.generation_config.eos_token_id = int(first[0, -1])
     options |= cached(model, transformers.DynamicCache(config=model.config))
-    with weft.watch(model) as watched, torch.no_grad():
+    with headloom.watch(model) as watched, torch.no_grad():
         said = model.generate(prompt, max_new_tokens=8, **options)
         turn = torch.cat((said, prompt[:, :5]), 1)
         whole = model.generate(turn, max_new_tokens=3, min_new_tokens=3, **options)
@@ -536,8 +547,10 @@ def test_a_prompt_that_is_read_in_parts_is_all_prompt(family_named) -> None:
     model.generation_config.eos_token_id = None
     prompt = family.inputs(padded=False)["input_ids"][:1, :8]
     options = {"max_new_tokens": 4, "do_sample": False}
-    whole = weft.trace(model, {"input_ids": prompt}, generate=options)
-    parts = weft.trace(model, {"input_ids": prompt}, generate=options | {"prefill_chunk_size": 3})
+    whole = headloom.trace(model, {"input_ids": prompt}, generate=options)
+    parts = headloom.trace(
+        model, {"input_ids": prompt}, generate=options | {"prefill_chunk_size": 3}
+    )
     assert parts.positions["tokens"]["generated"] == whole.positions["tokens"]["generated"]
     assert_equal(parts, whole)
 
@@ -550,8 +563,8 @@ def test_padding_is_cut_off_where_the_cache_is_of_fixed_size(family_named) -> No
     padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), 1)
     inputs = {"input_ids": padded, "attention_mask": (torch.arange(10) >= 4).long()[None]}
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    grown = weft.trace(model, inputs, generate=options)
-    fixed = weft.trace(model, inputs, generate=options | {"cache_implementation": "static"})
+    grown = headloom.trace(model, inputs, generate=options)
+    fixed = headloom.trace(model, inputs, generate=options | {"cache_implementation": "static"})
     assert grown.layers[0].shape[1:] == (9, 9)
     assert fixed.layers[0].shape[1:] == (9, 9)
     assert torch.allclose(fixed.layers[0].graph.dense(), grown.layers[0].graph.dense(), atol=2e-6)
@@ -569,7 +582,7 @@ def test_a_watched_generation_with_a_cache_of_fixed_size_is_verified(family_name
     if name == "Llama":
         padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), 1)
         inputs = {"input_ids": padded, "attention_mask": (torch.arange(10) >= 4).long()[None]}
-    with weft.watch(model) as watched, torch.no_grad():
+    with headloom.watch(model) as watched, torch.no_grad():
         model.generate(
             **inputs, max_new_tokens=3, do_sample=False, pad_token_id=0,
             cache_implementation="static",
@@ -595,7 +608,7 @@ def test_a_cache_that_rounds_its_keys_is_named(family_named) -> None:
     with (
         torch.no_grad(),
         pytest.warns(UserWarning, match="one that is quantised rounds them"),
-        weft.watch(model, verify=False) as watched,
+        headloom.watch(model, verify=False) as watched,
     ):
         for token in torch.arange(3, 12):
             model(token.reshape(1, 1), **cached(model, cache))

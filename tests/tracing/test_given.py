@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.analysis.heads.patterns import allowed_keys
+import headloom
+from headloom.analysis.heads.patterns import allowed_keys
 
 
 def by_formula(queries: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -30,7 +30,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def weights_of(layer: weft.TraceLayer) -> Tensor:
+def weights_of(layer: headloom.TraceLayer) -> Tensor:
     return layer.graph.dense().double()
 
 
@@ -75,7 +75,7 @@ def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formu
         options = {"heads": 4}
     elif form == "batch of one":
         first, second = list(queries[:, None]), list(keys[:, None])
-    trace = weft.from_queries_keys(first, second, mask=weft.causal(), **options)
+    trace = headloom.from_queries_keys(first, second, mask=headloom.causal(), **options)
     assert [layer.kind for layer in trace.layers] == ["decoder"] * 3
     assert [layer.mask for layer in trace.layers] == ["causal"] * 3
     for number, layer in enumerate(trace.layers):
@@ -89,7 +89,7 @@ def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32_and_kept_as_it_is(dtype, tmp_path) -> None:
     queries, keys = drawn(4, 70, 16).to(dtype), drawn(1, 70, 16, seed=1).to(dtype)
-    trace = weft.from_queries_keys(queries, keys, keep=weft.All(), save=tmp_path / "t.weft")
+    trace = headloom.from_queries_keys(queries, keys, keep=headloom.All(), save=tmp_path / "t.loom")
     (layer,) = trace.layers
     assert torch.allclose(weights_of(layer), by_formula(queries, keys), atol=2e-6)
     assert (layer.queries.dtype, layer.keys.dtype) == (dtype, dtype)
@@ -100,8 +100,10 @@ def test_layers_may_differ_in_shape_mask_and_scale_of_depth() -> None:
     shapes = [(4, 12, 8), (2, 12, 16), (8, 12, 4)]
     queries = [drawn(*shape, seed=number) for number, shape in enumerate(shapes)]
     keys = [drawn(*shape, seed=9 + number) for number, shape in enumerate(shapes)]
-    masks = [None, weft.causal(), weft.window(2, 0)]
-    trace = weft.from_queries_keys(queries, keys, queries, mask=masks, tokens=list("abcdefghijkl"))
+    masks = [None, headloom.causal(), headloom.window(2, 0)]
+    trace = headloom.from_queries_keys(
+        queries, keys, queries, mask=masks, tokens=list("abcdefghijkl")
+    )
     assert [(x.kind, x.index, x.mask) for x in trace.layers] == [
         ("encoder", 0, "all"), ("decoder", 0, "causal"), ("decoder", 1, "window")
     ]  # fmt: skip
@@ -113,9 +115,9 @@ def test_layers_may_differ_in_shape_mask_and_scale_of_depth() -> None:
 
 def test_positions_and_caps_are_those_of_attend() -> None:
     queries, keys = drawn(4, 6, 8), drawn(4, 6, 8, seed=1)
-    slopes = weft.alibi_slopes(4)
-    (layer,) = weft.from_queries_keys(
-        queries, keys, relative=weft.ALiBi(slopes), softcap=2.0, scale=0.5
+    slopes = headloom.alibi_slopes(4)
+    (layer,) = headloom.from_queries_keys(
+        queries, keys, relative=headloom.ALiBi(slopes), softcap=2.0, scale=0.5
     ).layers
     distance = (torch.arange(6)[:, None] - torch.arange(6)).abs().double()
     scores = 2 * (0.5 * queries.double() @ keys.double().mT / 2).tanh()
@@ -131,12 +133,12 @@ def test_a_bias_of_minus_infinity_is_a_mask(added: float, tmp_path) -> None:
     allowed = torch.ones(9, 9, dtype=torch.bool).tril()
     numbers = added * drawn(9, 9, seed=2)
     bias = numbers.masked_fill(~allowed, -torch.inf)
-    trace = weft.from_queries_keys(queries, keys, bias=bias, keep=weft.Top(3))
-    trace.save(tmp_path / "t.weft")
-    masked = weft.from_queries_keys(
-        queries, keys, mask=weft.causal(), bias=numbers, keep=weft.Top(3)
+    trace = headloom.from_queries_keys(queries, keys, bias=bias, keep=headloom.Top(3))
+    trace.save(tmp_path / "t.loom")
+    masked = headloom.from_queries_keys(
+        queries, keys, mask=headloom.causal(), bias=numbers, keep=headloom.Top(3)
     )
-    for one in (trace, weft.open(tmp_path / "t.weft")):
+    for one in (trace, headloom.open(tmp_path / "t.loom")):
         (layer,) = one.layers
         assert (layer.kind, layer.mask) == ("decoder", "causal")
         assert layer.positions == ("bias" if added else "none")
@@ -148,7 +150,7 @@ def test_a_bias_of_minus_infinity_is_a_mask(added: float, tmp_path) -> None:
 def test_a_batch_gives_a_trace_for_each_input_with_its_own_tokens() -> None:
     queries, keys = drawn(2, 3, 4, 5, 8), drawn(2, 3, 2, 5, 8, seed=1)  # 2 layers, 3 inputs
     tokens = [list("abcde"), list("fghij"), list("klmno")]
-    traces = weft.from_queries_keys(list(queries), list(keys), tokens=tokens)
+    traces = headloom.from_queries_keys(list(queries), list(keys), tokens=tokens)
     assert [trace.tokens for trace in traces] == tokens
     for sample, trace in enumerate(traces):
         for number, layer in enumerate(trace.layers):
@@ -160,14 +162,14 @@ def test_cross_attention_has_two_sequences() -> None:
     kinds = ["encoder", "decoder", "cross"]
     queries = [drawn(2, 7, 4), drawn(2, 3, 4), drawn(2, 3, 4)]
     keys = [drawn(2, 7, 4), drawn(2, 3, 4), drawn(2, 7, 4)]
-    trace = weft.from_queries_keys(
-        queries, keys, kind=kinds, mask=[None, weft.causal(), None],
+    trace = headloom.from_queries_keys(
+        queries, keys, kind=kinds, mask=[None, headloom.causal(), None],
         tokens={"source": list("abcdefg"), "target": list("xyz")},
     )  # fmt: skip
     ends = [(layer.queries_from, layer.keys_from) for layer in trace.layers]
     assert ends == [("source", "source"), ("target", "target"), ("target", "source")]
     assert trace.rollout().shape == (3, 7)
-    again = weft.from_weights([weights_of(layer).numpy() for layer in trace.layers])
+    again = headloom.from_weights([weights_of(layer).numpy() for layer in trace.layers])
     assert [layer.kind for layer in again.layers] == kinds
     assert torch.allclose(again.rollout(), trace.rollout(), atol=1e-6)
 
@@ -184,7 +186,7 @@ def softmax(*shape: int, causal: bool = False, dtype: torch.dtype = torch.float3
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_are_kept_as_they_are_given(dtype, causal, tmp_path) -> None:
     given = softmax(2, 3, 40, 40, causal=causal, dtype=dtype)
-    trace = weft.from_weights(given, keep=weft.All(), save=tmp_path / "t.weft")
+    trace = headloom.from_weights(given, keep=headloom.All(), save=tmp_path / "t.loom")
     for number, layer in enumerate(trace.layers):
         assert layer.kind == ("decoder" if causal else "encoder")
         assert layer.mask == ("causal" if causal else "all")
@@ -198,32 +200,32 @@ def test_weights_are_kept_as_they_are_given(dtype, causal, tmp_path) -> None:
 
 def test_the_strongest_weights_are_kept_and_the_rest_is_said() -> None:
     given = softmax(1, 4, 30, 30)
-    layer = weft.from_weights(given.numpy(), keep=weft.Top(5)).layers[0]
+    layer = headloom.from_weights(given.numpy(), keep=headloom.Top(5)).layers[0]
     top = given[0].topk(5)
     assert torch.equal(layer.graph.weights, top.values)
     assert torch.equal(layer.graph.keys.long(), top.indices)
     assert torch.allclose(layer.graph.rest, 1 - top.values.sum(-1), atol=1e-6)
-    trace = weft.from_weights(given, keep=weft.Top(5))
+    trace = headloom.from_weights(given, keep=headloom.Top(5))
     assert set(trace.heads()["source"]) == {"bound"}
-    with pytest.raises(weft.InputError, match="not known exactly"):
+    with pytest.raises(headloom.InputError, match="not known exactly"):
         trace.heads(exact=True)
 
 
 def test_what_a_model_of_transformers_returns_is_taken_as_it_is() -> None:
     given = tuple(softmax(1, 2, 6, 6) for _ in range(3))
-    trace = weft.from_weights(given, tokens=list("abcdef"))
+    trace = headloom.from_weights(given, tokens=list("abcdef"))
     assert len(trace.layers) == 3
     assert torch.equal(trace.layers[2].graph.dense(), given[2][0])
-    two = weft.from_weights(tuple(softmax(2, 2, 6, 6) for _ in range(3)))
+    two = headloom.from_weights(tuple(softmax(2, 2, 6, 6) for _ in range(3)))
     assert [len(trace.layers) for trace in two] == [3, 3]
 
 
 def test_sinks_take_what_a_row_lacks_and_sums_are_divided_out() -> None:
     given = softmax(2, 5, 5) * 0.75
-    (partial,) = weft.from_weights(given, partial=True).layers
+    (partial,) = headloom.from_weights(given, partial=True).layers
     assert torch.equal(partial.graph.dense(), given)
     assert torch.allclose(partial.graph.rest, torch.tensor(0.25))
-    trace = weft.from_weights(given * 3, normalise=True)
+    trace = headloom.from_weights(given * 3, normalise=True)
     assert torch.allclose(trace.layers[0].graph.dense(), given / 0.75, atol=1e-7)
     assert trace.model["rows"] == "divided by their sums"
 
@@ -232,17 +234,17 @@ def test_sinks_take_what_a_row_lacks_and_sums_are_divided_out() -> None:
 def test_half_precision_in_a_wider_type_may_sum_as_half_precision_does(dtype) -> None:
     given = softmax(2, 300, 300).to(dtype).float()
     assert float((given.sum(-1) - 1).abs().max()) > 1e-4
-    (layer,) = weft.from_weights(given.numpy(), keep=weft.All()).layers
+    (layer,) = headloom.from_weights(given.numpy(), keep=headloom.All()).layers
     assert torch.equal(layer.graph.dense(), given)
     given[0, 0, 0] += 1e-3  # now some number has more digits than that
-    with pytest.raises(weft.InputError, match="rows do not sum to 1"):
-        weft.from_weights(given)
+    with pytest.raises(headloom.InputError, match="rows do not sum to 1"):
+        headloom.from_weights(given)
 
 
 def test_a_row_of_zeros_looks_nowhere() -> None:
     given = softmax(2, 4, 4)
     given[:, 3] = 0
-    (layer,) = weft.from_weights(given).layers
+    (layer,) = headloom.from_weights(given).layers
     assert layer.graph.count[:, 3].tolist() == [0, 0]
     assert bool((layer.graph.lse[:, 3] == -torch.inf).all())
     assert layer.graph.rest[:, 3].tolist() == [0, 0]
@@ -271,7 +273,7 @@ NEGATIVE[0, 0, 1, 2] = -1e-6
         (GIVEN * 0, {}, "every weight is 0"),
         (GIVEN * 0.9, {"normalise": True, "partial": True}, "exclude each other"),
         (GIVEN * 1.5, {"partial": True}, r"sums to 1\.5"),
-        (GIVEN, {"mask": weft.causal()}, r"a weight of .* at head 0, query 0, key 1, where the "
+        (GIVEN, {"mask": headloom.causal()}, r"a weight of .* at head 0, query 0, key 1, where the "
                                          r"mask hides the key, and 30 such weights"),
         (GIVEN, {"tokens": list("abcd")}, "has 5 queries, the sequence 'tokens' 4 tokens"),
         (GIVEN, {"kind": "both"}, r"kind='both'; expected encoder, decoder, cross"),
@@ -293,8 +295,8 @@ NEGATIVE[0, 0, 1, 2] = -1e-6
     ],
 )  # fmt: skip
 def test_what_are_no_weights_is_told_in_one_line(given, options, line) -> None:
-    with pytest.raises(weft.InputError) as raised:
-        weft.from_weights(given, **options)
+    with pytest.raises(headloom.InputError) as raised:
+        headloom.from_weights(given, **options)
     said = str(raised.value)
     assert re.search(line, said), said
     assert "\n" not in said
@@ -326,7 +328,7 @@ INFINITE[1, 3, 2, 0] = torch.inf
         (
             QUERIES,
             drawn(2, 4, 9, 8),
-            {"mask": weft.causal()},
+            {"mask": headloom.causal()},
             "5 queries and 9 keys under a causal",
         ),
         (QUERIES, QUERIES, {"mask": [None]}, "mask is a list of 1 for 2 layers"),
@@ -353,12 +355,12 @@ INFINITE[1, 3, 2, 0] = torch.inf
         (QUERIES, QUERIES, {"values": drawn(2, 4, 6, 8)}, "Give a value for each key"),
         ([drawn(5, 31)], [drawn(5, 31)], {"heads": 4}, "31 numbers a position are not 4 heads"),
         ([drawn(5, 32)], [drawn(5, 20)], {"heads": 4}, "20 numbers a position; expected a multi"),
-        (QUERIES, QUERIES, {"keep": 5}, "keep=5; expected weft.Top"),
+        (QUERIES, QUERIES, {"keep": 5}, "keep=5; expected headloom.Top"),
     ],
 )
 def test_what_are_no_queries_and_keys_is_told_in_one_line(queries, keys, options, line) -> None:
-    with pytest.raises(weft.InputError) as raised:
-        weft.from_queries_keys(queries, keys, **options)
+    with pytest.raises(headloom.InputError) as raised:
+        headloom.from_queries_keys(queries, keys, **options)
     said = str(raised.value)
     assert re.search(line, said), said
     assert "\n" not in said
@@ -369,22 +371,24 @@ def test_tokens_that_no_layer_reads_are_named(kind: str | None, tmp_path) -> Non
     queries = torch.randn(2, 3, 4)
     tokens = {"source": ["a", "b", "c"], "target": ["x", "y", "z"]}
     line = r"^from_queries_keys: no layer reads the tokens of 'target'.*kind=\"cross\""
-    with pytest.raises(weft.InputError, match=line):
-        weft.from_queries_keys(queries, queries, tokens=tokens, kind=kind, save=tmp_path / "trace")
+    with pytest.raises(headloom.InputError, match=line):
+        headloom.from_queries_keys(
+            queries, queries, tokens=tokens, kind=kind, save=tmp_path / "trace"
+        )
     assert not list(tmp_path.iterdir())
-    (layer,) = weft.from_queries_keys(queries, queries, tokens=tokens, kind="cross").layers
+    (layer,) = headloom.from_queries_keys(queries, queries, tokens=tokens, kind="cross").layers
     assert (layer.query_tokens, layer.key_tokens) == (tokens["target"], tokens["source"])
 
 
 def test_nothing_is_written_where_a_later_layer_is_wrong(tmp_path) -> None:
-    with pytest.raises(weft.InputError):
-        weft.from_weights(BROKEN, save=tmp_path / "t.weft")
+    with pytest.raises(headloom.InputError):
+        headloom.from_weights(BROKEN, save=tmp_path / "t.loom")
     assert not list(tmp_path.iterdir())
 
 
 GIVEN_MASKS = {
-    "causal": weft.causal(),
-    "window": weft.window(3, 1),
+    "causal": headloom.causal(),
+    "window": headloom.window(3, 1),
     "ranges": torch.arange(9)[None] // 3 <= torch.arange(9)[:, None] // 3,
     "all": None,
 }
@@ -401,21 +405,21 @@ def test_weights_that_are_given_with_their_mask_say_which_keys_are_hidden(rule, 
         shown = (offset <= 0) if rule == "causal" else (offset >= -3) & (offset <= 1)
     given = drawn(2, 9, 9).masked_fill(~shown, -torch.inf).softmax(-1)
     # Few edges: they do not say by themselves what is hidden.
-    whole = weft.padding(torch.tensor([9])) if mask is None else mask
-    layer = weft.from_weights(given, mask=whole, keep=weft.Top(1)).layers[0]
+    whole = headloom.padding(torch.tensor([9])) if mask is None else mask
+    layer = headloom.from_weights(given, mask=whole, keep=headloom.Top(1)).layers[0]
     found = allowed_keys(layer)
     assert layer.mask == rule and found.known
     assert torch.equal(found.first, shown.byte().argmax(-1))
     assert torch.equal(found.end, shown.byte().argmax(-1) + shown.sum(-1))
-    weft.from_weights(given, mask=whole, keep=weft.Top(1), save=tmp_path / "t.weft")
-    assert weft.open(tmp_path / "t.weft").layers[0].mask == rule
+    headloom.from_weights(given, mask=whole, keep=headloom.Top(1), save=tmp_path / "t.loom")
+    assert headloom.open(tmp_path / "t.loom").layers[0].mask == rule
 
 
 def test_a_mask_of_cells_that_weights_are_given_with_hides_what_no_head_looks_at() -> None:
     shown = torch.ones(6, 6, dtype=torch.bool)
     shown[:, 2] = False
     given = drawn(2, 6, 6).masked_fill(~shown, -torch.inf).softmax(-1)
-    layer = weft.from_weights(given, mask=shown, keep=weft.All()).layers[0]
+    layer = headloom.from_weights(given, mask=shown, keep=headloom.All()).layers[0]
     seen = allowed_keys(layer).seen
     assert layer.mask is None and seen is not None and seen.tolist() == [[0, 1, 3, 4, 5]] * 6
 
@@ -424,7 +428,7 @@ def test_each_input_of_a_batch_of_weights_has_its_own_mask() -> None:
     lengths = torch.tensor([4, 2])
     shown = torch.arange(4) < lengths[:, None, None, None]
     given = drawn(2, 3, 4, 4).masked_fill(~shown, -torch.inf).softmax(-1)
-    traces = weft.from_weights([given], mask=weft.padding(lengths), keep=weft.Top(1))
+    traces = headloom.from_weights([given], mask=headloom.padding(lengths), keep=headloom.Top(1))
     ends = [allowed_keys(trace.layers[0]).end.tolist() for trace in traces]
     assert ends == [[4] * 4, [2] * 4]
 
@@ -441,32 +445,34 @@ def test_each_input_of_a_batch_of_weights_has_its_own_mask() -> None:
 )
 def test_options_of_other_types_are_one_line(options, said) -> None:
     queries = drawn(1, 2, 3, 4)
-    for give in (lambda: weft.from_queries_keys(queries, queries, **options),
-                 lambda: weft.from_weights(queries.softmax(-1), **options)):  # fmt: skip
-        with pytest.raises(weft.InputError) as caught:
+    for give in (lambda: headloom.from_queries_keys(queries, queries, **options),
+                 lambda: headloom.from_weights(queries.softmax(-1), **options)):  # fmt: skip
+        with pytest.raises(headloom.InputError) as caught:
             give()
         assert said in str(caught.value) and "\n" not in str(caught.value)
     for name in ("scale", "relative"):
-        with pytest.raises(weft.InputError, match=f"from_queries_keys: {name} is"):
-            weft.from_queries_keys(queries, queries, **{name: "dog"})
-    with pytest.raises(weft.InputError, match="normalise='dog'; expected True or False"):
-        weft.from_weights(queries.softmax(-1), normalise="dog")
+        with pytest.raises(headloom.InputError, match=f"from_queries_keys: {name} is"):
+            headloom.from_queries_keys(queries, queries, **{name: "dog"})
+    with pytest.raises(headloom.InputError, match="normalise='dog'; expected True or False"):
+        headloom.from_weights(queries.softmax(-1), normalise="dog")
 
 
 def test_weights_of_a_later_step_of_a_generation_have_a_kind() -> None:
     """One query over four keys: the last of a text, or another sequence's; nothing else says it."""
     step = np.full((2, 1, 4), 0.25)
     with pytest.raises(
-        weft.InputError, match=r'1 query and 4 keys.*kind="decoder", or kind="cross"'
+        headloom.InputError, match=r'1 query and 4 keys.*kind="decoder", or kind="cross"'
     ):
-        weft.from_weights(step)
-    trace = weft.from_weights(step, kind="decoder", tokens=["a", "b", "c", "d"])
+        headloom.from_weights(step)
+    trace = headloom.from_weights(step, kind="decoder", tokens=["a", "b", "c", "d"])
     (layer,) = trace.layers
     assert list(layer.query_tokens) == ["d"] and list(layer.key_tokens) == ["a", "b", "c", "d"]
-    assert list(weft.from_weights(step, kind="decoder").layers[0].query_tokens) == ["position 3"]
-    assert weft.from_weights(step, kind="cross").layers[0].kind == "cross"
+    assert list(headloom.from_weights(step, kind="decoder").layers[0].query_tokens) == [
+        "position 3"
+    ]
+    assert headloom.from_weights(step, kind="cross").layers[0].kind == "cross"
     both = {"source": ["a", "b", "c", "d"], "target": ["e"]}
-    assert weft.from_weights(step, tokens=both).layers[0].kind == "cross"
+    assert headloom.from_weights(step, tokens=both).layers[0].kind == "cross"
 
 
 def test_rows_of_padding_before_a_causal_text_are_no_sign_of_an_encoder() -> None:
@@ -475,8 +481,8 @@ def test_rows_of_padding_before_a_causal_text_are_no_sign_of_an_encoder() -> Non
     causal[:, 2:, :2] = 0
     causal /= causal.sum(-1, keepdims=True)
     causal[:, :2] = 0.2
-    assert weft.from_weights(causal).layers[0].kind == "decoder"
-    assert weft.from_weights(np.full((3, 5, 5), 0.2)).layers[0].kind == "encoder"
+    assert headloom.from_weights(causal).layers[0].kind == "decoder"
+    assert headloom.from_weights(np.full((3, 5, 5), 0.2)).layers[0].kind == "encoder"
     ahead = causal.copy()
     ahead[:, 3] = [0, 0, 0.5, 0.25, 0.25]
-    assert weft.from_weights(ahead).layers[0].kind == "encoder"
+    assert headloom.from_weights(ahead).layers[0].kind == "encoder"

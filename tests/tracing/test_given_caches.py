@@ -9,7 +9,7 @@ import torch
 from tests.tracing.conftest import cached
 from torch import Tensor
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,13 +39,13 @@ def ids(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("received", [False, True])
-@pytest.mark.parametrize("keep", [weft.All(), weft.Top(32), weft.Top(2)])
+@pytest.mark.parametrize("keep", [headloom.All(), headloom.Top(32), headloom.Top(2)])
 @pytest.mark.parametrize(
     ("before", "passes"),
     [(6, [4, 4]), (3, [4, 4]), (6, [1] * 14), (2, [1] * 18), (6, [3, *[1] * 9]), (7, [5])],
 )
 def test_a_window_whose_cache_has_let_go_of_keys(
-    before: int, passes: list[int], keep: weft.Keep, received: bool, tmp_path
+    before: int, passes: list[int], keep: headloom.Keep, received: bool, tmp_path
 ) -> None:
     """Keys are those that its cache held, and are called by where they stand in the text."""
     window = 5
@@ -54,19 +54,19 @@ def test_a_window_whose_cache_has_let_go_of_keys(
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
         model(text[:, :before], **cached(model, cache))
-    with weft.watch(model, keep=keep, received=received) as watched, torch.no_grad():
+    with headloom.watch(model, keep=keep, received=received) as watched, torch.no_grad():
         for part in text[:, before:].split(passes, 1):
             model(part, **cached(model, cache))
     gone = max(0, before - window + 1)
     expected = [
         weights[0, :, before:, gone:] for weights in eager(text, output_attentions=True).attentions
     ]
-    watched.trace.save(tmp_path / "t.weft")
-    for layer, weights in zip(weft.open(tmp_path / "t.weft").layers, expected, strict=True):
+    watched.trace.save(tmp_path / "t.loom")
+    for layer, weights in zip(headloom.open(tmp_path / "t.loom").layers, expected, strict=True):
         assert layer.shape == tuple(weights.shape)
         assert layer.key_tokens == [f"position {i}" for i in range(gone, text.shape[1])]
         kept = layer.graph.dense()
-        known = kept > 0 if keep == weft.Top(2) else torch.ones_like(kept, dtype=torch.bool)
+        known = kept > 0 if keep == headloom.Top(2) else torch.ones_like(kept, dtype=torch.bool)
         torch.testing.assert_close(kept[known], weights[known], rtol=0, atol=1e-5)
         torch.testing.assert_close(layer.matrix.dense(), weights, rtol=0, atol=1e-5)
         if received:
@@ -77,7 +77,7 @@ def test_a_window_whose_cache_has_let_go_of_keys(
 def test_rows_that_were_chosen_of_a_cache_go_on(chosen: list[int]) -> None:
     model, eager = model_and_eager("Llama")
     prompt, more = ids(3, 8), ids(len(chosen), 2)
-    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
         cache = transformers.DynamicCache(config=model.config)
         model(prompt, **cached(model, cache))
         cache.batch_select_indices(torch.tensor(chosen))
@@ -110,12 +110,12 @@ def test_towers_that_run_before_the_model_are_named_so() -> None:
     text[:, 1:5] = 90
     inputs = {"input_ids": text, "pixel_values": torch.randn(1, 3, 32, 32)}
     with pytest.warns(UserWarning, match=r"^trace: 2 attention layers ran .* Without generate="):
-        trace = weft.trace(model, inputs, generate=2)
+        trace = headloom.trace(model, inputs, generate=2)
     assert {entry["reason"] for entry in trace.not_traced} == {
         "it ran outside of the model's forward"
     }
     assert {entry["class"] for entry in trace.not_traced} == {"CLIPAttention"}
-    assert len(weft.trace(model, inputs).layers) == 4
+    assert len(headloom.trace(model, inputs).layers) == 4
 
 
 def test_a_family_that_returns_weights_of_another_output_is_refused_with_a_way_out() -> None:
@@ -135,8 +135,8 @@ def test_a_family_that_returns_weights_of_another_output_is_refused_with_a_way_o
             pytest.skip("this version of Transformers computes both alike")
     with (
         pytest.warns(UserWarning, match="does not use the attention interface"),
-        pytest.raises(weft.VerificationError, match=r'attn_implementation="eager"'),
+        pytest.raises(headloom.VerificationError, match=r'attn_implementation="eager"'),
     ):
-        weft.trace(models[0], ids(1, 9))
+        headloom.trace(models[0], ids(1, 9))
     with pytest.warns(UserWarning, match="does not use the attention interface"):
-        assert weft.trace(models[1], ids(1, 9)).deviation is None
+        assert headloom.trace(models[1], ids(1, 9)).deviation is None

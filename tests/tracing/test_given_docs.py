@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import weft
+import headloom
 
 DOCS = Path(__file__).parents[2] / "docs" / "arrays.md"
 
@@ -22,7 +22,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     names: dict[str, Any] = {}
     torch.manual_seed(0)
     exec(compile(blocks[0], str(DOCS), "exec"), names)
-    trace = weft.open("mine.weft")
+    trace = headloom.open("mine.loom")
     assert [layer.kind for layer in trace.layers] == ["decoder"] * 6
     assert trace.layers[0].shape == (12, 9, 9)
     assert trace.model["given"] == "queries and keys"

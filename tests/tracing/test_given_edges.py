@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs.strength import received
-from weft.analysis.heads.patterns import allowed_keys
-from weft.analysis.interval import left_out
-from weft.mechanism.masks import causal
-from weft.tracing.given_edges import from_edges
+import headloom
+from headloom.analysis.graphs.strength import received
+from headloom.analysis.heads.patterns import allowed_keys
+from headloom.analysis.interval import left_out
+from headloom.mechanism.masks import causal
+from headloom.tracing.given_edges import from_edges
 
 #: One head over three tokens, causal.
 ROWS = [(0, 0, 0, 0, 1.0), (0, 0, 1, 1, 0.75), (0, 0, 1, 0, 0.25), (0, 0, 2, 2, 0.5),
@@ -37,18 +37,18 @@ def test_whole_rows_are_a_whole_matrix() -> None:
     # -(0.5 ln 0.5 + 0.3 ln 0.3 + 0.2 ln 0.2), by hand.
     assert float(layer.graph.entropy[0, 2]) == pytest.approx(1.02965, abs=1e-5)
     assert layer.graph.rest.tolist() == [[0, 0, 0]]
-    assert set(weft.Trace.of(trace).heads()["source"]) == {"exact"}
+    assert set(headloom.Trace.of(trace).heads()["source"]) == {"exact"}
 
 
 def test_the_window_of_edges_is_kept(tmp_path) -> None:
-    mask = weft.window(2, 5)
+    mask = headloom.window(2, 5)
     torch.manual_seed(0)
-    weights = weft.AttentionMatrix(*torch.randn(2, 1, 24, 4), mask=mask).dense()[0]
+    weights = headloom.AttentionMatrix(*torch.randn(2, 1, 24, 4), mask=mask).dense()[0]
     rows = [(0, 0, i, j, float(weights[i, j]))
             for i in range(24) for j in weights[i].topk(2).indices.tolist()]  # fmt: skip
-    trace = weft.Trace.of(from_edges(columns(rows), mask=mask, strongest=True))
+    trace = headloom.Trace.of(from_edges(columns(rows), mask=mask, strongest=True))
     trace.save(tmp_path / "t")
-    for found in (trace, weft.open(tmp_path / "t")):
+    for found in (trace, headloom.open(tmp_path / "t")):
         assert found.layers[0].terms.window == [2, 5, 0]
         assert found.layers[0].mask == "window"
         # The last query looks at no more than two keys before it.
@@ -57,7 +57,7 @@ def test_the_window_of_edges_is_kept(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("mask", [causal(), None])
-def test_an_encoder_decoder_has_two_lengths(pair_trace: weft.Trace, mask: Any) -> None:
+def test_an_encoder_decoder_has_two_lengths(pair_trace: headloom.Trace, mask: Any) -> None:
     table = pair_trace.to_pandas()
     kinds = [layer.kind for layer in pair_trace.layers]
     given = {
@@ -72,7 +72,7 @@ def test_an_encoder_decoder_has_two_lengths(pair_trace: weft.Trace, mask: Any) -
             assert torch.equal(layer.graph.count, known.graph.count)
 
 
-def of_pair(pair_trace: weft.Trace, **more: Any) -> dict[str, Any]:
+def of_pair(pair_trace: headloom.Trace, **more: Any) -> dict[str, Any]:
     """The table of the whole trace of an encoder-decoder, with the names of its tokens."""
     table = pair_trace.to_pandas()
     kinds = [layer.kind for layer in pair_trace.layers]
@@ -84,7 +84,7 @@ def of_pair(pair_trace: weft.Trace, **more: Any) -> dict[str, Any]:
     return given | {"kind": np.array([kinds[layer] for layer in table["layer"]])} | more
 
 
-def test_the_table_of_an_encoder_decoder_names_its_tokens(pair_trace: weft.Trace) -> None:
+def test_the_table_of_an_encoder_decoder_names_its_tokens(pair_trace: headloom.Trace) -> None:
     trace = from_edges(of_pair(pair_trace), mask=None)
     assert {name: list(of) for name, of in trace.sequences.items()} == {
         name: list(of) for name, of in pair_trace.sequences.items()
@@ -98,12 +98,12 @@ def test_the_table_of_an_encoder_decoder_names_its_tokens(pair_trace: weft.Trace
     assert list(layer.key_tokens) == list(pair_trace.sequences["source"])
 
 
-def test_a_token_of_an_encoder_decoder_has_one_name(pair_trace: weft.Trace) -> None:
+def test_a_token_of_an_encoder_decoder_has_one_name(pair_trace: headloom.Trace) -> None:
     table = of_pair(pair_trace)
     tokens = table["key_token"].astype(object)
     place = int(np.flatnonzero(table["kind"] == "cross")[-1])
     tokens[place] = "other"
-    with pytest.raises(weft.InputError, match=r"of the source is .*'other'"):
+    with pytest.raises(headloom.InputError, match=r"of the source is .*'other'"):
         from_edges(table | {"key_token": tokens}, mask=None)
     # A sequence of which an edge has no end keeps its numbers; the other one its names.
     some = {name: column[table["query"] != 1] for name, column in table.items()}
@@ -117,14 +117,14 @@ def test_a_token_of_an_encoder_decoder_has_one_name(pair_trace: weft.Trace) -> N
 
 def test_of_the_strongest_edges_the_rest_is_known_and_the_entropy_is_not() -> None:
     strongest = [row for row in ROWS if row[3:] != (1, 0.2)]
-    with pytest.raises(weft.InputError, match=r"query 2: its weights sum to 0\.8, and 1 rows"):
+    with pytest.raises(headloom.InputError, match=r"query 2: its weights sum to 0\.8, and 1 rows"):
         from_edges(columns(strongest), mask=causal())
     trace = from_edges(columns(strongest), mask=causal(), strongest=True)
     graph = trace.layers[0].graph
     assert torch.allclose(graph.rest, torch.tensor([[0, 0, 0.2]]))
     assert graph.entropy.isnan().tolist() == [[False, False, True]]
     assert graph.count.tolist() == [[1, 2, 3]]
-    table = weft.Trace.of(trace).heads()
+    table = headloom.Trace.of(trace).heads()
     assert table["source"].tolist() == ["bound"]
     assert bool(table["entropy"].isna().all())
 
@@ -150,7 +150,7 @@ def test_scores_that_fit_are_kept() -> None:
     assert torch.allclose(graph.lse, torch.tensor([[0.5, -1.0, 2.0]]))
     assert float(graph.scores[0, 2, 1]) == pytest.approx(np.log(0.3) + 2, abs=1e-6)
     scores[5] += 1
-    with pytest.raises(weft.InputError, match="its scores are not those of its weights"):
+    with pytest.raises(headloom.InputError, match="its scores are not those of its weights"):
         from_edges(columns(ROWS, score=scores), mask=causal())
 
 
@@ -182,7 +182,7 @@ def changed(place: int, **values: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_no_list_of_edges_is_told_in_one_line(given, options, line) -> None:
-    with pytest.raises(weft.InputError) as raised:
+    with pytest.raises(headloom.InputError) as raised:
         from_edges(given, mask=causal(), **options)
     said = str(raised.value)
     assert re.search(line, said), said
@@ -211,5 +211,5 @@ def test_an_edge_list_takes_no_memory_by_the_square_of_its_positions() -> None:
     graph = from_edges(few, mask=causal(), strongest=True).layers[0].graph  # 40 GB of cells
     assert graph.count[0, [0, 200_000]].tolist() == [1, 200_001]
     few["query"] = few["query"][::-1]
-    with pytest.raises(weft.InputError, match="query 0 looks at key 7, which the mask hides"):
+    with pytest.raises(headloom.InputError, match="query 0 looks at key 7, which the mask hides"):
         from_edges(few, mask=causal(), strongest=True)

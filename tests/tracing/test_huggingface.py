@@ -15,14 +15,14 @@ import torch
 from tests.forked import Loaded
 from tests.tracing.conftest import as_list, dense_weights, largest_difference
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
 
 def test_every_weight_equals_eager_attention(family) -> None:
     model, inputs = family.build(), family.inputs()
-    traces = as_list(weft.trace(model, inputs, keep=weft.All()))
+    traces = as_list(headloom.trace(model, inputs, keep=headloom.All()))
     assert len(traces) == 2
     assert largest_difference(traces, inputs, dense_weights(model, inputs)) <= 2e-6
     for trace in traces:
@@ -36,7 +36,7 @@ def test_every_weight_equals_eager_attention(family) -> None:
 def test_top_k_is_the_top_k_of_eager_attention(family) -> None:
     model, inputs = family.build(), family.inputs(padded=False)
     expected = dense_weights(model, inputs)
-    (trace,) = as_list(weft.trace(model, inputs, keep=weft.Top(3)))
+    (trace,) = as_list(headloom.trace(model, inputs, keep=headloom.Top(3)))
     places: dict[str, int] = {}
     for layer in trace.layers:
         group = next(name for name in (layer.kind, layer.queries_from, "all") if name in expected)
@@ -53,11 +53,11 @@ def test_top_k_is_the_top_k_of_eager_attention(family) -> None:
 def test_the_matrix_of_every_layer_is_what_was_traced(family, tmp_path) -> None:
     model = family.build()
     for padded in (True, False):
-        traces = as_list(weft.trace(model, family.inputs(padded), keep=weft.All()))
+        traces = as_list(headloom.trace(model, family.inputs(padded), keep=headloom.All()))
         if not padded:
             # From the disk too, with everything that scores are made of.
             traces[0].save(tmp_path / "t")
-            traces.append(weft.open(tmp_path / "t"))
+            traces.append(headloom.open(tmp_path / "t"))
         for trace in traces:
             for layer in trace.layers:
                 assert layer.no_matrix is None
@@ -82,7 +82,7 @@ def test_value_norms_are_those_of_the_values(family_named) -> None:
     caught = []
     attention = model.model.layers[1].self_attn
     attention.v_proj.register_forward_hook(lambda *given: caught.append(given[2]))
-    traces = weft.trace(model, inputs)
+    traces = headloom.trace(model, inputs)
     values = caught[-1].view(2, 12, 2, 8).transpose(1, 2)  # (batch, kv_heads, keys, depth)
     assert torch.equal(traces[0].layers[1].value_norms, values[0].norm(dim=-1))
     assert torch.equal(traces[1].layers[1].value_norms, values[1, :, 3:].norm(dim=-1))
@@ -103,7 +103,7 @@ def test_outputs_are_unchanged_and_the_model_is_left_as_it_was(family, implement
     masks = set(transformers.masking_utils.AttentionMaskInterface._global_mapping)
     outputs = []
     hook = model.register_forward_hook(lambda module, given, output: outputs.append(output))
-    weft.trace(model, inputs)
+    headloom.trace(model, inputs)
     assert [module.training for module in model.modules()] == training
     model.eval()
     with torch.no_grad():
@@ -134,13 +134,13 @@ def test_the_model_is_left_as_it_was_after_an_exception(family_named) -> None:
         raise RuntimeError("stop here")
 
     hook = model.model.layers[1].register_forward_pre_hook(fail)
-    with pytest.raises(weft.InputError, match="RuntimeError: stop here"):
-        weft.trace(model, family.inputs())
+    with pytest.raises(headloom.InputError, match="RuntimeError: stop here"):
+        headloom.trace(model, family.inputs())
     hook.remove()
     assert model.config._attn_implementation == "sdpa"
     assert set(transformers.modeling_utils.AttentionInterface._global_mapping) == attention
     assert not any(
-        name.startswith("weft")
+        name.startswith("headloom")
         for name in transformers.masking_utils.AttentionMaskInterface._global_mapping
     )
 
@@ -148,9 +148,9 @@ def test_the_model_is_left_as_it_was_after_an_exception(family_named) -> None:
 def test_saved_layer_by_layer_and_read_again(family_named, tmp_path) -> None:
     family = family_named("BART")
     model, inputs = family.build(), family.inputs(padded=False)
-    held = as_list(weft.trace(model, inputs))[0]
-    saved = weft.trace(model, inputs, save=tmp_path / "bart", dtype=torch.float16)
-    opened = weft.open(tmp_path / "bart")
+    held = as_list(headloom.trace(model, inputs))[0]
+    saved = headloom.trace(model, inputs, save=tmp_path / "bart", dtype=torch.float16)
+    opened = headloom.open(tmp_path / "bart")
     assert opened.sequences == held.sequences == saved.sequences
     for one, two in zip(held.layers, opened.layers, strict=True):
         assert (one.name, one.kind, one.index, one.mask) == (
@@ -169,25 +169,25 @@ def test_nothing_is_left_where_a_run_breaks_while_it_is_saved(family_named, tmp_
     model = family.build()
     model.transformer.h[1].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        weft.trace(model, family.inputs(padded=False), save=tmp_path / "half")
+        headloom.trace(model, family.inputs(padded=False), save=tmp_path / "half")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_run_leaves_no_trace(loaded: Loaded, tmp_path) -> None:
     program = f"""
-import os, signal, torch, transformers, weft
+import os, signal, torch, transformers, headloom
 config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=3, n_head=2, n_positions=16)
 model = transformers.GPT2Model(config)
 model.h[2].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-weft.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r}, verify=False)
+headloom.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r}, verify=False)
 """
     with loaded.start(program=program) as process:
         assert process.wait() == -signal.SIGKILL
     (part,) = tmp_path.iterdir()  # what it had written, under a temporary name
-    with pytest.raises(weft.DataError, match=r"half-written|not a trace"):
-        weft.open(part)
-    with pytest.raises(weft.DataError, match="no such trace"):
-        weft.open(tmp_path / "killed")
+    with pytest.raises(headloom.DataError, match=r"half-written|not a trace"):
+        headloom.open(part)
+    with pytest.raises(headloom.DataError, match="no such trace"):
+        headloom.open(tmp_path / "killed")
 
 
 # The known traps of the interface, one test each.
@@ -197,7 +197,7 @@ def test_half_precision(family_named) -> None:
     family = family_named("Llama")
     model = family.build().bfloat16()
     inputs = family.inputs(padded=False)
-    trace = weft.trace(model, inputs, keep=weft.All())
+    trace = headloom.trace(model, inputs, keep=headloom.All())
     assert trace.layers[0].queries.dtype == torch.bfloat16
     assert trace.layers[0].graph.weights.dtype == torch.float32
     # The model's own output has eight bits; so has the difference.
@@ -207,42 +207,48 @@ def test_half_precision(family_named) -> None:
 def test_layers_can_be_chosen(family_named) -> None:
     family = family_named("BART")
     model, inputs = family.build(), family.inputs(padded=False)
-    every = weft.trace(model, inputs)
-    cross = weft.trace(model, inputs, layers=["*encoder_attn"])
+    every = headloom.trace(model, inputs)
+    cross = headloom.trace(model, inputs, layers=["*encoder_attn"])
     assert [layer.name for layer in cross.layers] == [
         layer.name for layer in every.layers if layer.kind == "cross"
     ]
-    first = weft.trace(model, inputs, layers=[0, 5])
+    first = headloom.trace(model, inputs, layers=[0, 5])
     assert [layer.name for layer in first.layers] == [every.layers[i].name for i in (0, 5)]
-    with pytest.raises(weft.InputError, match=r"no layer 77; the model has layers 0 to 5"):
-        weft.trace(model, inputs, layers=[77])
+    with pytest.raises(headloom.InputError, match=r"no layer 77; the model has layers 0 to 5"):
+        headloom.trace(model, inputs, layers=[77])
 
 
 def test_wrong_inputs_say_what_was_expected(family_named) -> None:
     bert, bart = family_named("BERT"), family_named("BART")
     model = bert.build()
-    with pytest.raises(weft.InputError, match="65 tokens in input_ids; BertModel reads 64 at most"):
-        weft.trace(model, torch.ones(1, 65, dtype=torch.long))
+    with pytest.raises(
+        headloom.InputError, match="65 tokens in input_ids; BertModel reads 64 at most"
+    ):
+        headloom.trace(model, torch.ones(1, 65, dtype=torch.long))
     roberta = family_named("RoBERTa").build()
-    with pytest.raises(weft.InputError, match="RobertaModel reads 63 at most"):
-        weft.trace(roberta, torch.ones(1, 64, dtype=torch.long))
-    with pytest.raises(weft.InputError, match="Give decoder_input_ids too"):
-        weft.trace(bart.build(), {"input_ids": torch.ones(1, 4, dtype=torch.long)})
-    with pytest.raises(weft.InputError, match="at least one token"):
-        weft.trace(model, torch.ones(1, 0, dtype=torch.long))
-    with pytest.raises(weft.InputError, match="there is no tokenizer"):
-        weft.trace(model, "a text")
-    with pytest.raises(weft.InputError, match=r'input_ids is list; expected a tensor, as .*"pt"'):
-        weft.trace(model, {"input_ids": [1, 2, 3]})
-    with pytest.raises(weft.InputError, match=r"the inputs are list; .* Of several texts, give"):
-        weft.trace(model, ["a text", "another"])  # type: ignore[arg-type]
-    with pytest.raises(weft.InputError, match="cannot be saved as one trace"):
-        weft.trace(model, bert.inputs(), save="nowhere")
+    with pytest.raises(headloom.InputError, match="RobertaModel reads 63 at most"):
+        headloom.trace(roberta, torch.ones(1, 64, dtype=torch.long))
+    with pytest.raises(headloom.InputError, match="Give decoder_input_ids too"):
+        headloom.trace(bart.build(), {"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    with pytest.raises(headloom.InputError, match="at least one token"):
+        headloom.trace(model, torch.ones(1, 0, dtype=torch.long))
+    with pytest.raises(headloom.InputError, match="there is no tokenizer"):
+        headloom.trace(model, "a text")
+    with pytest.raises(
+        headloom.InputError, match=r'input_ids is list; expected a tensor, as .*"pt"'
+    ):
+        headloom.trace(model, {"input_ids": [1, 2, 3]})
+    with pytest.raises(
+        headloom.InputError, match=r"the inputs are list; .* Of several texts, give"
+    ):
+        headloom.trace(model, ["a text", "another"])  # type: ignore[arg-type]
+    with pytest.raises(headloom.InputError, match="cannot be saved as one trace"):
+        headloom.trace(model, bert.inputs(), save="nowhere")
 
 
 def test_patches_have_rows_and_columns(family_named) -> None:
     family = family_named("ViT")
-    trace = weft.trace(family.build(), family.inputs(padded=False))
+    trace = headloom.trace(family.build(), family.inputs(padded=False))
     assert trace.layers[0].query_tokens[:5] == [
         "[CLS]", "patch 0,0", "patch 0,1", "patch 0,2", "patch 1,0",
     ]  # fmt: skip
@@ -258,7 +264,7 @@ def test_the_second_token_of_deit_is_its_distillation_token() -> None:
         image_size=8, patch_size=4, num_channels=1,
     )  # fmt: skip
     model = DeiTModel(config).eval()
-    trace = weft.trace(model, {"pixel_values": torch.rand(1, 1, 8, 8)})
+    trace = headloom.trace(model, {"pixel_values": torch.rand(1, 1, 8, 8)})
     assert list(trace.sequences["patches"]) == [
         "[CLS]", "[DISTILLATION]", "patch 0,0", "patch 0,1", "patch 1,0", "patch 1,1",
     ]  # fmt: skip

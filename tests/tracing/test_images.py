@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-import weft
-from weft.formats.history import History, write_snapshot
-from weft.models.configuration import Architecture
-from weft.models.convolutional import ConvolutionalClassifier, Convolutions
-from weft.models.image_classifier import ImageShape
-from weft.models.vision_transformer import VisionTransformer
-from weft.tracing.recording.module_sequences import _grid
-from weft.training.recording import snapshot
-from weft.training.tasks.task import Probe
+import headloom
+from headloom.formats.history import History, write_snapshot
+from headloom.models.configuration import Architecture
+from headloom.models.convolutional import ConvolutionalClassifier, Convolutions
+from headloom.models.image_classifier import ImageShape
+from headloom.models.vision_transformer import VisionTransformer
+from headloom.tracing.recording.module_sequences import _grid
+from headloom.training.recording import snapshot
+from headloom.training.tasks.task import Probe
 
 SHAPE = ImageShape(1, 8, 12)
 
@@ -38,7 +38,7 @@ def transformer() -> VisionTransformer:
 
 def test_a_block_of_convolutions_is_traced(convolutional, tmp_path) -> None:
     images = torch.rand(1, 1, 8, 12)
-    trace = weft.trace(convolutional, images, keep=weft.All(), save=tmp_path / "t.weft")
+    trace = headloom.trace(convolutional, images, keep=headloom.All(), save=tmp_path / "t.loom")
     (layer,) = trace.layers
     assert (layer.name, layer.shape) == ("attention", (1, 96, 24))
     assert (layer.queries_from, layer.keys_from) == ("patches", "patches-4x6")
@@ -60,11 +60,11 @@ def test_a_block_of_convolutions_is_traced(convolutional, tmp_path) -> None:
     found = torch.tensor(layer.graph.adjacency(head=0).toarray())
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(layer.matrix[0, 5:9, :4], expected[5:9, :4], atol=1e-6, rtol=1e-4)
-    assert weft.open(tmp_path / "t.weft").layers[0].key_tokens[7] == "patch 1,1"
+    assert headloom.open(tmp_path / "t.loom").layers[0].key_tokens[7] == "patch 1,1"
 
 
 def test_a_vision_transformer_is_traced(transformer) -> None:
-    trace = weft.trace(transformer, {"images": torch.rand(1, 1, 8, 12)})
+    trace = headloom.trace(transformer, {"images": torch.rand(1, 1, 8, 12)})
     names = ["[CLS]", *(f"patch {row},{column}" for row in range(2) for column in range(3))]
     assert [layer.shape for layer in trace.layers] == [(2, 7, 7)] * 2
     assert list(trace.sequences["patches"]) == names
@@ -93,27 +93,27 @@ def test_what_stands_before_the_patches_is_named_as_timm_knows_it(tokens, names)
 
 def test_a_batch_gives_a_trace_for_each_image(transformer) -> None:
     images = torch.rand(2, 1, 8, 12)
-    both = weft.trace(transformer, images)
-    alone = weft.trace(transformer, images[1:])
+    both = headloom.trace(transformer, images)
+    alone = headloom.trace(transformer, images[1:])
     found, expected = (trace.layers[1].graph.weights for trace in (both[1], alone))
     torch.testing.assert_close(found, expected)
 
 
 def test_watching_sees_images(convolutional) -> None:
-    with weft.watch(convolutional.eval()) as watched, torch.no_grad():
+    with headloom.watch(convolutional.eval()) as watched, torch.no_grad():
         convolutional(torch.rand(1, 1, 8, 12))
     assert watched.trace.layers[0].key_tokens[23] == "patch 3,5"
 
 
 def test_own_modules_with_the_block_are_traced() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), weft.ImageSelfAttention(8), nn.Flatten())
-    trace = weft.trace(model, torch.rand(1, 3, 6, 7))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), headloom.ImageSelfAttention(8), nn.Flatten())
+    trace = headloom.trace(model, torch.rand(1, 3, 6, 7))
     assert trace.layers[0].name == "1" and trace.layers[0].query_tokens[-1] == "patch 3,4"
 
 
 def test_inputs_that_are_neither_tokens_nor_images(transformer) -> None:
-    with pytest.raises(weft.InputError, match="no token ids and no images"):
-        weft.trace(transformer, torch.rand(8, 12))
+    with pytest.raises(headloom.InputError, match="no token ids and no images"):
+        headloom.trace(transformer, torch.rand(8, 12))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -137,7 +137,7 @@ def test_a_snapshot_has_places_and_moves_nothing(convolutional, training, tmp_pa
     assert (layer.query_tokens[13], layer.key_tokens[13]) == ("patch 1,1", "patch 2,1")
     assert all(value > 0 for value in layer.measures["gradient_norm_W_V"])
 
-    from weft.analysis.heads.formation import trace_of_snapshot
+    from headloom.analysis.heads.formation import trace_of_snapshot
 
     trace = trace_of_snapshot(History(tmp_path)[3])
     assert {name: len(tokens) for name, tokens in trace.sequences.items()} == {

@@ -9,9 +9,9 @@ import torch
 from tests.tracing.conftest import GROUPED, dense_weights
 from torch import nn
 
-import weft
-from weft.tracing.sources import transformers as source
-from weft.tracing.sources.transformers_masks import eager_mask
+import headloom
+from headloom.tracing.sources import transformers as source
+from headloom.tracing.sources.transformers_masks import eager_mask
 
 transformers = pytest.importorskip("transformers")
 
@@ -19,15 +19,17 @@ transformers = pytest.importorskip("transformers")
 def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypatch) -> None:
     family = family_named("Mistral")
     model, inputs = family.build(), family.inputs()
-    assert all(trace.deviation < 1e-6 for trace in weft.trace(model, inputs))
+    assert all(trace.deviation < 1e-6 for trace in headloom.trace(model, inputs))
     monkeypatch.setattr(
         transformers.masking_utils.AttentionMaskInterface, "register", lambda *_: None
     )
-    with pytest.raises(weft.VerificationError, match=r"layer model\.layers\.0\.self_attn differ"):
-        weft.trace(model, inputs)
+    with pytest.raises(
+        headloom.VerificationError, match=r"layer model\.layers\.0\.self_attn differ"
+    ):
+        headloom.trace(model, inputs)
     # Padding on the left is looked at now, and what comes after a query.
     with pytest.warns(UserWarning) as seen:
-        weft.trace(model, inputs, verify=False)
+        headloom.trace(model, inputs, verify=False)
     said = " ".join(str(warning.message) for warning in seen)
     assert "looks at padding, with" in said and "looks ahead, with" in said
 
@@ -44,7 +46,7 @@ def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch)
 
     monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", everything)
     with pytest.warns(UserWarning, match=r"looks ahead, with .* though it says that it is causal"):
-        trace = weft.trace(model, inputs)
+        trace = headloom.trace(model, inputs)
     # What the model computed it computed: the trace is no other.
     assert trace.deviation < 1e-6
 
@@ -56,7 +58,7 @@ def test_a_mask_that_hides_a_whole_row_by_the_lowest_number(family_named, implem
     added = torch.full((1, 1, 4, 4), torch.finfo(torch.float32).min).triu(1)
     added[:, :, 2] = torch.finfo(torch.float32).min
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": added}
-    trace = weft.trace(model, inputs, keep=weft.All())
+    trace = headloom.trace(model, inputs, keep=headloom.All())
     for layer in trace.layers:
         torch.testing.assert_close(layer.graph.dense()[:, 2], torch.full((4, 4), 0.25))
         assert "too large for float32" in layer.no_matrix
@@ -68,7 +70,7 @@ def test_a_bool_mask_is_added_by_eager_attention_and_hides_nothing(family_named)
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": cells}
     for implementation, keys in (("eager", [4, 4, 4, 4]), ("sdpa", [1, 2, 3, 4])):
         model = family_named("Llama").build(implementation)
-        trace = weft.trace(model, inputs, keep=weft.All())
+        trace = headloom.trace(model, inputs, keep=headloom.All())
         assert trace.layers[0].graph.count[0].tolist() == keys
         assert trace.verification["difference"] < 1e-5
         if implementation == "eager":
@@ -93,7 +95,7 @@ def test_rows_of_padding_that_see_nothing_cost_no_matrix(
 
     monkeypatch.setattr(source, "eager_mask", by_hand)
     # What padding looks at is another thing with another number.
-    traces = weft.trace(model, inputs, keep=weft.All(), verify=False)
+    traces = headloom.trace(model, inputs, keep=headloom.All(), verify=False)
     for number, trace in enumerate(traces):
         start = 12 - len(trace.tokens)
         for layer, weights in zip(trace.layers, expected, strict=True):
@@ -106,7 +108,7 @@ def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named
     for name in ("ViT", "Marian", "Whisper", "BART"):
         family = family_named(name)
         model = family.build()
-        trace = weft.trace(model, family.inputs(padded=False))
+        trace = headloom.trace(model, family.inputs(padded=False))
         paths = [layer.name for layer in trace.layers]
         assert len(set(paths)) == len(paths)
     decoder = [layer for layer in trace.layers if layer.kind != "encoder"]
@@ -118,7 +120,7 @@ def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named
 
 def test_keys_of_grouped_heads_are_kept_once(family_named) -> None:
     family = family_named("Llama")
-    trace = weft.trace(family.build(), family.inputs(padded=False))
+    trace = headloom.trace(family.build(), family.inputs(padded=False))
     for layer in trace.layers:
         assert layer.queries.shape[0] == 4
         assert layer.keys.shape[0] == 2
@@ -131,16 +133,16 @@ def test_keys_of_grouped_heads_are_kept_once(family_named) -> None:
 def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named) -> None:
     family = family_named("gpt-oss")
     model = family.build()
-    trace = weft.trace(model, family.inputs(padded=False), keep=weft.All())
+    trace = headloom.trace(model, family.inputs(padded=False), keep=headloom.All())
     assert all(float(layer.graph.rest.min()) > 1e-4 for layer in trace.layers)  # the sink's mass
     family = family_named("Gemma 2")
-    trace = weft.trace(family.build(), family.inputs(padded=False))
+    trace = headloom.trace(family.build(), family.inputs(padded=False))
     for layer in trace.layers:
         kept = layer.graph.keys >= 0
         assert layer.softcap == 2.0
         assert float(layer.graph.scores[kept].abs().max()) < 2.0
     family = family_named("T5")
-    trace = weft.trace(family.build(), family.inputs(padded=False))
+    trace = headloom.trace(family.build(), family.inputs(padded=False))
     assert {layer.positions for layer in trace.layers if layer.kind != "cross"} == {"bias"}
 
 
@@ -154,7 +156,7 @@ def test_sinks_that_scale_the_output_are_in_the_weights() -> None:
     for layer in model.model.layers:
         nn.init.normal_(layer.self_attn.sinks)
     ids = torch.arange(3, 13)[None]
-    trace = weft.trace(model, ids, keep=weft.All())
+    trace = headloom.trace(model, ids, keep=headloom.All())
     with torch.no_grad():
         returned = model(ids, output_attentions=True).attentions
     for layer, own, weights in zip(trace.layers, model.model.layers, returned, strict=True):
@@ -167,7 +169,7 @@ def test_sinks_that_scale_the_output_are_in_the_weights() -> None:
         assert torch.allclose(layer.graph.dense(), expected, atol=2e-6)
         assert torch.allclose(layer.matrix.dense(), expected, atol=2e-6)
         assert float((weights[0] - expected).abs().max()) > 0.1
-    assert weft.trace(model, ids, generate=3).verification["weights"] < 1e-6
+    assert headloom.trace(model, ids, generate=3).verification["weights"] < 1e-6
 
 
 def test_sinks_of_each_query_are_in_the_weights(tmp_path) -> None:
@@ -199,8 +201,8 @@ def test_sinks_of_each_query_are_in_the_weights(tmp_path) -> None:
         model(ids)
     for hook in hooks:
         hook.remove()
-    weft.trace(model, ids, keep=weft.All(), save=tmp_path / "t")
-    layers = {layer.name: layer for layer in weft.open(tmp_path / "t").layers}
+    headloom.trace(model, ids, keep=headloom.All(), save=tmp_path / "t")
+    layers = {layer.name: layer for layer in headloom.open(tmp_path / "t").layers}
     assert len(formed) == 2
     for path, weights in formed.items():
         assert float(weights[0].sum(-1).min()) < 0.9  # the sinks take a part
@@ -213,7 +215,7 @@ def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_na
     inputs = family.inputs(padded=False)
     fused, eager = family.build("sdpa"), family.build("eager")
     assert not fused(**inputs, output_attentions=True).attentions
-    trace = weft.trace(fused, inputs, keep=weft.All())
+    trace = headloom.trace(fused, inputs, keep=headloom.All())
     expected = dense_weights(eager, inputs)["all"]
     for layer, weights in zip(trace.layers, expected, strict=True):
         assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
@@ -222,14 +224,14 @@ def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_na
 def test_sliding_windows_and_packed_sequences_hide_keys(family_named) -> None:
     family = family_named("Mistral")
     model, inputs = family.build(), family.inputs(padded=False)
-    graph = weft.trace(model, inputs).layers[0].graph
+    graph = headloom.trace(model, inputs).layers[0].graph
     assert graph.count[0].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
     packed = {
         "input_ids": inputs["input_ids"],
         "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]),
     }
     llama = family_named("Llama").build()
-    trace = weft.trace(llama, packed, keep=weft.All())
+    trace = headloom.trace(llama, packed, keep=headloom.All())
     expected = dense_weights(llama, {**packed, "use_cache": False})["all"]
     for layer, weights in zip(trace.layers, expected, strict=True):
         assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
@@ -244,7 +246,7 @@ def test_masks_with_numbers_are_masks_and_biases(family_named) -> None:
     added = torch.full((1, 1, 4, 4), torch.finfo(torch.float32).min).triu(1)
     added[..., 2, 0] = 1.5
     inputs = {"input_ids": ids, "attention_mask": added}
-    trace = weft.trace(model, inputs, keep=weft.All())
+    trace = headloom.trace(model, inputs, keep=headloom.All())
     expected = dense_weights(model, {**inputs, "use_cache": False})["all"]
     for layer, weights in zip(trace.layers, expected, strict=True):
         assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
@@ -267,7 +269,7 @@ def test_a_bias_in_a_window_is_joined_where_its_keys_are() -> None:
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
     ids = torch.randint(3, 50, (1, 6))
-    grown = weft.trace(model, ids, generate=2, keep=weft.All())
+    grown = headloom.trace(model, ids, generate=2, keep=headloom.All())
     whole = torch.tensor([[int(token[1:]) for token in grown.tokens]])
     with torch.no_grad():
         own = model(whole, output_attentions=True).attentions

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import DataError
-from weft.tracing import locating
+from headloom.errors import DataError
+from headloom.tracing import locating
 
 pytest.importorskip("huggingface_hub")
 

@@ -2,7 +2,7 @@
 
 The families are those whose own masks are easily lost or invented: decoders that do not say that
 they are causal, models that compute with their mask, encoders without a flag. The oracle is the
-model itself without weft, and the weights that its eager attention returns.
+model itself without headloom, and the weights that its eager attention returns.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.tracing.conftest import GROUPED, IMAGE, PAIR, SIZES, Family, as_list, dense_weights
 
-import weft
-from weft.tracing.sources.transformers_masks import LazyMask, eager_mask
+import headloom
+from headloom.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 transformers = pytest.importorskip("transformers")
 
@@ -113,11 +113,11 @@ GIT = Family(
 
 def outputs_with_and_without(
     model: torch.nn.Module, inputs: dict[str, Any]
-) -> tuple[list[weft.Trace], dict[str, float]]:
+) -> tuple[list[headloom.Trace], dict[str, float]]:
     """The traces, and how far each tensor of the output is from that of the model alone."""
     outputs: list[Any] = []
     with model.register_forward_hook(lambda module, given, output: outputs.append(output)):
-        traces = as_list(weft.trace(model, inputs, keep=weft.All()))
+        traces = as_list(headloom.trace(model, inputs, keep=headloom.All()))
     with torch.no_grad():
         own = model(**inputs, use_cache=False)
     differences = {
@@ -131,7 +131,7 @@ def outputs_with_and_without(
 
 @pytest.mark.filterwarnings("ignore:.*ran and cannot be traced")
 @pytest.mark.parametrize("family", CAUSAL + FULL, ids=lambda family: family.name)
-def test_a_model_looks_where_it_looks_without_weft(family: Family) -> None:
+def test_a_model_looks_where_it_looks_without_headloom(family: Family) -> None:
     model, inputs = family.build(), family.inputs(padded=False)
     (trace,), differences = outputs_with_and_without(model, inputs)
     assert max(differences.values()) <= 1e-5
@@ -176,7 +176,7 @@ def test_models_that_ask_for_the_name_of_their_implementation_hear_their_own(fam
         model.model.layers[0].self_attn.register_forward_pre_hook(
             lambda module, _, heard=heard: heard.append(module.config._attn_implementation)
         )
-        weft.trace(model, family.inputs(padded=False))
+        headloom.trace(model, family.inputs(padded=False))
         for name in heard:
             assert name == implementation
             assert name in ("eager", "sdpa")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import weft
-from weft.tracing.memory import check_memory
+import headloom
+from headloom.tracing.memory import check_memory
 
 MODEL = Path("model")
 
@@ -23,7 +23,9 @@ def told(monkeypatch: pytest.MonkeyPatch, text: str | OSError) -> None:
 def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, "MemTotal:     9437184 kB\nMemFree:    10 kB\nMemAvailable: 3145728 kB\n")
     check_memory(MODEL, 3 * 2**30)
-    with pytest.raises(weft.InputError, match=r"^model: the weights take 4\.5 GiB, and 3\.0 GiB"):
+    with pytest.raises(
+        headloom.InputError, match=r"^model: the weights take 4\.5 GiB, and 3\.0 GiB"
+    ):
         check_memory(MODEL, 9 * 2**29)
 
 

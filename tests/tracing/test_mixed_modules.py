@@ -1,4 +1,5 @@
-"""Modules in which weft's layers stand beside other attention, or read numbers instead of ids."""
+"""Modules in which headloom's layers stand beside other attention, or read numbers instead of
+ids."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tests.tracing.module_weights import TOLERANCE, check_unchanged, dense, trac
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
+import headloom
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 
@@ -19,12 +20,12 @@ pytestmark = pytest.mark.usefixtures("without_fast_paths")
 
 
 class Mixed(nn.Module):
-    """A layer of weft, and attention that is taken in some other way."""
+    """A layer of headloom, and attention that is taken in some other way."""
 
     def __init__(self, other: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(9, 8)
-        self.first = weft.MultiHeadAttention(8, 2)
+        self.first = headloom.MultiHeadAttention(8, 2)
         self.second = nn.MultiheadAttention(8, 1, batch_first=True)
         self.other = other
 
@@ -33,8 +34,8 @@ class Mixed(nn.Module):
         x = x + self.first(x)
         if self.other == "torch":
             return scaled_dot_product_attention(x, x, x)
-        if self.other == "weft":
-            return weft.attention(x, x, x)
+        if self.other == "headloom":
+            return headloom.attention(x, x, x)
         if self.other == "layer of torch":
             return self.second(x, x, x)[0]
         return (x @ x.mT / 8**0.5).softmax(-1) @ x
@@ -50,15 +51,15 @@ def quietly(run: Any) -> tuple[Any, list[str]]:
         return run(), [str(warning.message) for warning in said]
 
 
-def watched(model: nn.Module) -> weft.Trace:
-    with weft.watch(model, keep=weft.All()) as seen:
+def watched(model: nn.Module) -> headloom.Trace:
+    with headloom.watch(model, keep=headloom.All()) as seen:
         model(IDS)
     return seen.trace
 
 
 @pytest.mark.parametrize("how", [lambda model: traced(model, IDS), watched], ids=["trace", "watch"])
-@pytest.mark.parametrize("other", ["torch", "weft", "layer of torch"])
-def test_attention_beside_a_layer_of_weft_is_traced_too(other: str, how: Any) -> None:
+@pytest.mark.parametrize("other", ["torch", "headloom", "layer of torch"])
+def test_attention_beside_a_layer_of_headloom_is_traced_too(other: str, how: Any) -> None:
     model = Mixed(other).eval()
     trace, said = quietly(lambda: how(model))
     assert not said and not trace.not_traced
@@ -82,7 +83,9 @@ def test_attention_beside_a_layer_of_weft_is_traced_too(other: str, how: Any) ->
 @pytest.mark.parametrize(
     ("kind", "other"), [(Mixed, "by hand"), (WithPadding, "by hand"), (WithPadding, "torch")]
 )
-def test_what_is_not_seen_beside_a_layer_of_weft_is_named(kind: Any, other: str, how: Any) -> None:
+def test_what_is_not_seen_beside_a_layer_of_headloom_is_named(
+    kind: Any, other: str, how: Any
+) -> None:
     trace, said = quietly(lambda: how(kind(other).eval()))
     assert [layer.name for layer in trace.layers] == ["first"]
     [entry] = trace.not_traced
@@ -90,9 +93,9 @@ def test_what_is_not_seen_beside_a_layer_of_weft_is_named(kind: Any, other: str,
     assert len(said) == 1 and f"the model itself ({kind.__name__})" in said[0]
 
 
-def test_layers_of_weft_over_numbers() -> None:
+def test_layers_of_headloom_over_numbers() -> None:
     x, memory = torch.randn(1, 6, 8), torch.randn(1, 4, 8)
-    model = nn.Sequential(nn.Linear(8, 8), weft.MultiHeadAttention(8, 2)).eval()
+    model = nn.Sequential(nn.Linear(8, 8), headloom.MultiHeadAttention(8, 2)).eval()
     [layer] = traced(model, x, received=True).layers
     assert (layer.name, layer.shape, layer.graph.k) == ("1", (2, 6, 6), 6)
     with torch.no_grad():
@@ -103,11 +106,11 @@ def test_layers_of_weft_over_numbers() -> None:
     assert layer.matrix is not None and layer.deviation <= TOLERANCE
     received = scores.softmax(-1).sum(-2)
     torch.testing.assert_close(layer.graph.received, received, atol=1e-5, rtol=1e-5)
-    cross = weft.MultiHeadAttention(8, 2, kind="cross").eval()
+    cross = headloom.MultiHeadAttention(8, 2, kind="cross").eval()
     [layer] = traced(cross, (x, memory)).layers
     assert (layer.name, layer.kind) == ("MultiHeadAttention", "cross")
     assert (layer.queries_from, layer.keys_from) == ("queries_from", "keys_from")
-    image = weft.ImageSelfAttention(8).eval()
+    image = headloom.ImageSelfAttention(8).eval()
     [layer] = traced(image, torch.randn(1, 8, 4, 5)).layers
     assert layer.query_tokens[:2] == ["patch 0,0", "patch 0,1"]
     for one, inputs in ((model, x), (image, torch.randn(1, 8, 4, 5))):
@@ -120,14 +123,14 @@ def test_a_graph_is_verified_whole() -> None:
     class Nodes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = weft.GATConv(8, 4)
+            self.layer = headloom.GATConv(8, 4)
 
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             read.append(tuple(edge_index.shape))
             return self.layer(x, edge_index)
 
     edges = torch.randint(0, 100, (2, 300), generator=torch.Generator().manual_seed(0))
-    trace = weft.trace(Nodes().eval(), (torch.randn(100, 8), edges))
+    trace = headloom.trace(Nodes().eval(), (torch.randn(100, 8), edges))
     assert set(read) == {(2, 300)}
     assert trace.verification["whole"]
     assert "over the edges of a graph" in trace.layers[0].no_matrix

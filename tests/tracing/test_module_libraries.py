@@ -1,7 +1,7 @@
 """Models of timm, diffusers, x-transformers and PyTorch Geometric, traced as they are.
 
 Queries and keys are taken by hooks from the projections of each library's own layers, and the
-weights computed from them in float64, without weft.
+weights computed from them in float64, without headloom.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.tracing.module_weights import (
 from tests.tracing.without_torchvision import timm
 from torch import Tensor, nn
 
-import weft
+import headloom
 
 # Of torch itself, when its compiler is loaded.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -66,7 +66,7 @@ def test_the_transformers_of_timm(name: str) -> None:
     assert trace.sequences["patches"][before : before + 2] == ["patch 0,0", "patch 0,1"]
     assert trace.positions["patches"]["columns"][before:] == [0, 1, 2, 3] * 4
     check_unchanged(model, image)
-    both = weft.trace(model, image.repeat(2, 1, 1, 1))
+    both = headloom.trace(model, image.repeat(2, 1, 1, 1))
     assert isinstance(both, list) and len(both) == 2
 
 
@@ -116,7 +116,7 @@ def test_windows_of_several_images_are_not_guessed() -> None:
     ).eval()
     library.layers.set_fused_attn(True)
     with pytest.warns(UserWarning, match="a batch of 8 for 2 inputs, and nothing says which"):
-        traces = weft.trace(model, torch.randn(2, 3, 56, 56))
+        traces = headloom.trace(model, torch.randn(2, 3, 56, 56))
     assert [[layer.name for layer in trace.layers] for trace in traces] == [
         ["layers.1.blocks.0.attn"]
     ] * 2
@@ -214,8 +214,10 @@ def test_softmax_by_hand_in_x_transformers_is_named() -> None:
     model = library.TransformerWrapper(
         num_tokens=20, max_seq_len=16, attn_layers=library.Decoder(dim=32, depth=1, heads=4)
     ).eval()
-    with pytest.raises(weft.InputError, match=r"0\.1\.attend \(Attend\) computes its softmax by"):
-        weft.trace(model, torch.randint(0, 20, (1, 10)))
+    with pytest.raises(
+        headloom.InputError, match=r"0\.1\.attend \(Attend\) computes its softmax by"
+    ):
+        headloom.trace(model, torch.randint(0, 20, (1, 10)))
 
 
 def test_the_modules_of_timm_leave_no_stand_in_behind() -> None:
@@ -270,12 +272,12 @@ def test_several_edges_between_two_nodes_are_one() -> None:
     own = dense(layer)[0, 0]
     assert own.tolist() == pytest.approx([0.0, float(2 * weights[0]), float(weights[2])], abs=1e-6)
     assert layer.graph.count[0].tolist() == [2, 0, 0]
-    kept = weft.trace(model, (nodes, edges), keep=weft.Top(1)).layers[0].graph
+    kept = headloom.trace(model, (nodes, edges), keep=headloom.Top(1)).layers[0].graph
     assert float(kept.weights[0, 0, 0] + kept.rest[0, 0]) == pytest.approx(1.0)
 
 
 def test_layers_of_pytorch_geometric_that_give_no_weights_are_named() -> None:
     library = pytest.importorskip("torch_geometric")
     model = library.nn.SuperGATConv(8, 4).eval()
-    with pytest.raises(weft.InputError, match="gives its weights to nobody"):
-        weft.trace(model, (torch.randn(6, 8), EDGES))
+    with pytest.raises(headloom.InputError, match="gives its weights to nobody"):
+        headloom.trace(model, (torch.randn(6, 8), EDGES))

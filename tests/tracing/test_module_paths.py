@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-import weft
-from weft.analysis.matrices.projections import matrices_of
-from weft.mechanism.module_paths import named_modules
+import headloom
+from headloom.analysis.matrices.projections import matrices_of
+from headloom.mechanism.module_paths import named_modules
 
 # The compiler's own modules, when it is loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -28,38 +28,38 @@ def llama() -> Any:
 
 def test_layers_of_transformers_that_are_compiled_one_by_one() -> None:
     model, ids = llama(), torch.arange(6)[None] + 3
-    paths = [layer.name for layer in weft.trace(model, ids).layers]
+    paths = [layer.name for layer in headloom.trace(model, ids).layers]
     for number, layer in enumerate(model.model.layers):
         model.model.layers[number] = torch.compile(layer)
     assert any("_orig_mod" in path for path, _ in model.named_modules())
-    trace = weft.trace(model, ids)
+    trace = headloom.trace(model, ids)
     assert [layer.name for layer in trace.layers] == paths
     assert trace.verification is not None and trace.verification["layers"] == 2
-    one = weft.trace(model, ids, layers=["model.layers.1.*"])
+    one = headloom.trace(model, ids, layers=["model.layers.1.*"])
     assert [layer.name for layer in one.layers] == paths[1:]
     assert [entry["name"] for entry in one.not_traced] == paths[:1]
-    with weft.watch(model, layers=["model.layers.0.self_attn"]) as watched:
+    with headloom.watch(model, layers=["model.layers.0.self_attn"]) as watched:
         model(ids)
     assert [layer.name for layer in watched.trace.layers] == paths[:1]
     assert [layer.name for layer in matrices_of(model)] == paths
 
 
-def test_layers_of_torch_and_of_weft_that_are_compiled_one_by_one() -> None:
+def test_layers_of_torch_and_of_headloom_that_are_compiled_one_by_one() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2).eval()
     encoder.layers[0] = torch.compile(encoder.layers[0])
-    trace = weft.trace(encoder, torch.randn(1, 5, 8))
+    trace = headloom.trace(encoder, torch.randn(1, 5, 8))
     assert [layer.name for layer in trace.layers] == ["layers.0.self_attn", "layers.1.self_attn"]
 
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(9, 8)
-            self.attention = torch.compile(weft.MultiHeadAttention(8, 2))
+            self.attention = torch.compile(headloom.MultiHeadAttention(8, 2))
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.attention(self.embedding(ids))
 
-    trace = weft.trace(Own().eval(), torch.arange(5)[None])
+    trace = headloom.trace(Own().eval(), torch.arange(5)[None])
     assert [layer.name for layer in trace.layers] == ["attention"]
 
 

@@ -1,4 +1,4 @@
-"""Any module of torch: its weights against a computation in float64, without weft."""
+"""Any module of torch: its weights against a computation in float64, without headloom."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tracing.module_weights import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-import weft
+import headloom
 
 # Of torch itself, when its compiler is loaded, and of what is compiled by torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -89,7 +89,7 @@ def test_an_encoder_on_the_fast_path_of_torch_is_seen() -> None:
     inputs = {"src": torch.randn(2, 6, 16), "src_key_padding_mask": hidden}
     # The fast path makes nested tensors of it, and calls nothing that could be seen.
     assert not run(model, inputs)[1, 4:].any()
-    traces = weft.trace(model, inputs, keep=weft.All())
+    traces = headloom.trace(model, inputs, keep=headloom.All())
     added = torch.zeros(2, 1, 1, 6, dtype=torch.float64).masked_fill(
         hidden[:, None, None], -torch.inf
     )
@@ -99,15 +99,18 @@ def test_an_encoder_on_the_fast_path_of_torch_is_seen() -> None:
         assert_weights(trace, {path: weights[sample] for path, weights in expected.items()})
     fast = run(model, inputs)
     # In a block nothing may change, so the fast path cannot be left there.
-    with pytest.raises(weft.InputError, match=r"set_fastpath_enabled\(False\)"), weft.watch(model):
+    with (
+        pytest.raises(headloom.InputError, match=r"set_fastpath_enabled\(False\)"),
+        headloom.watch(model),
+    ):
         raise AssertionError("the block runs")
     assert torch.equal(run(model, inputs), fast)
 
 
 def test_nested_tensors_are_refused_in_one_line() -> None:
     nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
-    with pytest.raises(weft.InputError, match=r"src is a nested tensor, .* Pad it"):
-        weft.trace(encoder(), nested)
+    with pytest.raises(headloom.InputError, match=r"src is a nested tensor, .* Pad it"):
+        headloom.trace(encoder(), nested)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -128,7 +131,7 @@ def test_multihead_attention_alone(
             query.double(), key.double(), key.double(), attn_mask=mask, average_attn_weights=False
         )[1]
         model.float()
-    traces = weft.trace(model, {**inputs, "need_weights": need_weights}, keep=weft.All())
+    traces = headloom.trace(model, {**inputs, "need_weights": need_weights}, keep=headloom.All())
     for sample, trace in enumerate(traces):
         assert_weights(trace, {"MultiheadAttention": expected[sample]})
         assert trace.layers[0].kind == "cross"
@@ -163,16 +166,16 @@ class Own(nn.Module):
         parts = self.project(self.embedding(ids)).chunk(3, -1)
         queries, keys, values = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in parts)
         added = self.scores_added(ids.shape[1])
-        if self.how == "weft":
+        if self.how == "headloom":
             rules = {
                 "none": {},
-                "causal": {"mask": weft.causal()},
-                "window": {"mask": weft.window(2, 0)},
-                "alibi": {"mask": weft.causal(), "bias": added.nan_to_num(neginf=0)[None]},
+                "causal": {"mask": headloom.causal()},
+                "window": {"mask": headloom.window(2, 0)},
+                "alibi": {"mask": headloom.causal(), "bias": added.nan_to_num(neginf=0)[None]},
             }
-            output = weft.attention(queries, keys, values, **rules[self.masked])
-        elif self.how == "weft numbers":
-            output = weft.attention(queries, keys, values, bias=added[None])
+            output = headloom.attention(queries, keys, values, **rules[self.masked])
+        elif self.how == "headloom numbers":
+            output = headloom.attention(queries, keys, values, bias=added[None])
         elif self.how == "numbers":
             output = functional.scaled_dot_product_attention(queries, keys, values, added)
         elif self.how == "five":
@@ -195,7 +198,7 @@ IDS = torch.tensor([[5, 3, 8, 8, 1, 29, 0]])
 
 
 @pytest.mark.parametrize("masked", ["none", "causal", "window", "alibi"])
-@pytest.mark.parametrize("how", ["weft", "weft numbers", "numbers", "five", "flag"])
+@pytest.mark.parametrize("how", ["headloom", "headloom numbers", "numbers", "five", "flag"])
 def test_somebodys_own_layer(how: str, masked: str) -> None:
     if (how, masked) == ("flag", "alibi"):
         return
@@ -219,7 +222,7 @@ def test_gradients_flow_through_a_watched_module() -> None:
     model(IDS).square().sum().backward()
     own = model.project.weight.grad.clone()
     model.zero_grad()
-    with weft.watch(model):
+    with headloom.watch(model):
         model(IDS).square().sum().backward()
     torch.testing.assert_close(model.project.weight.grad, own)
 
@@ -235,7 +238,7 @@ def test_what_is_dropped_is_drawn_by_torch() -> None:
     with torch.no_grad():
         expected = model(IDS)
     torch.manual_seed(3)
-    with weft.watch(model, keep=weft.All(), verify=False) as watched, torch.no_grad():
+    with headloom.watch(model, keep=headloom.All(), verify=False) as watched, torch.no_grad():
         assert torch.equal(model(IDS), expected)
     assert float(dense(watched.trace.layers[0]).sum(-1).sub(1).abs().max()) <= TOLERANCE
 
@@ -252,12 +255,12 @@ def test_a_row_that_hides_every_key_by_a_finite_number_looks_at_all_of_them() ->
     torch.testing.assert_close(layer.graph.weights[:, 2], torch.full((4, 7), 1 / 7))
 
 
-@pytest.mark.parametrize("how", ["numbers", "weft", "weft numbers"])
+@pytest.mark.parametrize("how", ["numbers", "headloom", "headloom numbers"])
 def test_a_model_in_float64_keeps_its_digits(how: str) -> None:
     model = Own(how, "alibi").double().eval()
     with torch.no_grad():
         expected = model(IDS)
-        with weft.watch(model):
+        with headloom.watch(model):
             assert torch.equal(model(IDS), expected)
 
 
@@ -275,12 +278,12 @@ def test_what_cannot_be_seen_is_named() -> None:
             return self.unseen(self.seen(ids))
 
     hidden = torch.randn(2, 5, 16)
-    with pytest.raises(weft.InputError, match=r"it \(ByHand\) computes its softmax by hand"):
-        weft.trace(ByHand(), hidden)
+    with pytest.raises(headloom.InputError, match=r"it \(ByHand\) computes its softmax by hand"):
+        headloom.trace(ByHand(), hidden)
     model = ByHand().eval()
     with (
         pytest.warns(UserWarning, match="watch: ByHand went on .* by hand, which is not seen"),
-        weft.watch(model) as watched,
+        headloom.watch(model) as watched,
     ):
         model(hidden)
     assert watched.traces == []
@@ -289,27 +292,30 @@ def test_what_cannot_be_seen_is_named() -> None:
         trace = traced(model, IDS)
     assert [entry["name"] for entry in trace.not_traced] == ["unseen"]
     assert [layer.name for layer in trace.layers] == ["seen"]
-    with pytest.raises(weft.InputError, match="Linear called no attention function"):
-        weft.trace(nn.Linear(2, 2), torch.randn(1, 2))
-    with pytest.raises(weft.InputError, match=r"compiled by torch\.jit"):
-        weft.trace(torch.jit.script(nn.Linear(2, 2)), torch.randn(1, 2))
-    with pytest.raises(weft.InputError, match="does not take 3 inputs"):
-        weft.trace(Both(), (IDS, IDS, IDS))
-    with pytest.raises(weft.InputError, match="reads tensors"):
-        weft.trace(Both(), "a text")
-    with pytest.raises(weft.InputError, match="generate= is for models of Transformers"):
-        weft.trace(Both(), IDS, generate=3)
+    with pytest.raises(headloom.InputError, match="Linear called no attention function"):
+        headloom.trace(nn.Linear(2, 2), torch.randn(1, 2))
+    with pytest.raises(headloom.InputError, match=r"compiled by torch\.jit"):
+        headloom.trace(torch.jit.script(nn.Linear(2, 2)), torch.randn(1, 2))
+    with pytest.raises(headloom.InputError, match="does not take 3 inputs"):
+        headloom.trace(Both(), (IDS, IDS, IDS))
+    with pytest.raises(headloom.InputError, match="reads tensors"):
+        headloom.trace(Both(), "a text")
+    with pytest.raises(headloom.InputError, match="generate= is for models of Transformers"):
+        headloom.trace(Both(), IDS, generate=3)
 
 
 def test_layers_that_run_outside_of_the_model_are_named() -> None:
     model = nn.Sequential(Own("numbers")).eval()
-    with pytest.warns(UserWarning, match=r"ran outside of Sequential\.forward"), weft.watch(model):
+    with (
+        pytest.warns(UserWarning, match=r"ran outside of Sequential\.forward"),
+        headloom.watch(model),
+    ):
         model[0](IDS)
 
 
 def test_a_watch_gives_a_trace_for_each_call() -> None:
     model = Own("numbers", "causal").eval()
-    with weft.watch(model, keep=weft.All()) as watched:
+    with headloom.watch(model, keep=headloom.All()) as watched:
         model(IDS)
         model(ids=IDS[:, :3])
     assert [trace.layers[0].shape for trace in watched.traces] == [(4, 7, 7), (4, 3, 3)]

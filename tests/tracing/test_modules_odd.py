@@ -13,11 +13,11 @@ from tests.tracing.module_weights import encoder, traced
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import weft
-from weft.analysis.graphs.flow import attention_flow
-from weft.analysis.graphs.rollout import passed_over
-from weft.tracing.model_state import as_written
-from weft.tracing.modules import fast_paths_off
+import headloom
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.analysis.graphs.rollout import passed_over
+from headloom.tracing.model_state import as_written
+from headloom.tracing.modules import fast_paths_off
 
 
 class Axial(nn.Module):
@@ -42,10 +42,10 @@ def test_layers_that_cut_their_input_into_other_parts_are_not_multiplied() -> No
     assert {layer.queries_from for layer in trace.layers} == {"positions-5x5"}
     assert trace.positions["positions-5x5"]["parts"][:7] == [0, 0, 0, 0, 0, 1, 1]
     for analysis in (trace.rollout, lambda: attention_flow(trace, 0, 1)):
-        with pytest.raises(weft.InputError, match=r"2 layers read positions-5x5 in parts"):
+        with pytest.raises(headloom.InputError, match=r"2 layers read positions-5x5 in parts"):
             analysis()
-    alone = weft.trace(model, square, layers=["rows"])
-    assert isinstance(alone, weft.Trace)
+    alone = headloom.trace(model, square, layers=["rows"])
+    assert isinstance(alone, headloom.Trace)
     # Of one layer, a position holds what its own part gives it: a fifth of the square.
     with pytest.warns(UserWarning, match="not through 1 that ran and are not in the trace"):
         assert ((alone.rollout() > 0).sum(-1) == 5).all()
@@ -91,9 +91,9 @@ def test_half_precision_inside_is_no_difference(dtype: torch.dtype) -> None:
 
     torch.manual_seed(0)
     x = torch.randn(2, 9, 16)
-    weft.trace(Casts().eval(), x)
+    headloom.trace(Casts().eval(), x)
     with torch.autocast("cpu", dtype=dtype):
-        weft.trace(encoder(), x)
+        headloom.trace(encoder(), x)
 
 
 def test_a_buffer_that_counts_calls_counts_one() -> None:
@@ -121,7 +121,7 @@ def test_two_threads_leave_the_fast_path_as_it_was() -> None:
     sys.setswitchinterval(1e-5)
     try:
         for _ in range(4):
-            threads = [threading.Thread(target=weft.trace, args=(model, x)) for model in models]
+            threads = [threading.Thread(target=headloom.trace, args=(model, x)) for model in models]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -178,9 +178,9 @@ def test_a_mask_with_nan_is_refused_by_name() -> None:
 
     with (
         pytest.warns(UserWarning, match="NaN"),
-        pytest.raises(weft.InputError, match=r"of Masked .*its mask holds .* \(NaN\)"),
+        pytest.raises(headloom.InputError, match=r"of Masked .*its mask holds .* \(NaN\)"),
     ):
-        weft.trace(Masked().eval(), torch.randn(1, 2, 4, 8))
+        headloom.trace(Masked().eval(), torch.randn(1, 2, 4, 8))
 
 
 def test_a_watch_without_a_trace_says_why() -> None:
@@ -189,9 +189,9 @@ def test_a_watch_without_a_trace_says_why() -> None:
             return (x @ x.mT).softmax(-1) @ x
 
     model = ByHand().eval()
-    with pytest.warns(UserWarning, match="by hand"), weft.watch(model) as watched:
+    with pytest.warns(UserWarning, match="by hand"), headloom.watch(model) as watched:
         model(torch.randn(1, 3, 4))
-    with pytest.raises(weft.InputError, match="there is no trace; expected one"):
+    with pytest.raises(headloom.InputError, match="there is no trace; expected one"):
         _ = watched.trace
 
 
@@ -215,7 +215,7 @@ def test_masks_of_calls_with_more_dimensions_and_fewer_heads_of_keys(kv_heads: i
                 )[None]
             return made.transpose(2, 3).reshape(3, 5, 32)
 
-    traces = weft.trace(Grouped().eval(), torch.randn(3, 5, 32), keep=weft.All())
+    traces = headloom.trace(Grouped().eval(), torch.randn(3, 5, 32), keep=headloom.All())
     queries, keys = (part[0].double() for part in seen)
     scores = queries @ keys.repeat_interleave(4 // kv_heads, 1).mT / 8**0.5
     weights = scores.masked_fill(~masks[0], -torch.inf).softmax(-1)
@@ -246,12 +246,12 @@ def test_what_a_module_writes_into_lists_and_its_input_is_as_after_one_call() ->
     torch.manual_seed(0)
     model, tokens = Remembering().eval(), torch.randn(1, 5, 8)
     before = tokens.clone()
-    trace = weft.trace(model, tokens)
+    trace = headloom.trace(model, tokens)
     assert trace.layers[0].shape == (2, 5, 5)
-    assert len(model.read) == 1  # as one call without weft leaves it
+    assert len(model.read) == 1  # as one call without headloom leaves it
     torch.testing.assert_close(tokens, before + 0.5)
     model.read.clear()
-    with weft.watch(model) as watched, torch.no_grad():
+    with headloom.watch(model) as watched, torch.no_grad():
         model(tokens)
     assert watched.trace.layers[0].shape == (2, 5, 5)
     assert len(model.read) == 1  # as without the watch
@@ -286,7 +286,7 @@ def test_a_mask_and_is_causal_together_hide_what_either_hides(kind: str) -> None
     scores = torch.einsum("qhd,khd->hqk", queries, keys) / 2
     scores = scores.masked_fill(~cells, -torch.inf) if kind == "cells" else scores + model.mask
     expected = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
-    trace = weft.trace(model, tokens)
+    trace = headloom.trace(model, tokens)
     torch.testing.assert_close(trace.layers[0].graph.dense(), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -294,7 +294,7 @@ def test_a_bias_in_float64_is_checked_in_its_own_type() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
     bias = torch.randn(6, 6).double()
-    trace = weft.trace(layer, (torch.randn(1, 6, 8).double(), bias))
+    trace = headloom.trace(layer, (torch.randn(1, 6, 8).double(), bias))
     assert trace.layers[0].deviation < 1e-5
 
 
@@ -303,7 +303,7 @@ def test_rows_whose_scores_lie_too_far_from_0_have_no_matrix(hides: float) -> No
     torch.manual_seed(0)
     mask = torch.full((6, 6), hides).triu(1)
     mask[:, :2] = hides  # so that the first two rows see no key as they should
-    trace = weft.trace(Both(mask, is_causal=False).eval(), torch.randn(1, 6, 8))
+    trace = headloom.trace(Both(mask, is_causal=False).eval(), torch.randn(1, 6, 8))
     layer = trace.layers[0]
     assert layer.matrix is None or bool(((layer.matrix.dense().sum(-1) - 1).abs() < 1e-4).all())
     assert layer.matrix is not None or "too large" in layer.no_matrix or "bias" in layer.no_matrix
@@ -330,7 +330,7 @@ def test_heads_are_grouped_as_torch_groups_them(queries, keys, values, masked) -
     heads = queries[-3]
     shared = k.repeat_interleave(heads // keys[-3], -3)
     scores = q @ shared.mT / 8**0.5 + (0 if added is None else added)
-    with weft.watch(model, keep=weft.All()) as watched:
+    with headloom.watch(model, keep=headloom.All()) as watched:
         output = model(q, k, v, added)
     weights = scores.softmax(-1)
     torch.testing.assert_close(output, weights @ v.repeat_interleave(heads // values[-3], -3))
@@ -360,7 +360,7 @@ def test_checkpoints_compute_gradients_as_without_a_watch(layers) -> None:
     model = Checkpointed().eval()
     tokens, parameters = torch.randn(1, 6, 8), list(model.parameters())
     expected = torch.autograd.grad(model(tokens).square().sum(), parameters)
-    with weft.watch(model, keep=weft.Top(3), layers=layers) as watched:
+    with headloom.watch(model, keep=headloom.Top(3), layers=layers) as watched:
         model(tokens).square().sum().backward()
         again = torch.autograd.grad(model(tokens).square().sum(), parameters)
     for parameter, gradient, other in zip(parameters, expected, again, strict=True):
@@ -373,10 +373,13 @@ def test_a_module_without_numbers_is_refused() -> None:
     with torch.device("meta"):
         model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     with pytest.raises(
-        weft.InputError, match=r"trace: TransformerEncoderLayer is on the device meta"
+        headloom.InputError, match=r"trace: TransformerEncoderLayer is on the device meta"
     ):
-        weft.trace(model, torch.randn(1, 6, 8))
-    with pytest.raises(weft.InputError, match=r"watch: .* on the device meta"), weft.watch(model):
+        headloom.trace(model, torch.randn(1, 6, 8))
+    with (
+        pytest.raises(headloom.InputError, match=r"watch: .* on the device meta"),
+        headloom.watch(model),
+    ):
         pass
 
 
@@ -404,5 +407,5 @@ def test_inner_functions_of_torch_are_attention_that_is_named(attention) -> None
             return self.inner(self.seen(tokens))
 
     with pytest.warns(UserWarning, match=r"an attention module ran and cannot be traced: inner"):
-        trace = weft.trace(Outer().eval(), torch.randn(1, 6, 8))
+        trace = headloom.trace(Outer().eval(), torch.randn(1, 6, 8))
     assert [entry["name"] for entry in trace.not_traced] == ["inner"]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-import weft
-from weft.formats.tokens import Tokens, each_once, shown, texts_of
-from weft.traces import Trace
-from weft.tracing.names import special_known, token_names
-from weft.training.text import Vocabulary
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.tokens import Tokens, each_once, shown, texts_of
+from headloom.tracing.names import special_known, token_names
+from headloom.training.text import Vocabulary
 
 ENGLISH = "the price of the dog is of the cat, and the naïve café of the town\n" * 20
 TEXT = "the price of 東京 naïve café 👩‍🚀!\n    東"
@@ -140,7 +140,7 @@ def test_any_cut_of_a_text_is_read_alike(seed: int) -> None:
     assert "".join(each_once(texts)) == TEXT
 
 
-def test_a_vocabulary_of_weft() -> None:
+def test_a_vocabulary_of_headloom() -> None:
     vocabulary = Vocabulary.of_pieces([ENGLISH], 320)
     names = token_names(vocabulary.encode("the 東"), vocabulary)
     assert list(shown(names))[-3:] == ["東¹⁄₃", "東²⁄₃", "東³⁄₃"]
@@ -158,10 +158,10 @@ def test_of_a_trace_of_a_model_of_transformers(tmp_path: Path) -> None:
         vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128
     )
     model = transformers.GPT2Model(config).eval()
-    trace = weft.trace(model, TEXT, tokenizer=tokenizer)
+    trace = headloom.trace(model, TEXT, tokenizer=tokenizer)
     assert isinstance(trace, Trace)
-    trace.save(tmp_path / "t.weft")
-    opened = weft.open(tmp_path / "t.weft")
+    trace.save(tmp_path / "t.loom")
+    opened = headloom.open(tmp_path / "t.loom")
     for found in (trace, opened):
         tokens = found.tokens
         assert list(tokens) == tokenizer.convert_ids_to_tokens(tokenizer(TEXT)["input_ids"])

@@ -14,7 +14,7 @@ from tests.tracing.conftest import PAIR, Family, cached
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,7 +50,7 @@ def test_encoders_that_take_attention_by_themselves_are_named(model, layers) -> 
     ids = IDS.repeat(1, 4)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        trace = weft.trace(built, {"input_ids": ids, "decoder_input_ids": TARGET})
+        trace = headloom.trace(built, {"input_ids": ids, "decoder_input_ids": TARGET})
     assert {layer.kind for layer in trace.layers} == {"decoder", "cross"}
     modules = dict(built.named_modules())
     assert len(trace.not_traced) == layers
@@ -71,7 +71,7 @@ def test_every_attention_of_prophetnet_is_traced_or_named() -> None:
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trace = weft.trace(model, {"input_ids": IDS, "decoder_input_ids": TARGET})
+        trace = headloom.trace(model, {"input_ids": IDS, "decoder_input_ids": TARGET})
     there = {layer.name for layer in trace.layers} | {e["name"] for e in trace.not_traced}
     for path in ("encoder.layers.0.self_attn", "decoder.layers.0.cross_attn",
                  "decoder.layers.0.self_attn"):  # fmt: skip
@@ -80,14 +80,14 @@ def test_every_attention_of_prophetnet_is_traced_or_named() -> None:
 
 def test_no_false_alarm(family) -> None:
     # Warnings are errors here: a container whose inner module was caught must not be named.
-    trace = weft.trace(family.build("eager"), family.inputs(padded=False))
+    trace = headloom.trace(family.build("eager"), family.inputs(padded=False))
     assert trace.not_traced == ()
 
 
 def test_generation_names_them_too() -> None:
     model = transformers.LongT5ForConditionalGeneration(long_t5().config).eval()
     with pytest.warns(UserWarning, match="cannot be traced"):
-        trace = weft.trace(model, {"input_ids": IDS}, generate=2)
+        trace = headloom.trace(model, {"input_ids": IDS}, generate=2)
     assert len(trace.not_traced) == 2
 
 
@@ -95,11 +95,11 @@ def test_the_names_are_saved(tmp_path) -> None:
     model = long_t5()
     inputs = {"input_ids": IDS, "decoder_input_ids": TARGET}
     with pytest.warns(UserWarning, match="cannot be traced"):
-        saved = weft.trace(model, inputs, save=tmp_path / "t.weft")
-    manifest = json.loads((tmp_path / "t.weft" / "trace.json").read_text("utf-8"))
+        saved = headloom.trace(model, inputs, save=tmp_path / "t.loom")
+    manifest = json.loads((tmp_path / "t.loom" / "trace.json").read_text("utf-8"))
     assert manifest["not_traced"] == [dict(entry) for entry in saved.not_traced]
-    saved.save(tmp_path / "again.weft")
-    assert weft.open(tmp_path / "again.weft").not_traced == saved.not_traced
+    saved.save(tmp_path / "again.loom")
+    assert headloom.open(tmp_path / "again.loom").not_traced == saved.not_traced
 
 
 def over_their_sum(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -191,11 +191,14 @@ def test_a_module_that_computes_its_own_attention_is_named_whatever_its_class(
     else:
         layer.self_attn.o_proj, path = Pooler(how), "model.layers.1.self_attn.o_proj"
     with pytest.warns(UserWarning, match="ran and cannot be traced"):
-        trace = weft.trace(model, IDS)
-    assert isinstance(trace, weft.Trace)
+        trace = headloom.trace(model, IDS)
+    assert isinstance(trace, headloom.Trace)
     assert [(entry["name"], entry["class"]) for entry in trace.not_traced] == [(path, "Pooler")]
     assert len(trace.layers) == 2
-    with pytest.warns(UserWarning, match="ran and cannot be traced"), weft.watch(model) as watched:
+    with (
+        pytest.warns(UserWarning, match="ran and cannot be traced"),
+        headloom.watch(model) as watched,
+    ):
         model(IDS)
     assert [entry["name"] for entry in watched.trace.not_traced] == [path]
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -209,8 +212,8 @@ def test_gates_and_vocabularies_are_no_attention(
     model: Any = family_named("Llama").build()
     model.model.layers[0].mlp = Gate(written=written)
     model.lm_head.register_forward_hook(lambda module, given, output: output.softmax(-1))
-    assert weft.trace(model, IDS).not_traced == ()
-    assert weft.trace(model, IDS, generate=3).not_traced == ()
+    assert headloom.trace(model, IDS).not_traced == ()
+    assert headloom.trace(model, IDS, generate=3).not_traced == ()
 
 
 def test_attention_whose_weights_were_taken_dense_is_not_named_again() -> None:
@@ -218,23 +221,23 @@ def test_attention_whose_weights_were_taken_dense_is_not_named_again() -> None:
         transformers.BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=4)
     ).eval()
     with pytest.warns(UserWarning, match="formed whole"):
-        trace = weft.trace(model, IDS)
+        trace = headloom.trace(model, IDS)
     assert trace.not_traced == ()
 
 
-def test_attention_beside_the_layers_of_a_model_of_weft_is_named(
+def test_attention_beside_the_layers_of_a_model_of_headloom_is_named(
     translator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = {"source": torch.tensor([[3, 4, 5, 6]]), "target": torch.tensor([[1, 2]])}
-    assert weft.trace(translator, ids).not_traced == ()
+    assert headloom.trace(translator, ids).not_traced == ()
     translator.add_module("pooler", Pooler("matmul", 16))
     forward = translator.forward
     monkeypatch.setattr(
         translator, "forward", lambda source, target: translator.pooler(forward(source, target))
     )
-    with pytest.warns(UserWarning, match=r"pooler \(Pooler\): .* not by a layer of weft"):
-        trace = weft.trace(translator, ids)
-    assert isinstance(trace, weft.Trace)
+    with pytest.warns(UserWarning, match=r"pooler \(Pooler\): .* not by a layer of headloom"):
+        trace = headloom.trace(translator, ids)
+    assert isinstance(trace, headloom.Trace)
     assert [entry["name"] for entry in trace.not_traced] == ["pooler"]
     assert len(trace.layers) == 3
 
@@ -257,13 +260,13 @@ def test_the_passes_that_are_verified_are_looked_at(family_named, number: int) -
     model.generation_config.eos_token_id = None
     model.model.layers[1].mlp = Late(number)
     with pytest.warns(UserWarning, match="ran and cannot be traced"):
-        trace = weft.trace(model, IDS, generate=8, verify=False)
+        trace = headloom.trace(model, IDS, generate=8, verify=False)
     assert [entry["class"] for entry in trace.not_traced] == ["Pooler"]
     # A second text in one watch is looked at too, though the first one had come to rest.
     model.model.layers[1].mlp = Late(10 + number)
     with (
         pytest.warns(UserWarning, match="ran and cannot be traced"),
-        weft.watch(model, verify=False) as watched,
+        headloom.watch(model, verify=False) as watched,
     ):
         for _ in range(2):
             model.generate(IDS, max_new_tokens=10, do_sample=False)
@@ -285,7 +288,7 @@ def test_modes_of_others_and_hooks_are_left_alone(family_named, entered: int, le
     """Whichever passes somebody's own mode is around; it must be left in its turn."""
     model: Any = family_named("Llama").build()
     token, cache, mode = IDS, transformers.DynamicCache(), Counting()
-    with weft.watch(model) as watched, torch.no_grad(), ExitStack() as stack:
+    with headloom.watch(model) as watched, torch.no_grad(), ExitStack() as stack:
         for number in range(1, 11):
             if number == entered:
                 stack.enter_context(mode)
@@ -299,7 +302,7 @@ def test_modes_of_others_and_hooks_are_left_alone(family_named, entered: int, le
     assert not _get_current_function_mode_stack()
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
     ids = torch.tensor([[int(name[1:]) for name in watched.trace.tokens]])
-    one = weft.trace(model, ids, keep=weft.Top(4))
+    one = headloom.trace(model, ids, keep=headloom.Top(4))
     for grown, whole in zip(watched.trace.layers, one.layers, strict=True):
         assert torch.allclose(grown.graph.weights[..., :4], whole.graph.weights, atol=2e-6)
 
@@ -315,7 +318,7 @@ def test_an_error_in_a_pass_is_the_error_that_is_seen(family_named, number: int)
             raise RuntimeError("their own")
 
     hook = model.model.norm.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="their own"), weft.watch(model, verify=False):
+    with pytest.raises(RuntimeError, match="their own"), headloom.watch(model, verify=False):
         model.generate(IDS, max_new_tokens=8, do_sample=False)
     hook.remove()
     assert not _get_current_function_mode_stack()

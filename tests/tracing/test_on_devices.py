@@ -11,8 +11,8 @@ from tests.tracing.conftest import Family, as_list
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
 
 
 def check(found: list[Trace], expected: list[Trace]) -> None:
@@ -39,21 +39,21 @@ def test_families_of_transformers(
 ) -> None:
     family = family_named(name)
     inputs = family.inputs()
-    expected = as_list(weft.trace(family.build(), inputs))
+    expected = as_list(headloom.trace(family.build(), inputs))
     with PretendedDevice(kind) as device:
         model = device.place(family.build())
         assert all(marked(parameter) for parameter in model.parameters())
-        check(as_list(weft.trace(model, device.place(inputs))), expected)
-        check(as_list(weft.trace(model, inputs)), expected)  # which are taken to the model
+        check(as_list(headloom.trace(model, device.place(inputs))), expected)
+        check(as_list(headloom.trace(model, inputs)), expected)  # which are taken to the model
 
 
 def test_a_generation(family_named: Callable[[str], Family]) -> None:
     family = family_named("Llama")
     inputs = family.inputs(padded=False)
-    expected = as_list(weft.trace(family.build(), inputs, generate=4))
+    expected = as_list(headloom.trace(family.build(), inputs, generate=4))
     with PretendedDevice("cuda") as device:
         model = device.place(family.build())
-        check(as_list(weft.trace(model, device.place(inputs), generate=4)), expected)
+        check(as_list(headloom.trace(model, device.place(inputs), generate=4)), expected)
 
 
 class Layer(nn.Module):
@@ -74,9 +74,9 @@ def test_any_module(kind: str) -> None:
     inputs = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
 
     def watched(model: nn.Module, inputs: Tensor) -> list[Trace]:
-        with weft.watch(model) as watch:
+        with headloom.watch(model) as watch:
             model(inputs)
-        return [*as_list(weft.trace(model, inputs)), *watch.traces]
+        return [*as_list(headloom.trace(model, inputs)), *watch.traces]
 
     expected = watched(Layer().eval(), inputs)
     with PretendedDevice(kind) as device:

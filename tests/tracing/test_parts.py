@@ -10,7 +10,7 @@ import torch
 from tests.tracing.conftest import as_list
 from torch import Tensor, nn
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,7 +40,7 @@ SWIN = {
 def test_windows_of_an_image_lie_side_by_side() -> None:
     model = small("Swin", **SWIN)
     image = pixels(1, 32)
-    (trace,) = as_list(weft.trace(model, {"pixel_values": image}, keep=weft.All()))
+    (trace,) = as_list(headloom.trace(model, {"pixel_values": image}, keep=headloom.All()))
     formed: list[Tensor] = []
     attention = model.get_submodule("encoder.layers.0.blocks.0.attention")
     attention.register_forward_hook(lambda *given: formed.append(given[2][1]))
@@ -68,7 +68,9 @@ def test_windows_of_an_image_lie_side_by_side() -> None:
 def test_windows_of_several_images_are_refused_by_name() -> None:
     model = small("Swin", **SWIN)
     with pytest.warns(UserWarning, match="trace one input at a time"):
-        traces = as_list(weft.trace(model, {"pixel_values": pixels(2, 32)}, keep=weft.All()))
+        traces = as_list(
+            headloom.trace(model, {"pixel_values": pixels(2, 32)}, keep=headloom.All())
+        )
     assert len(traces) == 2
     for trace in traces:
         assert [layer.shape for layer in trace.layers] == [(4, 16, 16)]
@@ -83,18 +85,18 @@ def test_windows_of_several_images_are_refused_by_name() -> None:
 def test_windows_are_saved_and_opened_again(tmp_path) -> None:
     model = small("Swin", **SWIN)
     image = {"pixel_values": pixels(1, 32)}
-    (held,) = as_list(weft.trace(model, image))
-    saved = weft.trace(model, image, save=tmp_path / "swin")
-    assert isinstance(saved, weft.Trace)
+    (held,) = as_list(headloom.trace(model, image))
+    saved = headloom.trace(model, image, save=tmp_path / "swin")
+    assert isinstance(saved, headloom.Trace)
     for one, other in zip(held.layers, saved.layers, strict=True):
         assert torch.equal(one.graph.weights, other.graph.weights)
         assert torch.equal(one.graph.keys, other.graph.keys)
         assert one.no_matrix == other.no_matrix
         if one.matrix is not None:
-            assert (one.matrix.dense() - weft_dense(one)).abs().max() <= 1e-5
+            assert (one.matrix.dense() - headloom_dense(one)).abs().max() <= 1e-5
 
 
-def weft_dense(layer: Any) -> Tensor:
+def headloom_dense(layer: Any) -> Tensor:
     """What the kept edges of a layer say, and its matrix where an edge is not kept."""
     dense: Tensor = layer.graph.dense()
     return torch.where(dense > 0, dense, layer.matrix.dense())
@@ -109,11 +111,13 @@ def test_two_images_in_one_row_are_not_two_traces() -> None:
     images = pixels(2, 32)
     with (
         pytest.warns(UserWarning, match="cannot be traced"),
-        pytest.raises(weft.InputError, match=r"a batch of 1 for 2 inputs.*one input at a time"),
+        pytest.raises(headloom.InputError, match=r"a batch of 1 for 2 inputs.*one input at a time"),
     ):
-        weft.trace(model, {"pixel_values": images, "image_sizes": torch.tensor([[32, 32]] * 2)})
+        headloom.trace(model, {"pixel_values": images, "image_sizes": torch.tensor([[32, 32]] * 2)})
     traces = [
-        weft.trace(model, {"pixel_values": image[None], "image_sizes": torch.tensor([[32, 32]])})
+        headloom.trace(
+            model, {"pixel_values": image[None], "image_sizes": torch.tensor([[32, 32]])}
+        )
         for image in images
     ]
     one, two = (trace.layers[0].graph.weights for trace in traces)
@@ -126,7 +130,7 @@ def test_every_length_is_a_sequence_of_its_own() -> None:
         patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2],
     )  # fmt: skip
     image = pixels(2, 64)
-    traces = as_list(weft.trace(model, {"pixel_values": image}, keep=weft.All()))
+    traces = as_list(headloom.trace(model, {"pixel_values": image}, keep=headloom.All()))
     with torch.no_grad():
         own = model(image, output_attentions=True).attentions
     for sample, trace in enumerate(traces):
@@ -149,7 +153,7 @@ def test_a_pooled_text_is_not_cut_by_the_mask_of_the_whole() -> None:
     mask[1, :3] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
     with pytest.warns(UserWarning, match="formed whole"):
-        traces = as_list(weft.trace(model, inputs, keep=weft.All()))
+        traces = as_list(headloom.trace(model, inputs, keep=headloom.All()))
     with torch.no_grad():
         own = model(**inputs, output_attentions=True).attentions
     spans = [slice(0, 12), slice(3, 12)]
@@ -178,7 +182,9 @@ def test_an_image_beside_a_text_is_a_sequence_of_its_own() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traces = as_list(
-            weft.trace(model, {"input_ids": ids, "pixel_values": pixels(2, 16)}, keep=weft.All())
+            headloom.trace(
+                model, {"input_ids": ids, "pixel_values": pixels(2, 16)}, keep=headloom.All()
+            )
         )
     for trace in traces:
         sizes = {layer.name.split(".")[0]: layer.shape[1:] for layer in trace.layers}
@@ -197,7 +203,7 @@ def test_the_predictor_of_v_jepa_is_whole() -> None:
         pred_num_hidden_layers=1, pred_num_attention_heads=2, pred_num_mask_tokens=2,
     )  # fmt: skip
     video = torch.randn(1, 4, 3, 16, 16, generator=torch.Generator().manual_seed(3))
-    (trace,) = as_list(weft.trace(model, {"pixel_values_videos": video}, keep=weft.All()))
+    (trace,) = as_list(headloom.trace(model, {"pixel_values_videos": video}, keep=headloom.All()))
     predicting = [layer for layer in trace.layers if "predictor" in layer.name]
     assert predicting
     for layer in trace.layers:
@@ -241,8 +247,8 @@ def resampler() -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.parametrize("made", [hiera, resampler])
 def test_fewer_queries_than_keys_are_watched_as_they_are_traced(made: Any) -> None:
     model, inputs = made()
-    (trace,) = as_list(weft.trace(model, inputs, keep=weft.All()))
-    with weft.watch(model, keep=weft.All()) as watched:
+    (trace,) = as_list(headloom.trace(model, inputs, keep=headloom.All()))
+    with headloom.watch(model, keep=headloom.All()) as watched:
         model(**inputs)
     assert [layer.name for layer in watched.trace.layers] == [layer.name for layer in trace.layers]
     assert any(layer.shape[1] < layer.shape[2] for layer in trace.layers)

@@ -10,7 +10,7 @@ from tests.tracing.without_torchvision import timm
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-import weft
+import headloom
 
 EYE = torch.eye(4, dtype=torch.double)
 
@@ -43,7 +43,7 @@ def test_each_chunk_is_a_sequence_through_all_layers() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Chunks(), Chunks()).eval()
     states = torch.randn(1, 8, 32)
-    trace = weft.trace(model, states, keep=weft.All())
+    trace = headloom.trace(model, states, keep=headloom.All())
     first, second = "positions-4", "positions-4-call-1"
     assert [layer.queries_from for layer in trace.layers] == [first, second, first, second]
     with pytest.warns(UserWarning, match="Through 2 layers, not through 2 over other positions"):
@@ -57,7 +57,7 @@ def test_a_layer_that_is_shared_by_a_stack_is_over_one_sequence() -> None:
     torch.manual_seed(0)
     layer = Chunks()
     states = torch.randn(1, 4, 32)
-    trace = weft.trace(nn.Sequential(layer, layer).eval(), states, keep=weft.All())
+    trace = headloom.trace(nn.Sequential(layer, layer).eval(), states, keep=headloom.All())
     assert len(trace.layers) == 2 and len(trace.sequences) == 1
     layer(states)
     once = _half(layer.weights[0])
@@ -80,7 +80,7 @@ class Towers(nn.Module):
 
 def test_two_inputs_of_as_many_positions_are_two_sequences() -> None:
     torch.manual_seed(0)
-    trace = weft.trace(Towers().eval(), (torch.randn(1, 4, 32), torch.randn(1, 4, 32)))
+    trace = headloom.trace(Towers().eval(), (torch.randn(1, 4, 32), torch.randn(1, 4, 32)))
     left, right = trace.layers
     assert left.queries_from != right.queries_from
 
@@ -108,7 +108,7 @@ def test_pictures_of_one_text_are_sequences_of_their_own() -> None:
         "input_ids": ids, "pixel_values": torch.randn(48, 96),
         "image_grid_thw": torch.tensor([[1, 4, 6]] * 2), "mm_token_type_ids": (ids == 50).long(),
     }  # fmt: skip
-    trace = weft.trace(model, inputs)
+    trace = headloom.trace(model, inputs)
     seen = [layer.queries_from for layer in trace.layers if "visual" in layer.name]
     assert seen == ["patches", "patches-call-1"] * 2
 
@@ -133,10 +133,10 @@ def test_nodes_of_two_types_are_two_sequences_whatever_their_number(papers: int)
             return self.layers(nodes, edges)
 
     nodes = {"author": torch.randn(5, 8), "paper": torch.randn(papers, 8)}
-    trace = weft.trace(Net().eval(), (nodes, edges), keep=weft.All())
+    trace = headloom.trace(Net().eval(), (nodes, edges), keep=headloom.All())
     ends = [(layer.kind, layer.queries_from, layer.keys_from) for layer in trace.layers]
     assert ends == [("cross", "paper", "author"), ("cross", "author", "paper")]
-    with pytest.raises(weft.InputError, match="and back: nothing says which is updated first"):
+    with pytest.raises(headloom.InputError, match="and back: nothing says which is updated first"):
         trace.rollout()
 
 
@@ -151,7 +151,7 @@ def test_heads_before_the_windows_are_heads(name: str, heads: int, shape: Any) -
         pytest.skip("timm is not installed")
     library.layers.set_fused_attn(True, experimental=True)
     model = library.create_model(name, pretrained=False, img_size=64).eval()
-    layer = weft.trace(model, torch.randn(1, 3, 64, 64)).layers[0]
+    layer = headloom.trace(model, torch.randn(1, 3, 64, 64)).layers[0]
     assert layer.heads == heads
     assert layer.queries_from == f"positions-{shape[0]}x{shape[1]}"
 
@@ -172,9 +172,9 @@ class Windows(nn.Module):
 
 def test_five_dimensions_that_nothing_tells_apart_are_refused() -> None:
     states = torch.randn(1, 3, 5, 16)
-    assert weft.trace(Windows(copied=False), states).layers[0].shape == (2, 15, 15)
-    with pytest.raises(weft.InputError, match=r"dimension of its queries, \(1, 3, 2, 5, 8\)"):
-        weft.trace(Windows(copied=True), states)
+    assert headloom.trace(Windows(copied=False), states).layers[0].shape == (2, 15, 15)
+    with pytest.raises(headloom.InputError, match=r"dimension of its queries, \(1, 3, 2, 5, 8\)"):
+        headloom.trace(Windows(copied=True), states)
 
 
 def test_shuffled_patches_and_prompts_are_not_named_as_patches_that_lie_in_rows() -> None:
@@ -186,7 +186,7 @@ def test_shuffled_patches_and_prompts_are_not_named_as_patches_that_lie_in_rows(
     pixels = {"pixel_values": torch.randn(1, 3, 32, 32)}
     model = transformers.ViTMAEModel(transformers.ViTMAEConfig(**sizes, mask_ratio=0.0)).eval()
     noise = torch.rand(1, 16, generator=torch.Generator().manual_seed(0))
-    shuffled = weft.trace(model, {**pixels, "noise": noise})
+    shuffled = headloom.trace(model, {**pixels, "noise": noise})
     assert list(shuffled.sequences["patches"])[:2] == ["position 0", "position 1"]
     vision = {
         "hidden_size": 32, "output_channels": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -204,7 +204,7 @@ def test_shuffled_patches_and_prompts_are_not_named_as_patches_that_lie_in_rows(
         },
     )  # fmt: skip
     points = torch.tensor([[[[5.0, 5.0]]]])
-    trace = weft.trace(
+    trace = headloom.trace(
         transformers.SamModel._from_config(config).eval(), {**pixels, "input_points": points}
     )
     ends = {layer.name: (layer.queries_from, layer.keys_from) for layer in trace.layers}
@@ -234,7 +234,7 @@ class Learned(nn.Module):
 
 @pytest.mark.parametrize("positions", [5, 6])
 def test_a_parameter_that_looks_at_itself_is_one_sequence(positions: int) -> None:
-    first, second = weft.trace(Learned(positions).eval(), torch.randn(1, 6, 8)).layers
+    first, second = headloom.trace(Learned(positions).eval(), torch.randn(1, 6, 8)).layers
     assert (first.kind, first.queries_from) == ("encoder", first.keys_from)
     assert (second.kind, second.queries_from) == ("cross", first.queries_from)
     assert second.keys_from != first.keys_from
@@ -270,7 +270,7 @@ PLACES = torch.tensor([2, 0, 3, 1])
     ],
 )
 def test_positions_in_another_order_are_a_sequence_of_their_own(between: Any, apart: bool) -> None:
-    trace = weft.trace(Reordered(between).eval(), torch.randn(1, 4, 32))
+    trace = headloom.trace(Reordered(between).eval(), torch.randn(1, 4, 32))
     first, second = trace.layers
     assert (first.queries_from != second.queries_from) == apart
     assert second.queries_from == second.keys_from

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.forked import Loaded
 
-import weft
-from weft.cli import main
-from weft.tracing.pretrained import load_pretrained
+import headloom
+from headloom.cli import main
+from headloom.tracing.pretrained import load_pretrained
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +52,7 @@ def small(tmp_path) -> Path:
 
 def test_a_real_model_against_eager_attention_and_known_values(minilm) -> None:
     model, tokenizer = load_pretrained(minilm)
-    trace = weft.trace(model, TEXT, tokenizer=tokenizer, keep=weft.All())
+    trace = headloom.trace(model, TEXT, tokenizer=tokenizer, keep=headloom.All())
     assert trace.tokens == ["[CLS]", *TEXT.split(), "[SEP]"]
     eager = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager")
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_a_real_model_against_eager_attention_and_known_values(minilm) -> None:
 def test_tokens_have_offsets_and_specials_have_names(minilm) -> None:
     model, tokenizer = load_pretrained(minilm)
     text = "Unbelievable </script> שלום 👩‍👩‍👧\x07 end"
-    trace = weft.trace(model, text, tokenizer=tokenizer)
+    trace = headloom.trace(model, text, tokenizer=tokenizer)
     known = trace.positions["tokens"]
     assert [known["special"][0], known["special"][-1]] == [True, True]
     assert trace.tokens[0] == "[CLS]"
@@ -97,8 +97,8 @@ def test_hostile_texts(minilm, tmp_path) -> None:
             " ",
         ]
     ):
-        weft.trace(model, text, tokenizer=tokenizer, save=tmp_path / str(number))
-        opened = weft.open(tmp_path / str(number))
+        headloom.trace(model, text, tokenizer=tokenizer, save=tmp_path / str(number))
+        opened = headloom.open(tmp_path / str(number))
         assert opened.deviation < 5e-6
         assert len(opened.layers) == 6
 
@@ -119,7 +119,7 @@ def test_hostile_text_on_the_command_line(minilm, tmp_path, capsys) -> None:
     assert "\x1b" not in said.err
     assert "\u202e" not in said.err
     assert "\x07" not in said.err
-    assert json.loads(said.out)["sequences"]["tokens"] == (weft.open(tmp_path / "t").tokens)
+    assert json.loads(said.out)["sequences"]["tokens"] == (headloom.open(tmp_path / "t").tokens)
 
 
 def test_command_line(small, tmp_path, capsys) -> None:
@@ -130,12 +130,12 @@ def test_command_line(small, tmp_path, capsys) -> None:
     assert said["sequences"] == {"tokens": ["a", "b", "c", "d"]}
     assert said["layers"] == 1
     assert said["deviation"] < 1e-5
-    (layer,) = weft.open(output).layers
+    (layer,) = headloom.open(output).layers
     assert (layer.name, layer.graph.k, layer.queries.dtype) == ("h.1.attn", 2, torch.float16)
     file = tmp_path / "text.txt"
     file.write_text("e f", "utf-8")
     run(["trace", str(small), "--file", str(file), "-o", str(tmp_path / "second")])
-    assert weft.open(tmp_path / "second").tokens == ["e", "f"]
+    assert headloom.open(tmp_path / "second").tokens == ["e", "f"]
 
 
 @pytest.mark.parametrize(
@@ -164,33 +164,35 @@ def test_folders_that_are_refused(small, tmp_path) -> None:
     weights, config = small / "model.safetensors", small / "config.json"
     content = config.read_text("utf-8")
     config.write_text(json.dumps({**json.loads(content), "model_type": "nonesuch"}), "utf-8")
-    with pytest.raises(weft.InputError, match='names the architecture "nonesuch"'):
+    with pytest.raises(headloom.InputError, match='names the architecture "nonesuch"'):
         load_pretrained(small)
     config.write_text("{", "utf-8")
-    with pytest.raises(weft.DataError, match="is damaged: line 1 is not JSON"):
+    with pytest.raises(headloom.DataError, match="is damaged: line 1 is not JSON"):
         load_pretrained(small)
     config.write_text(content, "utf-8")
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(weft.DataError, match=r"the weights are damaged|cannot load"):
+    with pytest.raises(headloom.DataError, match=r"the weights are damaged|cannot load"):
         load_pretrained(small)
     weights.unlink()
     with weights.open("wb") as file:
         file.truncate(2**43)  # of holes: it takes no room
-    with pytest.raises(weft.InputError, match=r"the weights take 8,192\.0 GiB, and .* are free"):
+    with pytest.raises(
+        headloom.InputError, match=r"the weights take 8,192\.0 GiB, and .* are free"
+    ):
         load_pretrained(small)
     weights.unlink()
-    with pytest.raises(weft.DataError, match=r"no weights; expected model\.safetensors"):
+    with pytest.raises(headloom.DataError, match=r"no weights; expected model\.safetensors"):
         load_pretrained(small)
     (small / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(weft.DataError, match=r"weights are a pickle \(pytorch_model\.bin\)"):
+    with pytest.raises(headloom.DataError, match=r"weights are a pickle \(pytorch_model\.bin\)"):
         load_pretrained(small)
-    with pytest.raises(weft.DataError, match="no such run or model"):
+    with pytest.raises(headloom.DataError, match="no such run or model"):
         load_pretrained(tmp_path / "nothing")
 
 
 def test_an_empty_name_is_no_model() -> None:
-    with pytest.raises(weft.DataError, match="name of the model is empty"):
+    with pytest.raises(headloom.DataError, match="name of the model is empty"):
         load_pretrained("")
 
 
@@ -214,7 +216,7 @@ def test_a_configuration_that_the_library_cannot_take(small) -> None:
     content = json.loads((small / "config.json").read_text("utf-8"))
     for wrong in ({"vocab_size": "a"}, {"n_head": 0}, {"n_embd": 10**30}, {"n_layer": [1]}):
         (small / "config.json").write_text(json.dumps({**content, **wrong}), "utf-8")
-        with pytest.raises(weft.WeftError) as error:
+        with pytest.raises(headloom.HeadloomError) as error:
             load_pretrained(small)
         assert "\n" not in str(error.value)
         assert str(small) in str(error.value)
@@ -225,7 +227,7 @@ def test_a_pipe_in_the_place_of_a_file(small) -> None:
         content = (small / name).read_bytes()
         (small / name).unlink()
         os.mkfifo(small / name)
-        with pytest.raises(weft.DataError, match="a pipe, a socket or a device"):
+        with pytest.raises(headloom.DataError, match="a pipe, a socket or a device"):
             load_pretrained(small)
         (small / name).unlink()
         (small / name).write_bytes(content)
@@ -239,10 +241,12 @@ def test_weights_that_were_not_saved_are_not_drawn_at_random(
     whole = load_file(weights)
     for name in ("h.1.attn.c_attn.weight", "wpe.weight"):
         save_file({key: whole[key] for key in whole if key != name}, weights, {"format": "pt"})
-        with pytest.raises(weft.DataError, match=f"{name} is missing, and would be drawn at rand"):
+        with pytest.raises(
+            headloom.DataError, match=f"{name} is missing, and would be drawn at rand"
+        ):
             load_pretrained(small, predicting=predicting)
         save_file({**whole, name: torch.zeros(3, 2)}, weights, {"format": "pt"})
-        with pytest.raises(weft.DataError, match=rf"{name} has the shape \(3, 2\), and config"):
+        with pytest.raises(headloom.DataError, match=rf"{name} has the shape \(3, 2\), and config"):
             load_pretrained(small, predicting=predicting)
     assert capfd.readouterr().err == ""
 
@@ -263,7 +267,7 @@ def test_a_tokenizer_whose_limit_is_no_number(small: Path) -> None:
     content = json.loads(settings.read_text("utf-8"))
     for wrong in ("a", [1], True):
         settings.write_text(json.dumps({**content, "model_max_length": wrong}), "utf-8")
-        with pytest.raises(weft.DataError, match=r"model_max_length is .*, expected a number"):
+        with pytest.raises(headloom.DataError, match=r"model_max_length is .*, expected a number"):
             load_pretrained(small)
 
 

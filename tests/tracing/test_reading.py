@@ -14,9 +14,9 @@ import torch
 from tests.tracing.conftest import SIZES, Family
 from torch import Tensor, nn
 
-import weft
-from weft.mechanism.scores import Score
-from weft.tracing.pretrained import load_pretrained
+import headloom
+from headloom.mechanism.scores import Score
+from headloom.tracing.pretrained import load_pretrained
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,8 +47,8 @@ def bert() -> Any:
     ],
 )
 def test_inputs_that_cannot_be_read_say_so_in_one_line(inputs: Any, message: str) -> None:
-    with pytest.raises(weft.InputError, match=message) as error:
-        weft.trace(bert(), inputs)
+    with pytest.raises(headloom.InputError, match=message) as error:
+        headloom.trace(bert(), inputs)
     assert "\n" not in str(error.value)
 
 
@@ -61,23 +61,23 @@ def test_a_module_around_a_model_names_the_model() -> None:
         def forward(self, *given: Any) -> Any:
             return self.inner(*given)
 
-    remedy = r"It is around a BertModel: call it in a block of weft\.watch\(model\.inner\)\."
-    with pytest.raises(weft.InputError, match=remedy):
-        weft.trace(Around(), IDS)
-    with pytest.raises(weft.InputError, match=remedy):
-        weft.trace(Around(), IDS, generate=3)
+    remedy = r"It is around a BertModel: call it in a block of headloom\.watch\(model\.inner\)\."
+    with pytest.raises(headloom.InputError, match=remedy):
+        headloom.trace(Around(), IDS)
+    with pytest.raises(headloom.InputError, match=remedy):
+        headloom.trace(Around(), IDS, generate=3)
 
 
 def test_a_model_without_numbers_says_so() -> None:
     with torch.device("meta"):
         model = transformers.BertModel(transformers.BertConfig(**SIZES))
-    with pytest.raises(weft.InputError, match="on the device meta"):
-        weft.trace(model, IDS)
+    with pytest.raises(headloom.InputError, match="on the device meta"):
+        headloom.trace(model, IDS)
 
 
 def test_what_is_no_model_is_not_called_its_input() -> None:
-    with pytest.raises(weft.InputError, match="the model is a str 'bert-base-uncased'"):
-        weft.trace("bert-base-uncased", "a text")  # type: ignore[arg-type]
+    with pytest.raises(headloom.InputError, match="the model is a str 'bert-base-uncased'"):
+        headloom.trace("bert-base-uncased", "a text")  # type: ignore[arg-type]
 
 
 def in_place(model: Any) -> Any:
@@ -89,20 +89,20 @@ def in_place(model: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, in_place])
 def test_a_model_in_a_wrapper_is_traced_as_without(wrap: Any) -> None:
-    expected = weft.trace(bert(), IDS, keep=weft.All())
+    expected = headloom.trace(bert(), IDS, keep=headloom.All())
     model = wrap(bert())
     compiled = getattr(model, "_compiled_call_impl", None)
-    trace = weft.trace(model, IDS, keep=weft.All())
+    trace = headloom.trace(model, IDS, keep=headloom.All())
     assert getattr(model, "_compiled_call_impl", None) is compiled
-    assert isinstance(trace, weft.Trace) and isinstance(expected, weft.Trace)
+    assert isinstance(trace, headloom.Trace) and isinstance(expected, headloom.Trace)
     for one, other in zip(trace.layers, expected.layers, strict=True):
         assert one.name == other.name
         assert torch.equal(one.graph.weights, other.graph.weights)
     if isinstance(model, nn.DataParallel):
-        with pytest.raises(weft.InputError, match="past the watch"), weft.watch(model):
+        with pytest.raises(headloom.InputError, match="past the watch"), headloom.watch(model):
             pass
         return
-    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
         model(IDS)
     for one, other in zip(watched.trace.layers, expected.layers, strict=True):
         assert torch.equal(one.graph.weights, other.graph.weights)
@@ -118,13 +118,13 @@ def test_a_layer_that_is_compiled_is_traced_as_it_is_written(family_named: Named
         return module.forward
 
     model: Any = family_named("Llama").build()
-    expected = weft.trace(model, IDS, keep=weft.All())
+    expected = headloom.trace(model, IDS, keep=headloom.All())
     model.model.layers[0] = torch.compile(model.model.layers[0], backend=backend)
-    trace = weft.trace(model, IDS, keep=weft.All(), generate=2)
-    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+    trace = headloom.trace(model, IDS, keep=headloom.All(), generate=2)
+    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
         model(IDS)
     assert not graphs
-    assert isinstance(trace, weft.Trace) and isinstance(expected, weft.Trace)
+    assert isinstance(trace, headloom.Trace) and isinstance(expected, headloom.Trace)
     for one, other in zip(watched.trace.layers, expected.layers, strict=True):
         torch.testing.assert_close(one.graph.weights, other.graph.weights, atol=2e-6, rtol=0)
     with torch.no_grad():
@@ -137,8 +137,10 @@ def test_a_part_that_torch_jit_compiled_is_named(family_named: Named) -> None:
     model: Any = family_named("Llama").build()
     layer = model.model.layers[0]
     layer.mlp = torch.jit.trace(layer.mlp, torch.randn(1, 4, 32))
-    with pytest.raises(weft.InputError, match=r"model\.layers\.0\.mlp is compiled by torch\.jit"):
-        weft.trace(model, IDS)
+    with pytest.raises(
+        headloom.InputError, match=r"model\.layers\.0\.mlp is compiled by torch\.jit"
+    ):
+        headloom.trace(model, IDS)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # between PEFT and Transformers
@@ -150,12 +152,12 @@ def test_a_model_with_adapters_of_peft_is_traced_with_them(family_named: Named) 
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.3)
-    trace = weft.trace(model, IDS, generate=3, keep=weft.All())
-    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+    trace = headloom.trace(model, IDS, generate=3, keep=headloom.All())
+    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
         written = model.generate(input_ids=IDS, max_new_tokens=4, do_sample=False, eos_token_id=[])
     with torch.no_grad():
         dense = own(written[:, :-1], output_attentions=True).attentions
-    assert isinstance(trace, weft.Trace)
+    assert isinstance(trace, headloom.Trace)
     for generated in (trace, watched.trace):
         for layer, weights in zip(generated.layers, dense, strict=True):
             torch.testing.assert_close(layer.graph.dense(), weights[0], atol=2e-6, rtol=0)
@@ -169,11 +171,11 @@ def test_a_learned_prompt_is_part_of_the_text(family_named: Named) -> None:
     own: Any = family_named("Llama").build("sdpa")
     options = {"num_virtual_tokens": 3, "task_type": "CAUSAL_LM"}
     model = peft.get_peft_model(own, peft.PromptTuningConfig(**options)).eval()
-    trace = weft.trace(model, {"input_ids": IDS})
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(model, {"input_ids": IDS})
+    assert isinstance(trace, headloom.Trace)
     assert trace.layers[0].shape[1:] == (7, 7)
-    remedy = r"call it in a block of weft\.watch\(model\.base_model\)"
-    with pytest.warns(UserWarning, match=remedy), weft.watch(model):
+    remedy = r"call it in a block of headloom\.watch\(model\.base_model\)"
+    with pytest.warns(UserWarning, match=remedy), headloom.watch(model):
         model.generate(input_ids=IDS, max_new_tokens=2)
 
 
@@ -190,8 +192,8 @@ def test_detr_has_no_decoder_input_ids_to_give() -> None:
     )  # fmt: skip
     model = transformers.DetrModel._from_config(config, attn_implementation="eager").eval()
     image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
-    trace = weft.trace(model, {"pixel_values": image}, keep=weft.All())
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(model, {"pixel_values": image}, keep=headloom.All())
+    assert isinstance(trace, headloom.Trace)
     with torch.no_grad():
         own = model(image, output_attentions=True)
     for layer in trace.layers:
@@ -215,16 +217,16 @@ def test_speech_without_decoder_input_ids_is_traced() -> None:
     model = transformers.FastSpeech2ConformerModel(config).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trace = weft.trace(model, IDS)
-    assert isinstance(trace, weft.Trace)
+        trace = headloom.trace(model, IDS)
+    assert isinstance(trace, headloom.Trace)
     assert {layer.kind for layer in trace.layers} == {"encoder", "decoder"}
 
 
 def test_models_off_the_interface_are_not_said_to_generate_nothing() -> None:
     config = transformers.BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=4)
     model = transformers.BloomForCausalLM(config).eval()
-    with pytest.raises(weft.InputError, match="its generation cannot be traced"):
-        weft.trace(model, IDS, generate=2)
+    with pytest.raises(headloom.InputError, match="its generation cannot be traced"):
+        headloom.trace(model, IDS, generate=2)
 
 
 def test_a_window_decoder_with_eager_attention_generates() -> None:
@@ -237,12 +239,12 @@ def test_a_window_decoder_with_eager_attention_generates() -> None:
         config, attn_implementation="eager"
     ).eval()
     ids = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(3))
-    trace = weft.trace(model, ids, generate=3, keep=weft.All())
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(model, ids, generate=3, keep=headloom.All())
+    assert isinstance(trace, headloom.Trace)
     whole = torch.tensor([[int(name[1:]) for name in trace.tokens]])
     assert whole.shape == (1, 12)
-    again = weft.trace(model, whole, keep=weft.All())
-    assert isinstance(again, weft.Trace)
+    again = headloom.trace(model, whole, keep=headloom.All())
+    assert isinstance(again, headloom.Trace)
     for one, other in zip(trace.layers, again.layers, strict=True):
         assert (one.graph.dense() - other.graph.dense()).abs().max() <= 5e-6
 
@@ -256,7 +258,7 @@ class Doubled(Score):
 
 def test_a_score_of_ones_own_needs_no_decorator() -> None:
     queries = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(3))
-    out = weft.attention(queries, queries, queries, score=Doubled())
+    out = headloom.attention(queries, queries, queries, score=Doubled())
     expected = torch.softmax(2 * queries @ queries.mT, -1) @ queries
     assert torch.allclose(out, expected, atol=1e-5)
 
@@ -266,7 +268,7 @@ def test_a_configuration_with_a_wrong_type_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**config, "vocab_size": "a"}), "utf-8")
-    with pytest.raises(weft.DataError, match=r"cannot load this model: .*vocab_size") as error:
+    with pytest.raises(headloom.DataError, match=r"cannot load this model: .*vocab_size") as error:
         load_pretrained(tmp_path, text=False)
     assert "\n" not in str(error.value)
 
@@ -288,18 +290,18 @@ def test_what_a_model_fails_on_is_said_in_one_line(
     inputs: dict[str, Any], message: str, verify: bool | None
 ) -> None:
     inputs = {name: v for name, v in {"input_ids": IDS, **inputs}.items() if v is not None}
-    with pytest.raises(weft.InputError, match=message) as error:
-        weft.trace(bert(), inputs, verify=verify)
+    with pytest.raises(headloom.InputError, match=message) as error:
+        headloom.trace(bert(), inputs, verify=verify)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("run", [weft.trace, weft.watch])
+@pytest.mark.parametrize("run", [headloom.trace, headloom.watch])
 @pytest.mark.parametrize("layers", [0, [1.5], [None], "0", [True], {0: 1}, []])
 def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
     model = bert()
-    inputs = (model, IDS) if run is weft.trace else (model,)
+    inputs = (model, IDS) if run is headloom.trace else (model,)
     with (
-        pytest.raises(weft.InputError, match=r"layers=.* None traces every"),
+        pytest.raises(headloom.InputError, match=r"layers=.* None traces every"),
         run(*inputs, layers=layers),
     ):
         pass
@@ -308,8 +310,8 @@ def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
 def test_numbers_of_numpy_are_numbers(family_named: Callable[[str], Family]) -> None:
     model = family_named("Llama").build()
     layers: Any = np.array([1])
-    trace = weft.trace(model, IDS, layers=layers, verify=np.int64(2), generate=np.int64(3))
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(model, IDS, layers=layers, verify=np.int64(2), generate=np.int64(3))
+    assert isinstance(trace, headloom.Trace)
     assert [layer.name for layer in trace.layers] == ["model.layers.1.self_attn"]
     assert trace.verification is not None
     assert trace.verification["tokens"] == 2
@@ -320,15 +322,15 @@ def test_numbers_of_numpy_are_numbers(family_named: Callable[[str], Family]) -> 
 def test_what_cannot_be_generated_is_one_line(
     family_named: Callable[[str], Family], generate: Any
 ) -> None:
-    with pytest.raises(weft.InputError, match=r"generate") as error:
-        weft.trace(family_named("Llama").build(), IDS, generate=generate)
+    with pytest.raises(headloom.InputError, match=r"generate") as error:
+        headloom.trace(family_named("Llama").build(), IDS, generate=generate)
     assert "\n" not in str(error.value)
 
 
 def test_a_trace_without_edges_has_rows_and_its_matrix(tmp_path: Path) -> None:
-    whole = weft.trace(bert(), IDS, keep=weft.All())
-    trace = weft.trace(bert(), IDS, keep=weft.Top(0), save=tmp_path / "t")
-    assert isinstance(trace, weft.Trace) and isinstance(whole, weft.Trace)
+    whole = headloom.trace(bert(), IDS, keep=headloom.All())
+    trace = headloom.trace(bert(), IDS, keep=headloom.Top(0), save=tmp_path / "t")
+    assert isinstance(trace, headloom.Trace) and isinstance(whole, headloom.Trace)
     for one, other in zip(trace.layers, whole.layers, strict=True):
         assert one.graph.k == 0
         assert torch.allclose(one.graph.lse, other.graph.lse, atol=1e-5)
@@ -340,5 +342,5 @@ def test_keep_is_checked_before_the_model_runs() -> None:
     model = bert()
     model.register_forward_pre_hook(lambda *_: 1 / 0)
     keep: Any = 5
-    with pytest.raises(weft.InputError, match=r"keep=5; expected weft\.Top"):
-        weft.trace(model, IDS, keep=keep)
+    with pytest.raises(headloom.InputError, match=r"keep=5; expected headloom\.Top"):
+        headloom.trace(model, IDS, keep=keep)

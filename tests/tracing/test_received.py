@@ -12,17 +12,19 @@ from tests.formats.conftest import assert_same
 from tests.tracing.conftest import as_list, dense_weights, spans
 from torch import Tensor, nn
 
-import weft
-from weft.analysis.graphs.strength import heavy_hitters, received
-from weft.analysis.graphs.table import graph_measures
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
-from weft.traces import Trace
+import headloom
+from headloom.analysis.graphs.strength import heavy_hitters, received
+from headloom.analysis.graphs.table import graph_measures
+from headloom.api.trace import Trace
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
 
 LAST = 3
 
 
-def assert_received(graph: weft.AttentionGraph, weights: Tensor, last: int | None = LAST) -> None:
+def assert_received(
+    graph: headloom.AttentionGraph, weights: Tensor, last: int | None = LAST
+) -> None:
     """weights: (heads, queries, keys)."""
     assert torch.allclose(graph.received.double(), weights.double().sum(1), atol=1e-5)
     assert torch.allclose(graph.received_most.double(), weights.double().amax(1), atol=1e-5)
@@ -42,12 +44,12 @@ def test_what_models_say_themselves(family_named, name, queries_keys) -> None:
     model, inputs = family.build(), family.inputs()
     expected = dense_weights(model, inputs)
     traces = as_list(
-        weft.trace(
+        headloom.trace(
             model,
             inputs,
-            keep=weft.Top(2),
+            keep=headloom.Top(2),
             queries_keys=queries_keys,
-            received=weft.LastQueries(LAST),
+            received=headloom.LastQueries(LAST),
         )
     )
     for sample, trace in enumerate(traces):
@@ -60,16 +62,16 @@ def test_what_models_say_themselves(family_named, name, queries_keys) -> None:
             assert_received(layer.graph, weights[:, rows, columns])
 
 
-@pytest.mark.parametrize("keep", [weft.Top(2), weft.All()])
-def test_layers_of_weft_and_generation(translator, keep) -> None:
+@pytest.mark.parametrize("keep", [headloom.Top(2), headloom.All()])
+def test_layers_of_headloom_and_generation(translator, keep) -> None:
     torch.manual_seed(4)
     architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
     model = LanguageModel(30, architecture).eval()
     pair = {"source": torch.tensor([[3, 9, 14, 27, 5]]), "target": torch.tensor([[1, 8, 30, 6]])}
     for given, inputs, new in ((translator, pair, None), (model, torch.tensor([3, 9, 14]), 5)):
-        asked = weft.LastQueries(LAST)
-        one = weft.trace(given, inputs, keep=keep, generate=new, received=asked)
-        other = weft.trace(given, inputs, keep=weft.All(), generate=new)
+        asked = headloom.LastQueries(LAST)
+        one = headloom.trace(given, inputs, keep=keep, generate=new, received=asked)
+        other = headloom.trace(given, inputs, keep=headloom.All(), generate=new)
         assert isinstance(one, Trace) and isinstance(other, Trace)
         for layer, dense in zip(one.layers, other.layers, strict=True):
             assert dense.graph.received is None
@@ -84,17 +86,17 @@ class Plain(nn.Module):
 
 
 class Own(nn.Module):
-    """One that calls weft, and asks it what keys receive."""
+    """One that calls headloom, and asks it what keys receive."""
 
     def forward(self, x: Tensor) -> Tensor:
-        output, graph = weft.attend(x, x, x, mask=weft.causal(), received=True)
+        output, graph = headloom.attend(x, x, x, mask=headloom.causal(), received=True)
         return output + graph.received[..., None]
 
 
 @pytest.mark.parametrize("model", [Plain(), Own()])
 def test_modules(model: nn.Module) -> None:
     x = torch.randn(1, 2, 9, 4, generator=torch.Generator().manual_seed(0))
-    trace = weft.trace(model, {"x": x}, keep=weft.Top(1), received=True)
+    trace = headloom.trace(model, {"x": x}, keep=headloom.Top(1), received=True)
     scores = x[0].double() @ x[0].double().mT / 2
     ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(ahead, -torch.inf).softmax(-1)
@@ -103,14 +105,14 @@ def test_modules(model: nn.Module) -> None:
 
 def saved(trace: Trace, path: Path) -> Trace:
     trace.save(path)
-    return weft.open(path)
+    return headloom.open(path)
 
 
-@pytest.mark.parametrize("asked", [True, weft.LastQueries(2)])
+@pytest.mark.parametrize("asked", [True, headloom.LastQueries(2)])
 def test_it_comes_back_from_disk(language_model, asked, tmp_path) -> None:
     ids = torch.tensor([3, 9, 14, 27, 5, 8])
-    trace = weft.trace(language_model, ids, keep=weft.Top(2), received=asked)
-    again = saved(trace, tmp_path / "t.weft")
+    trace = headloom.trace(language_model, ids, keep=headloom.Top(2), received=asked)
+    again = saved(trace, tmp_path / "t.loom")
     assert_same(trace, again)
     for one, other in zip(trace.layers, again.layers, strict=True):
         for name in ("received", "received_most", "received_last"):
@@ -125,28 +127,29 @@ def test_it_comes_back_from_disk(language_model, asked, tmp_path) -> None:
         assert np.allclose(table["mass"], queries, atol=1e-4) and set(table["keys"]) == {keys}
         assert np.all(table["most"] <= 1)
     # Saved again it is the same, and other tools read it.
-    again.save(tmp_path / "again.weft")
+    again.save(tmp_path / "again.loom")
     file = "received.parquet"
-    assert (tmp_path / "t.weft" / file).read_bytes() == (
-        tmp_path / "again.weft" / file
+    assert (tmp_path / "t.loom" / file).read_bytes() == (
+        tmp_path / "again.loom" / file
     ).read_bytes()
-    assert pq.read_table(tmp_path / "t.weft" / file).num_rows == heads * keys * len(trace.layers)
+    assert pq.read_table(tmp_path / "t.loom" / file).num_rows == heads * keys * len(trace.layers)
 
 
 def test_a_trace_without_it_is_as_before(language_model, tmp_path) -> None:
     trace = saved(
-        weft.trace(language_model, torch.tensor([3, 9, 14]), keep=weft.Top(1)), tmp_path / "t.weft"
+        headloom.trace(language_model, torch.tensor([3, 9, 14]), keep=headloom.Top(1)),
+        tmp_path / "t.loom",
     )
-    assert not (tmp_path / "t.weft" / "received.parquet").exists()
-    assert "received" not in (tmp_path / "t.weft" / "trace.json").read_text()
+    assert not (tmp_path / "t.loom" / "received.parquet").exists()
+    assert "received" not in (tmp_path / "t.loom" / "trace.json").read_text()
     assert trace.layers[0].graph.received is None
     assert len(trace.sql("select * from received")) == 0
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "forged"])
 def test_a_damaged_file_is_named(language_model, tmp_path, how) -> None:
-    path = tmp_path / "t.weft"
-    saved(weft.trace(language_model, torch.tensor([3, 9, 14]), received=True), path)
+    path = tmp_path / "t.loom"
+    saved(headloom.trace(language_model, torch.tensor([3, 9, 14]), received=True), path)
     file = path / "received.parquet"
     if how == "missing":
         file.unlink()
@@ -154,16 +157,16 @@ def test_a_damaged_file_is_named(language_model, tmp_path, how) -> None:
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.write_bytes(data[:-7] if how == "cut" else data)
-    with pytest.raises(weft.DataError, match=r"received\.parquet") as error:
-        assert weft.open(path).layers[0].graph.received is None
+    with pytest.raises(headloom.DataError, match=r"received\.parquet") as error:
+        assert headloom.open(path).layers[0].graph.received is None
     assert "\n" not in str(error.value)
 
 
 def test_measures_show_what_the_graph_holds(language_model, tmp_path) -> None:
     """In-strength and heavy hitters from kept edges are certain then, and those of all weights."""
     ids = torch.arange(3, 33)
-    trace = weft.trace(language_model, ids, keep=weft.Top(2), received=True)
-    plain = weft.trace(language_model, ids, keep=weft.Top(2))
+    trace = headloom.trace(language_model, ids, keep=headloom.Top(2), received=True)
+    plain = headloom.trace(language_model, ids, keep=headloom.Top(2))
     for layer, without in zip(trace.layers, plain.layers, strict=True):
         got, exact = received(layer.graph), received(layer.matrix)
         assert torch.equal(got.lower, got.upper)
@@ -179,10 +182,10 @@ def test_measures_show_what_the_graph_holds(language_model, tmp_path) -> None:
 
 
 def test_the_studio_sums_what_the_graph_holds(language_model) -> None:
-    from weft.studio.arrays import layer_arrays
-    from weft.studio.sums import layer_sums
+    from headloom.studio.arrays import layer_arrays
+    from headloom.studio.sums import layer_sums
 
-    trace = weft.trace(language_model, torch.arange(3, 20), keep=weft.Top(2), received=True)
+    trace = headloom.trace(language_model, torch.arange(3, 20), keep=headloom.Top(2), received=True)
     layer = trace.layers[0]
     # Neither a matrix nor all edges: the kept ones alone would give less.
     found = np.frombuffer(layer_sums(layer_arrays(layer), None, None), "<f4")
@@ -190,5 +193,7 @@ def test_the_studio_sums_what_the_graph_holds(language_model) -> None:
 
 
 def test_it_is_refused_in_one_line(language_model) -> None:
-    with pytest.raises(weft.InputError, match=r"trace: received=3; expected True, False, or weft"):
-        weft.trace(language_model, torch.tensor([3, 9]), received=3)
+    with pytest.raises(
+        headloom.InputError, match=r"trace: received=3; expected True, False, or headloom"
+    ):
+        headloom.trace(language_model, torch.tensor([3, 9]), received=3)

@@ -12,8 +12,8 @@ from tests.tracing.module_weights import TOLERANCE, by_heads, check_unchanged, d
 from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu, normalize
 
-import weft
-from weft.models.graph_attention import GraphAttentionNetwork
+import headloom
+from headloom.models.graph_attention import GraphAttentionNetwork
 
 HEADS, DEPTH, LENGTH = 2, 4, 7
 
@@ -21,7 +21,7 @@ HEADS, DEPTH, LENGTH = 2, 4, 7
 class Attends(nn.Module):
     """Attention by a score, with whatever else is given."""
 
-    def __init__(self, score: weft.Score, **rules: Any) -> None:
+    def __init__(self, score: headloom.Score, **rules: Any) -> None:
         super().__init__()
         self.queries, self.keys = (nn.Linear(8, HEADS * DEPTH, bias=False) for _ in range(2))
         self.score, self.rules = score, rules
@@ -30,10 +30,10 @@ class Attends(nn.Module):
         queries, keys = (
             part(x).unflatten(-1, (-1, DEPTH)).transpose(1, 2) for part in (self.queries, self.keys)
         )
-        return weft.attention(queries, keys, keys, score=self.score, **self.rules)
+        return headloom.attention(queries, keys, keys, score=self.score, **self.rules)
 
 
-class Cosine(weft.Score):
+class Cosine(headloom.Score):
     """Somebody's own, with a layer in it that knows one type of numbers alone."""
 
     def __init__(self) -> None:
@@ -44,8 +44,8 @@ class Cosine(weft.Score):
         return normalize(self.layer(queries), dim=-1) @ normalize(keys, dim=-1).mT
 
 
-def traced_all(model: nn.Module, x: Tensor) -> list[weft.Trace]:
-    traces = weft.trace(model, x, keep=weft.All())
+def traced_all(model: nn.Module, x: Tensor) -> list[headloom.Trace]:
+    traces = headloom.trace(model, x, keep=headloom.All())
     assert isinstance(traces, list)
     return traces
 
@@ -60,19 +60,19 @@ FIRST, SECOND = drawn(HEADS, DEPTH), drawn(DEPTH)
 COSINE = Cosine()
 
 #: From queries and keys in float64 to scores, as the papers have them.
-SCORES: dict[str, tuple[weft.Score, Any]] = {
+SCORES: dict[str, tuple[headloom.Score, Any]] = {
     "bilinear": (
-        weft.Bilinear(A), lambda q, k: torch.einsum("bhid,hde,bhje->bhij", q, A.double(), k)
+        headloom.Bilinear(A), lambda q, k: torch.einsum("bhid,hde,bhje->bhij", q, A.double(), k)
     ),
     "symmetric": (
-        weft.Bilinear(S, symmetric=True),
+        headloom.Bilinear(S, symmetric=True),
         lambda q, k: (
             torch.einsum("bhid,de,bhje->bhij", q, S.double(), k)
             + torch.einsum("bhid,ed,bhje->bhij", q, S.double(), k)
         ) / 2,
     ),
     "additive": (
-        weft.Additive(W, U, V),
+        headloom.Additive(W, U, V),
         lambda q, k: torch.einsum(
             "n,bhijn->bhij",
             V.double(),
@@ -80,7 +80,7 @@ SCORES: dict[str, tuple[weft.Score, Any]] = {
         ),
     ),
     "graph attention": (
-        weft.GraphAttention(FIRST, SECOND),
+        headloom.GraphAttention(FIRST, SECOND),
         lambda q, k: leaky_relu(
             torch.einsum("hd,bhid->bhi", FIRST.double(), q)[..., None]
             + (k @ SECOND.double())[:, :, None],
@@ -88,7 +88,7 @@ SCORES: dict[str, tuple[weft.Score, Any]] = {
         ),
     ),
     "graph attention 2": (
-        weft.GraphAttentionV2(FIRST),
+        headloom.GraphAttentionV2(FIRST),
         lambda q, k: torch.einsum(
             "hd,bhijd->bhij",
             FIRST.double(),
@@ -112,7 +112,7 @@ def test_every_score_is_traced(name: str, ruled: bool, tmp_path: Path) -> None:
     score, formula = SCORES[name]
     rules: dict[str, Any] = {}
     if ruled:
-        rules = {"mask": weft.causal(), "bias": BIAS, "sinks": SINKS, "softcap": CAP}
+        rules = {"mask": headloom.causal(), "bias": BIAS, "sinks": SINKS, "softcap": CAP}
         rules["scale"] = SCALE
     model, x = Attends(score, **rules).eval(), drawn(1, LENGTH, 8)
     q, k = (by_heads(part(x), HEADS).detach() for part in (model.queries, model.keys))
@@ -123,8 +123,8 @@ def test_every_score_is_traced(name: str, ruled: bool, tmp_path: Path) -> None:
         column = SINKS.double()[None, :, None, None].expand(1, HEADS, LENGTH, 1)
         scores = torch.cat((scores, column), -1)
     expected = scores.softmax(-1)[0, ..., :LENGTH]
-    trace = traced(model, x, save=tmp_path / "trace.weft")
-    for one in (trace, weft.open(tmp_path / "trace.weft")):
+    trace = traced(model, x, save=tmp_path / "trace.loom")
+    for one in (trace, headloom.open(tmp_path / "trace.loom")):
         [layer] = one.layers
         assert float((dense(layer) - expected).abs().max()) <= TOLERANCE
         assert layer.kind == ("decoder" if ruled else "encoder")
@@ -142,18 +142,18 @@ def test_every_score_is_traced(name: str, ruled: bool, tmp_path: Path) -> None:
 
 
 def test_a_graph_of_another_score_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.tracing.sources import torch_functions
+    from headloom.tracing.sources import torch_functions
 
     attend = torch_functions.attend
 
-    def wrong(*tensors: Tensor, score: weft.Additive, **rules: Any) -> Any:
-        return attend(*tensors, score=weft.Additive(W, U, 1.1 * score.vector), **rules)
+    def wrong(*tensors: Tensor, score: headloom.Additive, **rules: Any) -> Any:
+        return attend(*tensors, score=headloom.Additive(W, U, 1.1 * score.vector), **rules)
 
     monkeypatch.setattr(torch_functions, "attend", wrong)
-    model = Attends(weft.Additive(W, U, V))
-    with pytest.raises(weft.VerificationError):
-        weft.trace(model, drawn(1, LENGTH, 8))
-    layer = weft.trace(model, drawn(1, LENGTH, 8), verify=False).layers[0]
+    model = Attends(headloom.Additive(W, U, V))
+    with pytest.raises(headloom.VerificationError):
+        headloom.trace(model, drawn(1, LENGTH, 8))
+    layer = headloom.trace(model, drawn(1, LENGTH, 8), verify=False).layers[0]
     assert layer.deviation > 1e-3
 
 
@@ -162,8 +162,8 @@ def test_a_graph_of_another_score_would_be_seen(monkeypatch: pytest.MonkeyPatch)
 def test_a_bilinear_score_beside_positions(relative: str, kv_heads: int) -> None:
     """Shaw's positions meet the queries, not what A makes of them; ALiBi's meet neither."""
     table, slopes, x = drawn(5, DEPTH), torch.tensor([0.5, 0.25]), drawn(2, LENGTH, 8)
-    rule = weft.Shaw(table) if relative == "shaw" else weft.ALiBi(slopes)
-    model = Attends(weft.Bilinear(A), relative=rule).eval()
+    rule = headloom.Shaw(table) if relative == "shaw" else headloom.ALiBi(slopes)
+    model = Attends(headloom.Bilinear(A), relative=rule).eval()
     model.keys = nn.Linear(8, kv_heads * DEPTH, bias=False)
     q, k = by_heads(model.queries(x), HEADS), by_heads(model.keys(x), kv_heads)
     k = k.repeat_interleave(HEADS // kv_heads, 1)
@@ -191,7 +191,7 @@ def over_edges(layer: Any, x: Tensor, y: Tensor, edges: Tensor) -> Tensor:
     layer = copy.deepcopy(layer).double()
     heads, depth = layer.heads, layer.out_channels
     with torch.no_grad():
-        if isinstance(layer, weft.GATConv):
+        if isinstance(layer, headloom.GATConv):
             source, target = (
                 part(nodes.double()).view(-1, heads, depth)
                 for part, nodes in zip(layer.projections, (x, y), strict=True)
@@ -215,8 +215,8 @@ def over_edges(layer: Any, x: Tensor, y: Tensor, edges: Tensor) -> Tensor:
     return (shares / shares.sum(1, keepdim=True)).permute(2, 0, 1)
 
 
-@pytest.mark.parametrize("kind", [weft.GATConv, weft.GATv2Conv])
-def test_the_graph_layers_of_weft_in_a_module(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [headloom.GATConv, headloom.GATv2Conv])
+def test_the_graph_layers_of_headloom_in_a_module(kind: Any) -> None:
     class Nodes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -237,7 +237,7 @@ def test_the_graph_layers_of_weft_in_a_module(kind: Any) -> None:
         assert layer.graph.count[0].tolist() == [3, 2, 2, 3, 2, 2]
         hidden = elu(run(module, (hidden, edges)))
     assert [layer.name for layer in trace.layers] == ["first", "second"]
-    kept = weft.trace(model, (x, edges), keep=weft.Top(1)).layers[0].graph
+    kept = headloom.trace(model, (x, edges), keep=headloom.Top(1)).layers[0].graph
     strongest = over_edges(model.first, x, x, edges).amax(-1)
     torch.testing.assert_close(kept.weights[..., 0].double(), strongest, atol=1e-6, rtol=0)
     torch.testing.assert_close(kept.rest.double(), 1 - strongest, atol=1e-6, rtol=0)
@@ -245,7 +245,7 @@ def test_the_graph_layers_of_weft_in_a_module(kind: Any) -> None:
     assert model.first.observer is None
 
 
-@pytest.mark.parametrize("kind", [weft.GATConv, weft.GATv2Conv])
+@pytest.mark.parametrize("kind", [headloom.GATConv, headloom.GATv2Conv])
 @pytest.mark.parametrize("targets", [6, 3])
 def test_a_graph_layer_between_two_kinds_of_nodes(kind: Any, targets: int) -> None:
     layer = kind((8, 5), 4, heads=2).eval()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import weft
+import headloom
 
 transformers = pytest.importorskip("transformers")
 
@@ -32,7 +32,7 @@ def whisper(frames: int) -> torch.nn.Module:
     return transformers.WhisperModel(config).eval()
 
 
-def changed(first: weft.Trace, second: weft.Trace) -> list[float]:
+def changed(first: headloom.Trace, second: headloom.Trace) -> list[float]:
     """The seconds of the positions whose keys, in the first layer, two sounds make different."""
     one, other = first.layers[0], second.layers[0]
     differ = (one.keys - other.keys).abs().amax((0, 2)) > 1e-6 * one.keys.abs().max()
@@ -50,7 +50,7 @@ def test_whisper_hears_a_tone_where_it_starts(start: float) -> None:
         # Two tones that differ for 10 ms; the extractor's floor is that of the loudest frame.
         features = extractor(tone(began, 2.0), sampling_rate=RATE, return_tensors="pt")
         inputs = {**features, "decoder_input_ids": torch.tensor([[1, 5]])}
-        traces.append(weft.trace(model, inputs, keep=weft.Top(4)))
+        traces.append(headloom.trace(model, inputs, keep=headloom.Top(4)))
     trace = traces[0]
     assert trace.sequences["source"][:3] == ["0.00 s", "0.02 s", "0.04 s"]
     assert trace.positions["source"]["seconds"][-1] == pytest.approx(1.98)
@@ -89,7 +89,7 @@ def test_the_first_position_that_a_tone_changes_is_that_which_reaches_its_start(
     start = 0.5
     for began in (start, 9.0):
         wave = torch.from_numpy(tone(began, 1.0)) + 0.01
-        trace = weft.trace(model, {"input_values": wave[None]}, verify=False)
+        trace = headloom.trace(model, {"input_values": wave[None]}, verify=False)
     differs = (features[0] - features[-1]).abs().amax((0, 2)) > 1e-6
     seconds = np.array(trace.positions["tokens"]["seconds"])
     assert len(seconds) == 49
@@ -109,7 +109,7 @@ def test_the_rate_is_that_of_the_extractor_that_is_given() -> None:
     }
     slow = transformers.WhisperFeatureExtractor(hop_length=320)
     for tokenizer in ({"source": slow}, type("Processor", (), {"feature_extractor": slow})()):
-        trace = weft.trace(model, inputs, tokenizer=tokenizer)
+        trace = headloom.trace(model, inputs, tokenizer=tokenizer)
         assert trace.positions["source"]["seconds"][:3] == [0.0, 0.04, 0.08]
         assert trace.sequences["target"] == ["#1", "#5"]
 
@@ -118,17 +118,17 @@ def test_frames_without_a_known_rate_are_counted() -> None:
     model = whisper(20)
     model.config.model_type = "another"
     inputs = {"input_features": torch.randn(1, 80, 20), "decoder_input_ids": torch.tensor([[1]])}
-    trace = weft.trace(model, inputs)
+    trace = headloom.trace(model, inputs)
     assert trace.sequences["source"][:2] == ["frame 0", "frame 1"]
     assert "source" not in trace.positions
 
 
 def test_seconds_are_saved_and_asked(tmp_path: Path) -> None:
     inputs = {"input_features": torch.randn(1, 80, 20), "decoder_input_ids": torch.tensor([[1]])}
-    weft.trace(whisper(20), inputs).save(tmp_path / "t")
-    trace = weft.open(tmp_path / "t")
+    headloom.trace(whisper(20), inputs).save(tmp_path / "t")
+    trace = headloom.open(tmp_path / "t")
     assert trace.positions["source"]["seconds"] == pytest.approx([i * 0.02 for i in range(10)])
     found = trace.sql("select seconds from tokens where sequence = 'source' order by position")
     assert found["seconds"].tolist() == trace.positions["source"]["seconds"]
-    with pytest.raises(weft.InputError, match="the source is no text but 10 places of a sound"):
-        weft.align(trace)
+    with pytest.raises(headloom.InputError, match="the source is no text but 10 places of a sound"):
+        headloom.align(trace)

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import weft
-from weft.formats.terms import Terms
-from weft.mechanism.masks import Window
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.packed import Ranges
-from weft.traces import Trace
-from weft.tracing.recording.score_terms import as_rule, cut_terms, ranges_of, rule_of_ranges
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.terms import Terms
+from headloom.mechanism.masks import Window
+from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.packed import Ranges
+from headloom.tracing.recording.score_terms import as_rule, cut_terms, ranges_of, rule_of_ranges
 
 
 @settings(deadline=None)
@@ -27,7 +27,7 @@ from weft.tracing.recording.score_terms import as_rule, cut_terms, ranges_of, ru
 def test_a_window_is_found_in_its_cells(queries, keys, left, right, offset) -> None:
     mask = Window(left, right, offset)
     dense = mask.dense(queries, keys)
-    found = ranges_of(weft.mechanism.masks.as_mask(dense), queries, keys)
+    found = ranges_of(headloom.mechanism.masks.as_mask(dense), queries, keys)
     assert torch.equal(found, ranges_of(mask, queries, keys))
     rule = rule_of_ranges(found, keys)
     again = torch.ones_like(dense) if rule is None else rule.dense(queries, keys)
@@ -41,7 +41,7 @@ def test_a_window_is_found_in_its_cells(queries, keys, left, right, offset) -> N
 @given(bits=st.lists(st.integers(0, 15), min_size=1, max_size=5))
 def test_ranges_are_those_of_the_cells_or_none(bits) -> None:
     cells = torch.tensor([[bool(row >> key & 1) for key in range(4)] for row in bits])
-    found = ranges_of(weft.mechanism.masks.as_mask(cells), len(bits), 4)
+    found = ranges_of(headloom.mechanism.masks.as_mask(cells), len(bits), 4)
     together = all("01" not in format(row, "04b").strip("0") for row in bits)
     assert (found is not None) == together
     if found is not None:
@@ -50,15 +50,19 @@ def test_ranges_are_those_of_the_cells_or_none(bits) -> None:
 
 def test_masks_joined_and_padded_have_the_ranges_of_their_cells() -> None:
     real = torch.tensor([[False, True, True, True, False]])
-    for mask in (weft.causal() & weft.padding(real), weft.packed([2, 3]), weft.padding([3])):
+    for mask in (
+        headloom.causal() & headloom.padding(real),
+        headloom.packed([2, 3]),
+        headloom.padding([3]),
+    ):
         expected = Ranges(*ranges_of(mask, 5, 5)).dense(5, 5)
         assert torch.equal(expected, mask.dense(5, 5).expand_as(expected))
     # Inputs of a batch differ: no rule for all of them, one for each.
-    both = weft.padding([2, 3])
+    both = headloom.padding([2, 3])
     assert as_rule(both, 4, 4, 2) is both
     assert ranges_of(both, 4, 4, 1).tolist() == [[0] * 4, [3] * 4]
-    same = weft.mechanism.masks.as_mask(torch.ones(2, 1, 3, 3, dtype=torch.bool).tril())
-    assert as_rule(same, 3, 3, 2) == weft.causal()
+    same = headloom.mechanism.masks.as_mask(torch.ones(2, 1, 3, 3, dtype=torch.bool).tril())
+    assert as_rule(same, 3, 3, 2) == headloom.causal()
 
 
 def whole(bias, limit=0) -> Terms:
@@ -84,9 +88,9 @@ def test_a_mask_with_holes_is_missing_and_said_so(language_model, tmp_path) -> N
     language_model.forward = lambda tokens: [
         language_model.layers[0](language_model.embedding(tokens), mask=holes)
     ]
-    trace = weft.trace(language_model, torch.tensor([1, 2, 3, 4]))
+    trace = headloom.trace(language_model, torch.tensor([1, 2, 3, 4]))
     trace.save(tmp_path / "t")
-    for found in (trace, weft.open(tmp_path / "t")):
+    for found in (trace, headloom.open(tmp_path / "t")):
         layer = found.layers[0]
         assert layer.mask is None
         assert layer.matrix is None
@@ -95,7 +99,7 @@ def test_a_mask_with_holes_is_missing_and_said_so(language_model, tmp_path) -> N
 
 
 @pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "buckets", "rotary"])
-def test_the_matrix_of_wefts_own_layers(relative, tmp_path) -> None:
+def test_the_matrix_of_headlooms_own_layers(relative, tmp_path) -> None:
     class Model(torch.nn.Module):
         padding = 0
 
@@ -105,15 +109,15 @@ def test_the_matrix_of_wefts_own_layers(relative, tmp_path) -> None:
             self.layer = MultiHeadAttention(16, 4, kv_heads=2, relative=relative, clip=3)
 
         def forward(self, tokens):
-            real = weft.padding(tokens != 0)
-            return self.layer(self.embedding(tokens), mask=weft.window(4, 2) & real)
+            real = headloom.padding(tokens != 0)
+            return self.layer(self.embedding(tokens), mask=headloom.window(4, 2) & real)
 
     torch.manual_seed(3)
     tokens = torch.tensor([[0, 0, 5, 6, 7, 8, 9, 10, 11], [1, 2, 3, 4, 5, 6, 7, 0, 0]])
-    for trace in weft.trace(Model(), tokens, keep=weft.All()):
+    for trace in headloom.trace(Model(), tokens, keep=headloom.All()):
         assert isinstance(trace, Trace)
         trace.save(tmp_path / "t", overwrite=True)
-        for found in (trace, weft.open(tmp_path / "t")):
+        for found in (trace, headloom.open(tmp_path / "t")):
             (layer,) = found.layers
             assert layer.mask == "window"
             assert layer.terms.window == [4, 2, 0]
@@ -122,24 +126,24 @@ def test_the_matrix_of_wefts_own_layers(relative, tmp_path) -> None:
 
 
 def test_without_queries_and_keys_there_is_no_matrix(language_model) -> None:
-    trace = weft.trace(language_model, torch.tensor([1, 2, 3]), queries_keys=False)
+    trace = headloom.trace(language_model, torch.tensor([1, 2, 3]), queries_keys=False)
     assert trace.layers[0].matrix is None
     assert trace.layers[0].no_matrix == "its queries and keys were not kept"
     assert trace.layers[0].value_norms.shape == (4, 3)
 
 
 @pytest.mark.parametrize(
-    "mask", [weft.packed([10, 14]), weft.window(2, 5), weft.causal(), None], ids=str
+    "mask", [headloom.packed([10, 14]), headloom.window(2, 5), headloom.causal(), None], ids=str
 )
 def test_the_mask_and_sinks_are_kept_without_queries_and_keys(tmp_path, mask) -> None:
     torch.manual_seed(1)
     queries, keys = torch.randn(2, 1, 2, 24, 8)
-    trace = weft.from_queries_keys(
+    trace = headloom.from_queries_keys(
         [queries], [keys], mask=mask, sinks=[torch.tensor([0.0, 3.0])], queries_keys=False,
-        keep=weft.Top(3),
+        keep=headloom.Top(3),
     )  # fmt: skip
     trace.save(tmp_path / "t")
-    found = weft.open(tmp_path / "t")
+    found = headloom.open(tmp_path / "t")
     (before,), (after,) = trace.layers, found.layers
     assert after.no_matrix == "its queries and keys were not kept"
     assert after.terms.rule == before.terms.rule == after.mask
@@ -153,5 +157,5 @@ def test_the_mask_and_sinks_are_kept_without_queries_and_keys(tmp_path, mask) ->
     file = "queries_keys.safetensors"
     assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "t" / file).read_bytes()
     (tmp_path / "t" / file).unlink()
-    with pytest.raises(weft.DataError, match=rf"{file} is missing"):
-        weft.open(tmp_path / "t")
+    with pytest.raises(headloom.DataError, match=rf"{file} is missing"):
+        headloom.open(tmp_path / "t")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.tracing.vision_language.layout import Request
-from weft.tracing.vision_language.tiled import split, tiled
+from headloom.tracing.vision_language.layout import Request
+from headloom.tracing.vision_language.tiled import split, tiled
 
 WORD, BORDER, NAME, LINE, IMAGE = 1, 2, 3, 4, 9
 #: Tiles of 4 x 4 pixels, patches of one, pixel shuffle of 2 x 2: four image tokens each.

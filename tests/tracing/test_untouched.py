@@ -1,4 +1,4 @@
-"""The default verification: a model with weft, held against the model without."""
+"""The default verification: a model with headloom, held against the model without."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from tests.tracing.conftest import Family
 from torch import Tensor, nn
 
-import weft
-from weft.mechanism.masks import causal
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
-from weft.tracing.inputs import prefix_of
-from weft.tracing.recording import recorder
-from weft.tracing.sources import transformers as interface
+import headloom
+from headloom.mechanism.masks import causal
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
+from headloom.tracing.inputs import prefix_of
+from headloom.tracing.recording import recorder
+from headloom.tracing.sources import transformers as interface
 
 transformers = pytest.importorskip("transformers")
 
@@ -51,14 +51,14 @@ def test_a_mask_that_is_lost_is_an_error(
 ) -> None:
     family = family_named(name)
     model, inputs = family.build(), family.inputs()
-    assert all(trace.verification for trace in weft.trace(model, inputs))
+    assert all(trace.verification for trace in headloom.trace(model, inputs))
     sabotage(monkeypatch, lambda mask: None)
-    with pytest.raises(weft.VerificationError, match=r"of layer \S+ differs"):
-        weft.trace(model, inputs)
+    with pytest.raises(headloom.VerificationError, match=r"of layer \S+ differs"):
+        headloom.trace(model, inputs)
     assert model.config._attn_implementation == "eager"
     assert not any(module._forward_hooks for module in model.modules())
     with pytest.warns(UserWarning, match=r"trace: layer \S+ looks (ahead|at padding), with"):
-        assert weft.trace(model, inputs, verify=False)[0].verification is None
+        assert headloom.trace(model, inputs, verify=False)[0].verification is None
 
 
 def test_a_mask_that_is_shifted_by_one_key_is_an_error(
@@ -70,8 +70,8 @@ def test_a_mask_that_is_shifted_by_one_key_is_an_error(
         for offset in (-1, 1):
             with monkeypatch.context() as patched:
                 sabotage(patched, lambda mask, offset=offset: causal(offset))
-                with pytest.raises(weft.VerificationError, match=r"layers\.0\.self_attn"):
-                    weft.trace(model, inputs)
+                with pytest.raises(headloom.VerificationError, match=r"layers\.0\.self_attn"):
+                    headloom.trace(model, inputs)
 
 
 def test_the_first_layer_that_differs_is_named(
@@ -86,8 +86,8 @@ def test_the_first_layer_that_differs_is_named(
         return output * 1.01 if call.path == "transformer.h.1.attn" else output
 
     monkeypatch.setattr(recorder.CallRecorder, "__call__", worse)
-    with pytest.raises(weft.VerificationError, match=r"layer transformer\.h\.1\.attn is not"):
-        weft.trace(model, inputs)
+    with pytest.raises(headloom.VerificationError, match=r"layer transformer\.h\.1\.attn is not"):
+        headloom.trace(model, inputs)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -100,7 +100,9 @@ def test_a_fault_in_a_text_longer_than_the_prefix_names_its_first_layer(
     ids = torch.randint(3, 50, (1, 40))
     own = recorder.CallRecorder.__call__
     read = read_by(model)
-    path = next(layer.name for layer in weft.trace(model, ids, verify=8).layers if layer.index == 1)
+    path = next(
+        layer.name for layer in headloom.trace(model, ids, verify=8).layers if layer.index == 1
+    )
     assert read == ([8, 40] if name == "Llama" else [8, 40, 8])
 
     def worse(self: Any, call: Any) -> Tensor:
@@ -109,8 +111,8 @@ def test_a_fault_in_a_text_longer_than_the_prefix_names_its_first_layer(
 
     monkeypatch.setattr(recorder.CallRecorder, "__call__", worse)
     # The sample of rows would notice it too, in the recorder: `worse` is what follows it.
-    with pytest.raises(weft.VerificationError, match=rf"layer {path} is not"):
-        weft.trace(model, ids, verify=8)
+    with pytest.raises(headloom.VerificationError, match=rf"layer {path} is not"):
+        headloom.trace(model, ids, verify=8)
 
 
 def test_first_rows_are_compared_with_weights_and_change_nothing(
@@ -118,7 +120,7 @@ def test_first_rows_are_compared_with_weights_and_change_nothing(
 ) -> None:
     model = family_named("Llama").build("eager")
     ids = torch.randint(3, 50, (1, 40))
-    plain, verified = weft.trace(model, ids, verify=False), weft.trace(model, ids, verify=8)
+    plain, verified = headloom.trace(model, ids, verify=False), headloom.trace(model, ids, verify=8)
     assert 0 < verified.verification["weights"] < 2e-6
     assert 0 < verified.verification["difference"] < 1e-5
     assert verified.verification["layers"] == len(verified.layers)
@@ -134,8 +136,8 @@ def test_first_rows_are_compared_with_weights_and_change_nothing(
         return output, replace(graph, weights=weights)
 
     monkeypatch.setattr(recorder, "attend", moved)
-    with pytest.raises(weft.VerificationError, match=r"the weights of layer .* \(8 tokens\)"):
-        weft.trace(model, ids, verify=8)
+    with pytest.raises(headloom.VerificationError, match=r"the weights of layer .* \(8 tokens\)"):
+        headloom.trace(model, ids, verify=8)
 
 
 def test_it_reads_a_prefix_once_and_the_inputs_once(family_named: Named) -> None:
@@ -150,19 +152,19 @@ def test_it_reads_a_prefix_once_and_the_inputs_once(family_named: Named) -> None
         (False, [50]),
     ):
         read.clear()
-        trace = weft.trace(model, {"input_ids": ids}, verify=verify)
+        trace = headloom.trace(model, {"input_ids": ids}, verify=verify)
         assert read == expected
         if verify == 8:
             assert trace.verification["tokens"] == 8
             assert not trace.verification["whole"]
     read = read_by(model.base_model)
-    weft.trace(model, {"input_ids": torch.arange(3, 9)[None]}, generate=2, verify=4)
+    headloom.trace(model, {"input_ids": torch.arange(3, 9)[None]}, generate=2, verify=4)
     assert read == [4, 6, 1, 1]
     read.clear()
-    weft.trace(model, {"input_ids": torch.arange(3, 9)[None]}, generate=2)
+    headloom.trace(model, {"input_ids": torch.arange(3, 9)[None]}, generate=2)
     assert read == [6, 6, 6, 1, 1]
-    with pytest.raises(weft.InputError, match="expected a number of tokens, 1 or more"):
-        weft.trace(model, {"input_ids": ids}, verify=-1)
+    with pytest.raises(headloom.InputError, match="expected a number of tokens, 1 or more"):
+        headloom.trace(model, {"input_ids": ids}, verify=-1)
 
 
 def test_a_long_text_costs_64_tokens_more() -> None:
@@ -172,7 +174,7 @@ def test_a_long_text_costs_64_tokens_more() -> None:
     )
     model = transformers.GPT2Model(config).eval()
     read = read_by(model)
-    trace = weft.trace(model, {"input_ids": torch.randint(0, 60, (1, 1000))})
+    trace = headloom.trace(model, {"input_ids": torch.randint(0, 60, (1, 1000))})
     assert read == [64, 1000]
     assert "(64 tokens)" in repr(trace)
 
@@ -180,14 +182,14 @@ def test_a_long_text_costs_64_tokens_more() -> None:
 def test_what_was_verified_stands_in_the_trace_and_on_disk(family_named: Named, tmp_path) -> None:
     family = family_named("BART")
     model, inputs = family.build(), family.inputs(padded=False)
-    trace = weft.trace(model, inputs, save=tmp_path / "t")
+    trace = headloom.trace(model, inputs, save=tmp_path / "t")
     assert trace.verification["layers"] == 6
     assert trace.verification["whole"] is True
     assert trace.verification["tokens"] == 12
     assert 0 < trace.verification["difference"] < 1e-5
     assert 0 < trace.verification["weights"] < 2e-6
-    assert "as without weft to" in repr(trace)
-    assert weft.open(tmp_path / "t").verification == trace.verification
+    assert "as without headloom to" in repr(trace)
+    assert headloom.open(tmp_path / "t").verification == trace.verification
 
 
 def test_a_prefix_of_texts_padded_on_the_left_holds_real_tokens() -> None:
@@ -240,7 +242,7 @@ def test_random_numbers_and_what_modules_hold_are_as_before(family_named: Named)
     model.model.embed_tokens.register_forward_hook(noise)
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]])}
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
-    weft.trace(model, inputs)
+    headloom.trace(model, inputs)
     assert len(drawn) == 2
     assert drawn[0] == drawn[1]
     assert model.model.embed_tokens.calls == 1
@@ -255,7 +257,7 @@ def test_a_model_that_reads_some_lengths_only_is_verified_whole(family_named: Na
             raise ValueError("texts of 12 tokens only")
 
     model.register_forward_pre_hook(picky, with_kwargs=True)
-    trace = weft.trace(model, {"input_ids": torch.arange(12)[None]}, verify=6)
+    trace = headloom.trace(model, {"input_ids": torch.arange(12)[None]}, verify=6)
     assert read == [6, 12, 12]
     assert trace.verification["whole"] is True
 
@@ -267,12 +269,12 @@ def test_other_types_are_verified_too(
     family = family_named("Llama")
     for implementation in ("eager", "sdpa"):
         model, inputs = family.build(implementation).to(dtype), family.inputs(padded=False)
-        assert weft.trace(model, inputs).verification["layers"] == 2
+        assert headloom.trace(model, inputs).verification["layers"] == 2
         if implementation == "eager":
             with monkeypatch.context() as patched:
                 sabotage(patched, lambda mask: None)
-                with pytest.raises(weft.VerificationError):
-                    weft.trace(model, inputs)
+                with pytest.raises(headloom.VerificationError):
+                    headloom.trace(model, inputs)
 
 
 def test_watch_verifies_the_first_text_once_and_changes_nothing(
@@ -288,25 +290,28 @@ def test_watch_verifies_the_first_text_once_and_changes_nothing(
         lambda module, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
     )
     torch.manual_seed(5)
-    with weft.watch(model) as watched, torch.no_grad():
+    with headloom.watch(model) as watched, torch.no_grad():
         found = model.generate(ids, **options)
         model(input_ids=ids[:, :5])
     assert torch.equal(found, expected)
-    assert sorted(read) == [1, 1, 1, 5, 12]  # a hook runs as often as without weft
+    assert sorted(read) == [1, 1, 1, 5, 12]  # a hook runs as often as without headloom
     first, second = watched.traces
     assert first.verification["layers"] == 2
     assert first.verification["tokens"] == 12
     assert "on another text" in repr(second)
     assert model.config._attn_implementation == "eager"
     sabotage(monkeypatch, lambda mask: None)
-    with pytest.warns(UserWarning, match="Please report the model"), weft.watch(model) as watched:
+    with (
+        pytest.warns(UserWarning, match="Please report the model"),
+        headloom.watch(model) as watched,
+    ):
         model.generate(ids, **options)
     assert watched.traces == []
     assert model.config._attn_implementation == "eager"
     assert not any(module._forward_hooks for module in model.modules())
     with (
         pytest.warns(UserWarning, match="looks ahead"), torch.no_grad(),
-        weft.watch(model, verify=False) as watched,
+        headloom.watch(model, verify=False) as watched,
     ):  # fmt: skip
         model(input_ids=ids)
     assert watched.trace.verification is None
@@ -316,22 +321,22 @@ def test_watch_verifies_an_encoder_and_its_decoder(family_named: Named) -> None:
     model = transformers.BartForConditionalGeneration(family_named("BART").build().config).eval()
     inputs = family_named("BART").inputs(padded=False)
     del inputs["decoder_input_ids"]
-    with weft.watch(model) as watched, torch.no_grad():
+    with headloom.watch(model) as watched, torch.no_grad():
         model.generate(**inputs, max_new_tokens=4, do_sample=False, num_beams=1)
     assert watched.trace.verification["layers"] == 6
 
 
-def test_models_of_weft_are_verified_when_they_are_watched(translator) -> None:
+def test_models_of_headloom_are_verified_when_they_are_watched(translator) -> None:
     ids = torch.tensor([[3, 4, 5, 6]])
     architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
     language_model = LanguageModel(30, architecture).eval()
     translator.eval()
-    with weft.watch(language_model) as watched, torch.no_grad():
+    with headloom.watch(language_model) as watched, torch.no_grad():
         language_model.step(ids, language_model.start())
         language_model(ids)
     assert watched.traces[0].verification["layers"] == len(watched.traces[0].layers)
     assert "on another text" in watched.traces[1].verification["unverified"]
-    with weft.watch(translator) as watched, torch.no_grad():
+    with headloom.watch(translator) as watched, torch.no_grad():
         translator(ids, ids[:, :2])
     assert watched.trace.verification["layers"] == len(watched.trace.layers)
 
@@ -344,7 +349,7 @@ def test_outputs_that_are_no_numbers_are_said_and_a_difference_on_one_side_is_an
     with torch.no_grad():
         model.model.norm.weight[0] = torch.nan
     with pytest.warns(UserWarning, match=r"logits of the model's output is not a number \(NaN\)"):
-        trace = weft.trace(model, inputs)
+        trace = headloom.trace(model, inputs)
     cells = trace.verification["nan"]
     assert cells > 0 and f"but NaN in {cells:,} cells" in repr(trace)
     model = family_named("Llama").build()
@@ -356,8 +361,10 @@ def test_outputs_that_are_no_numbers_are_said_and_a_difference_on_one_side_is_an
         return output
 
     monkeypatch.setattr(recorder.CallRecorder, "__call__", broken)
-    with pytest.raises(weft.VerificationError, match=r"NaN\) in \d+ of \d+ cells with weft"):
-        weft.trace(model, inputs)
+    with pytest.raises(
+        headloom.VerificationError, match=r"NaN\) in \d+ of \d+ cells with headloom"
+    ):
+        headloom.trace(model, inputs)
 
 
 def test_weights_that_are_no_numbers_differ(
@@ -373,5 +380,5 @@ def test_weights_that_are_no_numbers_differ(
         return output, replace(graph, weights=weights)
 
     monkeypatch.setattr(recorder, "attend", wrong)
-    with pytest.raises(weft.VerificationError, match=r"weights of layer .* by inf"):
-        weft.trace(model, torch.arange(3, 13)[None])
+    with pytest.raises(headloom.VerificationError, match=r"weights of layer .* by inf"):
+        headloom.trace(model, torch.arange(3, 13)[None])

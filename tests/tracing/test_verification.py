@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.tracing.conftest import Family
 
-import weft
-from weft.tracing.recording import recorder
+import headloom
+from headloom.tracing.recording import recorder
 
 #: Tokens that the model reads twice, and how many there are.
 PREFIX, LONG = 16, 40
@@ -50,14 +50,14 @@ def test_what_only_the_rows_show_is_an_error(
     model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any]
 ) -> None:
     ids = torch.randint(3, 50, (1, LONG))
-    weft.trace(model, ids, verify=PREFIX)
+    headloom.trace(model, ids, verify=PREFIX)
     sabotaged(monkeypatch, wrong)
-    with pytest.raises(weft.VerificationError, match=r"of layer .* from what the model's own"):
-        weft.trace(model, ids, verify=PREFIX)
+    with pytest.raises(headloom.VerificationError, match=r"of layer .* from what the model's own"):
+        headloom.trace(model, ids, verify=PREFIX)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*looks ahead")  # where the mask is lost
-        trace = weft.trace(model, ids, verify=False)
-    assert isinstance(trace, weft.Trace)
+        trace = headloom.trace(model, ids, verify=False)
+    assert isinstance(trace, headloom.Trace)
     assert trace.deviation is not None
     assert trace.deviation > 1e-3
 
@@ -69,8 +69,8 @@ def test_what_cannot_be_asked_of_generation(model: torch.nn.Module) -> None:
         (1.5, "generate=1.5"),
         ("3", "generate='3'"),
     ):
-        with pytest.raises(weft.InputError, match=words):
-            weft.trace(model, ids, generate=generate)  # type: ignore[arg-type]
+        with pytest.raises(headloom.InputError, match=words):
+            headloom.trace(model, ids, generate=generate)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_what_cannot_be_asked_of_generation(model: torch.nn.Module) -> None:
     ],
 )
 def test_inputs_that_say_nothing(model: torch.nn.Module, inputs: Any, words: str) -> None:
-    with pytest.raises(weft.InputError, match=words):
-        weft.trace(model, inputs)
+    with pytest.raises(headloom.InputError, match=words):
+        headloom.trace(model, inputs)
 
 
 @pytest.mark.parametrize("verify", [None, 4])
@@ -103,30 +103,30 @@ def test_a_row_without_a_key_under_eager_attention_is_called_so(family_named, ve
     inputs = {"input_ids": ids, "attention_mask": mask}
     with torch.no_grad():
         assert bool(model(**inputs).logits[0, 2].isnan().all())
-    with pytest.raises(weft.VerificationError) as caught:
-        weft.trace(model, inputs, verify=verify)
+    with pytest.raises(headloom.VerificationError) as caught:
+        headloom.trace(model, inputs, verify=verify)
     said = str(caught.value)
     assert "row 2 of layer" in said and "may look at no key" in said and "report" not in said
     # What it says to do does work.
-    trace = weft.trace(model, inputs, verify=False)
+    trace = headloom.trace(model, inputs, verify=False)
     assert trace.layers[0].graph.count[0].tolist() == [1, 2, 0, 4, 5, 6, 7, 8]
-    fused = weft.trace(family_named("Llama").build("sdpa"), inputs, verify=verify)
+    fused = headloom.trace(family_named("Llama").build("sdpa"), inputs, verify=verify)
     assert fused.verification is not None and fused.layers[0].graph.count[0, 2] == 0
     lowest = mask.clamp(min=torch.finfo(mask.dtype).min)
-    weft.trace(model, {"input_ids": ids, "attention_mask": lowest}, verify=verify)
+    headloom.trace(model, {"input_ids": ids, "attention_mask": lowest}, verify=verify)
 
 
 @pytest.mark.parametrize("how", ["argument", "configuration", "tuple"])
 @pytest.mark.parametrize("family", ["Llama", "BERT", "T5"])
 def test_a_model_that_is_to_return_its_weights_is_traced(family_named, family, how) -> None:
-    """With weft it returns none; its layers are compared with those that it returns without."""
+    """With headloom it returns none; its layers are compared with those that it returns without."""
     kind = family_named(family)
     model, inputs = kind.build("eager"), kind.inputs(padded=False)
     asks = {"output_attentions": True} if how != "configuration" else {}
     model.config.output_attentions = how == "configuration"
     asks |= {"return_dict": False} if how == "tuple" else {}
-    trace = weft.trace(model, {**inputs, **asks})
-    with weft.watch(model) as watched:
+    trace = headloom.trace(model, {**inputs, **asks})
+    with headloom.watch(model) as watched:
         model(**inputs, **asks)
     for found in (trace, *watched.traces):
         one = found[0] if isinstance(found, list) else found
@@ -147,6 +147,6 @@ def test_a_layer_whose_scores_are_all_nan_has_no_deviation(verify) -> None:
             x = self.first(x, x, x, need_weights=False)[0] * torch.nan
             return self.second(x, x, x, need_weights=False)[0]
 
-    first, second = weft.trace(Broken().eval(), torch.randn(1, 4, 8), verify=verify).layers
+    first, second = headloom.trace(Broken().eval(), torch.randn(1, 4, 8), verify=verify).layers
     assert first.deviation is not None and first.deviation < 1e-5
     assert second.deviation is None

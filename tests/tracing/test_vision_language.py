@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.slow import slow
 
-import weft
+import headloom
 
 pytest.importorskip("transformers")
 from tests.tracing.vision_models import FAMILIES, MARK, Family, Picture
@@ -35,18 +35,18 @@ def picture(size: tuple[int, int], seed: int = 0) -> Picture:
     return np.random.default_rng(seed).integers(60, 100, (*size, 3), dtype=np.uint8)
 
 
-def traced(made: Family, inputs: dict[str, Any], **options: Any) -> weft.Trace:
-    trace = weft.trace(made.model, inputs, tokenizer=made.words, **options)
-    assert isinstance(trace, weft.Trace)
+def traced(made: Family, inputs: dict[str, Any], **options: Any) -> headloom.Trace:
+    trace = headloom.trace(made.model, inputs, tokenizer=made.words, **options)
+    assert isinstance(trace, headloom.Trace)
     return trace
 
 
-def language(trace: weft.Trace) -> list[int]:
+def language(trace: headloom.Trace) -> list[int]:
     """The numbers of the layers that look at the text and its images."""
     return [n for n, layer in enumerate(trace.layers) if layer.keys_from == "tokens"]
 
 
-def boxes(trace: weft.Trace, size: tuple[int, int], image: int = 0) -> dict[int, list[int]]:
+def boxes(trace: headloom.Trace, size: tuple[int, int], image: int = 0) -> dict[int, list[int]]:
     """The whole pixels of the original picture that the map gives to each patch, as a box.
 
     By the maps alone: of a row that gives its weight to one patch, the pixels that are not 0.
@@ -54,8 +54,8 @@ def boxes(trace: weft.Trace, size: tuple[int, int], image: int = 0) -> dict[int,
     known = trace.positions["tokens"]
     found = {}
     one_each = torch.eye(len(trace.tokens))[None]
-    (layer,) = weft.from_weights(one_each, tokens=list(trace.tokens)).layers
-    alone = weft.Trace(
+    (layer,) = headloom.from_weights(one_each, tokens=list(trace.tokens)).layers
+    alone = headloom.Trace(
         {"tokens": trace.tokens}, (layer,), {}, trace.positions, None, (), trace.images
     )
     for place in (p for p, own in enumerate(known["images"]) if own == image):

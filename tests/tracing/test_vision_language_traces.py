@@ -14,9 +14,9 @@ from tests.slow import slow
 from tests.tracing.test_vision_language import TEXT, boxes, family, language, picture, traced
 from tests.tracing.vision_models import FAMILIES, MARK
 
-import weft
-from weft.errors import DataError, InputError
-from weft.tracing.vision_language.positions import LAYOUTS
+import headloom
+from headloom.errors import DataError, InputError
+from headloom.tracing.vision_language.positions import LAYOUTS
 
 #: Every second family; the others are slow.
 families = pytest.mark.parametrize("name", [*list(FAMILIES)[::2], *slow(*list(FAMILIES)[1::2])])
@@ -32,15 +32,15 @@ def test_every_family_that_is_known_is_tested() -> None:
 def test_a_trace_on_disk_is_the_same(name: str, tmp_path: Path) -> None:
     made = family(name)
     trace = traced(made, made.inputs([picture(SIZE)], TEXT))
-    trace.save(tmp_path / "a.weft")
-    back = weft.open(tmp_path / "a.weft")
+    trace.save(tmp_path / "a.loom")
+    back = headloom.open(tmp_path / "a.loom")
     assert back.images == trace.images and back.positions == trace.positions
     number = language(trace)[0]
     one, other = (each.image_map(number, 2, -1, size=SIZE) for each in (trace, back))
     assert torch.equal(one.weights, other.weights) and one.patches == other.patches
     # Written while the model runs.
     inputs = made.inputs([picture(SIZE)], TEXT)
-    direct = traced(made, inputs, save=tmp_path / "b.weft")
+    direct = traced(made, inputs, save=tmp_path / "b.loom")
     assert direct.images == trace.images
 
 
@@ -65,15 +65,15 @@ def test_a_trace_on_disk_is_the_same(name: str, tmp_path: Path) -> None:
 def test_a_manifest_that_says_other_things_of_images_is_refused(change, tmp_path: Path) -> None:
     made = family("llava stretch")
     inputs = made.inputs([picture(SIZE)], MARK)
-    traced(made, inputs, save=tmp_path / "a.weft")
-    forge(tmp_path / "a.weft", lambda manifest: None)
-    weft.open(tmp_path / "a.weft")
-    before = (tmp_path / "a.weft" / "trace.json").read_text()
-    forge(tmp_path / "a.weft", change)
-    if change.__code__.co_consts and (tmp_path / "a.weft" / "trace.json").read_text() == before:
+    traced(made, inputs, save=tmp_path / "a.loom")
+    forge(tmp_path / "a.loom", lambda manifest: None)
+    headloom.open(tmp_path / "a.loom")
+    before = (tmp_path / "a.loom" / "trace.json").read_text()
+    forge(tmp_path / "a.loom", change)
+    if change.__code__.co_consts and (tmp_path / "a.loom" / "trace.json").read_text() == before:
         raise AssertionError("nothing was changed")
     with pytest.raises(DataError, match="images that do not fit"):
-        weft.open(tmp_path / "a.weft")
+        headloom.open(tmp_path / "a.loom")
 
 
 @families
@@ -121,7 +121,7 @@ def test_a_batch_gives_a_trace_with_its_image_for_each_text(name: str) -> None:
     one = made.inputs([picture(SIZE)], TEXT)
     other = made.inputs([picture(SIZE, 1)], TEXT)
     cat = {key: torch.cat((one[key], other[key])) for key in one}
-    both = weft.trace(made.model, cat, tokenizer=made.words)
+    both = headloom.trace(made.model, cat, tokenizer=made.words)
     assert isinstance(both, list) and len(both) == 2
     for trace, inputs in zip(both, (one, other), strict=True):
         alone = traced(made, inputs)
@@ -151,7 +151,7 @@ def test_what_is_generated_looks_at_the_image_too(name: str) -> None:
     assert mine.weights.allclose(plain.image_map(number, 1, -1, size=SIZE).weights, atol=2e-6)
     assert trace.image_map(language(trace)[-1], 1, -1, size=SIZE).mass > 0
     beams = {"max_new_tokens": 2, "num_beams": 2, "num_return_sequences": 2}
-    for each in weft.trace(made.model, inputs, tokenizer=made.words, generate=beams):
+    for each in headloom.trace(made.model, inputs, tokenizer=made.words, generate=beams):
         assert each.images == plain.images
 
 
@@ -170,8 +170,8 @@ def test_the_order_of_tiles_of_internvl_goes_by_the_original() -> None:
 
 def test_how_a_picture_was_cut_is_not_guessed() -> None:
     made = family("llava crop")
-    trace = weft.trace(made.model, made.inputs([picture(SIZE)], TEXT))
-    assert isinstance(trace, weft.Trace)
+    trace = headloom.trace(made.model, made.inputs([picture(SIZE)], TEXT))
+    assert isinstance(trace, headloom.Trace)
     assert trace.images[0].fit is None
     assert trace.image_map(language(trace)[0], 0, -1).weights.shape == (24, 24)
     with pytest.raises(InputError, match="Give the processor as tokenizer="):
@@ -235,13 +235,13 @@ def test_a_picture_of_another_size_than_the_model_was_told_is_refused() -> None:
 def test_weights_that_are_not_known_exactly_are_refused() -> None:
     made = family("llava stretch")
     inputs = made.inputs([picture(SIZE)], TEXT)
-    thin = traced(made, inputs, keep=weft.Top(4), queries_keys=False)
+    thin = traced(made, inputs, keep=headloom.Top(4), queries_keys=False)
     with pytest.raises(
         InputError, match="at most 4 of the edges of each query, and no exact weights"
     ):
         thin.image_map(2, 0, -1)
-    whole = traced(made, inputs, keep=weft.All(), queries_keys=False)
-    exact = traced(made, inputs, keep=weft.Top(4))
+    whole = traced(made, inputs, keep=headloom.All(), queries_keys=False)
+    exact = traced(made, inputs, keep=headloom.Top(4))
     assert torch.allclose(
         whole.image_map(2, 0, -1).weights, exact.image_map(2, 0, -1).weights, atol=2e-6
     )
@@ -254,7 +254,7 @@ def test_traces_without_images_say_so() -> None:
         words.image_map(0, 0, -1)
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
     model = transformers.GPT2LMHeadModel(config).eval()
-    gpt2 = weft.trace(model, torch.tensor([[1, 2, 3]]))
+    gpt2 = headloom.trace(model, torch.tensor([[1, 2, 3]]))
     with pytest.raises(InputError, match=r"a gpt2 would have them .* Trace one of idefics3"):
         gpt2.image_map(0, 0, -1)
 

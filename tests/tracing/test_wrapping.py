@@ -12,46 +12,46 @@ import torch
 from tests.tracing.conftest import Family
 from torch import nn
 
-import weft
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
+import headloom
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
 
 IDS = torch.arange(3, 13)[None]
 OTHER = IDS.flip(1)
 Named = Callable[[str], Family]
 
 
-@pytest.fixture(params=["Transformers", "weft"])
+@pytest.fixture(params=["Transformers", "headloom"])
 def model(request: pytest.FixtureRequest, family_named: Named) -> Any:
     """A small decoder of either kind."""
-    if request.param == "weft":
+    if request.param == "headloom":
         architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
         return LanguageModel(30, architecture).eval()
     return family_named("Llama").build()
 
 
 def test_a_watch_or_a_trace_within_a_watch_says_so(model: Any) -> None:
-    with torch.no_grad(), weft.watch(model) as watched:
+    with torch.no_grad(), headloom.watch(model) as watched:
         with (
-            pytest.raises(weft.InputError, match="traced or watched already"),
-            weft.watch(model),
+            pytest.raises(headloom.InputError, match="traced or watched already"),
+            headloom.watch(model),
         ):
             pass
-        with pytest.raises(weft.InputError, match="traced or watched already"):
-            weft.trace(model, IDS)
+        with pytest.raises(headloom.InputError, match="traced or watched already"):
+            headloom.trace(model, IDS)
         part = next(module for module in model.modules() if isinstance(module, nn.ModuleList))[0]
-        with pytest.raises(weft.InputError):
-            weft.trace(part, IDS)
+        with pytest.raises(headloom.InputError):
+            headloom.trace(part, IDS)
         model(IDS)
     assert len(watched.trace.layers) == 2
-    assert isinstance(weft.trace(model, IDS), weft.Trace)
+    assert isinstance(headloom.trace(model, IDS), headloom.Trace)
 
 
 def test_a_copy_made_while_a_model_is_watched_can_be_traced(model: Any) -> None:
-    with weft.watch(model):
+    with headloom.watch(model):
         pass
     again = copy.deepcopy(model)
-    assert isinstance(weft.trace(again, IDS), weft.Trace)
+    assert isinstance(headloom.trace(again, IDS), headloom.Trace)
 
 
 def test_a_trace_in_another_thread_says_so(model: Any) -> None:
@@ -59,17 +59,17 @@ def test_a_trace_in_another_thread_says_so(model: Any) -> None:
 
     def other() -> None:
         try:
-            weft.trace(model, IDS)
+            headloom.trace(model, IDS)
         except Exception as error:
             errors.append(error)
 
-    with torch.no_grad(), weft.watch(model) as watched:
+    with torch.no_grad(), headloom.watch(model) as watched:
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
         model(IDS)
     (error,) = errors
-    assert isinstance(error, weft.InputError)
+    assert isinstance(error, headloom.InputError)
     assert "in another thread" in str(error)
     assert len(watched.trace.layers) == 2
 
@@ -89,12 +89,12 @@ def test_of_two_threads_that_call_a_watched_model_one_is_traced(family_named: Na
         hook = model.model.layers[1].register_forward_pre_hook(pause)
         with (
             pytest.warns(UserWarning, match="two threads called it at once"),
-            weft.watch(model, keep=weft.All()) as watched,
+            headloom.watch(model, keep=headloom.All()) as watched,
         ):
             outputs.append(model(IDS).logits)
         for one, other in zip(outputs, expected, strict=True):
             assert torch.equal(one, other)
-        alone = weft.trace(model, IDS, keep=weft.All())
+        alone = headloom.trace(model, IDS, keep=headloom.All())
     for one, other in zip(watched.trace.layers, alone.layers, strict=True):
         assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
 
@@ -104,13 +104,13 @@ def test_models_that_share_a_configuration_do_not_share_a_watch(family_named: Na
     one: Any = family_named("Llama").build()
     other = transformers.LlamaForCausalLM(one.config).eval()
     assert other.config is one.config
-    with weft.watch(one), pytest.raises(weft.InputError, match="End that first"):
-        weft.trace(other, IDS)
+    with headloom.watch(one), pytest.raises(headloom.InputError, match="End that first"):
+        headloom.trace(other, IDS)
 
 
 def test_the_base_of_a_model_is_watched_and_a_layer_alone_is_named(family_named: Named) -> None:
     model: Any = family_named("Llama").build()
-    with torch.no_grad(), weft.watch(model) as watched:
+    with torch.no_grad(), headloom.watch(model) as watched:
         model.model(input_ids=IDS)
         model(IDS)
     first, second = watched.traces
@@ -123,7 +123,7 @@ def test_the_base_of_a_model_is_watched_and_a_layer_alone_is_named(family_named:
     positions = model.model.rotary_emb(hidden, torch.arange(4)[None])
     with (
         pytest.warns(UserWarning, match=r"1 attention layer ran outside .*layers\.0\.self_attn"),
-        weft.watch(model) as watched,
+        headloom.watch(model) as watched,
     ):
         expected = model(IDS).logits
         model.model.layers[0](hidden, position_embeddings=positions)
@@ -132,11 +132,11 @@ def test_the_base_of_a_model_is_watched_and_a_layer_alone_is_named(family_named:
         assert torch.allclose(model(IDS).logits, expected, atol=1e-5)
 
 
-def test_a_part_of_a_model_of_weft_that_runs_alone_is_named(translator: Any) -> None:
+def test_a_part_of_a_model_of_headloom_that_runs_alone_is_named(translator: Any) -> None:
     layer = translator.encoder
     with (
         pytest.warns(UserWarning, match="1 attention layer ran outside of Translator.forward"),
-        weft.watch(translator.eval()) as watched,
+        headloom.watch(translator.eval()) as watched,
     ):
         layer(torch.randn(1, 4, 16))
     assert watched.traces == []

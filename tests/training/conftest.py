@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from weft.formats.files import JsonObject
-from weft.training.config import RunConfig, check_config
-from weft.training.inference import TrainedRun
+from headloom.formats.files import JsonObject
+from headloom.training.config import RunConfig, check_config
+from headloom.training.inference import TrainedRun
 
 ConfigMaker = Callable[..., RunConfig]
 

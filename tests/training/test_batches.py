@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.training.batches import bucketed, padded, share_of_real_tokens
+from headloom.training.batches import bucketed, padded, share_of_real_tokens
 
 pairs = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=60)
 

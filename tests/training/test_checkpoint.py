@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.errors import DataError
-from weft.formats.run import RunFolder
-from weft.formats.tensors import load_tensors, save_tensors
-from weft.training.checkpoint import (
+from headloom.errors import DataError
+from headloom.formats.run import RunFolder
+from headloom.formats.tensors import load_tensors, save_tensors
+from headloom.training.checkpoint import (
     Learner,
     Position,
     load_checkpoint,
@@ -19,7 +19,7 @@ from weft.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from weft.training.ranks import Ranks
+from headloom.training.ranks import Ranks
 
 NAME = "checkpoint.safetensors"
 
@@ -142,7 +142,7 @@ def test_of_another_version(tmp_path: Path) -> None:
     tensors, _ = load_tensors(tmp_path / NAME, "checkpoint")
     for notes in ({}, {"position": {"stepp": 3}}):
         save_tensors(tmp_path / NAME, tensors, notes)
-        with pytest.raises(DataError, match="of another version of weft"):
+        with pytest.raises(DataError, match="of another version of headloom"):
             back(tmp_path / NAME, model, None, optimiser)
 
 

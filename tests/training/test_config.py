@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import DataError, InputError
-from weft.training.config import (
+from headloom.errors import DataError, InputError
+from headloom.training.config import (
     DatesConfig,
     LanguageConfig,
     RunConfig,
@@ -310,7 +310,7 @@ def test_what_the_file_has_wrong_is_not_blamed_on_what_was_set(tmp_path: Path) -
 
 
 def test_the_embedded_and_the_kept_configurations_are_good() -> None:
-    with resources.as_file(resources.files("weft.training") / "demo.toml") as path:
+    with resources.as_file(resources.files("headloom.training") / "demo.toml") as path:
         assert isinstance(load_config(path).task, DatesConfig)
     examples = Path(__file__).parents[2] / "examples"
     assert [load_config(path) for path in examples.glob("*.toml")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.training.config import load_config
+from headloom.training.config import load_config
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 
@@ -19,6 +19,6 @@ def test_an_example_is_a_valid_configuration(path: Path) -> None:
 
 
 def test_the_dates_example_is_what_the_demo_trains() -> None:
-    demo = (resources.files("weft.training") / "demo.toml").read_text("utf-8")
+    demo = (resources.files("headloom.training") / "demo.toml").read_text("utf-8")
     example = next(path for path in EXAMPLES if path.stem == "dates").read_text("utf-8")
     assert tomllib.loads(example) == tomllib.loads(demo)

@@ -14,11 +14,11 @@ from tests.forked import Loaded
 from tests.training.test_kill import Starter, left_by
 from tests.training.test_loop import Interruption, assert_same, everything, run, weights
 
-from weft.errors import DataError, InputError
-from weft.formats.history import History
-from weft.formats.run import RunFolder
-from weft.training.config import RunConfig
-from weft.training.loop import train
+from headloom.errors import DataError, InputError
+from headloom.formats.history import History
+from headloom.formats.run import RunFolder
+from headloom.training.config import RunConfig
+from headloom.training.loop import train
 
 ConfigMaker = Callable[..., RunConfig]
 

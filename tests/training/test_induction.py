@@ -14,11 +14,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from weft.analysis.heads.formation import formation
-from weft.analysis.heads.roles import head_roles
-from weft.experiments.ablation import ablate
-from weft.formats.history import History
-from weft.training.inference import TrainedRun
+from headloom.analysis.effects.ablation import ablate
+from headloom.analysis.heads.formation import formation
+from headloom.analysis.heads.roles import head_roles
+from headloom.formats.history import History
+from headloom.training.inference import TrainedRun
 
 #: The examples that are programs.
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
@@ -36,10 +36,10 @@ def example_called(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_what_an_example_takes_from_weft_is_there(example: Path) -> None:
+def test_what_an_example_takes_from_headloom_is_there(example: Path) -> None:
     """The tests of what the examples find are slow, and run seldom."""
     for node in ast.walk(ast.parse(example.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "weft":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "headloom":
             module = importlib.import_module(str(node.module))
             for name in node.names:
                 assert hasattr(module, name.name), f"{node.module} has no {name.name}"
@@ -58,7 +58,7 @@ SMALL = {
         "repeats/induction-head.png",
     ),
     "needle": ("--run . --steps 2 --texts 2", "\n 100%  |\nnothing  ", "best.safetensors"),
-    "watched": ("--run . --steps 2", "The monitor took |weft view .", "measures.jsonl"),
+    "watched": ("--run . --steps 2", "The monitor took |headloom view .", "measures.jsonl"),
 }
 
 

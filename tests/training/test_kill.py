@@ -1,6 +1,6 @@
 """kill -9 at any moment, start again: the same bits as a run that was never killed.
 
-Real processes and real SIGKILLs, forked from one that has loaded weft (tests/forked.py).
+Real processes and real SIGKILLs, forked from one that has loaded headloom (tests/forked.py).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from tests.forked import Loaded
 from tests.training.conftest import toml
 
-from weft.formats.run import RunFolder
-from weft.formats.tensors import load_tensors
-from weft.training.config import RunConfig
+from headloom.formats.run import RunFolder
+from headloom.formats.tensors import load_tensors
+from headloom.training.config import RunConfig
 
-#: `weft train`, killed at the n-th time that a file or folder is synced to the disk, before and
+#: `headloom train`, killed at the n-th time that a file or folder is synced to the disk, before and
 #: after its renaming by turns; at 0 never.
 PROGRAM = """
 import os, signal, sys, warnings
-from weft.cli import main
-from weft.formats import files
+from headloom.cli import main
+from headloom.formats import files
 
 warnings.simplefilter("error")
 left, synced = [int(sys.argv.pop(1))], files.sync
@@ -123,11 +123,11 @@ def test_killed_at_any_moment(
     assert [name for name in tensors if not torch.equal(tensors[name], found[name])] == []
 
 
-#: `weft train`, which adds a line to a file after each step.
+#: `headloom train`, which adds a line to a file after each step.
 STEPS = """
 import sys
-from weft.cli import main
-from weft.training.progress import ConsoleListener
+from headloom.cli import main
+from headloom.training.progress import ConsoleListener
 
 stepped, steps = ConsoleListener.stepped, open(sys.argv.pop(1), "a", buffering=1)
 
@@ -206,9 +206,9 @@ def test_a_damaged_checkpoint_stops_a_run_and_is_kept(
     tiny: Callable[..., RunConfig], tmp_path: Path, content: bytes
 ) -> None:
     """A checkpoint that something else damaged: nothing is overwritten."""
-    from weft.errors import DataError
-    from weft.training.loop import train
-    from weft.training.progress import SilentListener
+    from headloom.errors import DataError
+    from headloom.training.loop import train
+    from headloom.training.progress import SilentListener
 
     config = tiny(max_steps=3)
     train(config, tmp_path / "run", SilentListener())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import DataError, InputError
-from weft.training.labelled import check_labels, drawn_split, read_labelled
+from headloom.errors import DataError, InputError
+from headloom.training.labelled import check_labels, drawn_split, read_labelled
 
 
 def test_lines_with_and_without_an_id_plain_and_compressed(tmp_path: Path) -> None:

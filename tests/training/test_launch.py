@@ -1,4 +1,4 @@
-"""`weft train --processes`: torch's own launcher, real processes, real kills."""
+"""`headloom train --processes`: torch's own launcher, real processes, real kills."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import torch
 from tests.forked import Forked, Loaded
 from tests.training.conftest import TEXT, toml
 
-from weft.errors import InputError
-from weft.formats.run import RunFolder
-from weft.formats.tensors import load_tensors
-from weft.jobs.launch import ENOUGH, Attempts
-from weft.training.config import RunConfig, check_config
+from headloom.api.launch import ENOUGH, Attempts
+from headloom.errors import InputError
+from headloom.formats.run import RunFolder
+from headloom.formats.tensors import load_tensors
+from headloom.training.config import RunConfig, check_config
 
 
 def config_of(folder: Path, **training: object) -> RunConfig:
@@ -144,7 +144,7 @@ def test_stopped_by_a_person_no_process_is_left(loaded: Loaded, tmp_path: Path) 
         process.send_signal(signal.SIGINT)
         _, errors = ended(process)
     assert process.returncode == 130
-    assert errors.splitlines()[-1].startswith("weft: stopped. The same command goes on")
+    assert errors.splitlines()[-1].startswith("headloom: stopped. The same command goes on")
     assert run.steps_done() >= run.read_metrics()[-1]["step"] >= 20
     assert errors.count("stopped") == 1
     assert [rank for rank in ranks if Path(f"/proc/{rank}").exists()] == []
@@ -184,7 +184,7 @@ def test_the_documented_lines_of_torchrun_work(dashes: bool, tmp_path: Path) -> 
     done = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            "-m", "weft", *arguments, str(run),
+            "-m", "headloom", *arguments, str(run),
         ],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

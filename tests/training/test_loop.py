@@ -13,22 +13,22 @@ import torch
 from tests.training.conftest import measures_of
 from torch import Tensor, nn
 
-import weft
-from weft.errors import DataError, InputError
-from weft.formats.history import MATRICES, History
-from weft.formats.run import RunFolder
-from weft.formats.tensors import load_tensors, save_tensors
-from weft.mechanism.backends import native_product
-from weft.mechanism.watching import Recorder, layers_of, watching
-from weft.training import loop
-from weft.training.checkpoint import Position
-from weft.training.config import RunConfig
-from weft.training.inference import generate_text, open_run
-from weft.training.loop import TrainingResult, train
-from weft.training.progress import SilentListener
-from weft.training.tasks import build_model, make_task
-from weft.training.tasks.task import Task
-from weft.training.validation import Evaluation
+import headloom
+from headloom.errors import DataError, InputError
+from headloom.formats.history import MATRICES, History
+from headloom.formats.run import RunFolder
+from headloom.formats.tensors import load_tensors, save_tensors
+from headloom.mechanism.backends import native_product
+from headloom.mechanism.watching import Recorder, layers_of, watching
+from headloom.training import loop
+from headloom.training.checkpoint import Position
+from headloom.training.config import RunConfig
+from headloom.training.inference import generate_text, open_run
+from headloom.training.loop import TrainingResult, train
+from headloom.training.progress import SilentListener
+from headloom.training.tasks import build_model, make_task
+from headloom.training.tasks.task import Task
+from headloom.training.validation import Evaluation
 
 ConfigMaker = Callable[..., RunConfig]
 
@@ -398,7 +398,7 @@ def test_the_probes_graph_is_what_attend_gives(recorded: Path) -> None:
     opened = open_run(recorded)
     opened.model.load_state_dict(weights(recorded), strict=False)
     probe = make_task(opened.config, opened.data).probe()
-    recorder = Recorder(opened.model, weft.All())
+    recorder = Recorder(opened.model, headloom.All())
     with torch.no_grad(), watching(opened.model, recorder):
         opened.model(**probe.inputs)
     snapshot = History(recorded / "history")[13]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
-from weft.mechanism.backends import native, native_linear, native_passes
-from weft.mechanism.linear import Products, products
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
-from weft.training import loss as module
-from weft.training.loss import predictor_loss, projected_loss
+from headloom.errors import InputError
+from headloom.mechanism.backends import native, native_linear, native_passes
+from headloom.mechanism.linear import Products, products
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
+from headloom.training import loss as module
+from headloom.training.loss import predictor_loss, projected_loss
 
 
 def formula(outputs: Tensor, matrix: Tensor, targets: Tensor, smoothing: float) -> Tensor:

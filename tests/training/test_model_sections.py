@@ -9,12 +9,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from weft.errors import InputError
-from weft.models.configuration import PositionKind
-from weft.training.config import check_config, load_config
-from weft.training.data import DataDescription
-from weft.training.tasks import build_model
-from weft.training.text import Vocabulary
+from headloom.errors import InputError
+from headloom.models.configuration import PositionKind
+from headloom.training.config import check_config, load_config
+from headloom.training.data import DataDescription
+from headloom.training.tasks import build_model
+from headloom.training.text import Vocabulary
 
 TOKENS = torch.arange(80).reshape(2, 40) % 9 + 4
 #: Of a task: what [task] needs, what its model reads, and what a run knows of its data.

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.training.optimisation import Schedule, learning_rate, smoothed_cross_entropy
+from headloom.training.optimisation import Schedule, learning_rate, smoothed_cross_entropy
 
 
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "linear", "constant"])

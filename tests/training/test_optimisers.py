@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.formats.tensors import load_tensors
-from weft.mechanism.backends import native_linear
-from weft.mechanism.linear import Products
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
-from weft.training.config import RunConfig, TrainingConfig
-from weft.training.loop import train
-from weft.training.optimisers import COEFFICIENTS, ITERATIONS, Muon, make_optimisers, orthogonal
-from weft.training.progress import SilentListener
+from headloom.formats.tensors import load_tensors
+from headloom.mechanism.backends import native_linear
+from headloom.mechanism.linear import Products
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
+from headloom.training.config import RunConfig, TrainingConfig
+from headloom.training.loop import train
+from headloom.training.optimisers import COEFFICIENTS, ITERATIONS, Muon, make_optimisers, orthogonal
+from headloom.training.progress import SilentListener
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (48, 16), (16, 48)])

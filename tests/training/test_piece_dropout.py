@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from weft.training.config import RunConfig, TranslationConfig
-from weft.training.piece_dropout import WAYS, PieceDropout
-from weft.training.tasks import make_task
-from weft.training.text import Vocabulary
+from headloom.training.config import RunConfig, TranslationConfig
+from headloom.training.piece_dropout import WAYS, PieceDropout
+from headloom.training.tasks import make_task
+from headloom.training.text import Vocabulary
 
 TEXTS = ["the weather in the north", "the other feather", "that was then"] * 5
 

@@ -16,15 +16,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from weft.cli import main
-from weft.errors import DataError, InputError, WeftError
-from weft.jobs.model_export import export_model
-from weft.training.config import RunConfig, check_config
-from weft.training.inference import generate_text, open_run
-from weft.training.loop import train
-from weft.training.tasks.labels import classify
-from weft.training.text import Vocabulary
-from weft.training.translation import translate
+from headloom.api.model_export import export_model
+from headloom.cli import main
+from headloom.errors import DataError, HeadloomError, InputError
+from headloom.training.config import RunConfig, check_config
+from headloom.training.inference import generate_text, open_run
+from headloom.training.loop import train
+from headloom.training.tasks.labels import classify
+from headloom.training.text import Vocabulary
+from headloom.training.translation import translate
 
 transformers = pytest.importorskip("transformers")
 
@@ -107,7 +107,7 @@ def check_learned(path: Path) -> None:
 
 
 def ended(*command: str) -> object:
-    """How `weft` with these arguments ends."""
+    """How `headloom` with these arguments ends."""
     with pytest.raises(SystemExit) as caught:
         main([*command])
     return caught.value.code
@@ -289,11 +289,11 @@ def test_what_commands_say_of_such_a_classifier(
     assert ended("train", str(file), "--run", run_folder) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "W_O, as they were pretrained." in said and "loss - validation" in said
-    trace = str(tmp_path / "t.weft")
+    trace = str(tmp_path / "t.loom")
     assert ended("trace", run_folder, "--text", "the cat", "-o", trace) == 0
-    import weft
+    import headloom
 
-    assert weft.open(trace).tokens == ["[CLS]", "the", "cat", "[SEP]"]
+    assert headloom.open(trace).tokens == ["[CLS]", "the", "cat", "[SEP]"]
     capsys.readouterr()
     for command in (
         ["export", run_folder, "--to", "onnx", "--output", str(tmp_path / "onnx")],
@@ -322,7 +322,7 @@ def test_mistakes(
     whole = {"kind": "language", "file": str(tmp_path / "text.txt"), "block": 8}
     if "kind" in task:
         whole = {"folder": str(tmp_path)}
-    with pytest.raises(WeftError, match=message.replace("(", r"\(")) as caught:
+    with pytest.raises(HeadloomError, match=message.replace("(", r"\(")) as caught:
         run(config_of({**whole, **task}, {"folder": str(tmp_path / "folder"), **model}),
             tmp_path / "run")  # fmt: skip
     assert "\n" not in str(caught.value)

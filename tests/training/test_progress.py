@@ -12,13 +12,13 @@ import pytest
 import torch
 from rich.console import Console
 
-import weft
-from weft.training.checkpoint import Position
-from weft.training.config import RunConfig
-from weft.training.data import DataDescription
-from weft.training.loop import train
-from weft.training.progress import ConsoleListener
-from weft.training.tasks.task import Task
+import headloom
+from headloom.training.checkpoint import Position
+from headloom.training.config import RunConfig
+from headloom.training.data import DataDescription
+from headloom.training.loop import train
+from headloom.training.progress import ConsoleListener
+from headloom.training.tasks.task import Task
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -40,19 +40,19 @@ def test_what_is_written(tiny: Callable[..., RunConfig], tmp_path: Path, termina
 
 
 def test_every_kind_of_model_says_what_attends_in_it() -> None:
-    from weft.models.graph_attention import GraphAttentionNetwork
-    from weft.training.progress import _attention_of
+    from headloom.models.graph_attention import GraphAttentionNetwork
+    from headloom.training.progress import _attention_of
 
     graph = GraphAttentionNetwork(features=5, classes=3, layers=2, heads=8, depth=2)
     # Eight heads of the hidden layer and one of the last.
     assert _attention_of(graph) == (
         "2 graph attention layers, 9 heads, each with its own matrix and score"
     )
-    block = weft.ImageSelfAttention(8)
+    block = headloom.ImageSelfAttention(8)
     assert _attention_of(block) == (
         "1 attention layer, 1 head, each with its own W_Q, W_K, W_V, W_O"
     )
-    assert _attention_of(weft.MultiHeadAttention(8, 4, kv_heads=2)) == (
+    assert _attention_of(headloom.MultiHeadAttention(8, 4, kv_heads=2)) == (
         "1 attention layer, 4 heads, each with its own W_Q and W_O, every 2 with one W_K and W_V"
     )
     assert _attention_of(torch.nn.Linear(2, 2)) == "no attention layer"

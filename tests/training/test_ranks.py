@@ -1,6 +1,6 @@
 """Several processes train one model: as one would, and without a bit lost when they are stopped.
 
-Real processes that talk by gloo. One process imports weft and forks the others, so that a start
+Real processes that talk by gloo. One process imports headloom and forks the others, so that a start
 costs no import.
 """
 
@@ -21,18 +21,18 @@ from tests.training.conftest import toml
 from tests.training.test_loop import assert_same
 from torch import Tensor
 
-from weft.errors import DataError, InputError
-from weft.formats.history import History
-from weft.formats.run import RunFolder
-from weft.formats.shards import latest_shards
-from weft.formats.tensors import load_tensors
-from weft.training.batches import Batch
-from weft.training.config import RunConfig, check_config
-from weft.training.inference import open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
-from weft.training.ranks import Ranks
-from weft.training.tasks import make_task
+from headloom.errors import DataError, InputError
+from headloom.formats.history import History
+from headloom.formats.run import RunFolder
+from headloom.formats.shards import latest_shards
+from headloom.formats.tensors import load_tensors
+from headloom.training.batches import Batch
+from headloom.training.config import RunConfig, check_config
+from headloom.training.inference import open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
+from headloom.training.ranks import Ranks
+from headloom.training.tasks import make_task
 
 ConfigMaker = Callable[..., RunConfig]
 Kind = Literal["ddp", "fsdp"]
@@ -44,9 +44,9 @@ PARENT = """
 import faulthandler, json, os, signal, sys, tempfile, warnings
 from pathlib import Path
 import torch, torch.distributed.fsdp, torch.distributed.checkpoint
-import weft.training.loop as loop
-from weft.training.config import load_config
-from weft.training.progress import SilentListener
+import headloom.training.loop as loop
+from headloom.training.config import load_config
+from headloom.training.progress import SilentListener
 
 class Listener(SilentListener):
     def __init__(self, job, rank):
@@ -59,7 +59,7 @@ class Listener(SilentListener):
 
 def rank_main(job, rank, folder):
     os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": str(job["ranks"]), "WEFT_MEETING": folder,
+        "RANK": str(rank), "WORLD_SIZE": str(job["ranks"]), "HEADLOOM_MEETING": folder,
         "GLOO_SOCKET_IFNAME": "lo",
     }
     torch.set_num_threads(1)

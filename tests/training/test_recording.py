@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.formats.history import is_snapshot_step
-from weft.mechanism.watching import layers_of
-from weft.training.config import RunConfig
-from weft.training.recording import snapshot
-from weft.training.tasks import build_model, make_task
+from headloom.formats.history import is_snapshot_step
+from headloom.mechanism.watching import layers_of
+from headloom.training.config import RunConfig
+from headloom.training.recording import snapshot
+from headloom.training.tasks import build_model, make_task
 
 
 @settings(deadline=None)

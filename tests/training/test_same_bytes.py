@@ -19,12 +19,12 @@ from safetensors import safe_open
 from tests.forked import Loaded
 from tests.training.conftest import toml
 
-from weft.formats.tensors import read_notes
-from weft.training.config import RunConfig
+from headloom.formats.tensors import read_notes
+from headloom.training.config import RunConfig
 
 COMMANDS = """
 import sys
-from weft.cli import main
+from headloom.cli import main
 
 print(hash("a string"), file=sys.stderr)
 for line in sys.stdin:
@@ -37,7 +37,7 @@ for line in sys.stdin:
 
 def commands(config: Path, folder: Path) -> str:
     """All that a run, a trace of it, and exports of that trace write."""
-    run, trace = str(folder / "run"), str(folder / "t.weft")
+    run, trace = str(folder / "run"), str(folder / "t.loom")
     lines = [
         ["train", str(config), "--run", run, "--threads", "1"],
         ["trace", run, "--text", "the cat sat, the dog", "-o", trace],

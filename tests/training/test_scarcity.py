@@ -15,19 +15,19 @@ from tests.forked import Loaded
 from tests.training.conftest import ConfigMaker, toml
 from tests.training.test_loop import assert_same, run
 
-from weft.errors import DataError, InputError
-from weft.formats.run import RunFolder
-from weft.training.checkpoint import Position
-from weft.training.loop import train
-from weft.training.progress import SilentListener
+from headloom.errors import DataError, InputError
+from headloom.formats.run import RunFolder
+from headloom.training.checkpoint import Position
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
 
-#: Lets `weft train` have 4 MB more than it holds after step 4. Large blocks of memory come from the
-#: system, and go back to it: none is there from the steps before.
+#: Lets `headloom train` have 4 MB more than it holds after step 4. Large blocks of memory come from
+# the #: system, and go back to it: none is there from the steps before.
 LIMITED = """
 import ctypes, resource, sys
 from pathlib import Path
-from weft.cli import main
-from weft.training.progress import ConsoleListener
+from headloom.cli import main
+from headloom.training.progress import ConsoleListener
 
 def stepped(self, position, loss, rate):
     if position.step == 4:
@@ -49,7 +49,7 @@ def test_out_of_memory_is_one_line_and_the_run_goes_on(
 ) -> None:
     """By a real limit: a batch makes tensors of 16 MB, 4 MB are left."""
 
-    def weft(*arguments: object, program: str | None = None) -> tuple[int, list[str]]:
+    def headloom(*arguments: object, program: str | None = None) -> tuple[int, list[str]]:
         """The exit status, and the lines of standard error."""
         with loaded.start(*arguments, program=program) as process:
             _, errors = process.communicate()
@@ -64,11 +64,12 @@ def test_out_of_memory_is_one_line_and_the_run_goes_on(
     content = toml(config).replace(str(text_file), str(text))
     (tmp_path / "c.toml").write_text(content)
     command = ("train", tmp_path / "c.toml", "--run", tmp_path / "run", "--threads", "1")
-    code, lines = weft(*command, program=LIMITED)
+    code, lines = headloom(*command, program=LIMITED)
     assert code == 2, lines
     assert not [line for line in lines if "Traceback" in line]
     assert lines[-1] == (
-        "weft: step 5: not enough memory. With more of it the same command goes on from step 3, "
+        "headloom: step 5: not enough memory. With more of it the same command goes on from step "
+        "3, "
         "its last checkpoint; or train in another folder, by --run, with smaller batches: --set "
         "training.batch_tokens=4096 --set training.accumulate=2 (now 8192 and 1)."
     )
@@ -78,13 +79,15 @@ def test_out_of_memory_is_one_line_and_the_run_goes_on(
     # What the line says is true: smaller batches need another folder, and fit there; with more
     # memory the run goes on, and ends as one that never stopped.
     smaller = ("--set", "training.batch_tokens=512", "--set", "training.accumulate=2")
-    code, lines = weft(*command, *smaller, program=LIMITED)
+    code, lines = headloom(*command, *smaller, program=LIMITED)
     assert "started with another configuration: training." in lines[-1]
     other = ("train", tmp_path / "c.toml", "--run", tmp_path / "other", "--threads", "1", *smaller)
-    code, lines = weft(*other, program=LIMITED)
+    code, lines = headloom(*other, program=LIMITED)
     assert code == 0, lines
     for name in ("run", "whole"):
-        code, lines = weft("train", tmp_path / "c.toml", "--run", tmp_path / name, "--threads", "1")
+        code, lines = headloom(
+            "train", tmp_path / "c.toml", "--run", tmp_path / name, "--threads", "1"
+        )
         assert code == 0, lines
     assert_same(tmp_path / "run", tmp_path / "whole")
 
@@ -149,7 +152,7 @@ def fill(path: Path, room: int = 8192) -> None:
 def assert_kept(path: Path, before: bytes) -> None:
     """The former checkpoint is whole, and nothing half-written lies beside it."""
     assert (path / "checkpoint.safetensors").read_bytes() == before
-    assert not [file for file in path.iterdir() if "weft-part" in file.name]
+    assert not [file for file in path.iterdir() if "headloom-part" in file.name]
 
 
 def test_a_full_disk_keeps_the_former_checkpoint(tiny: ConfigMaker, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from weft.errors import DataError, InputError
-from weft.training.text import SPECIALS, Vocabulary
+from headloom.errors import DataError, InputError
+from headloom.training.text import SPECIALS, Vocabulary
 
 LINES = ["the cat sat on the mat", "the dog sat by the log", "ein Mädchen, drei Köche"] * 5
 PIECES = Vocabulary.of_pieces(LINES, 320)

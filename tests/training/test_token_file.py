@@ -12,14 +12,14 @@ from tests.training.conftest import ConfigMaker, measures_of
 from tests.training.test_loop import assert_same, run
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from weft.errors import DataError, InputError
-from weft.formats.files import read_json
-from weft.formats.run import RunFolder
-from weft.training import token_file
-from weft.training.config import RunConfig
-from weft.training.inference import open_run
-from weft.training.text import SPECIALS, Vocabulary
-from weft.training.token_file import TokenFile, parts_of
+from headloom.errors import DataError, InputError
+from headloom.formats.files import read_json
+from headloom.formats.run import RunFolder
+from headloom.training import token_file
+from headloom.training.config import RunConfig
+from headloom.training.inference import open_run
+from headloom.training.text import SPECIALS, Vocabulary
+from headloom.training.token_file import TokenFile, parts_of
 
 #: Signs before line ends, runs of spaces, letters of several bytes, marks that join the letter
 #: before them, and a stretch without a space.

@@ -8,12 +8,12 @@ import pytest
 import torch
 from tests.slow import slow
 
-from weft.errors import DataError, InputError
-from weft.models.configuration import Architecture
-from weft.models.decoding import beam_search
-from weft.models.transformer import Transformer
-from weft.training.text import Vocabulary
-from weft.training.translation import Search, translate, translated_windows
+from headloom.errors import DataError, InputError
+from headloom.models.configuration import Architecture
+from headloom.models.decoding import beam_search
+from headloom.models.transformer import Transformer
+from headloom.training.text import Vocabulary
+from headloom.training.translation import Search, translate, translated_windows
 
 WORDS = Vocabulary.of_characters(["abcdefgh "])
 SIZES = {"width": 16, "heads": 2, "feed_forward": 16, "tied": False}

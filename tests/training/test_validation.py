@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.models.predictor import Predictor
-from weft.training.batches import Batch
-from weft.training.validation import evaluate_batches, mean_loss
+from headloom.models.predictor import Predictor
+from headloom.training.batches import Batch
+from headloom.training.validation import evaluate_batches, mean_loss
 
 
 class Looks(Predictor):

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from weft.errors import DataError, InputError
-from weft.training.vectors import read_vectors
+from headloom.errors import DataError, InputError
+from headloom.training.vectors import read_vectors
 
 WORDS = ["film", "good", "bad", "it's"]
 MATRIX = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, -2.0], [3.0, 4.0]])
@@ -54,7 +54,7 @@ def test_the_embeddings_of_a_pretrained_model() -> None:
     theirs = Tokenizer.from_file(str(folder / "tokenizer.json"))
     theirs.no_padding()
     theirs.no_truncation()
-    theirs.encode_special_tokens = True  # "[SEP]" in a text is a word, as for weft
+    theirs.encode_special_tokens = True  # "[SEP]" in a text is a word, as for headloom
     expected = theirs.encode(text, add_special_tokens=False)
     ids = given.vocabulary.encode(text)
     assert given.vocabulary.token_strings(ids) == expected.tokens

@@ -9,7 +9,7 @@ import { VIEWS } from "../views";
 export function figureName(studio: Studio, of: string | undefined, wide: string): string {
   const { opening, example, state } = studio;
   const view = VIEWS.find(({ name }) => name === state.view);
-  const parts = [opening?.title || "weft"];
+  const parts = [opening?.title || "headloom"];
   if (example && view?.ofExample && (opening?.examples.length ?? 0) > 1)
     parts.push(example.description.name);
   parts.push(state.view);

@@ -11,7 +11,7 @@ export function smallPrint(studio: Studio, example: Example | null): string {
   if (example) parts.push(modelName(example.description.model.name));
   if (example && verifiedWords(example)) parts.push(verifiedWords(example));
   if (studio.opening && roundedWords(studio.opening)) parts.push(roundedWords(studio.opening));
-  parts.push(`weft ${studio.opening?.weft ?? ""}`);
+  parts.push(`headloom ${studio.opening?.headloom ?? ""}`);
   return parts
     .map((part) => visible(part, 80))
     .filter((part) => part !== "∅")

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-import weft
-from weft.analysis.alignment.align import AlignmentOptions, align_words
-from weft.analysis.alignment.error_rate import alignment_error_rate
-from weft.analysis.alignment.heads import (
+import headloom
+from headloom.analysis.alignment.align import AlignmentOptions, align_words
+from headloom.analysis.alignment.error_rate import alignment_error_rate
+from headloom.analysis.alignment.heads import (
     agreement,
     best_few,
     better_steps,
     error_rates,
     links_of_heads,
 )
-from weft.analysis.alignment.links import METHODS, mutual, pairs_of
-from weft.analysis.alignment.words import AligningHead, WordWeights
-from weft.formats.pharaoh import GoldLinks
+from headloom.analysis.alignment.links import METHODS, mutual, pairs_of
+from headloom.analysis.alignment.words import AligningHead, WordWeights
+from headloom.formats.pharaoh import GoldLinks
 
 SIZE = 6
 
@@ -107,7 +107,7 @@ def test_without_gold_directions_agree_where_heads_align() -> None:
     assert agreement(whole) == [1.0]
     result = align_words(sentences, AlignmentOptions())
     assert sorted(map(str, result.heads)) == ["0.1", "1.0"]
-    assert weft.alignment_error_rate(result.links, gold_of(orders)).aer == 0
+    assert headloom.alignment_error_rate(result.links, gold_of(orders)).aer == 0
     assert (result.error_rate, result.measured_on, result.chosen_on) == (None, 0, 12)
 
 
@@ -119,7 +119,7 @@ def test_heads_are_measured_on_pairs_that_they_were_not_chosen_on() -> None:
         gold[number] = GoldLinks.of_line("0-0")
     result = align_words(sentences_of(orders), AlignmentOptions(), gold)
     assert (result.chosen_on, result.measured_on) == (6, 6)
-    assert result.error_rate == weft.alignment_error_rate(result.links[1::2], gold[1::2])
+    assert result.error_rate == headloom.alignment_error_rate(result.links[1::2], gold[1::2])
     assert result.error_rate.aer > 0.5
     chosen = {row.head: row.error_rate.aer for row in result.table}
     assert chosen[AligningHead(0, 1)] < 0.35 and chosen[AligningHead(0, 0)] > 0.5
@@ -132,7 +132,7 @@ def test_heads_are_measured_on_pairs_that_they_were_not_chosen_on() -> None:
 
 def traces_of(
     orders: Sequence[Sequence[int]], step: str, vocabulary: str = "abcdef"
-) -> list[weft.Trace]:
+) -> list[headloom.Trace]:
     """A head that aligns by the row that reads a word, or that writes it, and one of noise.
 
     The words of a source are drawn from a vocabulary; each is written with an article.
@@ -147,7 +147,7 @@ def traces_of(
             right[target + (step == "read"), source] = 0.9
         weights = torch.stack([torch.rand(SIZE + 1, SIZE + 1, generator=generator), right])
         made.append(
-            weft.from_weights(
+            headloom.from_weights(
                 [weights / weights.sum(-1, keepdim=True)],
                 kind="cross",
                 tokens={
@@ -168,7 +168,7 @@ def test_the_step_of_a_head_is_known_by_gold(step, tmp_path: Path) -> None:
     (tmp_path / "gold").write_text(
         "".join(" ".join(f"{s}-{t}" for t, s in enumerate(order)) + "\n" for order in orders)
     )
-    result = weft.align(traces_of(orders, step), gold=tmp_path / "gold")
+    result = headloom.align(traces_of(orders, step), gold=tmp_path / "gold")
     assert result.heads == [AligningHead(0, 1, step)]
     assert result.error_rate.aer == 0
     result.save(tmp_path / "out")
@@ -176,19 +176,21 @@ def test_the_step_of_a_head_is_known_by_gold(step, tmp_path: Path) -> None:
     assert [sorted(line.split()) for line in lines] == [
         sorted(line.split()) for line in (tmp_path / "gold").read_text().splitlines()
     ]
-    named = weft.align(traces_of(orders, step), heads=[f"0.1:{step}"], method="argmax")
+    named = headloom.align(traces_of(orders, step), heads=[f"0.1:{step}"], method="argmax")
     assert [sorted(links) for links in named.links] == [sorted(links) for links in result.links]
 
 
 @pytest.mark.parametrize("step", ["read", "write"])
 def test_the_step_of_a_head_is_known_by_words_that_occur_again(step: str) -> None:
     orders = permutations(12)
-    result = weft.align(traces_of(orders, step, "abcdefghijklmnopqrst"))
+    result = headloom.align(traces_of(orders, step, "abcdefghijklmnopqrst"))
     assert result.heads == [AligningHead(0, 1, step)]
-    assert weft.alignment_error_rate(result.links, gold_of(orders)).aer == 0
+    assert headloom.alignment_error_rate(result.links, gold_of(orders)).aer == 0
     assert [row.head[:2] for row in result.table] == [(0, 1), (0, 0)]
-    other = weft.align(traces_of(orders, step, "abcdefghijklmnopqrst"), step="read")
-    assert (weft.alignment_error_rate(other.links, gold_of(orders)).aer == 0) == (step == "read")
+    other = headloom.align(traces_of(orders, step, "abcdefghijklmnopqrst"), step="read")
+    assert (headloom.alignment_error_rate(other.links, gold_of(orders)).aer == 0) == (
+        step == "read"
+    )
 
 
 @pytest.mark.parametrize(("pairs", "vocabulary"), [(12, "abcdef"), (4, "abcdefghijklmnopqrst")])
@@ -196,8 +198,8 @@ def test_pairs_that_do_not_tell_the_step_say_so(pairs: int, vocabulary: str) -> 
     """All words occur in every pair; or the pairs are few."""
     traces = traces_of(permutations(pairs), "write", vocabulary)
     with pytest.warns(UserWarning, match="links may be one word off. Give more pairs, or a step"):
-        weft.align(traces)
-    assert weft.align(traces, step="write").note == ""
+        headloom.align(traces)
+    assert headloom.align(traces, step="write").note == ""
 
 
 def test_words_that_are_spelled_alike_belong_together() -> None:
@@ -229,12 +231,12 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
         ({"gold": [GoldLinks.of_line("0-0")]}, "gold has 1 lines for 2 pairs"),
         ({"gold": [GoldLinks.of_line("0-6"), GoldLinks.of_line("")]}, "line 1 links word 0"),
     ):
-        with pytest.raises(weft.InputError, match=line):
-            weft.align(traces, **keywords)
-    with pytest.raises(weft.InputError, match="no sentences"):
-        weft.align([])
-    other = weft.from_weights([torch.ones(3, 2, 2) / 2], kind="cross")
+        with pytest.raises(headloom.InputError, match=line):
+            headloom.align(traces, **keywords)
+    with pytest.raises(headloom.InputError, match="no sentences"):
+        headloom.align([])
+    other = headloom.from_weights([torch.ones(3, 2, 2) / 2], kind="cross")
     with pytest.raises(
-        weft.InputError, match="trace 3 has 3 heads of cross-attention, the first 2"
+        headloom.InputError, match="trace 3 has 3 heads of cross-attention, the first 2"
     ):
-        weft.align([*traces, other])
+        headloom.align([*traces, other])

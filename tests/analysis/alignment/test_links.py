@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 import torch
 
-import weft
-from weft.analysis.alignment.links import METHODS, argmax, dtw, links_by, mutual, pairs_of
-from weft.formats.pharaoh import GoldLinks
+import headloom
+from headloom.analysis.alignment.links import METHODS, argmax, dtw, links_by, mutual, pairs_of
+from headloom.formats.pharaoh import GoldLinks
 
 
 def paths(rows: int, columns: int) -> list[list[tuple[int, int]]]:
@@ -55,28 +55,28 @@ def test_links_are_those_of_a_search_cell_by_cell() -> None:
     for method in METHODS.values():
         assert method(torch.zeros(2, 0, 4)).shape == (2, 0, 4)
         assert method(torch.zeros(2, 3, 0)).shape == (2, 3, 0)
-    with pytest.raises(weft.InputError, match="no method 'hmm'; there are mutual, argmax, dtw"):
+    with pytest.raises(headloom.InputError, match="no method 'hmm'; there are mutual, argmax, dtw"):
         links_by("hmm")
 
 
 def test_the_error_rate_is_that_worked_out_by_hand() -> None:
     gold = [GoldLinks.of_line("0-0 1-1 2?3"), GoldLinks.of_line("0-0")]
     links = [[(0, 0), (2, 3), (3, 3)], [(0, 1)]]
-    rate = weft.alignment_error_rate(links, gold)
+    rate = headloom.alignment_error_rate(links, gold)
     # |A| = 4, |S| = 3, A and S: 0-0; A and P: 0-0, 2-3.
     assert rate.precision == 2 / 4
     assert rate.recall == 1 / 3
     assert rate.aer == pytest.approx(1 - (1 + 2) / (4 + 3))
-    perfect = weft.alignment_error_rate([[(0, 0), (1, 1)], [(0, 0)]], gold)
+    perfect = headloom.alignment_error_rate([[(0, 0), (1, 1)], [(0, 0)]], gold)
     assert (perfect.aer, perfect.precision, perfect.recall) == (0, 1, 1)
-    assert weft.alignment_error_rate([[]], [GoldLinks.of_line("")]).aer == 0
+    assert headloom.alignment_error_rate([[]], [GoldLinks.of_line("")]).aer == 0
     assert str(perfect) == "AER 0.000, precision 1.000, recall 1.000"
-    with pytest.raises(weft.InputError, match="1 lines of links and 2 of gold"):
-        weft.alignment_error_rate([[]], gold)
+    with pytest.raises(headloom.InputError, match="1 lines of links and 2 of gold"):
+        headloom.alignment_error_rate([[]], gold)
 
 
 def test_without_possible_links_it_is_one_less_f1() -> None:
     gold = [GoldLinks.of_line("0-0 1-1 2-2 3-3")]
-    rate = weft.alignment_error_rate([[(0, 0), (1, 1), (2, 0)]], gold)
+    rate = headloom.alignment_error_rate([[(0, 0), (1, 1), (2, 0)]], gold)
     f1 = 2 * rate.precision * rate.recall / (rate.precision + rate.recall)
     assert rate.aer == pytest.approx(1 - f1)

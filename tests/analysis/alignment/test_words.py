@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-import weft
-from weft.analysis.alignment.words import (
+import headloom
+from headloom.analysis.alignment.words import (
     AligningHead,
     parts_by_offsets,
     parts_by_tokens,
     word_weights,
 )
-from weft.formats.tokens import Tokens
+from headloom.formats.tokens import Tokens
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ WEIGHTS = torch.tensor(
 )
 
 
-def trace_of(weights: torch.Tensor = WEIGHTS) -> weft.Trace:
-    return weft.from_weights(
+def trace_of(weights: torch.Tensor = WEIGHTS) -> headloom.Trace:
+    return headloom.from_weights(
         [weights[None]],
         kind="cross",
         tokens={
@@ -83,19 +83,23 @@ def test_heads_have_names() -> None:
         assert str(AligningHead.named(name)) == name
     assert AligningHead.named(" 0.1:read") == AligningHead(0, 1, "read")
     for name in ("", "1", "0.1:wrote", "a.b", "-1.0"):
-        with pytest.raises(weft.InputError, match="expected LAYER"):
+        with pytest.raises(headloom.InputError, match="expected LAYER"):
             AligningHead.named(name)
 
 
 def test_norms_that_were_not_kept_are_missed_and_a_decoder_aligns_nothing() -> None:
-    with pytest.raises(weft.InputError, match="kept no norms of the values"):
+    with pytest.raises(headloom.InputError, match="kept no norms of the values"):
         word_weights(trace_of(), norms=True)
-    alone = weft.from_weights([torch.eye(2)[None]], kind="decoder")
-    with pytest.raises(weft.InputError, match="no cross-attention"):
+    alone = headloom.from_weights([torch.eye(2)[None]], kind="decoder")
+    with pytest.raises(headloom.InputError, match="no cross-attention"):
         word_weights(alone)
 
 
 def test_rows_that_are_cut_short_are_not_aligned_by() -> None:
-    trace = weft.from_weights(torch.rand(1, 3, 40).softmax(-1), kind="cross", keep=weft.Top(2))
-    with pytest.raises(weft.InputError, match=r"keeps at most 2 edges .* keep=weft\.All\(\)"):
-        weft.align([trace])
+    trace = headloom.from_weights(
+        torch.rand(1, 3, 40).softmax(-1), kind="cross", keep=headloom.Top(2)
+    )
+    with pytest.raises(
+        headloom.InputError, match=r"keeps at most 2 edges .* keep=headloom\.All\(\)"
+    ):
+        headloom.align([trace])

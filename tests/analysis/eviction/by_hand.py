@@ -1,6 +1,6 @@
 """The policies and their losses as the papers say them: loops over sets, float64, dense weights.
 
-Shares no code with weft.
+Shares no code with headloom.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ import pytest
 import torch
 from tests.analysis.eviction import by_hand
 
-import weft
-from weft.analysis.eviction.evict import Eviction, evict
-from weft.analysis.eviction.policies import POLICIES, Prompt, h2o, snapkv
-from weft.errors import InputError
-from weft.formats.trace import TraceData
+import headloom
+from headloom.analysis.eviction.evict import Eviction, evict
+from headloom.analysis.eviction.policies import POLICIES, Prompt, h2o, snapkv
+from headloom.errors import InputError
+from headloom.formats.trace import TraceData
 
 HEADS, KV_HEADS, DEPTH, LENGTH, PROMPT, BUDGET = 6, 2, 8, 60, 44, 13
 SNAP = 5, 3
@@ -40,9 +40,10 @@ def case(request: pytest.FixtureRequest) -> tuple[TraceData, list[by_hand.Array]
     options = dict(CASES[request.param])
     queries, keys = arrays(options.pop("times", 1.0))
     left, sinks = options.get("left"), options.get("sinks")
-    trace = weft.from_queries_keys(
-        queries, keys, mask=weft.causal() if left is None else weft.window(left, 0), sinks=sinks,
-        keep=weft.Top(2), kind="decoder",
+    trace = headloom.from_queries_keys(
+        queries, keys, mask=headloom.causal() if left is None else headloom.window(left, 0),
+        sinks=sinks,
+        keep=headloom.Top(2), kind="decoder",
     )  # fmt: skip
     assert isinstance(trace, TraceData)
     weights = [
@@ -97,7 +98,7 @@ def test_each_policy_keeps_what_its_paper_says_and_loses_the_rest(
 def test_no_set_beats_the_oracle_and_no_policy_the_bound_of_a_step(prompt: int) -> None:
     queries, keys = arrays(layers=1, seed=8)
     queries, keys = queries[:, :, :14], keys[:, :, :14]
-    trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
     dense = by_hand.dense(queries[0].double().numpy(), keys[0].double().numpy())
     found = evict(trace, budgets=[3], prompt=prompt)
     groups = by_hand.groups(dense[:, prompt:, :prompt], KV_HEADS)
@@ -116,7 +117,7 @@ def test_no_set_beats_the_oracle_and_no_policy_the_bound_of_a_step(prompt: int) 
 def test_keys_of_one_weight_are_shared_out_in_the_bound() -> None:
     """All keys alike: of n that a query sees it loses (prompt - budget) / n, ties or not."""
     zeros = torch.zeros(1, 2, 12, 4)
-    trace = weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(zeros, zeros, mask=headloom.causal(), kind="decoder")
     found = evict(trace, budgets=[3], prompt=8)
     expected = [5 / (i + 1) for i in range(8, 12)]
     for name in ("oracle", "oracle-step", "h2o", "tova", "streaming"):
@@ -172,7 +173,7 @@ def test_what_went_at_a_step_does_not_come_back(
 
 def test_a_function_is_a_policy_and_sees_the_prompt_alone() -> None:
     queries, keys = arrays(layers=1)
-    trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
     dense = by_hand.dense(queries[0].double().numpy(), keys[0].double().numpy())
     seen = []
 
@@ -195,7 +196,7 @@ def test_a_function_is_a_policy_and_sees_the_prompt_alone() -> None:
 
 def test_a_function_runs_step_by_step_too() -> None:
     queries, keys = arrays(layers=1)
-    trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
 
     def latest(prompt: Prompt, budget: int) -> torch.Tensor:
         weights = prompt.last(1)
@@ -210,7 +211,7 @@ def test_a_function_runs_step_by_step_too() -> None:
 
 def test_the_table_is_the_mean_of_its_parts() -> None:
     queries, keys = arrays()
-    trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
     found = evict(trace, budgets=[0.1, 0.5], policies=["h2o", "tova"], prompt=PROMPT)
     whole = found.table()
     assert list(whole["policy"][:4]) == ["h2o", "tova", "oracle", "oracle-step"]
@@ -238,7 +239,7 @@ def test_the_prompt_of_a_generation_ends_where_it_was_generated() -> None:
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
-    trace = weft.trace(model, {"input_ids": torch.arange(1, 21)[None]}, generate=6)
+    trace = headloom.trace(model, {"input_ids": torch.arange(1, 21)[None]}, generate=6)
     assert isinstance(trace, TraceData)
     found = evict(trace, budgets=[5], policies=["tova"])
     assert (found.prompt, found.steps) == (20, trace.layers[0].shape[1] - 20)
@@ -247,8 +248,8 @@ def test_the_prompt_of_a_generation_ends_where_it_was_generated() -> None:
 def refused(**options: Any) -> str:
     queries, keys = arrays(layers=1)
     made = {name: options.pop(name) for name in ("queries_keys",) if name in options}
-    mask = options.pop("mask", weft.causal())
-    trace = weft.from_queries_keys(
+    mask = options.pop("mask", headloom.causal())
+    trace = headloom.from_queries_keys(
         queries, keys, mask=mask, kind=options.pop("kind", "decoder"), **made
     )
     with pytest.raises(InputError) as error:
@@ -285,8 +286,8 @@ def test_bad_input_is_one_line_that_says_what_to_do() -> None:
 def test_short_prompts_have_a_table_too() -> None:
     """A prompt of one token, of which SnapKV has no window; and a budget of one key."""
     queries, keys = arrays(layers=1)
-    trace = weft.from_queries_keys(
-        queries[:, :, :3], keys[:, :, :3], mask=weft.causal(), kind="decoder"
+    trace = headloom.from_queries_keys(
+        queries[:, :, :3], keys[:, :, :3], mask=headloom.causal(), kind="decoder"
     )
     for prompt in (1, 2):
         found = evict(trace, budgets=[1], prompt=prompt)
@@ -301,7 +302,7 @@ def test_short_prompts_have_a_table_too() -> None:
 
 def test_h2o_without_latest_keys_is_the_sum_alone() -> None:
     queries, keys = arrays(layers=1)
-    trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
     dense = by_hand.dense(queries[0].double().numpy(), keys[0].double().numpy())
 
     def sums(prompt: Prompt, budget: int) -> torch.Tensor:
@@ -314,7 +315,7 @@ def test_h2o_without_latest_keys_is_the_sum_alone() -> None:
 
 def test_a_policy_that_writes_into_what_it_is_given_changes_no_other() -> None:
     queries, keys = arrays()
-    trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
 
     def writes(prompt: Prompt, budget: int) -> torch.Tensor:
         sums, some = prompt.received, prompt.keys
@@ -331,7 +332,7 @@ def test_a_policy_that_writes_into_what_it_is_given_changes_no_other() -> None:
 
 def test_budgets_may_be_words_and_numbers_of_numpy() -> None:
     zeros = torch.zeros(1, 2, 12, 4)
-    trace = weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(zeros, zeros, mask=headloom.causal(), kind="decoder")
     budgets = [*np.arange(2, 5, 2), np.float32(0.25), np.float64(1.0), "75%", "3", "0.9"]
     found = evict(trace, budgets=budgets, policies=["tova"], prompt=8)
     # Each once.
@@ -341,9 +342,12 @@ def test_budgets_may_be_words_and_numbers_of_numpy() -> None:
 def test_a_text_of_one_token_has_no_prompt() -> None:
     zeros = torch.zeros(1, 2, 2, 4)
     assert (
-        evict(weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")).steps == 1
+        evict(
+            headloom.from_queries_keys(zeros, zeros, mask=headloom.causal(), kind="decoder")
+        ).steps
+        == 1
     )
     zeros = zeros[:, :, :1]
-    trace = weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")
+    trace = headloom.from_queries_keys(zeros, zeros, mask=headloom.causal(), kind="decoder")
     with pytest.raises(InputError, match="a text of one token; expected 2 or more"):
         evict(trace)

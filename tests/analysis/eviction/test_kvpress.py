@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-import weft
-from weft.analysis.eviction.evict import evict
-from weft.analysis.eviction.policies import Prompt, h2o
-from weft.formats.trace import TraceData
-from weft.tracing.arguments import cache_among
+import headloom
+from headloom.analysis.eviction.evict import evict
+from headloom.analysis.eviction.policies import Prompt, h2o
+from headloom.formats.trace import TraceData
+from headloom.tracing.arguments import cache_among
 
 WORDS = "the river rose , and nobody in the town by the bank had seen a spring like this before"
 
@@ -82,8 +82,8 @@ def llama() -> tuple[Any, torch.Tensor]:
 
 
 def smollm2() -> tuple[Any, torch.Tensor]:
-    from weft.errors import DataError
-    from weft.tracing.pretrained import load_pretrained
+    from headloom.errors import DataError
+    from headloom.tracing.pretrained import load_pretrained
 
     try:
         model, tokenizer = load_pretrained("smollm2")
@@ -102,7 +102,7 @@ def test_the_very_positions_that_kvpress_keeps(presses: Any, made: Any) -> None:
     # kvpress keeps int(length * (1 - ratio)): no share of which floats lose a key, nor one that is
     # below its window of 64, of which any key may stay there.
     shares = (0.25, 0.5)
-    trace = weft.trace(model, {"input_ids": ids}, verify=False, keep=weft.Top(1))
+    trace = headloom.trace(model, {"input_ids": ids}, verify=False, keep=headloom.Top(1))
     assert isinstance(trace, TraceData)
 
     def sums(prompt: Prompt, budget: int) -> torch.Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import weft
-from weft.analysis.graphs.components import components
+import headloom
+from headloom.analysis.graphs.components import components
 
 networkx = pytest.importorskip("networkx")
 
@@ -50,7 +50,7 @@ def test_kept_edges_say_when_they_may_not_be_all(case) -> None:
 
 
 def test_what_is_no_threshold(case, pair_trace) -> None:
-    with pytest.raises(weft.InputError, match="threshold=0"):
+    with pytest.raises(headloom.InputError, match="threshold=0"):
         components(case.graph, 0)
-    with pytest.raises(weft.ShapeError, match="4 queries and 7 keys"):
+    with pytest.raises(headloom.ShapeError, match="4 queries and 7 keys"):
         components(pair_trace.layer("cross", 0).graph)

@@ -7,23 +7,23 @@ import json
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs.flow import attention_flow
-from weft.cli import main
-from weft.cli.verbs import flow as flow_verb
-from weft.mechanism.reference import graphs as reference
+import headloom
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.cli import main
+from headloom.cli.verbs import flow as flow_verb
+from headloom.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")
 
 
 @pytest.fixture
-def trace(language_model) -> weft.Trace:
+def trace(language_model) -> headloom.Trace:
     """Two decoder layers over 12 tokens, the three strongest edges of each query."""
     tokens = torch.tensor([3, 9, 14, 27, 5, 2, 9, 9, 31, 8, 40, 3])
     with torch.no_grad():
         for layer in language_model.layers:
             layer.w_q.weight *= 4
-    return weft.trace(language_model, tokens, keep=weft.Top(3))
+    return headloom.trace(language_model, tokens, keep=headloom.Top(3))
 
 
 def test_networkx_finds_the_same_flows(trace) -> None:
@@ -44,8 +44,8 @@ def test_from_all_weights_the_interval_holds_the_flow_of_float64(large: bool) ->
     queries, keys = 3 * torch.randn(2, 2, 2, 8, 4, generator=generator)
     if large:
         queries[..., 0], keys[..., 0] = 40, 40
-    trace = weft.from_queries_keys(
-        queries, keys, mask=weft.causal(), kind="decoder", scale=0.5, keep=weft.Top(8)
+    trace = headloom.from_queries_keys(
+        queries, keys, mask=headloom.causal(), kind="decoder", scale=0.5, keep=headloom.Top(8)
     )
     ahead = torch.ones(8, 8, dtype=torch.bool).triu(1)
     layers = [
@@ -75,15 +75,15 @@ def test_kept_edges_give_an_interval(trace) -> None:
 
 def test_two_ways_by_hand() -> None:
     """Position 1 reaches position 0 two ways, each as wide as its narrowest edge."""
-    from weft.formats.trace import LayerInMemory, TraceLayer
-    from weft.traces import Trace
+    from headloom.api.trace import Trace
+    from headloom.formats.trace import LayerInMemory, TraceLayer
 
     layers = []
     for number, rows in enumerate(([[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [0.5, 0.5]])):
         scores = torch.tensor(rows).log()[None]
-        _, graph = weft.attend(
+        _, graph = headloom.attend(
             torch.zeros(1, 2, 1), torch.zeros(1, 2, 1), torch.zeros(1, 2, 1), bias=scores,
-            keep=weft.Top(2),
+            keep=headloom.Top(2),
         )  # fmt: skip
         layers.append(
             TraceLayer(
@@ -126,9 +126,9 @@ def test_between_two_sequences(pair_trace) -> None:
 
 
 def test_what_there_is_not(trace, make_trace) -> None:
-    with pytest.raises(weft.InputError, match="flow: no input position 12"):
+    with pytest.raises(headloom.InputError, match="flow: no input position 12"):
         attention_flow(trace, 0, 12)
-    with pytest.raises(weft.InputError, match="queries and keys were not kept"):
+    with pytest.raises(headloom.InputError, match="queries and keys were not kept"):
         attention_flow(make_trace(["a", "b"], keep=1), 0, 0, exact=True)
 
 
@@ -170,7 +170,7 @@ def test_the_command(trace, tmp_path, capsys, monkeypatch) -> None:
 def test_what_no_path_leads_to_is_0_and_what_is_small_is_not(tmp_path, capsys) -> None:
     """Of one layer: half of each weight, and half more of the token itself."""
     weights = torch.tensor([[[1.0, 0, 0, 0], [1 - 2e-5, 2e-5, 0, 0], [0.5, 0, 0.5, 0], [0.25] * 4]])
-    weft.from_weights(weights, keep=weft.All(), save=tmp_path / "t")
+    headloom.from_weights(weights, keep=headloom.All(), save=tmp_path / "t")
     for verb, numbers in (("rollout", 1), ("flow", 2)):
         for token, expected in ((0, [1, 0, 0, 0]), (1, [0.49999, 0.50001, 0, 0])):
             assert run(verb, tmp_path / "t", "--token", str(token)) == 0
@@ -180,7 +180,7 @@ def test_what_no_path_leads_to_is_0_and_what_is_small_is_not(tmp_path, capsys) -
                 assert [float(end) for end in row] == pytest.approx([number] * numbers, abs=1.1e-6)
                 assert number or row == ["0"] * numbers
     weights = torch.tensor([[[1.0, 0, 0], [1 - 2e-5, 2e-5, 0], [1 - 4e-5, 2e-5, 2e-5]]])
-    weft.from_weights(weights, keep=weft.All(), save=tmp_path / "small")
+    headloom.from_weights(weights, keep=headloom.All(), save=tmp_path / "small")
     assert run("rollout", tmp_path / "small") == 0
     # A lower bound: rounded down.
     assert "\n  9.99999e-06       1  " in capsys.readouterr().out

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs.norms import given_by_edges, given_by_rows, norms_of_heads
+import headloom
+from headloom.analysis.graphs.norms import given_by_edges, given_by_rows, norms_of_heads
 
 
 def test_edges_and_rows_against_dense_weights(case) -> None:
@@ -25,7 +25,7 @@ def test_edges_and_rows_against_dense_weights(case) -> None:
 
 def test_the_norms_of_a_trace_are_those_of_its_values(language_model) -> None:
     tokens = torch.tensor([3, 4, 5, 6])
-    trace = weft.trace(language_model, tokens)
+    trace = headloom.trace(language_model, tokens)
     layer = language_model.layers[0]
     states = language_model.embedding(tokens)
     values = layer.w_v(states).reshape(4, 4, 4).transpose(0, 1)
@@ -43,13 +43,13 @@ def test_heads_that_share_values_share_norms(pair_trace) -> None:
 def test_an_output_is_no_longer_than_what_its_keys_give() -> None:
     generator = torch.Generator().manual_seed(6)
     queries, keys, values = torch.randn(3, 2, 20, 8, generator=generator)
-    output, graph = weft.attend(queries, keys, values, keep=weft.Top(20))
+    output, graph = headloom.attend(queries, keys, values, keep=headloom.Top(20))
     most = given_by_rows(graph, values.norm(dim=-1)).lower
     assert bool((output.norm(dim=-1) <= most + 1e-5).all())
 
 
 def test_what_does_not_fit(case, make_trace) -> None:
-    with pytest.raises(weft.ShapeError, match=r"a number for each head and key, \(3, 60\)"):
+    with pytest.raises(headloom.ShapeError, match=r"a number for each head and key, \(3, 60\)"):
         given_by_edges(case.graph, torch.ones(1, 60))
-    with pytest.raises(weft.InputError, match="norms of its values were not kept"):
+    with pytest.raises(headloom.InputError, match="norms of its values were not kept"):
         norms_of_heads(make_trace(["a"]).layers[0])

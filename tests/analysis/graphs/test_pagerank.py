@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.analysis.conftest import TEXT
 
-import weft
-from weft.analysis.graphs import pagerank as module
-from weft.analysis.graphs.pagerank import pagerank
-from weft.mechanism.reference import graphs as reference
+import headloom
+from headloom.analysis.graphs import pagerank as module
+from headloom.analysis.graphs.pagerank import pagerank
+from headloom.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")
 
@@ -48,7 +48,7 @@ def test_minilm_known_value(minilm_trace) -> None:
 def test_networkx_agrees() -> None:
     generator = torch.Generator().manual_seed(4)
     queries = torch.randn(2, 12, 4, generator=generator)
-    _, graph = weft.attend(queries, queries + 1, queries, keep=weft.Top(12))
+    _, graph = headloom.attend(queries, queries + 1, queries, keep=headloom.Top(12))
     found = pagerank(graph)
     for head in range(2):
         ranks = networkx.pagerank(graph.to_networkx(head), weight="weight", tol=1e-12)
@@ -59,22 +59,22 @@ def test_networkx_agrees() -> None:
 def test_a_reader_who_sees_nothing_starts_anew() -> None:
     queries = torch.randn(1, 4, 2, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0]]).bool()
-    matrix = weft.AttentionMatrix(queries, queries, mask=mask)
-    _, graph = weft.attend(queries, queries, queries, mask=mask, keep=weft.Top(2))
+    matrix = headloom.AttentionMatrix(queries, queries, mask=mask)
+    _, graph = headloom.attend(queries, queries, queries, mask=mask, keep=headloom.Top(2))
     expected = reference.pagerank(matrix.dense()[0].double()).float()
     assert torch.allclose(pagerank(matrix).heads[0], expected, atol=1e-6)
     assert torch.allclose(pagerank(graph).heads[0], expected, atol=1e-6)
 
 
 def test_what_is_no_damping(case) -> None:
-    with pytest.raises(weft.InputError, match=r"damping=1\.0"):
+    with pytest.raises(headloom.InputError, match=r"damping=1\.0"):
         pagerank(case.graph, damping=1.0)
 
 
 def test_of_no_positions_there_is_none() -> None:
     tokens = torch.zeros(2, 0, 4)
-    _, graph = weft.attend(tokens, tokens, tokens, keep=weft.Top(2))
-    for source in (graph, weft.AttentionMatrix(tokens, tokens)):
+    _, graph = headloom.attend(tokens, tokens, tokens, keep=headloom.Top(2))
+    for source in (graph, headloom.AttentionMatrix(tokens, tokens)):
         found = pagerank(source)
         assert found.heads.shape == (2, 0)
         assert found.mean.shape == (0,)
@@ -109,8 +109,8 @@ def test_hard_cases_meet_their_bound(
     keys = torch.stack((keys, keys))
     weights = queries.double().softmax(-1)
     expected = torch.stack([reference.pagerank(of, damping) for of in weights])
-    _, graph = weft.attend(queries, keys, keys, scale=1.0, keep=weft.Top(n))
-    matrix = weft.AttentionMatrix(queries, keys, scale=1.0)
+    _, graph = headloom.attend(queries, keys, keys, scale=1.0, keep=headloom.Top(n))
+    matrix = headloom.AttentionMatrix(queries, keys, scale=1.0)
     if way != "dense":
         monkeypatch.setattr(module, "DENSE_CELLS", 0)
     found = pagerank(
@@ -142,7 +142,7 @@ def test_minilm_meets_the_tolerance_however_it_is_solved(
 ) -> None:
     """Of layer 0, whose conjugate residuals stand still."""
     model, tokenizer = minilm
-    trace = weft.trace(model, 6 * TEXT, tokenizer=tokenizer)
+    trace = headloom.trace(model, 6 * TEXT, tokenizer=tokenizer)
     weights = trace.layers[0].matrix.dense().double()
     expected = torch.stack([reference.pagerank(of) for of in weights])
     assert float((pagerank(trace.layers[0].matrix).heads - expected).abs().sum(-1).max()) < 1e-6
@@ -158,11 +158,11 @@ def test_a_tolerance_that_was_not_reached_is_an_error(
     monkeypatch.setattr(module, "DENSE_CELLS", 0)
     scores, keys = _scores("chain")[None], torch.eye(40)[None]
     source = (
-        weft.attend(scores, keys, keys, scale=1.0, keep=weft.Top(40))[1]
+        headloom.attend(scores, keys, keys, scale=1.0, keep=headloom.Top(40))[1]
         if kept
-        else weft.AttentionMatrix(scores, keys, scale=1.0)
+        else headloom.AttentionMatrix(scores, keys, scale=1.0)
     )
-    with pytest.raises(weft.InputError, match=r"after 5 steps, above tolerance=.*steps="):
+    with pytest.raises(headloom.InputError, match=r"after 5 steps, above tolerance=.*steps="):
         pagerank(source, damping=0.99, steps=5)
 
 
@@ -178,7 +178,7 @@ def test_of_heads_whose_rows_have_different_masses_the_mean_is_within_its_bound(
         right = torch.linalg.solve(
             torch.eye(3, dtype=torch.float64) - 0.85 * walk.T, torch.full((3,), 0.05).double()
         )
-        found = pagerank(weft.from_weights(weights, keep=weft.Top(1)).layers[0].graph)
+        found = pagerank(headloom.from_weights(weights, keep=headloom.Top(1)).layers[0].graph)
         off = (found.mean.double() - right).abs()
         assert bool((off <= found.mean_bound.double() + 1e-6).all())
 
@@ -192,7 +192,9 @@ def test_of_heads_with_sinks_every_entry_is_within_its_bound() -> None:
         scores = (queries.double() @ keys.double().transpose(1, 2)).exp()
         weights = scores / (scores.sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
         for kept in (1, 4, 6):
-            _, graph = weft.attend(queries, keys, keys, scale=1.0, sinks=sinks, keep=weft.Top(kept))
+            _, graph = headloom.attend(
+                queries, keys, keys, scale=1.0, sinks=sinks, keep=headloom.Top(kept)
+            )
             found = pagerank(graph, damping=0.5)
             for head, of_head in enumerate(weights):
                 off = (found.heads[head] - reference.pagerank(of_head, 0.5)).abs()

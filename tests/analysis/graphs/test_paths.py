@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.graphs.paths import Network, strongest_paths
-from weft.errors import InputError
-from weft.formats.trace import TraceData
-from weft.mechanism.graph import Top
-from weft.tracing.given import from_queries_keys
+from headloom.analysis.dense_layer import layer_of_weights
+from headloom.analysis.graphs.paths import Network, strongest_paths
+from headloom.errors import InputError
+from headloom.formats.trace import TraceData
+from headloom.mechanism.graph import Top
+from headloom.tracing.given import from_queries_keys
 
 Array = np.ndarray[Any, Any]
 

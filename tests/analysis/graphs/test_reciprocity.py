@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs.reciprocity import reciprocity
-from weft.mechanism.reference import graphs as reference
+import headloom
+from headloom.analysis.graphs.reciprocity import reciprocity
+from headloom.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")
 
@@ -41,7 +41,7 @@ def test_random_weights_are_nearly_mutual(minilm) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModel.from_config(minilm[0].config)
     text = "the quick brown fox jumps over the lazy dog because the dog did not see it ."
-    trace = weft.trace(model, text, tokenizer=minilm[1])
+    trace = headloom.trace(model, text, tokenizer=minilm[1])
     means = torch.stack([reciprocity(layer.matrix).lower.mean() for layer in trace.layers])
     assert round(float(means.mean()), 2) == 0.99
     assert float((means - 0.985).abs().max()) < 0.003
@@ -54,7 +54,9 @@ def test_networkx_counts_the_same_where_weights_are_one() -> None:
     """With one edge a row, all of weight 1, it is the share of edges that lead back."""
     looks = torch.tensor([1, 0, 3, 2, 4, 0, 1])
     queries = 999 * torch.nn.functional.one_hot(looks, 7).float()[None]
-    _, graph = weft.attend(queries, torch.eye(7)[None], queries, scale=1.0, keep=weft.Top(1))
+    _, graph = headloom.attend(
+        queries, torch.eye(7)[None], queries, scale=1.0, keep=headloom.Top(1)
+    )
     other = graph.to_networkx(0)
     other.remove_edges_from(list(networkx.selfloop_edges(other)))
     of_all = networkx.overall_reciprocity(other)
@@ -63,11 +65,11 @@ def test_networkx_counts_the_same_where_weights_are_one() -> None:
 
 
 def test_two_sequences_have_none(pair_trace) -> None:
-    with pytest.raises(weft.ShapeError, match="4 queries and 7 keys"):
+    with pytest.raises(headloom.ShapeError, match="4 queries and 7 keys"):
         reciprocity(pair_trace.layer("cross", 0).graph)
 
 
 def test_without_any_edge_nothing_is_known() -> None:
-    graph = weft.from_weights(torch.eye(3)[None], keep=weft.Top(0)).layers[0].graph
+    graph = headloom.from_weights(torch.eye(3)[None], keep=headloom.Top(0)).layers[0].graph
     between = reciprocity(graph)
     assert (float(between.lower[0]), float(between.upper[0])) == (0, 1)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs.flow import attention_flow
-from weft.analysis.graphs.paths import strongest_paths
-from weft.analysis.graphs.rollout import (
+import headloom
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.analysis.graphs.paths import strongest_paths
+from headloom.analysis.graphs.rollout import (
     of_own,
     of_rounded,
     passed_over,
@@ -19,8 +19,8 @@ from weft.analysis.graphs.rollout import (
     rollout_rows,
     whole_rollout,
 )
-from weft.formats.trace import TraceLayer
-from weft.mechanism.reference import graphs as reference
+from headloom.formats.trace import TraceLayer
+from headloom.mechanism.reference import graphs as reference
 
 
 def test_minilm_known_values(minilm_trace) -> None:
@@ -79,7 +79,7 @@ def test_between_two_sequences(pair_trace) -> None:
 
 def test_a_causal_trace_of_many_tokens(language_model) -> None:
     tokens = torch.randint(1, 50, (300,), generator=torch.Generator().manual_seed(3))
-    trace = weft.trace(language_model, tokens, keep=weft.Top(8))
+    trace = headloom.trace(language_model, tokens, keep=headloom.Top(8))
     expected = reference.rollout([layer.matrix.dense().mean(0) for layer in trace.layers])
     assert torch.allclose(rollout(trace), expected, atol=1e-6)
     kept = whole_rollout(trace, exact=False)
@@ -98,7 +98,9 @@ def test_only_what_was_left_out_beside_sinks_is_missing(kept: int, exact: bool) 
     queries, keys = torch.randn(2, 2, 2, 9, 4, generator=generator)
     sinks, mask = torch.tensor([0.5, -1.0]), torch.ones(9, 9, dtype=torch.bool)
     mask[6] = False
-    trace = weft.from_queries_keys(queries, keys, sinks=sinks, mask=mask, keep=weft.Top(kept))
+    trace = headloom.from_queries_keys(
+        queries, keys, sinks=sinks, mask=mask, keep=headloom.Top(kept)
+    )
     powers = (queries.double() @ keys.double().transpose(-1, -2) / 2).exp() * mask
     weights = powers / (powers.sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
     true = reference.rollout(list(weights.mean(1)))
@@ -115,31 +117,31 @@ def test_only_what_was_left_out_beside_sinks_is_missing(kept: int, exact: bool) 
 
 
 def test_what_there_is_not(minilm_trace, make_trace) -> None:
-    with pytest.raises(weft.InputError, match="no cross layer; it has encoder"):
+    with pytest.raises(headloom.InputError, match="no cross layer; it has encoder"):
         rollout(minilm_trace, kind="cross")
-    with pytest.raises(weft.InputError, match="queries and keys were not kept"):
+    with pytest.raises(headloom.InputError, match="queries and keys were not kept"):
         rollout(make_trace(["a", "b"], keep=1), exact=True)
-    with pytest.raises(weft.InputError, match="no position 19"):
+    with pytest.raises(headloom.InputError, match="no position 19"):
         rollout_rows(minilm_trace, 19)
 
 
 def test_layers_over_the_same_positions_that_are_left_out_are_named() -> None:
     causal = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
-    trace = weft.from_weights([torch.full((1, 2, 2), 0.5), causal])
+    trace = headloom.from_weights([torch.full((1, 2, 2), 0.5), causal])
     assert [layer.kind for layer in trace.layers] == ["encoder", "decoder"]
     said = passed_over(trace)
     assert said == f"Through 1 layer, not through 1 of another kind: {trace.layers[0].name}."
-    assert passed_over(weft.from_weights([causal, causal])) is None
+    assert passed_over(headloom.from_weights([causal, causal])) is None
 
 
 def _looks(name: str, kind: str, queries: str, keys: str) -> TraceLayer:
-    layer = weft.from_weights([torch.full((1, 2, 2), 0.5)]).layers[0]
+    layer = headloom.from_weights([torch.full((1, 2, 2), 0.5)]).layers[0]
     return replace(layer, name=name, kind=kind, queries_from=queries, keys_from=keys)
 
 
-def _trace(*layers: TraceLayer) -> weft.Trace:
+def _trace(*layers: TraceLayer) -> headloom.Trace:
     names = {name: ["a", "b"] for layer in layers for name in (layer.queries_from, layer.keys_from)}
-    return weft.Trace(names, layers)
+    return headloom.Trace(names, layers)
 
 
 @pytest.mark.parametrize(
@@ -184,18 +186,18 @@ def test_layers_that_the_rows_hold_nothing_of_are_not_counted() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounded_queries_and_keys_are_said_to_be_so(dtype, tmp_path) -> None:
     parts = torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(1))
-    weft.from_queries_keys(*parts, keep=weft.Top(2), save=tmp_path / "t", dtype=dtype)
-    trace = weft.open(tmp_path / "t")
+    headloom.from_queries_keys(*parts, keep=headloom.Top(2), save=tmp_path / "t", dtype=dtype)
+    trace = headloom.open(tmp_path / "t")
     name = str(dtype).removeprefix("torch.")
     assert f"of queries and keys rounded to {name}" in of_rounded(trace)
     assert of_rounded(trace, exact=False) is None
-    assert of_rounded(weft.from_queries_keys(*parts)) is None
+    assert of_rounded(headloom.from_queries_keys(*parts)) is None
 
 
 def test_all_kept_edges_are_the_models_own_though_queries_and_keys_are_rounded(tmp_path) -> None:
-    whole = weft.from_queries_keys(*torch.randn(2, 1, 6, 4))
+    whole = headloom.from_queries_keys(*torch.randn(2, 1, 6, 4))
     whole.save(tmp_path / "half", dtype=torch.bfloat16)
-    half = weft.open(tmp_path / "half")
+    half = headloom.open(tmp_path / "half")
     differs = half.layers[0].matrix.dense() - whole.layers[0].matrix.dense()
     assert float(differs.abs().max()) > 1e-4
     for exact in (None, True, False):
@@ -208,8 +210,8 @@ def test_the_bound_holds_of_scores_that_float32_rounds(exact: bool) -> None:
     """Scores of some 400, as of models with large biases, are known to 2e-5."""
     queries, keys = 3 * torch.randn(2, 4, 2, 64, 16, generator=torch.Generator().manual_seed(1))
     queries[..., 0], keys[..., 0] = 40, 40 + keys[..., 0] / 100
-    trace = weft.from_queries_keys(
-        queries, keys / 3, mask=weft.causal(), kind="decoder", scale=0.75, keep=weft.Top(64)
+    trace = headloom.from_queries_keys(
+        queries, keys / 3, mask=headloom.causal(), kind="decoder", scale=0.75, keep=headloom.Top(64)
     )
     ahead = torch.ones(64, 64, dtype=torch.bool).triu(1)
     expected = torch.eye(64, dtype=torch.float64)
@@ -242,7 +244,7 @@ def test_what_the_target_holds_of_itself_is_said(pair_trace) -> None:
 def test_what_rows_lack_is_not_called_the_targets_own() -> None:
     """Each row of the cross layer hands on 0.3, half of which counts."""
     cross = torch.full((1, 3, 4), 0.3 / 4)
-    trace = weft.from_weights([cross], kind="cross", partial=True)
+    trace = headloom.from_weights([cross], kind="cross", partial=True)
     rows = rollout_rows(trace, 1)
     assert float(rows.values.sum()) == pytest.approx(0.15, abs=1e-5)
     assert rows.own is not None and float(rows.own[0]) == pytest.approx(0.5)

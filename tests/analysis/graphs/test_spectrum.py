@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs import spectrum
-from weft.analysis.graphs.spectrum import effective_rank, energy_rank
-from weft.mechanism.reference import graphs as reference
+import headloom
+from headloom.analysis.graphs import spectrum
+from headloom.analysis.graphs.spectrum import effective_rank, energy_rank
+from headloom.mechanism.reference import graphs as reference
 
 
 def test_effective_rank_is_that_of_the_dense_matrix(case) -> None:
@@ -56,7 +56,9 @@ def test_up_to_so_many_positions_the_rank_is_that_of_all_singular_values(case, m
     expected = torch.tensor([by_energy(weights) for weights in case.dense])
     if more:
         torch.testing.assert_close(found.lower, expected, rtol=1e-4, atol=0)
-    every = weft.from_weights(case.dense.float(), keep=weft.All(), partial=True).layers[0].graph
+    every = (
+        headloom.from_weights(case.dense.float(), keep=headloom.All(), partial=True).layers[0].graph
+    )
     whole, few = (energy_rank(graph, exact_up_to=60) for graph in (every, case.graph))
     torch.testing.assert_close(whole.lower, expected, rtol=1e-4, atol=0)
     assert torch.equal(whole.lower, whole.upper)
@@ -67,7 +69,7 @@ def test_up_to_so_many_positions_the_rank_is_that_of_all_singular_values(case, m
 @pytest.mark.parametrize("shape", [(3, 40), (40, 3)])
 def test_of_fewer_queries_than_keys_the_rank_is_of_the_smaller_side(shape) -> None:
     weights = torch.rand(1, *shape, generator=torch.Generator().manual_seed(1)).softmax(-1)
-    graph = weft.from_weights(weights, keep=weft.All(), kind="cross").layers[0].graph
+    graph = headloom.from_weights(weights, keep=headloom.All(), kind="cross").layers[0].graph
     found = energy_rank(graph)
     assert float(found.lower) == pytest.approx(by_energy(weights[0]), rel=1e-5)
     assert torch.equal(found.lower, found.upper)
@@ -75,7 +77,7 @@ def test_of_fewer_queries_than_keys_the_rank_is_of_the_smaller_side(shape) -> No
 
 def test_too_many_positions_for_all_singular_values(case, monkeypatch) -> None:
     monkeypatch.setattr(spectrum, "DENSE", 59)
-    with pytest.raises(weft.InputError, match="Take energy_rank"):
+    with pytest.raises(headloom.InputError, match="Take energy_rank"):
         effective_rank(case.matrix)
 
 
@@ -83,8 +85,8 @@ def test_too_many_positions_for_all_singular_values(case, monkeypatch) -> None:
 def test_without_weights_no_direction_is_in_use(length) -> None:
     tokens = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0))
     nobody = torch.zeros(length, length, dtype=torch.bool)
-    _, graph = weft.attend(tokens, tokens, tokens, mask=nobody, keep=weft.Top(2))
-    for source in (graph, weft.AttentionMatrix(tokens, tokens, mask=nobody)):
+    _, graph = headloom.attend(tokens, tokens, tokens, mask=nobody, keep=headloom.Top(2))
+    for source in (graph, headloom.AttentionMatrix(tokens, tokens, mask=nobody)):
         found = energy_rank(source)
         assert found.lower.tolist() == found.upper.tolist() == [0, 0]
         assert effective_rank(source).tolist() == [0, 0]
@@ -95,9 +97,9 @@ def test_weights_that_are_not_finite_are_refused_in_a_line() -> None:
     # As forged: queries that are no numbers beside a log-sum-exp that is one.
     queries = tokens.clone()
     queries[0, 2] = torch.nan
-    matrix = weft.AttentionMatrix(queries, tokens, lse=torch.zeros(1, 6))
+    matrix = headloom.AttentionMatrix(queries, tokens, lse=torch.zeros(1, 6))
     for measure in (effective_rank, energy_rank):
-        with pytest.raises(weft.InputError, match="infinite or NaN"):
+        with pytest.raises(headloom.InputError, match="infinite or NaN"):
             measure(matrix)
 
 
@@ -107,14 +109,14 @@ def test_of_two_tokens_and_one_edge_of_each_the_rank_is_between_its_bounds(rows)
     energy = torch.linalg.svdvals(weights[0].double()).square()
     share = energy / energy.sum()
     exact = float((-(share * share.log()).sum()).exp())
-    rank = energy_rank(weft.from_weights(weights, keep=weft.Top(1)).layers[0].graph)
+    rank = energy_rank(headloom.from_weights(weights, keep=headloom.Top(1)).layers[0].graph)
     assert float(rank.lower[0]) - 1e-5 <= exact <= float(rank.upper[0]) + 1e-5
 
 
 @pytest.mark.parametrize("length", range(1, 12))
 def test_the_lower_end_is_never_above_the_upper(length: int) -> None:
     """Of one direction, whose entropy of 0 is rounded to either side."""
-    alike = weft.AttentionMatrix(torch.zeros(1, length, 2), torch.zeros(1, length, 2))
+    alike = headloom.AttentionMatrix(torch.zeros(1, length, 2), torch.zeros(1, length, 2))
     rank = energy_rank(alike)
     assert bool((rank.lower <= rank.upper).all())
     assert float(rank.upper) == pytest.approx(1, abs=1e-6)

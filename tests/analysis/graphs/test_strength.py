@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs.strength import heavy_hitters, received
-from weft.mechanism.reference import graphs as reference
+import headloom
+from headloom.analysis.graphs.strength import heavy_hitters, received
+from headloom.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")
 
@@ -31,7 +31,7 @@ def test_bounds_are_narrower_than_all_that_is_missing(case) -> None:
 def test_networkx_gives_the_same_strength() -> None:
     generator = torch.Generator().manual_seed(2)
     queries = torch.randn(1, 9, 4, generator=generator)
-    _, graph = weft.attend(queries, queries + 1, queries, keep=weft.Top(9))
+    _, graph = headloom.attend(queries, queries + 1, queries, keep=headloom.Top(9))
     degrees = dict(graph.to_networkx(0).in_degree(weight="weight"))
     expected = torch.tensor([degrees[node] for node in range(9)])
     assert torch.allclose(received(graph).lower[0], expected.float(), atol=1e-6)
@@ -70,7 +70,9 @@ def test_heavy_hitters_are_the_smallest_set(case, share) -> None:
 
 
 def test_a_share_that_is_none(case) -> None:
-    with pytest.raises(weft.InputError, match=r"share=1\.5; expected a number above 0, at most 1"):
+    with pytest.raises(
+        headloom.InputError, match=r"share=1\.5; expected a number above 0, at most 1"
+    ):
         heavy_hitters(case.graph, 1.5)
 
 
@@ -78,8 +80,8 @@ def test_a_share_that_is_none(case) -> None:
 def test_nobody_who_may_look_needs_no_key(length) -> None:
     tokens = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0))
     nobody = torch.zeros(length, length, dtype=torch.bool)
-    _, graph = weft.attend(tokens, tokens, tokens, mask=nobody, keep=weft.Top(2))
-    for source in (graph, weft.AttentionMatrix(tokens, tokens, mask=nobody)):
+    _, graph = headloom.attend(tokens, tokens, tokens, mask=nobody, keep=headloom.Top(2))
+    for source in (graph, headloom.AttentionMatrix(tokens, tokens, mask=nobody)):
         for together in (False, True):
             count = heavy_hitters(source, together=together).count
             assert not count.lower.any()
@@ -88,8 +90,8 @@ def test_nobody_who_may_look_needs_no_key(length) -> None:
 
 def test_of_kept_edges_and_a_sink_as_many_heavy_hitters_as_are_certain() -> None:
     zeros = torch.zeros(1, 9, 4)
-    options = {"mask": weft.causal(), "sinks": torch.tensor([2.0])}
-    trace = weft.from_queries_keys(zeros, zeros, keep=weft.Top(3), **options)
+    options = {"mask": headloom.causal(), "sinks": torch.tensor([2.0])}
+    trace = headloom.from_queries_keys(zeros, zeros, keep=headloom.Top(3), **options)
     exact = heavy_hitters(trace.layers[0].matrix, 0.5).count
     bounds = heavy_hitters(trace.layers[0].graph, 0.5).count
     assert int(exact.lower[0]) == int(exact.upper[0]) == 3

@@ -8,12 +8,12 @@ import re
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs.table import graph_measures
-from weft.cli import main
-from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.mechanism.reference import graphs as reference
-from weft.traces import Trace
+import headloom
+from headloom.analysis.graphs.table import graph_measures
+from headloom.api.trace import Trace
+from headloom.cli import main
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.mechanism.reference import graphs as reference
 
 pytest.importorskip("pandas")
 
@@ -80,8 +80,8 @@ def test_a_share_is_of_the_mass_on_keys(sinks, keep) -> None:
     mask = torch.ones(5, 5).bool()
     mask[2] = False
     options = {"mask": mask, "sinks": torch.tensor([1.0, -1.0]) if sinks else None}
-    _, graph = weft.attend(queries, queries + 1, queries, keep=weft.Top(keep), **options)
-    _, dense = weft.attend(queries, queries + 1, queries, keep=weft.All(), **options)
+    _, graph = headloom.attend(queries, queries + 1, queries, keep=headloom.Top(keep), **options)
+    _, dense = headloom.attend(queries, queries + 1, queries, keep=headloom.All(), **options)
     layer = TraceLayer(
         "l", "encoder", 0, (2, 5, 5), "tokens", "tokens", list("abcde"), list("abcde"), 8**-0.5,
         LayerInMemory(graph),
@@ -109,7 +109,7 @@ def test_between_two_sequences_some_measures_do_not_exist(pair_trace) -> None:
 
 def test_two_sequences_of_one_length_are_two(translator) -> None:
     same = {"source": torch.tensor([3, 9, 9, 2]), "target": torch.tensor([1, 8, 30, 41])}
-    trace = weft.trace(translator, same)
+    trace = headloom.trace(translator, same)
     for by in ("layer", "head"):
         table = graph_measures(trace, by=by).set_index("kind")
         of_two = table[["reciprocity", "pagerank", "parts"]].isna().all(axis=1)
@@ -155,7 +155,7 @@ def test_up_to_so_many_positions_the_rank_is_exact_and_else_between_bounds(
 ) -> None:
     # Of 50 tokens the leading 32 directions are not all: each looks at itself and others alike.
     tokens = 0.7 * torch.randn(2, 50, 50, generator=torch.Generator().manual_seed(1))
-    trace = weft.from_queries_keys(tokens, tokens)
+    trace = headloom.from_queries_keys(tokens, tokens)
     trace.save(tmp_path / "t")
 
     def ranks(*options: object) -> tuple[float, float]:
@@ -177,17 +177,17 @@ def test_up_to_so_many_positions_the_rank_is_exact_and_else_between_bounds(
 
 
 def test_layers_without_exact_weights(make_trace) -> None:
-    with pytest.raises(weft.InputError, match="queries and keys were not kept"):
+    with pytest.raises(headloom.InputError, match="queries and keys were not kept"):
         graph_measures(make_trace(["a", "b"], keep=1), exact=True)
 
 
 def test_measures_of_rounded_queries_and_keys_say_so(tmp_path) -> None:
     parts = torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(1))
-    for keep, said in ((weft.Top(2), "rounded"), (weft.Top(6), "exact")):
+    for keep, said in ((headloom.Top(2), "rounded"), (headloom.Top(6), "exact")):
         path = tmp_path / said
-        weft.from_queries_keys(*parts, save=path, dtype=torch.float16, keep=keep)
-        table = graph_measures(weft.open(path))
+        headloom.from_queries_keys(*parts, save=path, dtype=torch.float16, keep=keep)
+        table = graph_measures(headloom.open(path))
         assert set(table["source"]) == {said}
     # All edges are those of the model: as of the trace that was never stored.
-    own = graph_measures(weft.from_queries_keys(*parts, keep=weft.Top(6)))
+    own = graph_measures(headloom.from_queries_keys(*parts, keep=headloom.Top(6)))
     assert table["rank_low"].tolist() == pytest.approx(own["rank_low"].tolist(), abs=1e-5)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis.graphs import token_clusters as module
-from weft.analysis.graphs.token_clusters import token_clusters
+import headloom
+from headloom.analysis.graphs import token_clusters as module
+from headloom.analysis.graphs.token_clusters import token_clusters
 
 networkx = pytest.importorskip("networkx")
 
@@ -38,13 +38,15 @@ def cut(weights: np.ndarray, labels: np.ndarray) -> float:
     return total
 
 
-def planted(length: int, parts: int, strength: float) -> tuple[weft.AttentionMatrix, np.ndarray]:
+def planted(
+    length: int, parts: int, strength: float
+) -> tuple[headloom.AttentionMatrix, np.ndarray]:
     """Tokens of each part look at those of their part, in a random order; two heads."""
     random = np.random.default_rng(0)
     labels = random.permutation(np.arange(length) % parts)
     places = torch.eye(parts)[labels] * strength
     noise = torch.randn(2, length, parts, generator=torch.Generator().manual_seed(1))
-    return weft.AttentionMatrix(places + noise / 4, places + noise / 4, scale=1.0), labels
+    return headloom.AttentionMatrix(places + noise / 4, places + noise / 4, scale=1.0), labels
 
 
 def same_parts(first: np.ndarray, second: np.ndarray) -> bool:
@@ -105,15 +107,17 @@ def test_planted_parts_are_found_both_ways(monkeypatch, number) -> None:
     assert float(products.bound.max()) <= 1e-4
     for off, own in zip(products.bound, products.eigenvalues, strict=True):
         assert bool((off > 0).all()) and len(off) == len(own) == 6
-    with pytest.raises(weft.InputError, match=r"after 1 products, and .* for more steps= than 4"):
+    with pytest.raises(
+        headloom.InputError, match=r"after 1 products, and .* for more steps= than 4"
+    ):
         token_clusters(matrix, number, tolerance=1e-9, steps=4)
 
 
 def test_what_is_below_none_is_below_none(monkeypatch) -> None:
     """A narrow window, whose eigenvalues are close to each other and to 0: ended early."""
     queries, keys = torch.randn(2, 1, 900, 8, generator=torch.Generator().manual_seed(0))
-    mask = weft.causal() & weft.window(8, 0)
-    matrix = weft.AttentionMatrix(queries, keys, mask=mask)
+    mask = headloom.causal() & headloom.window(8, 0)
+    matrix = headloom.AttentionMatrix(queries, keys, mask=mask)
     true = eigenvalues(matrix.dense()[0].double().numpy())[:6].sum()
     monkeypatch.setattr(module, "DENSE", 8)
     for tolerance in (1e-2, 1e-3):
@@ -152,7 +156,9 @@ def test_positions_that_are_left_out_are_no_part_of_the_graph(monkeypatch, dense
     for seed in range(4):
         draw = np.random.default_rng(seed).dirichlet(np.full(length, 0.3), length)
         whole, part = (
-            weft.from_weights([torch.tensor(weights)[None].float()], partial=True, keep=weft.All())
+            headloom.from_weights(
+                [torch.tensor(weights)[None].float()], partial=True, keep=headloom.All()
+            )
             for weights in (draw, draw[2:, 2:])
         )
         found = token_clusters(whole.layers[0].graph, number, without=[0, 1])
@@ -168,11 +174,11 @@ def test_positions_that_are_left_out_are_no_part_of_the_graph(monkeypatch, dense
 
 
 def test_what_is_next_to_nothing() -> None:
-    one = weft.AttentionMatrix(torch.ones(1, 1, 2), torch.ones(1, 1, 2))
+    one = headloom.AttentionMatrix(torch.ones(1, 1, 2), torch.ones(1, 1, 2))
     assert token_clusters(one, 5).labels.tolist() == [[0]]
-    two = weft.AttentionMatrix(torch.ones(1, 2, 2), torch.ones(1, 2, 2))
+    two = headloom.AttentionMatrix(torch.ones(1, 2, 2), torch.ones(1, 2, 2))
     assert token_clusters(two, 2, without=[0, 1]).labels.tolist() == [[-1, -1]]
-    empty = weft.AttentionMatrix(torch.ones(1, 0, 2), torch.ones(1, 0, 2))
+    empty = headloom.AttentionMatrix(torch.ones(1, 0, 2), torch.ones(1, 0, 2))
     assert token_clusters(empty).labels.shape == (1, 0)
     alike = token_clusters(two, 2)  # nothing tells them apart
     assert alike.number.tolist() in ([1], [2])
@@ -184,7 +190,7 @@ def test_bad_input(case, pair_trace) -> None:
         ({"without": [99]}, "no position 99"), ({"tolerance": 0}, "tolerance=0"),
         ({"steps": 0}, "steps is 0"), ({"seed": -1}, "seed is -1"),
     ):  # fmt: skip
-        with pytest.raises(weft.InputError, match=error):
+        with pytest.raises(headloom.InputError, match=error):
             token_clusters(case.matrix, **given)
-    with pytest.raises(weft.ShapeError, match="4 queries and 7 keys"):
+    with pytest.raises(headloom.ShapeError, match="4 queries and 7 keys"):
         token_clusters(pair_trace.layer("cross", 0).graph)

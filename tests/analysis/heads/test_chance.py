@@ -9,8 +9,8 @@ import torch
 from tests.slow import slow
 from torch import Tensor
 
-from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads.chance import (
+from headloom.analysis.dense_layer import layer_of_weights
+from headloom.analysis.heads.chance import (
     RATES,
     bennett,
     chernoff,
@@ -19,7 +19,7 @@ from weft.analysis.heads.chance import (
     set_log_means,
     set_moments,
 )
-from weft.analysis.heads.measures import (
+from headloom.analysis.heads.measures import (
     duplicate_token,
     first_token,
     induction,
@@ -27,7 +27,7 @@ from weft.analysis.heads.measures import (
     same_token,
     symmetric_partner,
 )
-from weft.analysis.heads.scores import HeadScores
+from headloom.analysis.heads.scores import HeadScores
 
 TOKENS = [str(i * i % 7) for i in range(16)]
 SHUFFLES = 4000

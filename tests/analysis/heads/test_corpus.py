@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import weft
-from weft.analysis.heads.corpus import QUANTILES, CorpusLayer
-from weft.errors import InputError
-from weft.traces import Trace
+import headloom
+from headloom.analysis.heads.corpus import QUANTILES, CorpusLayer
+from headloom.api.trace import Trace
+from headloom.errors import InputError
 
 TEXTS = [
     "[CLS] the cat saw the dog [SEP]",
@@ -25,7 +25,7 @@ def trace_of(text: str, seed: int, layers: int = 2) -> Trace:
     tokens = text.split()
     random = np.random.default_rng(seed)
     queries, keys = random.normal(size=(2, layers, 3, len(tokens), 8))
-    return weft.from_queries_keys(queries * 2, keys, tokens=tokens, keep=weft.Top(16))
+    return headloom.from_queries_keys(queries * 2, keys, tokens=tokens, keep=headloom.Top(16))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_exemplars_and_words_by_hand(layer: CorpusLayer, traces: list[Trace], si
 def test_a_query_without_a_choice_is_no_exemplar() -> None:
     tokens = ["The", "cat", "sat", "on"]
     queries, keys = np.random.default_rng(3).normal(size=(2, 1, 2, 4, 8))
-    trace = weft.from_queries_keys(queries, keys, tokens=tokens, mask=weft.causal())
+    trace = headloom.from_queries_keys(queries, keys, tokens=tokens, mask=headloom.causal())
     layer = CorpusLayer(trace, 0)
     layer.add(0, trace)
     for head in range(2):
@@ -111,7 +111,7 @@ def test_a_query_without_a_choice_is_no_exemplar() -> None:
         assert one.weight == pytest.approx(float(dense[1:].max()), abs=1e-6)
         assert float(dense[one.query, one.key]) == pytest.approx(one.weight, abs=1e-6)
         assert one.query > 0
-    alone = weft.from_queries_keys(queries[:, :, :1], keys[:, :, :1], tokens=["The"])
+    alone = headloom.from_queries_keys(queries[:, :, :1], keys[:, :, :1], tokens=["The"])
     layer = CorpusLayer(alone, 0)
     layer.add(0, alone)
     assert layer.exemplars(0, sinks=True) == []
@@ -121,11 +121,11 @@ def test_what_was_not_kept_makes_bounds() -> None:
     random = np.random.default_rng(1)
     queries, keys = random.normal(size=(2, 1, 2, 30, 8))
     names = [str(place) for place in range(30)]
-    trace = weft.from_queries_keys(queries, keys, keep=weft.Top(3), tokens=names)
+    trace = headloom.from_queries_keys(queries, keys, keep=headloom.Top(3), tokens=names)
     layer = CorpusLayer(trace, 0)
     layer.add(0, trace)
     assert layer.bounds
-    dense = weft.from_queries_keys(queries, keys, keep=weft.Top(30)).layers[0].graph.dense()
+    dense = headloom.from_queries_keys(queries, keys, keep=headloom.Top(30)).layers[0].graph.dense()
     for word in layer.words(0, sinks=True):
         exact = float(dense[0, :, int(word.word)].sum()) / 30
         assert word.share <= exact + 1e-6

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import weft
-from weft.analysis.heads.formation import formation, trace_of_snapshot
-from weft.formats.history import (
+import headloom
+from headloom.analysis.heads.formation import formation, trace_of_snapshot
+from headloom.formats.history import (
     MATRICES,
     MEASURES,
     History,
@@ -29,8 +29,14 @@ def layer(name: str, kind: str, on_previous: float) -> LayerSnapshot:
         lower[i, : i + 1] = -50
         lower[i, i - 1], lower[i, i] = torch.tensor([on_previous, 1 - on_previous]).log()
     zeros = torch.zeros(1, 3, 1)
-    _, graph = weft.attend(
-        zeros, zeros, zeros, bias=lower, mask=weft.causal(), keep=weft.Top(64), backend="torch"
+    _, graph = headloom.attend(
+        zeros,
+        zeros,
+        zeros,
+        bias=lower,
+        mask=headloom.causal(),
+        keep=headloom.Top(64),
+        backend="torch",
     )
     matrices = {matrix: torch.zeros(1, 4, 4) for matrix in MATRICES}
     measures: dict[str, list[float | None]] = {measure: [0.0] for measure in MEASURES}
@@ -64,7 +70,7 @@ def test_an_encoder_decoder_has_two_sequences() -> None:
 
 
 def test_bad_questions(tmp_path: Path) -> None:
-    with pytest.raises(weft.InputError, match="no measure 'size'"):
+    with pytest.raises(headloom.InputError, match="no measure 'size'"):
         formation(History(tmp_path), "size")
-    with pytest.raises(weft.InputError, match="no snapshots"):
+    with pytest.raises(headloom.InputError, match="no snapshots"):
         formation(History(tmp_path), "first")

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import weft
-from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads import cells, measures, patterns, stripes
-from weft.analysis.heads.pattern_mass import LayerWeights
-from weft.analysis.heads.patterns import SEPARATORS
-from weft.analysis.heads.retrieval import find_needle, retrieval_score
-from weft.analysis.heads.scores import HeadScores
-from weft.formats.tokens import Tokens
-from weft.formats.trace import TraceLayer
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.reference import graphs as reference
-from weft.traces import Trace
+import headloom
+from headloom.analysis.dense_layer import layer_of_weights
+from headloom.analysis.heads import cells, measures, patterns, stripes
+from headloom.analysis.heads.pattern_mass import LayerWeights
+from headloom.analysis.heads.patterns import SEPARATORS
+from headloom.analysis.heads.retrieval import find_needle, retrieval_score
+from headloom.analysis.heads.scores import HeadScores
+from headloom.api.trace import Trace
+from headloom.formats.tokens import Tokens
+from headloom.formats.trace import TraceLayer
+from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.reference import graphs as reference
 
 Make = Callable[..., tuple[TraceLayer, Tensor]]
 
@@ -43,7 +43,7 @@ class Random(torch.nn.Module):
             relative=relative,  # type: ignore[arg-type]
             kind="decoder" if causal else "encoder",
         )
-        self.mask = weft.causal() if causal else None
+        self.mask = headloom.causal() if causal else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         state = 3 * self.embedding(tokens)
@@ -67,8 +67,8 @@ def random_layer() -> Callable[..., tuple[TraceLayer, torch.Tensor]]:
         torch.manual_seed(length + causal)
         model = Random(4, causal, relative, kv_heads)
         tokens = torch.randint(0, 8, (length,))
-        whole = weft.trace(model, tokens, keep=weft.All())
-        part = weft.trace(model, tokens, keep=weft.Top(keep), queries_keys=queries_keys)
+        whole = headloom.trace(model, tokens, keep=headloom.All())
+        part = headloom.trace(model, tokens, keep=headloom.Top(keep), queries_keys=queries_keys)
         assert isinstance(whole, Trace)
         assert isinstance(part, Trace)
         return part.layers[0], whole.layers[0].graph.dense().double()
@@ -155,7 +155,7 @@ def test_punctuation_is_known_by_its_text() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_formulas_of_the_reference(random_layer: Make, causal: bool) -> None:
-    """What stands under a measure's name in weft.mechanism.reference is what is measured."""
+    """What stands under a measure's name in headloom.mechanism.reference is what is measured."""
     layer, weights = random_layer(causal=causal)
     tokens = layer.query_tokens
     separators = [j for j in range(1, len(tokens)) if tokens[j] in SEPARATORS]
@@ -187,8 +187,14 @@ def test_scores_that_have_a_cap() -> None:
     generator = torch.Generator().manual_seed(7)
     queries, keys = 4 * torch.randn(2, 4, 40, 8, generator=generator)
     tokens = [",a.bcdef"[int(n)] for n in torch.randint(0, 8, (40,), generator=generator)]
-    (layer,) = weft.from_queries_keys(
-        queries, keys, mask=weft.causal(), softcap=2.0, scale=0.5, tokens=tokens, keep=weft.Top(3)
+    (layer,) = headloom.from_queries_keys(
+        queries,
+        keys,
+        mask=headloom.causal(),
+        softcap=2.0,
+        scale=0.5,
+        tokens=tokens,
+        keep=headloom.Top(3),
     ).layers
     scores = 2 * (0.25 * queries.double() @ keys.double().mT).tanh()
     hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
@@ -284,7 +290,7 @@ def test_between_two_sequences(pair_trace: Trace) -> None:
     layer = pair_trace.layer("cross", 0)
     weights = layer.graph.dense()
     assert torch.allclose(measures.first_token(layer).score.float(), weights[..., 0].mean(-1))
-    with pytest.raises(weft.InputError, match="one sequence at another"):
+    with pytest.raises(headloom.InputError, match="one sequence at another"):
         measures.previous_token(layer)
     layer = layer_of_weights(torch.eye(3)[None, :2], ["a", "b"], key_tokens=["b", "a", "x"])
     assert measures.duplicate_token(layer).score.item() == pytest.approx(0)
@@ -329,7 +335,7 @@ def test_reference_values_of_minilm(minilm_trace: Trace) -> None:
     # Random weights of these sizes: almost log 19.
     generator = torch.Generator().manual_seed(0)
     queries, keys = (torch.randn(12, 19, 32, generator=generator) * 0.5 for _ in range(2))
-    _, graph = weft.attend(queries, keys, keys, scale=32**-0.5)
+    _, graph = headloom.attend(queries, keys, keys, scale=32**-0.5)
     assert float(graph.entropy.mean()) == pytest.approx(2.937, abs=0.03)
     assert math.log(19) == pytest.approx(2.944, abs=5e-4)
 
@@ -346,8 +352,13 @@ def hand_built(tokens: Tensor, sharpness: float = 40.0) -> TraceLayer:
     queries = vectors[tokens]
     queries[:, -1] = 0.5
     keys = torch.cat((vectors[-1:], vectors[tokens[:-1]]))
-    weights = weft.attend(
-        queries[None], keys[None], keys[None], mask=weft.causal(), scale=sharpness, keep=weft.All()
+    weights = headloom.attend(
+        queries[None],
+        keys[None],
+        keys[None],
+        mask=headloom.causal(),
+        scale=sharpness,
+        keep=headloom.All(),
     )[1]
     return layer_of_weights(weights, [str(t) for t in tokens.tolist()], mask="causal")
 
@@ -373,7 +384,7 @@ def test_a_hand_built_induction_head_scores_near_one_and_a_random_one_near_chanc
 def test_the_sum_over_all_patterns_that_share_a_row_is_the_row(random_layer: Make) -> None:
     """Diagonals cover the matrix: the masses on all of them add up to 1."""
     layer, _ = random_layer(length=12)
-    from weft.analysis.heads.patterns import Diagonals
+    from headloom.analysis.heads.patterns import Diagonals
 
     read = LayerWeights(layer, exact=None)
     total = sum(read.mass(Diagonals(o, o)).lower for o in range(-11, 12))
@@ -390,7 +401,7 @@ def test_under_a_mask_of_cells_only_rows_that_may_look_there_count() -> None:
     queries[0, torch.arange(count), torch.where(torch.arange(count) % 2 == 1, -1, 0)
             + torch.arange(count)] = 30.0  # fmt: skip
     keys = torch.eye(count)[None]
-    trace = weft.from_queries_keys(queries, keys, mask=cells, keep=weft.Top(32), scale=1.0)
+    trace = headloom.from_queries_keys(queries, keys, mask=cells, keep=headloom.Top(32), scale=1.0)
     (head,) = trace.heads().to_dict("records")
     assert head["previous"] == pytest.approx(1.0, abs=1e-5)
     assert math.isnan(head["next"])  # no row may look there
@@ -406,7 +417,7 @@ def test_under_a_mask_of_cells_that_was_not_kept_bounds_hold(seed: int) -> None:
     weights = (queries[0].double() @ keys[0].double().transpose(1, 2) / 2).exp() * cells
     weights /= weights.sum(-1, keepdim=True).clamp(min=1e-30)
     for kept in (1, 3, 9):
-        trace = weft.from_queries_keys(queries, keys, mask=cells, keep=weft.Top(kept))
+        trace = headloom.from_queries_keys(queries, keys, mask=cells, keep=headloom.Top(kept))
         for measure, offset in ((measures.previous_token, -1), (measures.same_token, 0)):
             found = measure(trace.layers[0])
             there = cells.diagonal(offset)
@@ -427,7 +438,7 @@ def test_keys_that_a_bias_hides_here_and_there_may_not_be_looked_at(seed: int) -
     weights = (queries[0].double() @ keys[0].double().transpose(1, 2) / 4).exp() * cells
     weights /= weights.sum(-1, keepdim=True).clamp(min=1e-30)
     for kept, exact in ((3, True), (3, None), (1, False), (9, None)):
-        trace = weft.from_queries_keys(queries, keys, bias=bias, keep=weft.Top(kept))
+        trace = headloom.from_queries_keys(queries, keys, bias=bias, keep=headloom.Top(kept))
         read = LayerWeights(trace.layers[0], exact=exact)
         for measure, offset in ((measures.previous_token, -1), (measures.same_token, 0)):
             found = measure(read)
@@ -452,7 +463,7 @@ def test_weights_given_without_a_mask_may_look_where_some_head_does() -> None:
     weights[1, :, :4] = 0.25
     weights[1, 2, :4] = torch.tensor([1.0, 0, 0, 0])  # too small for float16 elsewhere
     weights /= weights.sum(-1, keepdim=True)
-    layer = weft.from_weights(weights, kind="encoder").layers[0]
+    layer = headloom.from_weights(weights, kind="encoder").layers[0]
     previous = measures.previous_token(layer)
     assert previous.rows.tolist() == [4, 4]  # those of rows 1 to 4
     assert torch.allclose(previous.score, torch.tensor([0.9, 0.75 * 0.25]).double(), atol=1e-6)
@@ -466,7 +477,7 @@ def test_cells_that_some_head_looks_at_need_not_lie_side_by_side() -> None:
     cells = ((i[:, None] - i).abs() <= 1) | (i == 0) | (i[:, None] == 0)
     weights = torch.where(cells, torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(1)), 0)
     weights /= weights.sum(-1, keepdim=True)
-    layer = weft.from_weights(weights, kind="encoder").layers[0]
+    layer = headloom.from_weights(weights, kind="encoder").layers[0]
     found = measures.local_window(layer, reach=2)
     assert torch.allclose(
         found.score, (weights * ((i[:, None] - i).abs() <= 2)).sum(-1).mean(-1).double()
@@ -494,7 +505,7 @@ def test_a_graph_that_keeps_every_edge_takes_memory_for_these_alone() -> None:
     keys = torch.randint(0, length, (2, length, places), generator=generator)
     weights = torch.full((2, length, places), 1 / places)
     ones = torch.ones(2, length)
-    graph = weft.AttentionGraph(
+    graph = headloom.AttentionGraph(
         keys, weights.log(), weights, ones * 0, ones, ones * 0, ones.long() * places, length
     )
     with pytest.MonkeyPatch.context() as patch, Largest() as largest:
@@ -513,7 +524,7 @@ def test_a_head_by_hand_that_looks_at_one_key_has_its_role(measure: str, key: in
     """Rows with one key each tell of no mask; none looks ahead, so it is taken as causal."""
     place = torch.arange(12)
     weights = torch.eye(12)[(place + key).clamp(min=0) if key is not None else place * 0][None]
-    (head,) = weft.from_weights(weights).heads().to_dict("records")
+    (head,) = headloom.from_weights(weights).heads().to_dict("records")
     assert (head["role"], head["score"]) == (measure, 1.0)
     rows = torch.arange(2 if measure == "previous" else 1, 13, dtype=torch.float64)
     assert head["chance"] == pytest.approx(float((1 / rows).mean()))
@@ -525,9 +536,9 @@ def test_bounds_hold_of_given_weights_whose_mask_is_not_known() -> None:
     weights = torch.rand(2, 8, 8, generator=generator) * cells
     weights /= weights.sum(-1, keepdim=True).clamp(min=1e-9)
     for kept in range(8):
-        layer = weft.from_weights(weights, mask=cells, kind="encoder", keep=weft.Top(kept)).layers[
-            0
-        ]
+        layer = headloom.from_weights(
+            weights, mask=cells, kind="encoder", keep=headloom.Top(kept)
+        ).layers[0]
         for found, offset in (
             (measures.previous_token(layer), -1),
             (measures.same_token(layer), 0),

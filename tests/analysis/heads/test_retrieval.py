@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-import weft
-from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads.retrieval import (
+import headloom
+from headloom.analysis.dense_layer import layer_of_weights
+from headloom.analysis.heads.retrieval import (
     Needle,
     find_needle,
     needle_mass,
     retrieval,
     retrieval_score,
 )
-from weft.traces import Trace
+from headloom.api.trace import Trace
 
 TEXT = "so it went on and on . the secret word is blue fish 7 . and then more hay came"
 HAY = TEXT.split()
@@ -30,11 +30,11 @@ def test_where_the_needle_stands() -> None:
     assert find_needle(TOKENS) == NEEDLE
     assert find_needle(["a", "b", "b", "a"]) == Needle(1, 2, 1)
     for text, said in (("blue cat", "0 times"), ("secret word", "1 times"), ("", "0 times")):
-        with pytest.raises(weft.InputError, match=said):
+        with pytest.raises(headloom.InputError, match=said):
             find_needle(TOKENS, text)
-    with pytest.raises(weft.InputError, match="split alike"):
+    with pytest.raises(headloom.InputError, match="split alike"):
         find_needle(["blue", "fish", "x", "bluefish"], "bluefish")
-    with pytest.raises(weft.InputError, match="nothing to retrieve"):
+    with pytest.raises(headloom.InputError, match="nothing to retrieve"):
         find_needle(["a", "b"])
 
 
@@ -85,7 +85,7 @@ def test_the_p_of_a_needle_is_corrected_for_all_heads_of_all_layers() -> None:
 def test_bad_needles(pair_trace: Trace) -> None:
     layer = layer_of_weights(torch.eye(5)[None], list("abcab"))
     for needle in (Needle(0, 1, 2), Needle(0, 4, 2), Needle(-1, 3, 1), Needle(0, 3, 0)):
-        with pytest.raises(weft.InputError, match="expected the needle"):
+        with pytest.raises(headloom.InputError, match="expected the needle"):
             retrieval_score(layer, needle)
-    with pytest.raises(weft.InputError, match="one sequence at another"):
+    with pytest.raises(headloom.InputError, match="one sequence at another"):
         retrieval_score(pair_trace.layer("cross", 0), Needle(0, 2, 1))

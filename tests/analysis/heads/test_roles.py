@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import weft
-from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
-from weft.analysis.heads.sinks import certain_sinks, looked_at, sink_keys
-from weft.formats.trace import TraceLayer
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.traces import Trace
+import headloom
+from headloom.analysis.dense_layer import layer_of_weights
+from headloom.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
+from headloom.analysis.heads.sinks import certain_sinks, looked_at, sink_keys
+from headloom.api.trace import Trace
+from headloom.formats.trace import TraceLayer
+from headloom.mechanism.multihead import MultiHeadAttention
 
 TOKENS = ["[CLS]", *(["the", "cat", ",", "sat", "on"] * 4), "[SEP]"]
 N = len(TOKENS)
@@ -117,11 +117,11 @@ class Two(torch.nn.Module):
 def test_heads_without_numbers_are_called_so(exact: bool | None) -> None:
     torch.manual_seed(3)
     model, tokens = Two(), torch.arange(36) % 9
-    clean = head_roles(weft.trace(model, tokens, keep=weft.Top(4)), exact=exact)
+    clean = head_roles(headloom.trace(model, tokens, keep=headloom.Top(4)), exact=exact)
     with torch.no_grad():
         model.layers[1].w_q.weight[4:8] = torch.nan
     with pytest.warns(UserWarning, match="is not a number"):
-        broken = weft.trace(model, tokens, keep=weft.Top(4))
+        broken = headloom.trace(model, tokens, keep=headloom.Top(4))
     found = head_roles(broken, exact=exact)
     for place, (before, after) in enumerate(zip(clean, found, strict=True)):
         if place == 4:
@@ -162,8 +162,8 @@ def test_the_table(minilm_trace: Trace) -> None:
 
 
 def test_bounds_lie_below_and_exact_ones_agree(minilm_trace: Trace, tmp_path: Path) -> None:
-    minilm_trace.save(tmp_path / "t.weft")
-    whole = heads(weft.open(tmp_path / "t.weft"), exact=True)
+    minilm_trace.save(tmp_path / "t.loom")
+    whole = heads(headloom.open(tmp_path / "t.loom"), exact=True)
     short = _kept(minilm_trace, 3)
     kept = heads(short, exact=False)
     again = heads(short)
@@ -180,7 +180,7 @@ def _kept(trace: Trace, k: int) -> Trace:
     """The same with only the k strongest edges of each row."""
     from dataclasses import replace
 
-    from weft.formats.trace import LayerInMemory
+    from headloom.formats.trace import LayerInMemory
 
     layers = []
     for layer in trace.layers:
@@ -209,7 +209,7 @@ def test_several_texts_are_put_together() -> None:
             assert double.p <= single.p
             assert double.z == pytest.approx(single.z * 2**0.5)  # type: ignore[operator]
     other = layer_of_weights(torch.eye(3)[None])
-    with pytest.raises(weft.InputError, match="one model"):
+    with pytest.raises(headloom.InputError, match="one model"):
         head_roles([one, Trace({"tokens": ["a"] * 3}, (other,))])
 
 
@@ -217,14 +217,14 @@ def test_windows_are_found_where_the_trace_does_not_name_them() -> None:
     """A layer whose mask is not known: its rows and edges tell which window it was."""
     from dataclasses import replace
 
-    from weft.analysis.heads.patterns import allowed_keys
+    from headloom.analysis.heads.patterns import allowed_keys
 
     queries = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(2))
     for mask, first in (
-        (weft.window(3, 0), [max(0, i - 3) for i in range(30)]),
-        (weft.window(5, 5), [max(0, i - 5) for i in range(30)]),
+        (headloom.window(3, 0), [max(0, i - 3) for i in range(30)]),
+        (headloom.window(5, 5), [max(0, i - 5) for i in range(30)]),
     ):
-        _, graph = weft.attend(queries, queries, queries, mask=mask, keep=weft.Top(2))
+        _, graph = headloom.attend(queries, queries, queries, mask=mask, keep=headloom.Top(2))
         layer = layer_of_weights(torch.eye(30).repeat(2, 1, 1))
         data = replace(layer.data, attention_graph=graph)  # type: ignore[type-var]
         unknown = replace(layer, data=data, mask=None)
@@ -235,14 +235,14 @@ def test_windows_are_found_where_the_trace_does_not_name_them() -> None:
         assert (allowed.end - allowed.first).tolist() == graph.count[0].tolist()
     dilated = torch.zeros(30, 30, dtype=torch.bool)
     dilated[:, ::2] = True
-    _, graph = weft.attend(queries, queries, queries, mask=dilated, keep=weft.Top(2))
+    _, graph = headloom.attend(queries, queries, queries, mask=dilated, keep=headloom.Top(2))
     data = replace(layer.data, attention_graph=graph)  # type: ignore[type-var]
     unknown = replace(layer, data=data, mask=None)
     assert not allowed_keys(unknown).known
 
 
 def test_bad_thresholds() -> None:
-    with pytest.raises(weft.InputError, match="alpha=2"):
+    with pytest.raises(headloom.InputError, match="alpha=2"):
         head_roles(one_head_of_each(), alpha=2)
 
 
@@ -255,7 +255,7 @@ def test_sinks_do_not_depend_on_what_was_kept() -> None:
     layers = {}
     for kept in (1, 60):
         traces = [
-            weft.from_queries_keys(*pair, mask=weft.causal(), keep=weft.Top(kept))
+            headloom.from_queries_keys(*pair, mask=headloom.causal(), keep=headloom.Top(kept))
             for pair in zip(queries[:, None], keys[:, None], strict=True)
         ]
         layers[kept] = [trace.layers[0] for trace in traces]

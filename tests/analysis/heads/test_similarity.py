@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads.similarity import clusters, similarity
-from weft.traces import Trace
+import headloom
+from headloom.analysis.dense_layer import layer_of_weights
+from headloom.analysis.heads.similarity import clusters, similarity
+from headloom.api.trace import Trace
 
 
 def test_against_the_definition_and_between_the_bounds(
@@ -38,7 +38,9 @@ def test_causal_grouped_and_positioned_heads(layers, translator, language_model)
     else:
         model = translator
         inputs = {"source": torch.tensor([3, 9, 9, 14]), "target": torch.tensor([1, 8, 30])}
-    whole, part = (weft.trace(model, inputs, keep=keep) for keep in (weft.All(), weft.Top(1)))
+    whole, part = (
+        headloom.trace(model, inputs, keep=keep) for keep in (headloom.All(), headloom.Top(1))
+    )
     expected = similarity(whole, layers=layers)
     assert np.allclose(np.diag(expected.affinity), 1, atol=1e-6)
     found = similarity(part, layers=layers, exact=True)
@@ -46,7 +48,7 @@ def test_causal_grouped_and_positioned_heads(layers, translator, language_model)
 
 
 def test_many_rows_are_put_together_in_blocks(monkeypatch, minilm_top: Trace) -> None:
-    from weft.analysis.heads import similarity as module
+    from headloom.analysis.heads import similarity as module
 
     whole, kept = similarity(minilm_top), similarity(minilm_top, exact=False)
     monkeypatch.setattr(module, "BLOCK_CELLS", 19 * 72 * 3)
@@ -85,7 +87,7 @@ def test_what_is_on_a_sink_is_alike_too(kept: int) -> None:
     one = torch.randn(1, 1, 6, 4, generator=generator)
     pair = one.expand(1, 2, 6, 4)
     sinks = torch.tensor([1.5, 1.5])
-    trace = weft.from_queries_keys(pair, pair, sinks=sinks, keep=weft.Top(kept))
+    trace = headloom.from_queries_keys(pair, pair, sinks=sinks, keep=headloom.Top(kept))
     assert float(trace.layers[0].graph.rest.mean()) > 0.1
     alike = similarity(trace)
     assert alike.affinity == pytest.approx(np.ones((2, 2)), abs=1e-5)
@@ -93,18 +95,18 @@ def test_what_is_on_a_sink_is_alike_too(kept: int) -> None:
     bounds = similarity(trace, exact=False)
     assert (bounds.affinity <= 1 + 1e-6).all() and (bounds.upper >= 1 - 1e-6).all()
     # Two heads of which one has all on its keys and one almost all on the sink.
-    other = weft.from_queries_keys(pair, pair, sinks=torch.tensor([-30.0, 12.0]))
+    other = headloom.from_queries_keys(pair, pair, sinks=torch.tensor([-30.0, 12.0]))
     assert similarity(other).affinity[0, 1] < 0.1
 
 
 def test_bad_questions(pair_trace: Trace, minilm_top: Trace) -> None:
-    with pytest.raises(weft.InputError, match="different sequences or sizes"):
+    with pytest.raises(headloom.InputError, match="different sequences or sizes"):
         similarity(pair_trace)
     assert similarity(pair_trace, layers=[1]).affinity.shape == (4, 4)
-    with pytest.raises(weft.InputError, match="no layer 6; the trace has layers 0 to 5"):
+    with pytest.raises(headloom.InputError, match="no layer 6; the trace has layers 0 to 5"):
         similarity(minilm_top, layers=[6])
     alike = similarity(minilm_top)
-    with pytest.raises(weft.InputError, match="count=0"):
+    with pytest.raises(headloom.InputError, match="count=0"):
         clusters(alike, count=0)
-    with pytest.raises(weft.InputError, match="distance=3"):
+    with pytest.raises(headloom.InputError, match="distance=3"):
         clusters(alike, distance=3)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
-from weft.analysis.matrices.projections import LayerMatrices, matrices_of
-from weft.analysis.matrices.table import weight_measures
-from weft.mechanism.reference import graphs as reference
+import headloom
+from headloom.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
+from headloom.analysis.matrices.projections import LayerMatrices, matrices_of
+from headloom.analysis.matrices.table import weight_measures
+from headloom.mechanism.reference import graphs as reference
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_table_by_head_and_by_layer(translator) -> None:
     assert len(heads) == 12
     assert list(table["kind"]) == ["encoder", "decoder", "cross"]
     assert heads["qk_rank"].between(1, 4.001).all()
-    with pytest.raises(weft.InputError, match="by='token'"):
+    with pytest.raises(headloom.InputError, match="by='token'"):
         weight_measures(layers, by="token")
 
 
@@ -112,9 +112,9 @@ def test_matrices_that_are_not_finite_are_refused_by_name(
     layer: LayerMatrices, broken: float
 ) -> None:
     layer.W_V[0, 1, 1] = broken
-    with pytest.raises(weft.InputError, match=f"^weights: W_V of layer {layer.name}: .*NaN"):
+    with pytest.raises(headloom.InputError, match=f"^weights: W_V of layer {layer.name}: .*NaN"):
         weight_measures([layer])
     circuit = ov_circuit(layer)
     for measure in (circuit.singular_values, circuit.eigenvalues, circuit.copying):
-        with pytest.raises(weft.InputError, match="infinite or NaN"):
+        with pytest.raises(headloom.InputError, match="infinite or NaN"):
             measure()

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.analysis.matrices.circuits import Circuit
-from weft.analysis.matrices.composition import composition, composition_table
-from weft.analysis.matrices.projections import LayerMatrices, matrices_of
+import headloom
+from headloom.analysis.matrices.circuits import Circuit
+from headloom.analysis.matrices.composition import composition, composition_table
+from headloom.analysis.matrices.projections import LayerMatrices, matrices_of
 
 WIDTH = 20
 
@@ -95,13 +95,13 @@ def test_real_heads_that_read_one_another(minilm) -> None:
 
 
 def test_what_cannot_be_read_is_one_error() -> None:
-    with pytest.raises(weft.InputError, match="two or more in a row"):
+    with pytest.raises(headloom.InputError, match="two or more in a row"):
         composition_table([drawn(0, "encoder")])
     broken = drawn(1, "encoder")
     broken.W_K[0, 0, 0] = torch.nan
-    with pytest.raises(weft.InputError, match=r"^composition: W_K of layer encoder1"):
+    with pytest.raises(headloom.InputError, match=r"^composition: W_K of layer encoder1"):
         composition_table([drawn(0, "encoder"), broken])
-    with pytest.raises(weft.ShapeError, match="a width of 3, the second begins in one of 4"):
+    with pytest.raises(headloom.ShapeError, match="a width of 3, the second begins in one of 4"):
         composition(
             Circuit(torch.eye(3)[None], torch.eye(3)[None]), Circuit(*[torch.eye(4)[None]] * 2)
         )

@@ -9,9 +9,9 @@ import torch
 from tests.tracing.without_torchvision import timm
 from torch import nn
 
-import weft
-from weft.analysis.matrices.projections import LayerMatrices, matrices_of, matrices_of_snapshot
-from weft.mechanism.multihead import MultiHeadAttention
+import headloom
+from headloom.analysis.matrices.projections import LayerMatrices, matrices_of, matrices_of_snapshot
+from headloom.mechanism.multihead import MultiHeadAttention
 
 transformers = pytest.importorskip("transformers")
 
@@ -103,7 +103,7 @@ def test_they_make_the_queries_values_and_outputs_of_the_model(family) -> None:
         for path, module in model.named_modules()
         if path in layers
     ]
-    trace = weft.trace(model, inputs, keep=weft.All())
+    trace = headloom.trace(model, inputs, keep=headloom.All())
     for hook in hooks:
         hook.remove()
     assert [layer.name for layer in trace.layers] == list(layers)
@@ -153,11 +153,11 @@ def test_falcon_has_the_queries_of_a_group_beside_its_key_and_value(kv_heads: in
 def test_tensors_of_another_order_are_not_known() -> None:
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "n_positions": 32}
     model = transformers.CodeGenModel(transformers.CodeGenConfig(vocab_size=60_000, **sizes))
-    with pytest.raises(weft.InputError, match="no attention layer whose projections are known"):
+    with pytest.raises(headloom.InputError, match="no attention layer whose projections are known"):
         matrices_of(model)
 
 
-def test_wefts_own_layers() -> None:
+def test_headlooms_own_layers() -> None:
     torch.manual_seed(1)
     layer = MultiHeadAttention(12, 4, kv_heads=2, depth=5, bias=False)
     found = matrices_of(nn.Sequential(layer))[0].repeated()
@@ -168,16 +168,16 @@ def test_wefts_own_layers() -> None:
 
 
 def test_a_model_without_attention() -> None:
-    with pytest.raises(weft.InputError, match="Linear has no attention layer"):
+    with pytest.raises(headloom.InputError, match="Linear has no attention layer"):
         matrices_of(nn.Linear(2, 2))
 
 
 def test_a_snapshot_has_the_matrices_of_its_model(translator, tmp_path) -> None:
-    from weft.formats.history import LayerSnapshot, Snapshot
+    from headloom.formats.history import LayerSnapshot, Snapshot
 
     (of_model,) = [layer for layer in matrices_of(translator) if layer.kind == "encoder"]
     matrices = {name: getattr(of_model, name) for name in ("W_Q", "W_K", "W_V", "W_O")}
-    _, graph = weft.attend(*torch.randn(3, 4, 3, 2), keep=weft.Top(1))
+    _, graph = headloom.attend(*torch.randn(3, 4, 3, 2), keep=headloom.Top(1))
     layer = LayerSnapshot("encoder", "encoder", matrices, {}, graph, ["a"] * 3, ["a"] * 3)
     (found,) = matrices_of_snapshot(Snapshot(0, None, [layer]))
     assert isinstance(found, LayerMatrices)

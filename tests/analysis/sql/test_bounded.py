@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import weft
-from weft.analysis.sql.bounded import LONGEST, BoundedAnswer, ask_bounded
-from weft.analysis.sql.query import ask
-from weft.analysis.sql.questions import QUESTIONS
-from weft.errors import DataError, InputError
-from weft.traces import Trace
+import headloom
+from headloom.analysis.sql.bounded import LONGEST, BoundedAnswer, ask_bounded
+from headloom.analysis.sql.query import ask
+from headloom.analysis.sql.questions import QUESTIONS
+from headloom.api.trace import Trace
+from headloom.errors import DataError, InputError
 
 pytest.importorskip("duckdb")
 
@@ -35,7 +35,7 @@ def asked(trace: Trace) -> Asked:
     return partial(ask_bounded, trace, seconds=60)
 
 
-def test_an_answer_is_that_of_weft_query(trace, asked) -> None:
+def test_an_answer_is_that_of_headloom_query(trace, asked) -> None:
     answer = asked("select layer, count(*) as edges from edges group by 1 order by 1")
     expected = [
         [number, int((layer.graph.keys >= 0).sum())] for number, layer in enumerate(trace.layers)
@@ -66,7 +66,7 @@ def test_every_trace_answers_for_itself(make_trace, tmp_path: Path) -> None:
     """In turn: saved, in memory, another, and views that were not asked for before."""
     first, second = make_trace(["a", "b"]), make_trace(["c", "d", "e"])
     second.save(tmp_path / "t")
-    stored = weft.open(tmp_path / "t")
+    stored = headloom.open(tmp_path / "t")
     for trace, text in ((first, "a"), (stored, "c"), (second, "c"), (first, "a"), (first, "a")):
         assert ask_bounded(trace, "select token from tokens where position = 0").rows == [[text]]
         count = sum(int((layer.graph.keys >= 0).sum()) for layer in trace.layers)
@@ -83,7 +83,7 @@ def test_a_damaged_trace_says_so_and_the_next_question_is_answered(trace, tmp_pa
     whole = bytearray(path.read_bytes())
     whole[len(whole) // 2] ^= 1
     path.write_bytes(whole)
-    damaged = weft.open(tmp_path / "t")
+    damaged = headloom.open(tmp_path / "t")
     with pytest.raises(DataError, match=r"edges\.parquet"):
         ask_bounded(damaged, "select * from edges")
     assert ask_bounded(trace, "select count(*) from tokens").rows == [[4]]
@@ -131,7 +131,7 @@ def test_a_module_in_the_working_folder_is_not_run(trace, tmp_path: Path, monkey
 
 def test_what_cannot_start_is_one_line(trace, monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(InputError, match=r"/nowhere/python cannot be started.*Use weft query"):
+    with pytest.raises(InputError, match=r"/nowhere/python cannot be started.*Use headloom query"):
         ask_bounded(trace, "select 1")
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(InputError, match="broke off"):

@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 import torch
 
-import weft
-from weft.errors import InputError
-from weft.formats.trace import TraceData
-from weft.formats.trace_writer import manifest_digest
-from weft.traces import Trace
+import headloom
+from headloom.api.trace import Trace
+from headloom.errors import InputError
+from headloom.formats.trace import TraceData
+from headloom.formats.trace_writer import manifest_digest
 
 pytest.importorskip("duckdb")
 pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from weft.analysis.sql.answer import cells  # noqa: E402
-from weft.analysis.sql.database import VIEWS  # noqa: E402
-from weft.analysis.sql.query import ask, open_traces  # noqa: E402
-from weft.analysis.sql.questions import QUESTIONS  # noqa: E402
-from weft.cli import main  # noqa: E402
+from headloom.analysis.sql.answer import cells  # noqa: E402
+from headloom.analysis.sql.database import VIEWS  # noqa: E402
+from headloom.analysis.sql.query import ask, open_traces  # noqa: E402
+from headloom.analysis.sql.questions import QUESTIONS  # noqa: E402
+from headloom.cli import main  # noqa: E402
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "analysis.md"
 DOCUMENTED = re.findall(r"^(\w[^\n]*\?)\n\n```sql\n(.*?)```", DOCUMENT.read_text(), re.S | re.M)
@@ -35,9 +35,9 @@ DOCUMENTED = re.findall(r"^(\w[^\n]*\?)\n\n```sql\n(.*?)```", DOCUMENT.read_text
 
 def test_every_view_is_the_same_from_disk_and_from_memory(translator, tmp_path) -> None:
     inputs = {"source": torch.tensor([3, 9, 9, 14]), "target": torch.tensor([1, 8, 30])}
-    pair_trace = weft.trace(translator, inputs, received=True)
+    pair_trace = headloom.trace(translator, inputs, received=True)
     pair_trace.save(tmp_path / "t")
-    opened = weft.open(tmp_path / "t")
+    opened = headloom.open(tmp_path / "t")
     for view in VIEWS:
         columns = ask(opened, f"from {view}").columns
         held, stored = (
@@ -97,7 +97,7 @@ def test_every_column_is_had_by_its_name_without_quotes(make_trace) -> None:
 
 def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
-    opened = weft.open(tmp_path / "t")
+    opened = headloom.open(tmp_path / "t")
     part = Trace(opened.sequences, opened.layers[1:2], opened.model)
     assert part.sql("select distinct layer from edges").layer.tolist() == [0]
     expected = float(opened.layers[1].graph.weights.sum())
@@ -106,7 +106,7 @@ def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path) 
 
 def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path) -> None:
     (tmp_path / "deep").mkdir()
-    names = ["a[1]'*?.weft", "deep/b.weft"]
+    names = ["a[1]'*?.loom", "deep/b.loom"]
     for length, name in enumerate(names, 3):
         make_trace([f"t{i}" for i in range(length)]).save(tmp_path / name)
     (tmp_path / ".half").mkdir()
@@ -168,30 +168,30 @@ def test_what_is_no_question_is_one_clear_line(make_trace, tmp_path, query, said
     make_trace(["a", "b"]).save(tmp_path / "t")
     pq.write_table(ask(make_trace(["a"]), "from rows").table(), tmp_path / "other.parquet")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with pytest.raises(weft.InputError, match=said) as caught:
-        weft.open(tmp_path / "t").sql(query.format(folder=tmp_path))
+    with pytest.raises(headloom.InputError, match=said) as caught:
+        headloom.open(tmp_path / "t").sql(query.format(folder=tmp_path))
     assert "\n" not in str(caught.value)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
 def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path) -> None:
     make_trace(["a", "b"]).save(tmp_path / "t")
-    trace = weft.open(tmp_path / "t")
+    trace = headloom.open(tmp_path / "t")
     edges = tmp_path / "t" / "edges.parquet"
     edges.write_bytes(b"\0" * edges.stat().st_size)
-    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet") as caught:
+    with pytest.raises(headloom.DataError, match=r"damaged: edges\.parquet") as caught:
         trace.sql("from edges")
     assert "\n" not in str(caught.value)
 
 
 def test_a_trace_that_is_gone_is_called_so(make_trace, tmp_path) -> None:
     make_trace(["a", "b"]).save(tmp_path / "t")
-    trace = weft.open(tmp_path / "t")
+    trace = headloom.open(tmp_path / "t")
     (tmp_path / "t" / "edges.parquet").unlink()
-    with pytest.raises(weft.DataError, match=r"^query: edges\.parquet is gone, which"):
+    with pytest.raises(headloom.DataError, match=r"^query: edges\.parquet is gone, which"):
         trace.sql("select * from tokens")
     shutil.rmtree(tmp_path / "t")
-    with pytest.raises(weft.DataError, match=r"moved or removed since it was opened"):
+    with pytest.raises(headloom.DataError, match=r"moved or removed since it was opened"):
         trace.sql("select * from edges")
 
 
@@ -212,8 +212,8 @@ def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query) -> No
     content["files"]["edges.parquet"]["bytes"] = edges.stat().st_size
     content["sha256"] = manifest_digest(content)
     manifest.write_text(json.dumps(content))
-    with pytest.raises(weft.DataError, match=r"edges\.parquet.*does not match its digest"):
-        weft.open(tmp_path / "t").sql(query)
+    with pytest.raises(headloom.DataError, match=r"edges\.parquet.*does not match its digest"):
+        headloom.open(tmp_path / "t").sql(query)
 
 
 def test_names_that_come_twice_are_told_apart(make_trace, tmp_path) -> None:
@@ -363,7 +363,7 @@ def test_ready_questions_sort_by_what_is_not_rounded(minilm_trace, pair_trace) -
 def test_equal_weights_have_one_order() -> None:
     """Weights that are equal, and such that rounding would make equal."""
     weights = torch.tensor([[[0.5, 0.5, 0], [0.9999, 1e-4, 0], [0.9996, 2e-4, 2e-4]]] * 2)
-    trace = weft.from_weights(weights, tokens=["a", "b", "c"])
+    trace = headloom.from_weights(weights, tokens=["a", "b", "c"])
     first = trace.sql(QUESTIONS[0][1])
     ends = first[["head", "query", "key"]].to_numpy().tolist()
     assert ends == [[0, 1, 0], [1, 1, 0], [0, 2, 0], [1, 2, 0], [0, 0, 1], [1, 0, 1], [0, 2, 1],
@@ -427,7 +427,7 @@ def test_json_on_the_command_line_has_null_for_what_is_no_number(
 
 def test_a_view_without_data_says_what_would_fill_it(make_trace, tmp_path, capsys) -> None:
     make_trace(["a", "b"]).save(tmp_path / "t")
-    trace = weft.Trace.open(tmp_path / "t")
+    trace = headloom.Trace.open(tmp_path / "t")
     answer = ask(trace, "select * from received")
     assert answer.table().num_rows == 0
     assert answer.note == (

@@ -80,7 +80,7 @@ def patch_once() -> None:
 
 def no_difference() -> None:
     """Leave out what a device is asked first, which takes longer than a call."""
-    from weft.mechanism.backends import triton
+    from headloom.mechanism.backends import triton
 
     triton._difference = lambda *of: None  # type: ignore[assignment]
 
@@ -91,7 +91,7 @@ def cuts() -> None:
     The queries are 1 and the keys whole numbers, which are the scores then: what is kept is a
     stable sort's, ties by the lower key.
     """
-    import weft
+    import headloom
 
     generator = np.random.default_rng(1)
     length, queries = 260, 16  # one block of rows
@@ -106,7 +106,7 @@ def cuts() -> None:
     checked, wrong = 0, []
     for name, row in scores.items():
         for kept in (1, 20):
-            for mask in (None, weft.window(150, 50)):
+            for mask in (None, headloom.window(150, 50)):
                 keys = torch.tensor(row, dtype=torch.float32)[None, :, None]
                 inputs = torch.ones(1, queries, 1), keys, torch.ones(1, length, 1)
                 options: dict[str, Any] = {"mask": mask, "scale": 1.0, "backend": "triton"}
@@ -118,7 +118,7 @@ def cuts() -> None:
                         "scale": -1.0,
                         "bias": zeros.expand(1, queries, length).contiguous(),
                     }
-                _, graph = weft.attend(*inputs, keep=weft.Top(kept), **options)
+                _, graph = headloom.attend(*inputs, keep=headloom.Top(kept), **options)
                 for query in range(queries):
                     low, high = (max(0, query - 150), query + 51) if mask else (0, length)
                     order = low + np.argsort(-row[low : min(high, length)], kind="stable")
@@ -133,14 +133,14 @@ def cuts() -> None:
 
 def overlapping() -> None:
     """A mask whose cells are shared, as `unfold` makes one that depends on the distance alone."""
-    import weft
+    import headloom
 
     torch.manual_seed(1)
     parts = torch.randn(3, 1, 50, 8)
     inputs, line = (parts[0][:, :20], parts[1], parts[2]), torch.rand(69) < 0.5
     mask = line.unfold(0, 50, 1)
-    output, graph = weft.attend(*inputs, mask=mask, keep=weft.Top(4), backend="triton")
-    other, right = weft.attend(*inputs, mask=mask, keep=weft.Top(4), backend="torch")
+    output, graph = headloom.attend(*inputs, mask=mask, keep=headloom.Top(4), backend="triton")
+    other, right = headloom.attend(*inputs, mask=mask, keep=headloom.Top(4), backend="torch")
     wrong = int((output - other).abs().max() > 1e-5) + int((graph.keys != right.keys).sum())
     print(json.dumps({"wrong": wrong}))
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.backends import native_request as native_call
-from weft.mechanism.packed import packed
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends import native_request as native_call
+from headloom.mechanism.packed import packed
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
@@ -64,19 +64,19 @@ def calls(draw: st.DrawFn) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any
     offset = draw(st.integers(-40, 80), label="offset")
     masks: dict[str, Any] = {
         "none": None,
-        "causal": weft.causal(offset),
-        "window": weft.window(draw(st.integers(0, 90)), draw(st.integers(0, 90)), offset),
-        "open window": weft.window(draw(st.integers(0, 90)), None, offset),
-        "lengths": weft.padding(lengths),
-        "left padding": weft.padding(real.flip(1)) & weft.causal(offset),
-        "holes": weft.padding(torch.rand(batch, length, generator=generator) < 0.5),
+        "causal": headloom.causal(offset),
+        "window": headloom.window(draw(st.integers(0, 90)), draw(st.integers(0, 90)), offset),
+        "open window": headloom.window(draw(st.integers(0, 90)), None, offset),
+        "lengths": headloom.padding(lengths),
+        "left padding": headloom.padding(real.flip(1)) & headloom.causal(offset),
+        "holes": headloom.padding(torch.rand(batch, length, generator=generator) < 0.5),
         "packed": packed(
             [cuts[0], cuts[1] - cuts[0], rows - cuts[1]],
             [key_cuts[0], key_cuts[1] - key_cuts[0], length - key_cuts[1]],
         ),
         "bool": some,
-        "either": weft.window(2, 2) | weft.padding(lengths),
-        "nothing allowed": weft.padding(0),
+        "either": headloom.window(2, 2) | headloom.padding(lengths),
+        "nothing allowed": headloom.padding(0),
     }
     options: dict[str, Any] = {"mask": masks[draw(st.sampled_from(MASKS), label="mask")]}
     relative = draw(st.sampled_from(RELATIVES), label="relative")
@@ -84,11 +84,11 @@ def calls(draw: st.DrawFn) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any
         clip = draw(st.integers(0, 20), label="clip")
         shape = (heads, 2 * clip + 1) if relative == "shaw per head" else (2 * clip + 1,)
         values = None if relative == "shaw keys only" else random(*shape, value_depth)
-        options["relative"] = weft.Shaw(random(*shape, depth), values, offset)
+        options["relative"] = headloom.Shaw(random(*shape, depth), values, offset)
     elif relative == "alibi":
-        options["relative"] = weft.ALiBi(random(heads).abs() / 8, offset)
+        options["relative"] = headloom.ALiBi(random(heads).abs() / 8, offset)
     elif relative == "buckets":
-        options["relative"] = weft.Buckets(random(16, heads), offset=offset)
+        options["relative"] = headloom.Buckets(random(16, heads), offset=offset)
     if draw(st.booleans(), label="bias"):
         shapes = [(rows, length), (batch, 1, 1, length), (heads, rows, 1)]
         options["bias"] = random(*draw(st.sampled_from(shapes), label="bias shape"))
@@ -103,7 +103,7 @@ def as_type(value: Any, dtype: torch.dtype) -> Any:
     """Tensors of an option, or of a relative position, in another type."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, weft.Shaw | weft.ALiBi | weft.Buckets):
+    if isinstance(value, headloom.Shaw | headloom.ALiBi | headloom.Buckets):
         return type(value)(**{name: as_type(x, dtype) for name, x in vars(value).items()})
     return value
 
@@ -120,24 +120,24 @@ def run(
     k: int,
     dtype: torch.dtype,
     instruction_set: str = "",
-) -> tuple[Tensor, weft.AttentionGraph, list[Tensor]]:
+) -> tuple[Tensor, headloom.AttentionGraph, list[Tensor]]:
     """A call in a type, on the kernels if an instruction set is named; and its leaves."""
     inputs = tuple(as_type(x, dtype).detach() for x in inputs)
     dtype = torch.float32 if dtype == torch.bfloat16 else dtype  # biases and tables stay exact
     options = {name: as_type(value, dtype) for name, value in options.items()}
     leaves = [leaf.requires_grad_() for leaf in leaves_of(inputs, options)]
     if not instruction_set:
-        output, graph = weft.attend(*inputs, keep=weft.Top(k), backend="torch", **options)
+        output, graph = headloom.attend(*inputs, keep=headloom.Top(k), backend="torch", **options)
         return output, graph, leaves
     with pytest.MonkeyPatch.context() as patch:
         prepare = native_call.prepare
         chosen = lambda call: replace(prepare(call), instruction_set=instruction_set)  # noqa: E731
         patch.setattr(native, "prepare", chosen)
-        output, graph = weft.attend(*inputs, keep=weft.Top(k), backend="native", **options)
+        output, graph = headloom.attend(*inputs, keep=headloom.Top(k), backend="native", **options)
     return output, graph, leaves
 
 
-def objective(output: Tensor, graph: weft.AttentionGraph) -> Tensor:
+def objective(output: Tensor, graph: headloom.AttentionGraph) -> Tensor:
     """A loss that uses every differentiable result."""
     generator = torch.Generator().manual_seed(1)
     total = torch.zeros((), dtype=torch.float64)
@@ -227,7 +227,7 @@ def test_results_do_not_depend_on_threads(instruction_set: str) -> None:
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         output, graph, leaves = run(
-            inputs, {"mask": weft.causal()}, 9, torch.float32, instruction_set
+            inputs, {"mask": headloom.causal()}, 9, torch.float32, instruction_set
         )
         gradients = torch.autograd.grad(objective(output, graph), leaves)
         results.append([output, graph.keys, graph.weights, graph.lse, graph.entropy, *gradients])
@@ -261,7 +261,7 @@ def test_an_infinite_sink_leaves_its_head_no_numbers(
     shapes = ((1, 2, length, 24) for length in (queries, keys, keys))
     inputs = tuple(torch.randn(shape, generator=generator) for shape in shapes)
     # The first query of the causal mask has an empty place, which weighs 0 all the same.
-    options = {"sinks": torch.tensor([math.inf, 0.5]), "mask": weft.causal(), "received": True}
+    options = {"sinks": torch.tensor([math.inf, 0.5]), "mask": headloom.causal(), "received": True}
     output, graph, _ = run(inputs, options, 2, torch.float32, instruction_set)
     other_output, other, _ = run(inputs, options, 2, torch.float32)
     parts = ("lse", "entropy", "rest", "weights", "scores", "keys", "count", "received")
@@ -374,11 +374,11 @@ def test_a_step_of_decoding_is_the_last_row_of_the_whole(
     )
     for few in (1, 3, 4):
         inputs = (queries[:, :, -few:], keys, values)
-        options = {"mask": weft.causal(offset=700 - few)}
+        options = {"mask": headloom.causal(offset=700 - few)}
         with torch.no_grad():
             output, graph, _ = run(inputs, options, 5, dtype, instruction_set)
             exact_output, exact, _ = run(
-                (queries, keys, values), {"mask": weft.causal()}, 5, torch.float64
+                (queries, keys, values), {"mask": headloom.causal()}, 5, torch.float64
             )
         tolerance = 2e-6 if dtype == torch.float32 else 1e-2
         error = (output.double() - exact_output[:, :, -few:]).abs().amax()

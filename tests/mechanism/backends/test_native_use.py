@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-import weft
-from weft.mechanism.backends import native, native_request
+import headloom
+from headloom.mechanism.backends import native, native_request
 
 pytestmark = pytest.mark.skipif(
     not native.instruction_sets(), reason="built without the native kernels"
@@ -25,25 +25,28 @@ def test_a_named_backend_never_falls_back() -> None:
         ("dropout is 0.5", {"dropout": 0.5}),
         (
             "before the bilinear matrix",
-            {"score": weft.Bilinear(torch.eye(8)), "relative": weft.Shaw(torch.zeros(1, 8))},
+            {
+                "score": headloom.Bilinear(torch.eye(8)),
+                "relative": headloom.Shaw(torch.zeros(1, 8)),
+            },
         ),
-        ("the score is GraphAttentionV2", {"score": weft.GraphAttentionV2(torch.zeros(8))}),
+        ("the score is GraphAttentionV2", {"score": headloom.GraphAttentionV2(torch.zeros(8))}),
         # Along the edges of a graph, too.
         (
             "the tensors are torch.float64",
             {
-                "mask": weft.neighbours(torch.tensor([[1, 0], [0, 2]]), nodes=4),
+                "mask": headloom.neighbours(torch.tensor([[1, 0], [0, 2]]), nodes=4),
                 "dtype": torch.float64,
             },
         ),
     ):
         dtype = options.pop("dtype", torch.float32)
         y = x.to(dtype)  # type: ignore[arg-type]
-        with pytest.raises(weft.BackendError, match=message):
-            weft.attention(y, y, y, backend="native", **options)  # type: ignore[arg-type]
-        weft.attention(y, y, y, **options)  # type: ignore[arg-type]
-    with pytest.raises(weft.BackendError, match="dense weights"):
-        weft.attend(x, x, x, keep=weft.All(), backend="native")
+        with pytest.raises(headloom.BackendError, match=message):
+            headloom.attention(y, y, y, backend="native", **options)  # type: ignore[arg-type]
+        headloom.attention(y, y, y, **options)  # type: ignore[arg-type]
+    with pytest.raises(headloom.BackendError, match="dense weights"):
+        headloom.attend(x, x, x, keep=headloom.All(), backend="native")
 
 
 def test_what_is_too_large_for_the_kernels_is_left_to_torch(
@@ -60,22 +63,22 @@ def test_what_is_too_large_for_the_kernels_is_left_to_torch(
         (r"the mask has 32 cells, the kernels take up to 31", x, {"mask": mask}),
     ]
     for message, y, options in calls:
-        with pytest.raises(weft.BackendError, match=message):
-            weft.attention(y, y, y, backend="native", **options)
+        with pytest.raises(headloom.BackendError, match=message):
+            headloom.attention(y, y, y, backend="native", **options)
         expected = scaled_dot_product_attention(y, y, y, options.get("mask"))
-        torch.testing.assert_close(weft.attention(y, y, y, **options), expected)
+        torch.testing.assert_close(headloom.attention(y, y, y, **options), expected)
     # One mask for both inputs is within bounds.
-    one = weft.attention(x, x, x, mask=mask[:1], backend="native")
+    one = headloom.attention(x, x, x, mask=mask[:1], backend="native")
     torch.testing.assert_close(one, scaled_dot_product_attention(x, x, x, mask[:1]))
 
 
 def test_wrapped_tensors_are_left_to_torch() -> None:
     x = torch.randn(3, 2, 4, 8)
     bias = torch.zeros(4, 4)  # torch warns that its own fused attention is slow under vmap
-    found = torch.vmap(lambda one: weft.attention(one, one, one, bias=bias, softcap=1e6))(x)
-    torch.testing.assert_close(found, weft.attention(x, x, x))
-    with pytest.raises(weft.BackendError, match="the tensors are wrapped"):
-        torch.vmap(lambda one: weft.attention(one, one, one, backend="native"))(x)
+    found = torch.vmap(lambda one: headloom.attention(one, one, one, bias=bias, softcap=1e6))(x)
+    torch.testing.assert_close(found, headloom.attention(x, x, x))
+    with pytest.raises(headloom.BackendError, match="the tensors are wrapped"):
+        torch.vmap(lambda one: headloom.attention(one, one, one, backend="native"))(x)
 
 
 def test_more_processes_and_threads_than_one_pool() -> None:
@@ -84,9 +87,9 @@ def test_more_processes_and_threads_than_one_pool() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     x = torch.randn(1, 4, 300, 16, generator=torch.Generator().manual_seed(0))
-    expected = weft.attention(x, x, x, backend="native")
+    expected = headloom.attention(x, x, x, backend="native")
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: weft.attention(x, x, x, backend="native"), range(16)):
+        for found in pool.map(lambda _: headloom.attention(x, x, x, backend="native"), range(16)):
             assert torch.equal(found, expected)
     if hasattr(__import__("os"), "fork"):
         context = multiprocessing.get_context("fork")
@@ -104,7 +107,7 @@ def test_more_processes_and_threads_than_one_pool() -> None:
 
 def _in_child(array: Any, send: Any) -> None:
     x = torch.from_numpy(array)
-    call = weft.attention(x, x, x, backend="native")
+    call = headloom.attention(x, x, x, backend="native")
     send.send(float(call.numpy().astype("float64").sum()))
 
 
@@ -116,7 +119,7 @@ def test_activation_checkpointing_gives_the_same_gradients(backend: str) -> None
     by_way = []
     for checkpointed in (False, True):
         q, k, v = (tensor.clone().requires_grad_() for tensor in values)
-        call = partial(weft.attention, mask=weft.causal(), backend=backend)
+        call = partial(headloom.attention, mask=headloom.causal(), backend=backend)
         output = checkpoint(call, q, k, v, use_reentrant=False) if checkpointed else call(q, k, v)
         by_way.append(torch.autograd.grad(output.square().sum(), (q, k, v)))
     for plain, again in zip(*by_way, strict=True):

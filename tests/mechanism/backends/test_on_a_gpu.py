@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.mechanism.backends import triton
+import headloom
+from headloom.mechanism.backends import triton
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -40,8 +40,8 @@ def check(
     """One call against its formula, one head at a time."""
     depth, length = queries.shape[-1], keys.shape[2]
     scale = options.pop("scale", depth**-0.5)
-    output, graph = weft.attend(
-        queries, keys, values, scale=scale, keep=weft.Top(k), backend="triton", **options
+    output, graph = headloom.attend(
+        queries, keys, values, scale=scale, keep=headloom.Top(k), backend="triton", **options
     )
     more = {name: options.get(name) for name in ("softcap", "bias")}
     group, rounding = queries.shape[1] // keys.shape[1], ROUNDING[queries.dtype]
@@ -100,7 +100,7 @@ def drawn(
 def test_types_and_depths(dtype: torch.dtype, depth: int, k: int) -> None:
     q, keys, values = drawn(dtype, 4, 2, 3000, 3000, depth)
     hidden = torch.ones(3000, 3000, dtype=torch.bool, device="cuda").triu(1)
-    check(q, keys, values, hidden, k, mask=weft.causal())
+    check(q, keys, values, hidden, k, mask=headloom.causal())
     check(q, keys, values, None, k)
 
 
@@ -114,9 +114,9 @@ def test_masks_and_terms() -> None:
     q, keys, values = drawn(torch.float32, 2, 2, 1500, 2100, 64)
     rows, columns = torch.arange(1500, device="cuda")[:, None], torch.arange(2100, device="cuda")
     distance = columns - rows
-    check(q, keys, values, (distance < -700) | (distance > 3), 32, mask=weft.window(700, 3))
+    check(q, keys, values, (distance < -700) | (distance > 3), 32, mask=headloom.window(700, 3))
     real = columns[None, :] >= 1234
-    check(q, keys, values, real, 32, mask=weft.padding([1234]))
+    check(q, keys, values, real, 32, mask=headloom.padding([1234]))
     cells = torch.rand(1500, 2100, device="cuda") < 0.3
     check(q, keys, values, ~cells, 32, mask=cells)
     bias = torch.randn(1, 1, 1500, 2100, device="cuda")
@@ -140,9 +140,9 @@ def test_rows_that_hurt(scores: str, causal: bool) -> None:
         ).float(),
     }[scores]  # fmt: skip
     queries, keys = torch.ones(1, length, 1, device="cuda"), row[None, :, None]
-    options: dict[str, Any] = {"mask": weft.causal() if causal else None, "scale": 1.0}
-    _, graph = weft.attend(
-        queries, keys, torch.ones_like(keys), keep=weft.Top(32), backend="triton", **options
+    options: dict[str, Any] = {"mask": headloom.causal() if causal else None, "scale": 1.0}
+    _, graph = headloom.attend(
+        queries, keys, torch.ones_like(keys), keep=headloom.Top(32), backend="triton", **options
     )
     for query in range(0, length, 37):
         seen = row[: query + 1] if causal else row
@@ -153,9 +153,9 @@ def test_rows_that_hurt(scores: str, causal: bool) -> None:
 def test_a_call_for_which_there_is_little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program takes many blocks, one after the other."""
     q, keys, values = drawn(torch.bfloat16, 12, 12, 2000, 2000, 64)
-    _, whole = weft.attend(q, keys, values, backend="triton")
+    _, whole = headloom.attend(q, keys, values, backend="triton")
     monkeypatch.setattr(triton, "ROOM", 8 * 2**20)
-    _, parts = weft.attend(q, keys, values, backend="triton")
+    _, parts = headloom.attend(q, keys, values, backend="triton")
     for name in ("keys", "scores", "weights", "lse", "entropy", "rest"):
         assert torch.equal(getattr(whole, name), getattr(parts, name)), name
 
@@ -168,25 +168,25 @@ def test_sinks_and_what_sees_nothing() -> None:
     cells[5] = cells[700] = False
     for mask in (cells, cells & torch.ones_like(cells).tril()):
         for options in ({"sinks": sinks}, {}):
-            mine, graph = weft.attend(q, keys, values, mask=mask, backend="triton", **options)
-            other, right = weft.attend(
+            mine, graph = headloom.attend(q, keys, values, mask=mask, backend="triton", **options)
+            other, right = headloom.attend(
                 *(part.float() for part in (q, keys, values)), mask=mask, backend="torch", **options
             )
             assert (mine.float() - other).abs().max() < 0.02
             assert (graph.lse - right.lse).nan_to_num(0, 0, 0).abs().max() < 1e-4
             assert (graph.rest - right.rest).abs().max() < 1e-4
             assert (mine[:, :, 5] == 0).all()
-            assert (weft.attention(q, keys, values, mask=mask, **options)[:, :, 700] == 0).all()
+            assert (headloom.attention(q, keys, values, mask=mask, **options)[:, :, 700] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_keys_receive(dtype: torch.dtype, causal: bool) -> None:
     q, keys, values = drawn(dtype, 4, 2, 2500, 3001, 64)
-    mask, asked = weft.causal(500) if causal else None, weft.LastQueries(130)
+    mask, asked = headloom.causal(500) if causal else None, headloom.LastQueries(130)
     for kept in (0, 32):
-        _, graph = weft.attend(
-            q, keys, values, mask=mask, keep=weft.Top(kept), received=asked, backend="triton"
+        _, graph = headloom.attend(
+            q, keys, values, mask=mask, keep=headloom.Top(kept), received=asked, backend="triton"
         )
         for head in range(4):
             of = slice(head, head + 1)
@@ -210,7 +210,7 @@ def test_gradients() -> None:
     by = {}
     for backend in ("triton", "torch"):
         leaves = [part.clone().requires_grad_() for part in parts]
-        output, graph = weft.attend(*leaves, mask=weft.causal(), backend=backend)
+        output, graph = headloom.attend(*leaves, mask=headloom.causal(), backend=backend)
         loss = output.square().sum() + graph.weights.square().sum() + graph.entropy.sum()
         by[backend] = torch.autograd.grad(loss, leaves)
     for mine, other in zip(by["triton"], by["torch"], strict=True):
@@ -219,14 +219,14 @@ def test_gradients() -> None:
 
 def test_a_call_without_a_backend_is_served_by_it() -> None:
     q, keys, values = drawn(torch.bfloat16, 2, 2, 300, 300, 64)
-    _, graph = weft.attend(q, keys, values)
-    _, named = weft.attend(q, keys, values, backend="triton")
+    _, graph = headloom.attend(q, keys, values)
+    _, named = headloom.attend(q, keys, values, backend="triton")
     assert torch.equal(graph.keys, named.keys)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_tensors_need_not_be_on_the_current_device() -> None:
     parts = drawn(torch.bfloat16, 2, 2, 300, 300, 64)
-    _, graph = weft.attend(*parts)
-    _, other = weft.attend(*(part.to("cuda:1") for part in parts))
+    _, graph = headloom.attend(*parts)
+    _, other = headloom.attend(*(part.to("cuda:1") for part in parts))
     assert torch.equal(graph.keys, other.keys.to(graph.keys.device))

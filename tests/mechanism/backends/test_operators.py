@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.backends.native_operators import _arguments, _attend, _attention, _gradients
-from weft.mechanism.backends.native_request import prepare
-from weft.mechanism.checked import checked_call
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.backends.native_operators import _arguments, _attend, _attention, _gradients
+from headloom.mechanism.backends.native_request import prepare
+from headloom.mechanism.checked import checked_call
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
 
 pytestmark = pytest.mark.skipif(not native.instruction_sets(), reason="built without the kernels")
 
@@ -30,13 +30,13 @@ HOLES[1, 3] = False
 #: Masks, and what each says in bools.
 MASKS: dict[str, tuple[Any, Tensor]] = {
     "none": (None, CAUSAL | True),
-    "causal": (weft.causal(), CAUSAL),
+    "causal": (headloom.causal(), CAUSAL),
     "window": (
-        weft.window(3, 2),
+        headloom.window(3, 2),
         (QUERY - 3 <= KEY) & (QUERY + 2 >= KEY),
     ),
-    "lengths": (weft.padding(LENGTHS), (LENGTHS[:, None] > KEY)[:, None, None]),
-    "holes": (weft.padding(HOLES) & weft.causal(), HOLES[:, None, None] & CAUSAL),
+    "lengths": (headloom.padding(LENGTHS), (LENGTHS[:, None] > KEY)[:, None, None]),
+    "holes": (headloom.padding(HOLES) & headloom.causal(), HOLES[:, None, None] & CAUSAL),
     "bool": (CAUSAL | (KEY == 20), CAUSAL | (KEY == 20)),
 }
 
@@ -61,12 +61,14 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 
 def operators_in(function: Callable[..., Any], *tensors: Tensor) -> set[str]:
-    """The operators of weft in the program that the compiler is given."""
+    """The operators of headloom in the program that the compiler is given."""
     found: set[str] = set()
 
     def backend(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
         names = (str(node.target) for node in module.graph.nodes)
-        found.update(name.removesuffix(".default") for name in names if name.startswith("weft."))
+        found.update(
+            name.removesuffix(".default") for name in names if name.startswith("headloom.")
+        )
         return module.forward
 
     torch.compile(function, fullgraph=True, backend=backend)(*tensors)
@@ -87,16 +89,20 @@ def by_hand(given: list[Tensor], allowed: Tensor) -> list[Tensor]:
 def test_a_compiled_call_is_right_and_so_are_its_gradients(mask: str) -> None:
     rule, allowed = MASKS[mask]
     given = drawn(kv_heads=2 if mask == "causal" else HEADS)
-    output = compiled(lambda *qkv: weft.attention(*qkv, mask=rule))(*given)
+    output = compiled(lambda *qkv: headloom.attention(*qkv, mask=rule))(*given)
     found = [output, *torch.autograd.grad(output.square().sum(), given)]
     for tensor, exact in zip(found, by_hand(given, allowed), strict=True):
         torch.testing.assert_close(tensor.double(), exact, rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_call_is_the_kernels() -> None:
-    assert operators_in(lambda q, k, v: weft.attention(q, k, v), *drawn()) == {"weft.attention"}
-    assert operators_in(lambda q, k, v: weft.attend(q, k, v)[1].lse, *drawn()) == {"weft.attend"}
-    by_torch = operators_in(lambda q, k, v: weft.attention(q, k, v, backend="torch"), *drawn())
+    assert operators_in(lambda q, k, v: headloom.attention(q, k, v), *drawn()) == {
+        "headloom.attention"
+    }
+    assert operators_in(lambda q, k, v: headloom.attend(q, k, v)[1].lse, *drawn()) == {
+        "headloom.attend"
+    }
+    by_torch = operators_in(lambda q, k, v: headloom.attention(q, k, v, backend="torch"), *drawn())
     assert by_torch == set()
 
 
@@ -105,8 +111,8 @@ def test_a_compiled_graph_and_its_gradients_are_the_eager_ones() -> None:
     given = drawn()
 
     def graph(*qkv: Tensor) -> tuple[Tensor, ...]:
-        output, edges = weft.attend(
-            *qkv, mask=weft.causal(), keep=weft.Top(5), received=weft.LastQueries(3)
+        output, edges = headloom.attend(
+            *qkv, mask=headloom.causal(), keep=headloom.Top(5), received=headloom.LastQueries(3)
         )
         assert edges.received is not None
         assert edges.received_last is not None
@@ -138,8 +144,10 @@ def test_compiled_gradients_in_bfloat16_know_the_output_unrounded_too() -> None:
     slopes = torch.tensor([0.5, 0.25], requires_grad=True)
 
     def call(*qkv: Tensor) -> tuple[Tensor, Tensor]:
-        relative = weft.ALiBi(slopes, -3000)
-        return weft.attention(*qkv, relative=relative), weft.attend(*qkv, relative=relative)[0]
+        relative = headloom.ALiBi(slopes, -3000)
+        return headloom.attention(*qkv, relative=relative), headloom.attend(
+            *qkv, relative=relative
+        )[0]
 
     for one, other in zip(call(*qkv), compiled(call)(*qkv), strict=True):
         eager, program = (
@@ -156,7 +164,9 @@ def test_biases_sinks_and_a_soft_cap_have_gradients_too() -> None:
 
     def call(*tensors: Tensor) -> Tensor:
         q, k, v, bias, sinks = tensors
-        return weft.attention(q, k, v, bias=bias, sinks=sinks, softcap=4.0, mask=weft.causal())
+        return headloom.attention(
+            q, k, v, bias=bias, sinks=sinks, softcap=4.0, mask=headloom.causal()
+        )
 
     tensors = [*given, bias, sinks]
     found = torch.autograd.grad(compiled(call)(*tensors).square().sum(), tensors)
@@ -173,7 +183,7 @@ def test_biases_sinks_and_a_soft_cap_have_gradients_too() -> None:
 def test_gradients_that_the_kernel_leaves_to_torch_are_no_zeros() -> None:
     """Where scores are in the ten thousands; within an operator torch records nothing."""
     given = drawn(grow=100.0)
-    output = compiled(lambda *qkv: weft.attention(*qkv, mask=weft.causal()))(*given)
+    output = compiled(lambda *qkv: headloom.attention(*qkv, mask=headloom.causal()))(*given)
     by_values = torch.autograd.grad(output.square().sum(), given)[2]
     exact = by_hand(given, CAUSAL)[3]
     assert exact.abs().max() > 1
@@ -181,17 +191,19 @@ def test_gradients_that_the_kernel_leaves_to_torch_are_no_zeros() -> None:
 
 
 def test_lengths_are_looked_at_when_the_program_runs() -> None:
-    call = compiled(lambda q, k, v, lengths: weft.attention(q, k, v, mask=weft.padding(lengths)))
+    call = compiled(
+        lambda q, k, v, lengths: headloom.attention(q, k, v, mask=headloom.padding(lengths))
+    )
     qkv = drawn()
     exact = by_hand(qkv, MASKS["lengths"][1])[0]
     torch.testing.assert_close(call(*qkv, LENGTHS).double(), exact, rtol=1e-4, atol=1e-5)
     for wrong in ([LENGTH + 1, 2], [3, -1]):
-        with pytest.raises(weft.ShapeError, match=r"from 0 to 21"):
+        with pytest.raises(headloom.ShapeError, match=r"from 0 to 21"):
             call(*qkv, torch.tensor(wrong))
 
 
 def test_one_program_serves_all_lengths() -> None:
-    call = compiled(lambda q: weft.attention(q, q, q, mask=weft.causal()), dynamic=True)
+    call = compiled(lambda q: headloom.attention(q, q, q, mask=headloom.causal()), dynamic=True)
     for length in (21, 30, 31):
         q = torch.randn(1, 2, length, 8)
         scores = (q @ q.mT / 8**0.5).masked_fill(~torch.ones(length, length).tril().bool(), -1e9)
@@ -205,26 +217,26 @@ def test_transforms_inside_a_program_are_torchs() -> None:
     q, k, v = (tensor.detach() for tensor in drawn())
 
     def call(x: Tensor) -> Tensor:
-        return weft.attention(x, k, v, mask=weft.causal())
+        return headloom.attention(x, k, v, mask=headloom.causal())
 
     transforms: list[Callable[[Tensor], Tensor]] = [
         lambda x: torch.func.jvp(call, (x,), (x,))[1],
         torch.func.grad(lambda x: call(x).square().sum()),
-        torch.vmap(lambda x: weft.attention(x, x, x)),
+        torch.vmap(lambda x: headloom.attention(x, x, x)),
     ]
     for transform in transforms:
         torch._dynamo.reset()
         torch.testing.assert_close(compiled(transform)(q), transform(q), rtol=1e-4, atol=1e-5)
 
 
-def test_an_exported_program_runs_without_weft() -> None:
+def test_an_exported_program_runs_without_headloom() -> None:
     class Layer(Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return weft.attention(q, k, v, mask=weft.causal())
+            return headloom.attention(q, k, v, mask=headloom.causal())
 
     given = tuple(tensor.detach() for tensor in drawn())
     program = torch.export.export(Layer(), given)
-    assert not [node for node in program.graph.nodes if "weft" in str(node.target)]
+    assert not [node for node in program.graph.nodes if "headloom" in str(node.target)]
     exact = by_hand(list(given), CAUSAL)[0]
     torch.testing.assert_close(program.module()(*given).double(), exact, rtol=1e-4, atol=1e-5)
 
@@ -237,7 +249,7 @@ def test_a_whole_model_is_one_program() -> None:
     )
     model = LanguageModel(20, architecture).eval()
     tokens = torch.randint(20, (2, 15))
-    assert operators_in(model, tokens) == {"weft.attention"}
+    assert operators_in(model, tokens) == {"headloom.attention"}
     torch._dynamo.reset()
     torch.testing.assert_close(compiled(model)(tokens), model(tokens), rtol=1e-4, atol=1e-5)
 

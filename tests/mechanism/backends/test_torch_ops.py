@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-import weft
-from weft.mechanism.backends import torch_blocks, torch_ops
-from weft.mechanism.checked import checked_call
+import headloom
+from headloom.mechanism.backends import torch_blocks, torch_ops
+from headloom.mechanism.checked import checked_call
 
 
 def call_of(*shape: int, score: Any = None) -> Any:
@@ -38,7 +38,9 @@ def test_blocks_count_what_a_score_costs(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 2 * 3 * 5 * 4)
     assert len(torch_blocks.blocks(call_of(2, 3, 5, 4))) == 2
     assert (
-        len(torch_blocks.blocks(call_of(2, 3, 5, 4, score=weft.GraphAttentionV2(torch.ones(4)))))
+        len(
+            torch_blocks.blocks(call_of(2, 3, 5, 4, score=headloom.GraphAttentionV2(torch.ones(4))))
+        )
         == 5
     )
 
@@ -56,11 +58,11 @@ def test_more_than_one_block_is_recomputed_in_the_backward_pass(
 
     monkeypatch.setattr(torch_ops, "block_scores", counting)
     queries = torch.randn(1, 4, 3).requires_grad_()
-    output, _ = weft.attend(queries, queries, queries, backend="torch")
+    output, _ = headloom.attend(queries, queries, queries, backend="torch")
     output.sum().backward()
     assert calls == 1  # one block keeps what it computed
     monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 8)
-    output, _ = weft.attend(queries, queries, queries, backend="torch")
+    output, _ = headloom.attend(queries, queries, queries, backend="torch")
     assert calls == 3
     output.sum().backward()
     assert calls == 5
@@ -104,7 +106,9 @@ def test_memory_is_linear_in_the_length(
 
     def run(length: int) -> None:
         inputs = torch.zeros(3, 1, length, 4, requires_grad=gradients)
-        output, graph = weft.attend(*inputs, keep=weft.Top(k), score=weft.Dot(), backend="torch")
+        output, graph = headloom.attend(
+            *inputs, keep=headloom.Top(k), score=headloom.Dot(), backend="torch"
+        )
         if gradients:
             (output.sum() + graph.lse.sum()).backward()
 
@@ -117,10 +121,10 @@ def test_memory_is_linear_in_the_length(
 @pytest.mark.parametrize(
     "options",
     [
-        {"mask": weft.window(3, 3)},
+        {"mask": headloom.window(3, 3)},
         {"sinks": torch.zeros(1)},
-        {"score": weft.GraphAttentionV2(torch.ones(4))},
-        {"relative": weft.Shaw(torch.zeros(5, 4), torch.zeros(5, 4))},
+        {"score": headloom.GraphAttentionV2(torch.ones(4))},
+        {"relative": headloom.Shaw(torch.zeros(5, 4), torch.zeros(5, 4))},
     ],
     ids=["window", "sinks", "graph attention", "Shaw"],
 )
@@ -131,7 +135,7 @@ def test_memory_of_the_output_alone_is_linear(
 
     def run(length: int) -> None:
         inputs = torch.zeros(3, 1, length, 4, requires_grad=True)
-        weft.attention(*inputs, backend="torch", **options).sum().backward()
+        headloom.attention(*inputs, backend="torch", **options).sum().backward()
 
     run(8)
     short, long = peak_of(lambda: run(250)), peak_of(lambda: run(500))
@@ -144,7 +148,7 @@ def test_the_graph_of_20000_tokens_takes_far_less_than_the_matrix() -> None:
     A block is all that is alive at once (see above); the matrix is 24 blocks.
     """
     length = 20_000
-    call = call_of(1, 1, length, 4, score=weft.Dot())
+    call = call_of(1, 1, length, 4, score=headloom.Dot())
     blocks = torch_blocks.blocks(call)
     assert blocks[0].start == 0
     assert blocks[-1].stop == length
@@ -174,24 +178,24 @@ def test_half_precision_does_not_overflow(dtype: torch.dtype, options: dict[str,
 
         given = dict(options)
         if "score" in given:
-            given["score"] = weft.Bilinear(as_(matrix))
+            given["score"] = headloom.Bilinear(as_(matrix))
         if "sinks" in given:
             given["sinks"] = as_(sinks)
-        return weft.attend(
+        return headloom.attend(
             as_(queries), as_(keys), as_(values), keep=keep, backend="torch", **given
         )
 
     tolerance = torch.finfo(dtype).eps
-    expected, expected_weights = attend(weft.All(), True)
-    output, weights = attend(weft.All(), False)
+    expected, expected_weights = attend(headloom.All(), True)
+    output, weights = attend(headloom.All(), False)
     assert output.dtype == weights.dtype == dtype
     assert torch.allclose(output.double(), expected, atol=4 * tolerance, rtol=tolerance)
     assert torch.allclose(weights.double(), expected_weights, atol=tolerance)
     if not options.get("sinks"):
         ones = torch.ones(1, 2, 6, dtype=torch.float64)
         assert torch.allclose(weights.double().sum(-1), ones, atol=tolerance)
-    output, graph = attend(weft.Top(6), False)
-    _, expected_graph = attend(weft.Top(6), True)
+    output, graph = attend(headloom.Top(6), False)
+    _, expected_graph = attend(headloom.Top(6), True)
     assert output.dtype == graph.weights.dtype == dtype
     assert torch.allclose(graph.scores.double(), expected_graph.scores, rtol=1e-4, atol=1e-3)
     assert torch.allclose(graph.lse.double(), expected_graph.lse, rtol=1e-5)
@@ -200,17 +204,17 @@ def test_half_precision_does_not_overflow(dtype: torch.dtype, options: dict[str,
 
 def test_a_peaked_row_has_an_entropy_of_plus_zero() -> None:
     one = torch.ones(1, 1, 4)
-    _, graph = weft.attend(one, one, one, backend="torch")
+    _, graph = headloom.attend(one, one, one, backend="torch")
     assert str(float(graph.entropy[0, 0])) == "0.0"
 
 
 @pytest.mark.parametrize("keys", [3, 5, 7, 16])
-@pytest.mark.parametrize("mask", [None, weft.causal()], ids=["plain", "causal"])
+@pytest.mark.parametrize("mask", [None, headloom.causal()], ids=["plain", "causal"])
 def test_queries_that_are_no_numbers_give_none(keys: int, mask: Any) -> None:
     """torch's fused attention on the CPU gives 0 where keys are fewer than its vectors are long."""
     queries, others, values = torch.randn(3, 1, 2, keys, 8)
     queries[0, 1, 2, 0] = torch.nan
-    output = weft.attention(queries, others, values, mask=mask, backend="torch")
+    output = headloom.attention(queries, others, values, mask=mask, backend="torch")
     expected = torch.zeros(1, 2, keys, 8).bool()
     expected[0, 1, 2] = True
     assert torch.equal(output.isnan(), expected)

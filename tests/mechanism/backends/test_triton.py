@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
-from weft.errors import BackendError
-from weft.mechanism import function
-from weft.mechanism.backends import gpu_sizes, torch_ops, triton
-from weft.mechanism.call import AttentionCall
-from weft.mechanism.scores import ScaledDot
+import headloom
+from headloom.errors import BackendError
+from headloom.mechanism import function
+from headloom.mechanism.backends import gpu_sizes, torch_ops, triton
+from headloom.mechanism.call import AttentionCall
+from headloom.mechanism.scores import ScaledDot
 
 PROGRAM = Path(__file__).with_name("interpreted_triton.py")
 COMPILING = Path(__file__).parents[3] / "scripts" / "gpu_code.py"
@@ -186,23 +186,23 @@ def call_of(*parts: Tensor, **options: Any) -> AttentionCall:
 def test_a_call_that_it_does_not_serve_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1, 2, 3, 4)
     with pytest.raises(BackendError, match=r"tensors are on cpu, the kernel runs on CUDA.*torch"):
-        weft.attend(x, x, x, backend="triton")
+        headloom.attend(x, x, x, backend="triton")
     with pytest.raises(BackendError, match=r"tensors are on cpu"):
-        weft.attention(x, x, x, backend="triton")
+        headloom.attention(x, x, x, backend="triton")
     with pytest.raises(BackendError, match=r"never forms the dense weights"):
-        weft.attend(x, x, x, backend="triton", keep=weft.All())
+        headloom.attend(x, x, x, backend="triton", keep=headloom.All())
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(triton, "find_spec", lambda name: None)
-    reason = triton.why_not_served(call_of(x, x, x), weft.Top(2))
-    assert reason == 'Triton is not installed (pip install ".[gpu]" in the clone of weft)'
+    reason = triton.why_not_served(call_of(x, x, x), headloom.Top(2))
+    assert reason == 'Triton is not installed (pip install ".[gpu]" in the clone of headloom)'
     monkeypatch.setattr(triton, "find_spec", lambda name: name)
     monkeypatch.setattr(triton, "_triton_version", lambda: (3, 2))
-    reason = triton.why_not_served(call_of(x, x, x), weft.Top(2))
+    reason = triton.why_not_served(call_of(x, x, x), headloom.Top(2))
     assert reason == "Triton 3.2 is installed, the kernel needs 3.4"
     monkeypatch.setattr(triton, "_triton_version", lambda: (3, 10))
     monkeypatch.setattr(triton, "_difference", lambda *of: None)
     deep, many, table = (torch.zeros(1, 1, 600, size) for size in (300, 4, 4))
-    shaw = weft.Shaw(torch.zeros(3, 4))
+    shaw = headloom.Shaw(torch.zeros(3, 4))
     for call, kept, expected in (
         (call_of(x, x, x), 2, None),
         (call_of(x.double(), x.double(), x.double()), 2, "float64"),
@@ -212,7 +212,7 @@ def test_a_call_that_it_does_not_serve_says_why(monkeypatch: pytest.MonkeyPatch)
         (call_of(table, table, table, relative=shaw), 2, "no tables"),
         (call_of(x, x, x, dropout=0.5), 2, "dropout is 0.5"),
     ):
-        reason = triton.why_not_served(call, weft.Top(kept))
+        reason = triton.why_not_served(call, headloom.Top(kept))
         assert reason == expected or (expected is not None and expected in (reason or ""))
 
 
@@ -220,7 +220,7 @@ def test_a_call_that_it_does_not_serve_says_why(monkeypatch: pytest.MonkeyPatch)
 def test_a_device_on_which_it_is_wrong_is_not_served(
     wrong: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def attend(call: AttentionCall, keep: weft.Top) -> tuple[Tensor, weft.AttentionGraph]:
+    def attend(call: AttentionCall, keep: headloom.Top) -> tuple[Tensor, headloom.AttentionGraph]:
         output, graph = torch_ops.attend(call, keep)
         if wrong is not None:
             tensor = output if wrong == "output" else getattr(graph, wrong)
@@ -240,7 +240,7 @@ def test_a_device_on_which_it_is_wrong_is_not_served(
 def test_a_device_for_which_it_does_not_compile_is_not_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def attend(call: AttentionCall, keep: weft.Top) -> None:
+    def attend(call: AttentionCall, keep: headloom.Top) -> None:
         raise RuntimeError("out of resource: shared memory")
 
     monkeypatch.setattr(triton, "attend", attend)
@@ -254,7 +254,7 @@ def test_a_call_that_cannot_be_compiled_is_served_by_torch_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Unlike an error of the device while it runs, which is passed on."""
-    from weft.mechanism.backends import triton_softmax
+    from headloom.mechanism.backends import triton_softmax
 
     raised: list[Exception] = [ValueError("no such layout"), torch.OutOfMemoryError("full")]
 
@@ -267,8 +267,8 @@ def test_a_call_that_cannot_be_compiled_is_served_by_torch_and_said(
     x = torch.randn(1, 2, 5, 4)
     said = "the kernel cannot be compiled for this call: ValueError: no such layout"
     with pytest.raises(BackendError, match=said):
-        weft.attend(x, x, x, backend="triton")
-    call, keep = call_of(x, x, x), weft.Top(2)
+        headloom.attend(x, x, x, backend="triton")
+    call, keep = call_of(x, x, x), headloom.Top(2)
     with pytest.warns(RuntimeWarning, match=f"{said}. Plain torch serves it, much slower"):
         output, _ = function._by_triton("attend", call, keep, named=False)
     assert torch.equal(output, torch_ops.attend(call, keep)[0])

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import weft
-from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.packed import packed
+import headloom
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
+from headloom.mechanism.packed import packed
 
 KINDS = (
     "plain",
@@ -52,23 +52,24 @@ def matrices(draw: st.DrawFn, square: bool = False) -> tuple[AttentionMatrix, Te
     cut = int(torch.randint(0, min(rows, length) + 1, (), generator=generator))
     masks: dict[str, Any] = {
         "plain": None,
-        "causal": weft.causal(offset=1),
-        "window": weft.window(2, None, -1),
-        "lengths": weft.padding([cut]),
-        "holes": weft.padding(some.any(0) & (torch.arange(length) % 2 == 0)) & weft.causal(),
+        "causal": headloom.causal(offset=1),
+        "window": headloom.window(2, None, -1),
+        "lengths": headloom.padding([cut]),
+        "holes": headloom.padding(some.any(0) & (torch.arange(length) % 2 == 0))
+        & headloom.causal(),
         "packed": packed([cut, rows - cut], [cut, length - cut]),
-        "neighbours": weft.neighbours(some),
+        "neighbours": headloom.neighbours(some),
         "bool per head": torch.rand(heads, rows, length, generator=generator) < 0.7,
-        "either": weft.window(0, 0) | weft.padding([cut]),
+        "either": headloom.window(0, 0) | headloom.padding([cut]),
     }
     options: dict[str, Any] = {"mask": masks[kind]}
     if relative.startswith("shaw"):
         shape = (heads, 5, depth) if relative == "shaw per head" else (5, depth)
-        options["relative"] = weft.Shaw(random(*shape).to(dtype), offset=1)
+        options["relative"] = headloom.Shaw(random(*shape).to(dtype), offset=1)
     elif relative == "alibi":
-        options["relative"] = weft.ALiBi(random(heads).abs().to(dtype) / 16, offset=-1)
+        options["relative"] = headloom.ALiBi(random(heads).abs().to(dtype) / 16, offset=-1)
     elif relative == "buckets":
-        options["relative"] = weft.Buckets(random(8, heads).to(dtype), max_distance=6)
+        options["relative"] = headloom.Buckets(random(8, heads).to(dtype), max_distance=6)
     if draw(st.booleans(), label="bias"):
         shapes = [(rows, length), (heads, 1, length), (heads, rows, 1)]
         options["bias"] = random(*draw(st.sampled_from(shapes), label="bias shape")).to(dtype)
@@ -81,9 +82,9 @@ def matrices(draw: st.DrawFn, square: bool = False) -> tuple[AttentionMatrix, Te
     given = dict(options)
     if draw(st.booleans(), label="lse given"):
         values = keys.to(dtype)[..., :1]
-        graph = weft.attend(queries.to(dtype), keys.to(dtype), values, keep=weft.Top(0), **options)[
-            1
-        ]
+        graph = headloom.attend(
+            queries.to(dtype), keys.to(dtype), values, keep=headloom.Top(0), **options
+        )[1]
         given["lse"] = graph.lse
     matrix = AttentionMatrix(queries.to(dtype), keys.to(dtype), **given)
 
@@ -95,8 +96,8 @@ def matrices(draw: st.DrawFn, square: bool = False) -> tuple[AttentionMatrix, Te
         fields = vars(exact["relative"])
         exact["relative"] = type(exact["relative"])(**{n: wide(v) for n, v in fields.items()})
     ones = torch.ones(kv_heads, length, 1, dtype=torch.float64)
-    _, dense = weft.attend(
-        queries.to(dtype).double(), keys.to(dtype).double(), ones, keep=weft.All(), **exact
+    _, dense = headloom.attend(
+        queries.to(dtype).double(), keys.to(dtype).double(), ones, keep=headloom.All(), **exact
     )
     return matrix, dense
 
@@ -172,7 +173,7 @@ def test_a_head_is_a_linear_operator(
 def test_singular_values_are_those_of_the_dense_matrix() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys = torch.randn(2, 1, 90, 8, generator=generator)
-    matrix = AttentionMatrix(queries, keys, mask=weft.causal())
+    matrix = AttentionMatrix(queries, keys, mask=headloom.causal())
     found = scipy.sparse.linalg.svds(matrix.head(0), k=4, return_singular_vectors=False)
     expected = torch.linalg.svdvals(matrix.dense()[0].double())[:4]
     np.testing.assert_allclose(np.sort(found)[::-1], expected, rtol=1e-4)
@@ -193,7 +194,7 @@ def test_memory_is_linear_and_sizes_are_guarded() -> None:
     matrix = AttentionMatrix(queries, queries)
     assert matrix.shape == (2, 20_000, 20_000)
     torch.testing.assert_close(matrix.received().sum(1), torch.full((2,), 20_000.0))
-    with pytest.raises(weft.InputError, match="dense: the matrix has 2 x 20000 x 20000 cells"):
+    with pytest.raises(headloom.InputError, match="dense: the matrix has 2 x 20000 x 20000 cells"):
         matrix.dense()
     assert matrix[1, 19_990:, 19_990:].shape == (10, 10)
 
@@ -224,7 +225,7 @@ def test_memory_is_linear_and_sizes_are_guarded() -> None:
 )
 def test_errors_name_the_remedy(ask: Any, message: str) -> None:
     matrix = AttentionMatrix(torch.zeros(1, 2, 4), torch.zeros(1, 3, 4))
-    with pytest.raises(weft.InputError, match=message):
+    with pytest.raises(headloom.InputError, match=message):
         ask(matrix)
 
 
@@ -251,7 +252,7 @@ def test_a_given_lse_costs_no_pass_and_may_be_any(monkeypatch: pytest.MonkeyPatc
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     own = AttentionMatrix(x, x)
     with monkeypatch.context() as patch:
-        patch.setattr("weft.mechanism.matrix.calls.attend", None)
+        patch.setattr("headloom.mechanism.matrix.calls.attend", None)
         halved = AttentionMatrix(x, x, lse=own.lse + math.log(2))
         tile = halved[1, 1:3, 2:]
     close(tile, 0.5 * own[1, 1:3, 2:].double())
@@ -271,22 +272,22 @@ def test_more_columns_than_one_call_takes() -> None:
 def test_reciprocity_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, keys = torch.randn(2, 4, 20, 4, generator=torch.Generator().manual_seed(0))
     whole = AttentionMatrix(queries, keys[:2]).reciprocity()
-    monkeypatch.setattr("weft.mechanism.matrix.attention_matrix.SIDE_BY_SIDE", 0)
+    monkeypatch.setattr("headloom.mechanism.matrix.attention_matrix.SIDE_BY_SIDE", 0)
     close(AttentionMatrix(queries, keys[:2]).reciprocity(), whole.double())
 
 
 def test_edges_of_exactly_the_weight_that_is_asked_for_are_kept() -> None:
     for count in range(2, 60):
         zeros = torch.zeros(1, count, 4)
-        matrix = weft.AttentionMatrix(zeros, zeros)
+        matrix = headloom.AttentionMatrix(zeros, zeros)
         weight = float(matrix.top(1).weights[0, 0, 0])
         assert matrix.above(weight).keys.shape[-1] == count
 
 
 def test_rows_of_more_than_1_by_a_log_sum_exp_that_was_given() -> None:
     zeros = torch.zeros(1, 17, 4)
-    lse = weft.AttentionMatrix(zeros, zeros).lse
-    matrix = weft.AttentionMatrix(zeros, zeros, lse=lse - 2)  # each weight is e^2 / 17 = 0.43
+    lse = headloom.AttentionMatrix(zeros, zeros).lse
+    matrix = headloom.AttentionMatrix(zeros, zeros, lse=lse - 2)  # each weight is e^2 / 17 = 0.43
     assert matrix.above(0.4).keys.shape[-1] == 17
     top = matrix.top(2)
     torch.testing.assert_close(top.weights.sum(-1) + top.rest, torch.full((1, 17), math.e**2))
@@ -295,9 +296,9 @@ def test_rows_of_more_than_1_by_a_log_sum_exp_that_was_given() -> None:
 @pytest.mark.parametrize("at", [np.int64(-1), torch.tensor(-1)])
 def test_an_offset_of_another_kind_of_number(at: Any) -> None:
     tokens = torch.eye(3)[None]
-    matrix = weft.AttentionMatrix(tokens, tokens)
+    matrix = headloom.AttentionMatrix(tokens, tokens)
     torch.testing.assert_close(matrix.mass(at), matrix.mass(-1))
-    with pytest.raises(weft.InputError, match="at=True; expected an offset"):
+    with pytest.raises(headloom.InputError, match="at=True; expected an offset"):
         matrix.mass(True)
 
 

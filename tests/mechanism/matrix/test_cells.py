@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.mechanism.matrix import attention_matrix, blocks, cells
+import headloom
+from headloom.mechanism.matrix import attention_matrix, blocks, cells
 
 HEADS, ROWS, KEYS, DEPTH = 2, 11, 9, 3
 
@@ -27,7 +27,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 def pair(rows: int = ROWS, keys: int = KEYS, **options: Any) -> Any:
     """A matrix, and the same by hand."""
     q, k = numbers(HEADS, rows, DEPTH), numbers(HEADS, keys, DEPTH, seed=1)
-    matrix = weft.AttentionMatrix(torch.tensor(q), torch.tensor(k), **options)
+    matrix = headloom.AttentionMatrix(torch.tensor(q), torch.tensor(k), **options)
     return matrix, softmax(np.einsum("hid,hjd->hij", q, k) / math.sqrt(DEPTH))
 
 
@@ -50,7 +50,7 @@ def test_any_part_is_that_of_numpy() -> None:
         (0, [[1]], 0), (True, 0, 0), (0, [True, 1], 0), (0, np.array([True, False]), 0),
         (0, slice(None, None, 0), 0), (0, [0.5], 0), (0, 0), (0, ..., 0),
     ):  # fmt: skip
-        with pytest.raises(weft.InputError, match=r"^matrix\["):
+        with pytest.raises(headloom.InputError, match=r"^matrix\["):
             matrix[index]
 
 
@@ -103,7 +103,7 @@ def test_a_whole_matrix_only_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(attention_matrix, "DENSE_LIMIT", HEADS * ROWS * KEYS)
     close(matrix.dense(), dense)
     monkeypatch.setattr(attention_matrix, "DENSE_LIMIT", HEADS * ROWS * KEYS - 1)
-    with pytest.raises(weft.InputError, match="the matrix has 2 x 11 x 9 cells"):
+    with pytest.raises(headloom.InputError, match="the matrix has 2 x 11 x 9 cells"):
         matrix.dense()
     close(matrix.dense(force=True), dense)
 
@@ -111,7 +111,7 @@ def test_a_whole_matrix_only_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) ->
 def test_edges_of_exactly_the_weight_are_kept() -> None:
     """Four equal keys, then one alone: weights of 1/4 and of 1, with no rounding."""
     mask = torch.tensor([[True] * 4 + [False], [False] * 4 + [True], [False] * 5])
-    matrix = weft.AttentionMatrix(torch.zeros(1, 3, 2), torch.zeros(1, 5, 2), mask=mask)
+    matrix = headloom.AttentionMatrix(torch.zeros(1, 3, 2), torch.zeros(1, 5, 2), mask=mask)
     assert matrix.dense().tolist() == [[[0.25] * 4 + [0], [0] * 4 + [1], [0] * 5]]
     quarter = matrix.above(0.25)
     assert quarter.keys.tolist() == [[[0, 1, 2, 3], [4, -1, -1, -1], [-1] * 4]]
@@ -122,7 +122,7 @@ def test_edges_of_exactly_the_weight_are_kept() -> None:
     assert whole.weights.tolist() == [[[0], [1], [0]]]
     assert whole.scores.tolist() == [[[-math.inf], [0], [-math.inf]]]
     assert whole.rest.tolist() == [[1, 0, 0]]
-    none = weft.AttentionMatrix(torch.zeros(1, 2, 2), torch.zeros(1, 5, 2)).above(0.5)
+    none = headloom.AttentionMatrix(torch.zeros(1, 2, 2), torch.zeros(1, 5, 2)).above(0.5)
     assert none.keys.shape == (1, 2, 0) and none.rest.tolist() == [[1, 1]]
 
 
@@ -139,7 +139,7 @@ def test_a_matrix_in_many_tiles(size: int, relative: bool, monkeypatch: pytest.M
     monkeypatch.setattr(blocks, "_ROWS", 4)
     monkeypatch.setattr(blocks, "_COLUMNS", 5)
     table = numbers(3, DEPTH, seed=5)
-    matrix, dense = pair(relative=weft.Shaw(torch.tensor(table)) if relative else None)
+    matrix, dense = pair(relative=headloom.Shaw(torch.tensor(table)) if relative else None)
     if relative:
         q, k = numbers(HEADS, ROWS, DEPTH), numbers(HEADS, KEYS, DEPTH, seed=1)
         step = np.clip(np.arange(KEYS) - np.arange(ROWS)[:, None], -1, 1) + 1
@@ -176,9 +176,9 @@ def test_summaries_of_a_part_in_many_tiles(mask: str, monkeypatch: pytest.Monkey
     rows, keys = 40, 50
     i, j = np.arange(rows)[:, None], np.arange(keys)
     rules = {
-        "causal": (weft.causal(), j <= i),
-        "window": (weft.window(3, 2, 4), (j >= i + 1) & (j <= i + 6)),
-        "ahead": (weft.causal(-5), j <= i - 5),
+        "causal": (headloom.causal(), j <= i),
+        "window": (headloom.window(3, 2, 4), (j >= i + 1) & (j <= i + 6)),
+        "ahead": (headloom.causal(-5), j <= i - 5),
         "holes": (torch.tensor((i + j) % 3 > 0), (i + j) % 3 > 0),
     }
     rule, allowed = rules[mask]
@@ -186,7 +186,7 @@ def test_summaries_of_a_part_in_many_tiles(mask: str, monkeypatch: pytest.Monkey
     scores = np.where(allowed, np.einsum("hid,hjd->hij", q, k) / math.sqrt(DEPTH), -np.inf)
     with np.errstate(invalid="ignore"):
         dense = np.nan_to_num(softmax(scores))[0]
-    matrix = weft.AttentionMatrix(torch.tensor(q), torch.tensor(k), mask=rule)
+    matrix = headloom.AttentionMatrix(torch.tensor(q), torch.tensor(k), mask=rule)
     for size in (1, 3, 7):
         for first, last, left, right in ((0, 40, 0, 50), (5, 33, 8, 47), (30, 40, 2, 9)):
             largest, sums = matrix.block_summaries(0, size, slice(first, last), slice(left, right))
@@ -205,15 +205,15 @@ def test_the_largest_score_bounds_every_score() -> None:
     """Of products the longest query times the longest key; of others the score itself, but -inf."""
     q = torch.tensor([[[3.0, 4.0], [0.0, 1.0]]])
     k = torch.tensor([[[0.0, 2.0], [1.0, 0.0], [-6.0, 8.0]]])
-    products = weft.AttentionMatrix(q, k, scale=-0.5)._call
+    products = headloom.AttentionMatrix(q, k, scale=-0.5)._call
     assert products.largest_score() == pytest.approx(0.5 * 5 * 10)
     weights = torch.tensor([1.0, 1.0])
     # Sums of both: 7 and 1, with 2, 1 and 2; the slope is 1 / 5 below 0.
-    score = weft.GraphAttention(weights, weights)
-    assert weft.AttentionMatrix(q, k, score=score)._call.largest_score() == pytest.approx(9)
-    hidden = weft.AttentionMatrix(-q, -k, score=score, mask=weft.causal())._call
+    score = headloom.GraphAttention(weights, weights)
+    assert headloom.AttentionMatrix(q, k, score=score)._call.largest_score() == pytest.approx(9)
+    hidden = headloom.AttentionMatrix(-q, -k, score=score, mask=headloom.causal())._call
     assert hidden.largest_score() == pytest.approx(9 / 5)
-    none = weft.AttentionMatrix(q, k, score=score, mask=torch.zeros(2, 3).bool())._call
+    none = headloom.AttentionMatrix(q, k, score=score, mask=torch.zeros(2, 3).bool())._call
     assert none.largest_score() == 0
 
 
@@ -225,7 +225,7 @@ def test_a_side_of_a_block_is_a_whole_number(size: Any) -> None:
         matrix.block_maxima,
         lambda side: matrix.block_summaries(0, side),
     ):
-        with pytest.raises(weft.InputError, match=r"expected the side of a block, 1 or more"):
+        with pytest.raises(headloom.InputError, match=r"expected the side of a block, 1 or more"):
             ask(size)
 
 
@@ -234,7 +234,7 @@ def test_one_head_by_its_number_from_either_end() -> None:
     for head in (-2, -1, 0, 1):
         close(matrix.of_head(head).dense()[0], dense[head])
         close(matrix.head(head) @ np.ones(KEYS), np.ones(ROWS))
-    with pytest.raises(weft.InputError, match=r"head: no head -3; the matrix has heads 0 to 1"):
+    with pytest.raises(headloom.InputError, match=r"head: no head -3; the matrix has heads 0 to 1"):
         matrix.of_head(-3)
     assert matrix.T.shape == (HEADS, KEYS, ROWS) and matrix.T.T is matrix
     assert repr(matrix) == "AttentionMatrix(shape=(2, 11, 9), dtype=torch.float64)"
@@ -250,13 +250,13 @@ def test_blocks_of_scores_that_are_no_plain_products() -> None:
     terms = (q @ first)[..., None] + (k @ second)[:, None]
     lse = np.log(np.exp(products).sum(-1)) + numbers(1, ROWS, seed=4) ** 2
     given = np.exp(products - lse[..., None])
-    pair_of_vectors = weft.GraphAttention(torch.tensor(first), torch.tensor(second))
+    pair_of_vectors = headloom.GraphAttention(torch.tensor(first), torch.tensor(second))
     for options, dense in (
         ({"softcap": 1.5}, softmax(1.5 * np.tanh(products / 1.5))),
         ({"score": pair_of_vectors}, softmax(np.where(terms > 0, terms, 0.2 * terms))),
         ({"lse": torch.tensor(lse)}, given),
     ):
-        matrix = weft.AttentionMatrix(torch.tensor(q), torch.tensor(k), **options)
+        matrix = headloom.AttentionMatrix(torch.tensor(q), torch.tensor(k), **options)
         close(matrix[0, :, :], dense[0])
         padded = np.zeros((12, 12))
         padded[:ROWS, :KEYS] = dense[0]
@@ -267,7 +267,7 @@ def test_blocks_of_scores_that_are_no_plain_products() -> None:
 
 
 def test_scores_are_what_softmax_takes() -> None:
-    matrix, _ = pair(mask=weft.causal(1), softcap=2.0)
+    matrix, _ = pair(mask=headloom.causal(1), softcap=2.0)
     q, k = numbers(HEADS, ROWS, DEPTH), numbers(HEADS, KEYS, DEPTH, seed=1)
     scores = 2 * np.tanh(np.einsum("hid,hjd->hij", q, k) / math.sqrt(DEPTH) / 2)
     hidden = np.arange(KEYS) > np.arange(ROWS)[:, None] + 1
@@ -278,14 +278,14 @@ def test_scores_are_what_softmax_takes() -> None:
 
 
 def test_some_rows_of_a_head_are_a_matrix() -> None:
-    for options in ({}, {"mask": weft.window(3, 2)}, {"sinks": torch.tensor([0.5, 1.5])}):
+    for options in ({}, {"mask": headloom.window(3, 2)}, {"sinks": torch.tensor([0.5, 1.5])}):
         matrix, _ = pair(**options)
         part = matrix.of_rows(1, 4, 9)
         assert part is not None
         close(part[0, :, :], matrix[1, 4:9, :].numpy())
     for options in (
-        {"mask": weft.padding(torch.tensor([7]))},
+        {"mask": headloom.padding(torch.tensor([7]))},
         {"bias": torch.zeros(HEADS, ROWS, KEYS)},
-        {"relative": weft.ALiBi(torch.ones(HEADS))},
+        {"relative": headloom.ALiBi(torch.ones(HEADS))},
     ):
         assert pair(**options)[0].of_rows(1, 4, 9) is None

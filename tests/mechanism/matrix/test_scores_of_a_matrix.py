@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft
+import headloom
 
 HEADS, ROWS, DEPTH = 4, 9, 3
 
 
-class Distance(weft.Score):
+class Distance(headloom.Score):
     """-|q - k|^2 times a number for each head, and no dataclass."""
 
     by_head = 3
@@ -28,7 +28,7 @@ class Distance(weft.Score):
 
 
 @dataclass(frozen=True)
-class Cosine(weft.Dot):
+class Cosine(headloom.Dot):
     """A subclass of a score that kernels know, with another formula."""
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -52,23 +52,23 @@ def leaky(x: float) -> float:
 
 
 #: The score; its formula, of numpy's vectors and the number of the head; the default scale.
-SCORES: dict[str, tuple[weft.Score, Callable[[np.ndarray, np.ndarray, int], float], float]] = {
-    "dot": (weft.Dot(), lambda q, k, h: q @ k, 1.0),
-    "scaled": (weft.ScaledDot(), lambda q, k, h: q @ k, DEPTH**-0.5),
-    "bilinear": (weft.Bilinear(B), lambda q, k, h: q @ B.numpy() @ k, 1.0),
-    "bilinear by head": (weft.Bilinear(A), lambda q, k, h: q @ A[h].numpy() @ k, 1.0),
+SCORES: dict[str, tuple[headloom.Score, Callable[[np.ndarray, np.ndarray, int], float], float]] = {
+    "dot": (headloom.Dot(), lambda q, k, h: q @ k, 1.0),
+    "scaled": (headloom.ScaledDot(), lambda q, k, h: q @ k, DEPTH**-0.5),
+    "bilinear": (headloom.Bilinear(B), lambda q, k, h: q @ B.numpy() @ k, 1.0),
+    "bilinear by head": (headloom.Bilinear(A), lambda q, k, h: q @ A[h].numpy() @ k, 1.0),
     "additive": (
-        weft.Additive(W, U, V),
+        headloom.Additive(W, U, V),
         lambda q, k, h: V.numpy() @ np.tanh(W.numpy() @ q + U.numpy() @ k),
         1.0,
     ),
     "graph": (
-        weft.GraphAttention(A1, A2),
+        headloom.GraphAttention(A1, A2),
         lambda q, k, h: leaky(A1[h].numpy() @ q + A2.numpy() @ k),
         1.0,
     ),
     "graph v2": (
-        weft.GraphAttentionV2(A1),
+        headloom.GraphAttentionV2(A1),
         lambda q, k, h: sum(a * leaky(x) for a, x in zip(A1[h].tolist(), q + k, strict=True)),
         1.0,
     ),
@@ -105,8 +105,8 @@ def test_every_question_of_every_score(name: str, causal: bool) -> None:
     score, formula, factor = SCORES[name]
     softcap = 2.0 if causal else None
     queries, keys, weights = weights_by_hand(formula, factor, causal, softcap)
-    mask = weft.causal() if causal else None
-    matrix = weft.AttentionMatrix(queries, keys, mask=mask, score=score, softcap=softcap)
+    mask = headloom.causal() if causal else None
+    matrix = headloom.AttentionMatrix(queries, keys, mask=mask, score=score, softcap=softcap)
     vectors = random(ROWS, 2, seed=11).numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.nansum(weights * np.log(weights), -1)
@@ -131,7 +131,7 @@ def test_every_question_of_every_score(name: str, causal: bool) -> None:
         (torch.from_numpy(matrix.head(2) @ vectors), weights[2] @ vectors),
         # What a batch of one gives, and the lse of a graph.
         (
-            weft.AttentionMatrix(
+            headloom.AttentionMatrix(
                 queries[None], keys[None], mask=mask, score=score, softcap=softcap,
                 lse=matrix.top(1).lse[None],
             ).dense(),
@@ -145,12 +145,12 @@ def test_every_question_of_every_score(name: str, causal: bool) -> None:
 def test_the_same_scores_in_attend(name: str) -> None:
     score, formula, factor = SCORES[name]
     queries, keys, weights = weights_by_hand(formula, factor, False, None)
-    output, graph = weft.attend(queries, keys, keys, score=score, keep=weft.Top(ROWS))
+    output, graph = headloom.attend(queries, keys, keys, score=score, keep=headloom.Top(ROWS))
     np.testing.assert_allclose(graph.dense().numpy(), weights, atol=1e-12)
     np.testing.assert_allclose(output.numpy(), weights @ keys.numpy().repeat(2, 0), atol=1e-12)
     # Graph attention by a list of edges: the complete graph gives the same.
     every = torch.ones(ROWS, ROWS, dtype=torch.bool)
-    again = weft.attention(queries, keys, keys, score=score, mask=weft.neighbours(every))
+    again = headloom.attention(queries, keys, keys, score=score, mask=headloom.neighbours(every))
     np.testing.assert_allclose(again.numpy(), output.numpy(), atol=1e-12)
 
 
@@ -159,12 +159,12 @@ def test_parameters_of_an_own_score_are_trained_and_become_float() -> None:
     queries, keys = random(HEADS, ROWS, DEPTH), random(2, ROWS, DEPTH)
 
     def loss(width: Tensor) -> Tensor:
-        return weft.attention(queries, keys, keys, score=Distance(width)).square().sum()
+        return headloom.attention(queries, keys, keys, score=Distance(width)).square().sum()
 
     assert torch.autograd.gradcheck(loss, width)
     half = Distance(WIDTH.bfloat16())
-    short = weft.attention(queries.bfloat16(), keys.bfloat16(), keys.bfloat16(), score=half)
+    short = headloom.attention(queries.bfloat16(), keys.bfloat16(), keys.bfloat16(), score=half)
     parts = [part.bfloat16().double() for part in (queries, keys, WIDTH)]
-    long = weft.attention(parts[0], parts[1], parts[1], score=Distance(parts[2]))
+    long = headloom.attention(parts[0], parts[1], parts[1], score=Distance(parts[2]))
     np.testing.assert_allclose(short.double().numpy(), long.numpy(), atol=0.02)
     assert half.width.dtype == torch.bfloat16  # the caller's is left alone

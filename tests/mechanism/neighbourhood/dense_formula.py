@@ -1,4 +1,5 @@
-"""Attention over neighbours with a matrix of all scores, in float64: shares no code with weft."""
+"""Attention over neighbours with a matrix of all scores, in float64: shares no code with
+headloom."""
 
 from __future__ import annotations
 

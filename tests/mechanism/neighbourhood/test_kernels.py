@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.mechanism.backends import native as attention_kernels
-from weft.mechanism.neighbourhood import by_torch, native
-from weft.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
-from weft.mechanism.neighbourhood.edges import Edges
-from weft.mechanism.neighbourhood.function import (
+from headloom.mechanism.backends import native as attention_kernels
+from headloom.mechanism.neighbourhood import by_torch, native
+from headloom.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
+from headloom.mechanism.neighbourhood.edges import Edges
+from headloom.mechanism.neighbourhood.function import (
     neighbour_attention,
     neighbour_graph,
     neighbour_weights,
@@ -273,7 +273,7 @@ def test_the_graph_keeps_every_edge_strongest_first() -> None:
 
 
 def test_the_kernels_and_torch_sort_edges_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("weft.mechanism.neighbourhood.edges")
+    module = importlib.import_module("headloom.mechanism.neighbourhood.edges")
     ends = torch.randint(50, (1000,), generator=torch.Generator().manual_seed(0))
     for kind in (torch.int64, torch.int32):
         by_kernel = module.grouped(ends.to(kind), 60)

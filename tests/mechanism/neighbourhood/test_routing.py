@@ -1,4 +1,4 @@
-"""weft.attention under a graph's mask: along the edges, and what it must equal."""
+"""headloom.attention under a graph's mask: along the edges, and what it must equal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import weft
-from weft.mechanism.backends import native
-from weft.mechanism.neighbourhood import routing
+import headloom
+from headloom.mechanism.backends import native
+from headloom.mechanism.neighbourhood import routing
 
 pytestmark = pytest.mark.skipif(not native.instruction_sets(), reason="built without kernels")
 
@@ -22,11 +22,11 @@ def scores(heads: int, depth: int, generator: torch.Generator) -> dict[str, Any]
         return torch.randn(*shape, generator=generator)
 
     return {
-        "dot": weft.Dot(),
-        "scaled dot": weft.ScaledDot(),
-        "bilinear": weft.Bilinear(random(depth, depth)),
-        "GAT": weft.GraphAttention(random(heads, depth), random(depth)),
-        "GATv2": weft.GraphAttentionV2(random(heads, depth)),
+        "dot": headloom.Dot(),
+        "scaled dot": headloom.ScaledDot(),
+        "bilinear": headloom.Bilinear(random(depth, depth)),
+        "GAT": headloom.GraphAttention(random(heads, depth), random(depth)),
+        "GATv2": headloom.GraphAttentionV2(random(heads, depth)),
     }
 
 
@@ -38,19 +38,22 @@ def test_going_along_the_edges_equals_forming_every_score(name: str, backend: An
     score = scores(heads, depth, generator)[name]
     x = torch.randn(2, heads, nodes, depth, generator=generator)
     edge_index = torch.randint(nodes - 1, (2, 90), generator=generator)  # the last has no edge
-    mask = weft.neighbours(edge_index, nodes=nodes)
+    mask = headloom.neighbours(edge_index, nodes=nodes)
     call = {"mask": mask, "score": score}
     leaves = [x.clone().requires_grad_() for _ in range(3)]
-    output = weft.attention(*leaves, **call, backend=backend)
+    output = headloom.attention(*leaves, **call, backend=backend)
     gradients = torch.autograd.grad(output.square().sum(), leaves)
     dense = [x.clone().requires_grad_() for _ in range(3)]
-    expected = weft.attention(*dense, **call, backend="torch")
+    expected = headloom.attention(*dense, **call, backend="torch")
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
     for mine, theirs in zip(
         gradients, torch.autograd.grad(expected.square().sum(), dense), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
-    both = [weft.attend(x, x, x, **call, keep=weft.Top(4), backend=b) for b in (backend, "torch")]
+    both = [
+        headloom.attend(x, x, x, **call, keep=headloom.Top(4), backend=b)
+        for b in (backend, "torch")
+    ]
     (_, mine_graph), (_, their_graph) = both
     assert torch.equal(mine_graph.keys, their_graph.keys)
     assert torch.equal(mine_graph.count, their_graph.count)
@@ -67,11 +70,11 @@ def test_numbers_of_64_bits_stay_so_along_the_edges(name: str) -> None:
     score = scores(heads, depth, generator)[name]
     score = replace(score, **{each: getattr(score, each).double() for each in score.tensors})
     x = torch.randn(2, heads, nodes, depth, generator=generator, dtype=torch.float64)
-    mask = weft.neighbours(torch.randint(nodes, (2, 90), generator=generator), nodes=nodes)
+    mask = headloom.neighbours(torch.randint(nodes, (2, 90), generator=generator), nodes=nodes)
     found = []
     for backend in (None, "torch"):
         leaves = [x.clone().requires_grad_() for _ in range(3)]
-        output = weft.attention(*leaves, mask=mask, score=score, backend=backend)
+        output = headloom.attention(*leaves, mask=mask, score=score, backend=backend)
         found.append((output, *torch.autograd.grad(output.square().sum(), leaves)))
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
@@ -80,11 +83,13 @@ def test_numbers_of_64_bits_stay_so_along_the_edges(name: str) -> None:
 def test_the_graph_of_a_call_is_differentiable() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 20, 4, generator=generator)
-    mask = weft.neighbours(torch.randint(20, (2, 30), generator=generator), nodes=20)
+    mask = headloom.neighbours(torch.randint(20, (2, 30), generator=generator), nodes=20)
 
     def entropy_gradient(backend: Any) -> Tensor:
         leaf = x.clone().requires_grad_()
-        _, graph = weft.attend(leaf, leaf, leaf, mask=mask, keep=weft.Top(2), backend=backend)
+        _, graph = headloom.attend(
+            leaf, leaf, leaf, mask=mask, keep=headloom.Top(2), backend=backend
+        )
         total = graph.entropy.sum() + graph.weights.square().sum() + graph.rest.sum()
         return torch.autograd.grad(total, leaf)[0]
 
@@ -93,9 +98,9 @@ def test_the_graph_of_a_call_is_differentiable() -> None:
 
 @pytest.mark.parametrize("nodes", [0, 3])
 def test_a_graph_without_edges_has_gradients_of_zero(nodes: int) -> None:
-    mask = weft.neighbours(torch.zeros(2, 0, dtype=torch.int64), nodes=nodes)
+    mask = headloom.neighbours(torch.zeros(2, 0, dtype=torch.int64), nodes=nodes)
     tokens = torch.randn(2, nodes, 4, requires_grad=True)
-    _, graph = weft.attend(tokens, tokens, tokens, mask=mask, keep=weft.Top(2))
+    _, graph = headloom.attend(tokens, tokens, tokens, mask=mask, keep=headloom.Top(2))
     for tensor in (graph.scores.exp(), graph.weights, graph.rest, graph.entropy):
         (gradient,) = torch.autograd.grad(tensor.sum(), tokens, retain_graph=True)
         assert not gradient.any()
@@ -105,14 +110,14 @@ def test_the_complete_graph_is_dense_and_the_lower_triangular_one_causal() -> No
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = torch.randn(3, 1, 4, 30, 8, generator=generator)
     for mask, causal in ((torch.ones(30, 30), False), (torch.ones(30, 30).tril(), True)):
-        call = routing_call(queries, keys, values, weft.neighbours(mask))
+        call = routing_call(queries, keys, values, headloom.neighbours(mask))
         along_edges = routing.attention(call)
         dense = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
         torch.testing.assert_close(along_edges, dense, rtol=0, atol=1e-6)
 
 
 def routing_call(queries: Tensor, keys: Tensor, values: Tensor, mask: Any) -> Any:
-    from weft.mechanism.checked import checked_call
+    from headloom.mechanism.checked import checked_call
 
     return checked_call(
         "test", queries, keys, values, mask, None, None, None, None, None, None, 0.0
@@ -123,9 +128,9 @@ def test_a_symmetric_bilinear_score_gives_a_symmetric_matrix() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 40, 6, generator=generator)
     near = torch.rand(40, 40, generator=generator) < 0.05
-    mask = weft.neighbours((near | near.T).float())
-    score = weft.Bilinear(torch.randn(6, 6, generator=generator), symmetric=True)
-    _, graph = weft.attend(x, x, x, mask=mask, score=score, keep=weft.Top(40))
+    mask = headloom.neighbours((near | near.T).float())
+    score = headloom.Bilinear(torch.randn(6, 6, generator=generator), symmetric=True)
+    _, graph = headloom.attend(x, x, x, mask=mask, score=score, keep=headloom.Top(40))
     assert graph.symmetric
     matrix = graph.adjacency(0, of="scores").toarray()
     assert abs(matrix - matrix.T).max() < 1e-6 * abs(matrix).max()
@@ -136,8 +141,8 @@ def test_dropout_leaves_each_weight_with_its_probability() -> None:
     torch.manual_seed(0)
     x = torch.zeros(1, 2000, 4)
     values = torch.ones(1, 2000, 1)
-    mask = weft.neighbours(torch.eye(2000))
-    output = weft.attention(x, x, values, mask=mask, dropout=0.25)
+    mask = headloom.neighbours(torch.eye(2000))
+    output = headloom.attention(x, x, values, mask=mask, dropout=0.25)
     kept = output > 0
     assert 0.7 < float(kept.float().mean()) < 0.8
     torch.testing.assert_close(output[kept], torch.full_like(output[kept], 1 / 0.75))
@@ -146,15 +151,15 @@ def test_dropout_leaves_each_weight_with_its_probability() -> None:
 @pytest.mark.parametrize("name", ["dot", "bilinear", "GAT", "GATv2"])
 def test_a_batch_of_no_inputs(name: str) -> None:
     score = scores(2, 5, torch.Generator().manual_seed(0))[name]
-    mask, x = weft.neighbours(torch.eye(40)), torch.zeros(0, 2, 40, 5)
-    assert weft.attention(x, x, x, mask=mask, score=score).shape == (0, 2, 40, 5)
-    output, graph = weft.attend(x, x, x, mask=mask, score=score, keep=weft.Top(3))
+    mask, x = headloom.neighbours(torch.eye(40)), torch.zeros(0, 2, 40, 5)
+    assert headloom.attention(x, x, x, mask=mask, score=score).shape == (0, 2, 40, 5)
+    output, graph = headloom.attend(x, x, x, mask=mask, score=score, keep=headloom.Top(3))
     assert output.shape == (0, 2, 40, 5)
     assert graph.shape == (0, 2, 40, 40)
 
 
 def test_a_wrong_backend_is_still_an_error() -> None:
     x = torch.zeros(1, 3, 4)
-    with pytest.raises(weft.InputError, match="backend='fast'"):
-        graph = weft.neighbours(torch.eye(3))
-        weft.attention(x, x, x, mask=graph, backend="fast")  # type: ignore[arg-type]
+    with pytest.raises(headloom.InputError, match="backend='fast'"):
+        graph = headloom.neighbours(torch.eye(3))
+        headloom.attention(x, x, x, mask=graph, backend="fast")  # type: ignore[arg-type]

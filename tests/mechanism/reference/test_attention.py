@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from weft.mechanism.reference import attention as formulas
-from weft.mechanism.reference import positions
-from weft.mechanism.reference.call import attend
+from headloom.mechanism.reference import attention as formulas
+from headloom.mechanism.reference import positions
+from headloom.mechanism.reference.call import attend
 
 
 def random(seed: int, *shape: int) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.mechanism.reference import graphs
+from headloom.mechanism.reference import graphs
 
 
 def weights_of(seed: int, size: int, causal: bool = False) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.mechanism.reference import positions
+from headloom.mechanism.reference import positions
 
 
 def exact(rows: list[list[float]]) -> Tensor:

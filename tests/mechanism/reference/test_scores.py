@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.mechanism.reference import scores
+from headloom.mechanism.reference import scores
 
 QUERIES = torch.tensor([[1.0, 2.0], [-3.0, 0.5]], dtype=torch.float64)
 KEYS = torch.tensor([[4.0, -1.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)

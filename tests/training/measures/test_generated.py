@@ -7,7 +7,7 @@ import random
 import pytest
 from sacrebleu.metrics import BLEU
 
-from weft.training.measures.generated import distinct, diversity, loops, repetition, self_bleu
+from headloom.training.measures.generated import distinct, diversity, loops, repetition, self_bleu
 
 
 @pytest.mark.parametrize("seed", range(5))

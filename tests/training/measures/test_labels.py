@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from weft.errors import InputError
-from weft.training.measures.labels import confusion, label_measures, macro_f1_of, mcnemar
+from headloom.errors import InputError
+from headloom.training.measures.labels import confusion, label_measures, macro_f1_of, mcnemar
 
 metrics = pytest.importorskip("sklearn.metrics")
 

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from weft.training.measures.language import (
+from headloom.training.measures.language import (
     STRETCH,
     common_stretches,
     language_measures,
     token_bytes,
 )
-from weft.training.text import Vocabulary
+from headloom.training.text import Vocabulary
 
 TEXT = "Tschüß, schöne Welt! 你好，世界。 The cat sat on the mat.\n" * 20
 

@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from weft.errors import InputError
-from weft.training.measures.corpus import CorpusMeasure, mean_measure, ratio
-from weft.training.measures.labels import label_measures
-from weft.training.measures.resampling import Resampling, compare, interval
-from weft.training.measures.translation import translation_measures
+from headloom.errors import InputError
+from headloom.training.measures.corpus import CorpusMeasure, mean_measure, ratio
+from headloom.training.measures.labels import label_measures
+from headloom.training.measures.resampling import Resampling, compare, interval
+from headloom.training.measures.translation import translation_measures
 
 HOW = Resampling()
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU, CHRF, TER
 
-from weft.errors import InputError
-from weft.training.measures.translation import translation_measures
+from headloom.errors import InputError
+from headloom.training.measures.translation import translation_measures
 
 WORDS = ["ein", "Mann", "und", "eine", "Frau", "gehen", "mit", "dem", "Hund", "im", "Park", "."]
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from weft.errors import InputError
-from weft.training.config import DatesConfig
-from weft.training.tasks.dates import LOCALES, STYLES, DatesTask, dates_task, written
+from headloom.errors import InputError
+from headloom.training.config import DatesConfig
+from headloom.training.tasks.dates import LOCALES, STYLES, DatesTask, dates_task, written
 
 
 def task(**changes: int) -> DatesTask:

@@ -13,17 +13,17 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 from tests.training.conftest import measures_of
 
-from weft.errors import DataError, InputError
-from weft.formats.history import History
-from weft.formats.tensors import load_tensors
-from weft.models.image_classifier import ImageClassifier, ImageShape
-from weft.training.config import ImagesConfig, RunConfig, check_config
-from weft.training.data import DataDescription
-from weft.training.inference import open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
-from weft.training.tasks import build_model
-from weft.training.tasks.images import images_task, normalised
+from headloom.errors import DataError, InputError
+from headloom.formats.history import History
+from headloom.formats.tensors import load_tensors
+from headloom.models.image_classifier import ImageClassifier, ImageShape
+from headloom.training.config import ImagesConfig, RunConfig, check_config
+from headloom.training.data import DataDescription
+from headloom.training.inference import open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
+from headloom.training.tasks import build_model
+from headloom.training.tasks.images import images_task, normalised
 
 ROWS, COLUMNS = 4, 6
 

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import save_file
 from tests.training.conftest import measures_of
 
-from weft.errors import DataError, InputError
-from weft.models.classifier import Classifier
-from weft.training.config import RunConfig, check_config
-from weft.training.inference import open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
-from weft.training.tasks import make_task
-from weft.training.tasks.labels import LabelsTask, classify, labels_task
+from headloom.errors import DataError, InputError
+from headloom.models.classifier import Classifier
+from headloom.training.config import RunConfig, check_config
+from headloom.training.inference import open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
+from headloom.training.tasks import make_task
+from headloom.training.tasks.labels import LabelsTask, classify, labels_task
 
 GOOD = ["good", "fine", "witty", "warm"]
 BAD = ["bad", "dull", "flat", "cold"]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import DataError, InputError
-from weft.models.configuration import Architecture
-from weft.models.language_model import LanguageModel
-from weft.training.config import LanguageConfig
-from weft.training.tasks.language import LanguageTask, language_task
+from headloom.errors import DataError, InputError
+from headloom.models.configuration import Architecture
+from headloom.models.language_model import LanguageModel
+from headloom.training.config import LanguageConfig
+from headloom.training.tasks.language import LanguageTask, language_task
 
 TEXT = "".join(f"line {number} of the text\n" for number in range(200))
 
@@ -106,7 +106,8 @@ def test_nothing_to_read(tmp_path: Path) -> None:
             task(tmp_path, text=text)
     with pytest.raises(
         DataError,
-        match=r"no such text \(task\.file says where, in weft evaluate --data\)\. Check the path",
+        match=r"no such text \(task\.file says where, in headloom evaluate --data\)\. Check the "
+        r"path",
     ):
         language_task(LanguageConfig(kind="language", file=str(tmp_path / "no")), 1, None)
 

@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-import weft
-from weft.cli.commands import app
-from weft.training.config import NodesConfig, check_config
-from weft.training.loop import train
-from weft.training.nodes import read_nodes
-from weft.training.progress import SilentListener
-from weft.training.tasks.nodes import nodes_task
+import headloom
+from headloom.cli.commands import app
+from headloom.training.config import NodesConfig, check_config
+from headloom.training.loop import train
+from headloom.training.nodes import read_nodes
+from headloom.training.progress import SilentListener
+from headloom.training.tasks.nodes import nodes_task
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_features_are_divided_by_their_sum_and_edges_turned() -> None:
 
 
 def read_nodes_of(**changes: Any) -> Any:
-    from weft.training.nodes import NodeData
+    from headloom.training.nodes import NodeData
 
     x, edge_index = changes["x"], changes["edge_index"]
     count = len(x)
@@ -144,7 +144,7 @@ def test_inductive_training_does_not_see_other_nodes(tmp_path: Path) -> None:
     ],
 )
 def test_bad_graphs_are_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(weft.WeftError) as caught:
+    with pytest.raises(headloom.HeadloomError) as caught:
         read_nodes(saved(tmp_path, **changes))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
@@ -165,7 +165,7 @@ def test_bad_graphs_are_one_line(tmp_path: Path, changes: dict[str, Any], messag
 def test_bad_folders_are_one_line(tmp_path: Path, nodes: str, edges: str, message: str) -> None:
     (tmp_path / "nodes.tsv").write_text(nodes)
     (tmp_path / "edges.tsv").write_text(edges)
-    with pytest.raises(weft.WeftError) as caught:
+    with pytest.raises(headloom.HeadloomError) as caught:
         read_nodes(tmp_path)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
@@ -181,10 +181,10 @@ def test_names_with_signs_that_end_a_line_elsewhere_and_lines_of_windows(tmp_pat
 
 
 def test_no_file_and_no_archive(tmp_path: Path) -> None:
-    with pytest.raises(weft.DataError, match="no such graph"):
+    with pytest.raises(headloom.DataError, match="no such graph"):
         read_nodes(tmp_path / "gone.npz")
     (tmp_path / "text.npz").write_text("text")
-    with pytest.raises(weft.DataError, match="cannot be read as arrays") as caught:
+    with pytest.raises(headloom.DataError, match="cannot be read as arrays") as caught:
         read_nodes(tmp_path / "text.npz")
     assert "allow_pickle" not in str(caught.value) and "unsafely" not in str(caught.value)
 
@@ -213,17 +213,17 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
         """
     )
 
-    def weft_command(*arguments: str) -> str:
+    def headloom_command(*arguments: str) -> str:
         result = CliRunner().invoke(app, list(arguments))
         assert result.exit_code == 0, result.output
         return result.output
 
-    run, trace = str(tmp_path / "run"), str(tmp_path / "t.weft")
-    weft_command("train", str(tmp_path / "run.toml"), "--run", run)
-    report = json.loads(weft_command("evaluate", run, "--json"))
+    run, trace = str(tmp_path / "run"), str(tmp_path / "t.loom")
+    headloom_command("train", str(tmp_path / "run.toml"), "--run", run)
+    report = json.loads(headloom_command("evaluate", run, "--json"))
     assert report["accuracy"] == 1.0 and report["nodes"] == 10 and report["split"] == "test"
-    assert "20 nodes" in weft_command("trace", run, "-o", trace)
-    opened = weft.open(trace)
+    assert "20 nodes" in headloom_command("trace", run, "-o", trace)
+    opened = headloom.open(trace)
     assert opened.tokens[9:11] == ["9:0", "10:1"]
     assert [layer.name for layer in opened.layers] == ["convolutions.0", "convolutions.1"]
     graph = opened.layers[0].graph
@@ -232,19 +232,19 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
     assert graph.count[:, 9].tolist() == [11, 11] and set(graph[0, 9].keys.tolist()) == {*range(11)}
     torch.testing.assert_close(graph.weights.sum(-1), torch.ones(2, 20))
     assert opened.layers[0].matrix is None
-    weft_command("heads", trace)
+    headloom_command("heads", trace)
     for option, said in (
         ("--text", f"{run}: this run reads no text but its graph. Give one that does, or"),
         ("--image", f"--image: {run} reads its graph alone. Leave it out."),
     ):
         Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
-        words = ["trace", run, option, str(tmp_path / "x.png"), "-o", str(tmp_path / "x.weft")]
+        words = ["trace", run, option, str(tmp_path / "x.png"), "-o", str(tmp_path / "x.loom")]
         error = CliRunner().invoke(app, words).exception
-        assert isinstance(error, weft.InputError) and said in str(error)
+        assert isinstance(error, headloom.InputError) and said in str(error)
 
 
 def test_a_graph_that_has_moved_is_named(tmp_path: Path) -> None:
-    graph, run, output = saved(tmp_path), tmp_path / "run", tmp_path / "t.weft"
+    graph, run, output = saved(tmp_path), tmp_path / "run", tmp_path / "t.loom"
     config = check_config(
         {
             "task": {"kind": "nodes", "graph": str(graph)},
@@ -255,14 +255,14 @@ def test_a_graph_that_has_moved_is_named(tmp_path: Path) -> None:
     train(config, run, SilentListener())
     moved = graph.rename(tmp_path / "moved.npz")
     words = ["trace", str(run), "-o", str(output)]
-    assert isinstance(CliRunner().invoke(app, words).exception, weft.DataError)
+    assert isinstance(CliRunner().invoke(app, words).exception, headloom.DataError)
     assert CliRunner().invoke(app, [*words, "--data", str(moved)]).exit_code == 0
-    assert len(weft.open(output).tokens) == 20
+    assert len(headloom.open(output).tokens) == 20
 
 
 def test_other_data_than_a_run_learned_are_refused(tmp_path: Path) -> None:
     config = NodesConfig(kind="nodes", graph=str(saved(tmp_path)))
     known = nodes_task(config, 1).description
     saved(tmp_path, x=np.ones((20, 5), dtype=np.float32))
-    with pytest.raises(weft.InputError, match="not those that this run learned"):
+    with pytest.raises(headloom.InputError, match="not those that this run learned"):
         nodes_task(config, 1, known)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.errors import InputError
-from weft.training.config import RepeatsConfig
-from weft.training.tasks.repeats import RepeatsTask, repeats_task
+from headloom.errors import InputError
+from headloom.training.config import RepeatsConfig
+from headloom.training.tasks.repeats import RepeatsTask, repeats_task
 
 
 def task(seed: int = 1, **changes: int) -> RepeatsTask:

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import DataError, InputError
-from weft.models.configuration import Architecture
-from weft.models.decoding import Hypothesis, beam_hypotheses
-from weft.models.language_model import LanguageModel
-from weft.models.transformer import Transformer
-from weft.training import translation
-from weft.training.config import TranslationConfig
-from weft.training.tasks.translation import (
+from headloom.errors import DataError, InputError
+from headloom.models.configuration import Architecture
+from headloom.models.decoding import Hypothesis, beam_hypotheses
+from headloom.models.language_model import LanguageModel
+from headloom.models.transformer import Transformer
+from headloom.training import translation
+from headloom.training.config import TranslationConfig
+from headloom.training.tasks.translation import (
     TranslationTask,
     read_pairs,
     translation_task,
 )
-from weft.training.translation import translate
+from headloom.training.translation import translate
 
 PAIRS = [("a cat sits", "eine Katze sitzt"), ("a dog", "ein Hund"), ("two cats", "zwei Katzen")]
 
@@ -82,7 +82,7 @@ def test_what_does_not_pair(folder: Path) -> None:
         (
             ["a.en", "no"],
             DataError,
-            r"no: no such text \(task\.folder says where, in weft evaluate --data\)\.",
+            r"no: no such text \(task\.folder says where, in headloom evaluate --data\)\.",
         ),
         ([], InputError, r"no file: expected two line-aligned files"),
         (["a", "b", "c"], InputError, r"a, b, c: expected two line-aligned files"),

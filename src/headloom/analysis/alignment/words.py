@@ -1,0 +1,313 @@
+"""From the weights between tokens to those between words."""
+
+from __future__ import annotations
+
+import operator
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headloom.analysis.arguments import check_text, check_trace
+from headloom.analysis.arguments import texts as listed
+from headloom.analysis.heads.patterns import separators
+from headloom.errors import InputError
+from headloom.formats.tokens import each_once, shown
+from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.shapes import check_flag, check_type, in_words
+
+__all__ = [
+    "STEPS",
+    "AligningHead",
+    "Step",
+    "WordParts",
+    "WordWeights",
+    "parts_by_offsets",
+    "parts_by_tokens",
+    "word_weights",
+]
+
+#: Which query stands for a target token: that which is made from it, and so reads it, or the one
+#: before, which writes it.
+Step = Literal["read", "write"]
+STEPS: tuple[Step, ...] = ("read", "write")
+#: What pieces of words begin with where a space was.
+_SPACE = "▁"
+#: Special tokens that begin a sequence, and end none.
+_BEGINNINGS = frozenset({"<start>", "<s>", "<bos>", "<pad>", "[CLS]", "[BOS]", "[PAD]"})
+_HEAD = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})(?::(read|write))?")
+
+
+class AligningHead(NamedTuple):
+    """A head as it aligns words.
+
+    layer: its number in a trace of all layers, from 0; head: its number there; step: the
+    row that stands for a target token.
+
+    >>> print(AligningHead(0, 1), AligningHead(3, 2, "write"))
+    0.1 3.2:write
+    """
+
+    layer: int
+    head: int
+    step: Step = "read"
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.head}" + ("" if self.step == "read" else f":{self.step}")
+
+    @classmethod
+    def named(cls, name: str) -> AligningHead:
+        """The head of a name. Raises: InputError: it is none."""
+        parts = _HEAD.fullmatch(name.strip()) if isinstance(name, str) else None
+        if parts is None:
+            raise InputError(
+                f"heads: {name!r:.40}; expected LAYER.HEAD, as 5.1, by the layer's number in a "
+                "trace, or 5.1:write for the step that writes the word."
+            )
+        return cls(int(parts[1]), int(parts[2]), "write" if parts[3] == "write" else "read")
+
+
+@dataclass(frozen=True, eq=False)
+class WordParts:
+    """The words of a sequence, and which tokens each is made of.
+
+    words  as they are spelled
+    share  (words, tokens): 1 where the token is a part of the word, 1 / n of a token in n words
+    unread how many of the last tokens a model wrote and never read, 0 or 1: none of its rows is
+           made from them
+    """
+
+    words: list[str]
+    share: Tensor
+    unread: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class WordWeights:
+    """How much each word of a target looks at each word of its source.
+
+    weights         (heads, target words, source words)
+    heads           which head each is, and by which step
+    source, target  the words
+    """
+
+    weights: Tensor
+    heads: tuple[AligningHead, ...]
+    source: list[str]
+    target: list[str]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many words the source and the target have."""
+        return len(self.source), len(self.target)
+
+    def of(self, places: Sequence[int]) -> WordWeights:
+        """Some of the heads, by their places."""
+        heads = tuple(self.heads[place] for place in places)
+        return WordWeights(self.weights[list(places)], heads, self.source, self.target)
+
+
+def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
+    """The words of a text, which stand between spaces, and their tokens.
+
+    Args:
+        text: of the sequence.
+        offsets: of each token, the characters it stands for, from start to end; [0, 0] of one that
+            is not in the text.
+
+    >>> parts = parts_by_offsets("an end", [(0, 0), (0, 2), (2, 4), (4, 6)])
+    >>> parts.words, parts.share.tolist()
+    (['an', 'end'], [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
+    """
+    check_text("align", "the text", text)
+    offsets = _spans(offsets)
+    words = list(re.finditer(r"\S+", text))
+    begins, ends = [word.start() for word in words], [word.end() for word in words]
+    owners: list[tuple[int, int]] = []
+    for place, (start, end) in enumerate(offsets):
+        if start >= end:
+            continue
+        # The first word that ends after the token begins, and the first that begins after it.
+        first, last = bisect_right(ends, start), bisect_left(begins, end)
+        if text[start:end].isspace():
+            # A space that is a token of its own belongs to the word that it begins.
+            last = first + (begins[first : first + 1] == [end])
+        owners += [(number, place) for number in range(first, last)]
+    share = torch.zeros(len(words), len(offsets))
+    if owners:
+        share[tuple(torch.tensor(owners).T)] = 1
+    return WordParts([word[0] for word in words], _shared(share))
+
+
+def _spans(offsets: Any) -> list[tuple[int, int]]:
+    """Pairs of places in a text."""
+    try:
+        return [(operator.index(start), operator.index(end)) for start, end in offsets]
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"align: offsets={in_words(offsets)}; expected the first character and the end of each "
+            "token, as [(0, 3), (3, 5)]."
+        ) from None
+
+
+def parts_by_tokens(tokens: Sequence[str], special: Sequence[bool] | None = None) -> WordParts:
+    """The words of a sequence, by how its tokens are spelled.
+
+    A word begins at a token that begins with a space (or "▁"), or after one that ends with one;
+    where no token has one, at each that does not begin with "##". Special tokens are no words.
+
+    >>> parts_by_tokens(["<start>", " gold", "en", " end", "<end>"]).words
+    ['golden', 'end']
+    """
+    tokens = listed("align", "tokens", tokens)
+    texts = [text.replace(_SPACE, " ") for text in each_once(shown(tokens))]
+    no_word = {*separators(tokens, special), *_first(tokens, special)}
+    spaced = any(" " in text for number, text in enumerate(texts) if number not in no_word)
+    words: list[str] = []
+    owner: list[int] = []
+    new = True
+    for number, text in enumerate(texts):
+        if number in no_word:
+            owner.append(-1)
+            new = True
+            continue
+        new = new or (text.startswith(" ") if spaced else not text.startswith("##"))
+        bare = text.strip() if spaced else text.removeprefix("##")
+        if new and bare:
+            words.append("")
+            new = False
+        # A space that is a token of its own belongs to the word that it begins.
+        owner.append(len(words) if new else len(words) - 1)
+        if bare:
+            words[-1] += bare
+        new = new or text.endswith(" ")
+    share = torch.zeros(len(words), len(texts))
+    for place, number in enumerate(owner):
+        if 0 <= number < len(words):
+            share[number, place] = 1
+    return WordParts(words, share)
+
+
+def _first(tokens: Sequence[str], special: Sequence[bool] | None) -> list[int]:
+    """The place of a special token that begins the sequence."""
+    if not tokens:
+        return []
+    # Separators leave the first token out; of two first tokens, the second is like the first.
+    begins = special[0] if special is not None else 1 in separators([tokens[0], tokens[0]])
+    return [0] if begins or (special is None and tokens[0] in _BEGINNINGS) else []
+
+
+def _means(share: Tensor) -> Tensor:
+    """From the tokens of words to the mean over each word's."""
+    return share / share.sum(1, keepdim=True).clamp(min=1e-9)
+
+
+def _shared(share: Tensor) -> Tensor:
+    return share / share.sum(0).clamp(min=1)
+
+
+def word_weights(
+    trace: TraceData,
+    source: WordParts | None = None,
+    target: WordParts | None = None,
+    *,
+    steps: Sequence[Step] = STEPS,
+    norms: bool = False,
+) -> WordWeights:
+    """The weights between words, of every head of cross-attention.
+
+        W(t, s) = 1/|P_t|  sum over i in P_t  sum over j in P_s  w(r(i), j)
+
+    P_t and P_s are the tokens of a word of the target and of one of the source; r(i) is the row
+    of target token i: the query that is made from it, by which the model decides what follows it
+    ("read"), or the one before, by which it was written ("write"). Special tokens are no part of
+    a word; what is on them is left out.
+
+    Args:
+        trace: of an encoder-decoder.
+        source, target: the words; None: as the tokens are spelled.
+        steps: "read", "write", or both, for each head one after the other.
+        norms: weights times the norms of the values, w |v_j|, without the output's projection.
+
+    Raises: InputError: no cross-attention, a source that is no text, norms that were not kept.
+
+    Source: Clark et al. 2019, section 4.1 (sum over the pieces that are looked at, mean over those
+    that look); Chen et al. 2020, "Accurate Word Alignment Induction from Neural Machine
+    Translation" (the step that reads a word against the one that writes it); Kobayashi et al. 2020
+    (norms).
+    """
+    check_trace("align", trace)
+    for name, words in (("source", source), ("target", target)):
+        if words is not None:
+            check_type("align", name, words, WordParts, "WordParts, or None")
+    if not isinstance(steps, list | tuple) or not steps or any(step not in STEPS for step in steps):
+        raise InputError(
+            f"align: steps={in_words(steps)}; expected a list of {' and '.join(map(repr, STEPS))}."
+        )
+    check_flag("align", "norms", norms)
+    crossing = [number for number, layer in enumerate(trace.layers) if layer.kind == "cross"]
+    layers = [trace.layers[number] for number in crossing]
+    if not layers:
+        raise InputError(
+            "align: the trace has no cross-attention, where a target looks at its source. Give "
+            "traces of an encoder-decoder."
+        )
+    known = trace.positions.get(layers[0].keys_from, {})
+    if "seconds" in known or "rows" in known:
+        raise InputError(
+            f"align: the source is no text but {len(layers[0].key_tokens)} places of a sound or an "
+            "image, which have no words. Give traces of a translator."
+        )
+    source = source or _parts_of(trace, layers[0].keys_from)
+    target = target or _parts_of(trace, layers[0].queries_from)
+    written = _means(target.share)[:, 1:]
+    read = _means(target.share[:, : target.share.shape[1] - target.unread])
+    rows_of = {
+        "read": read,
+        "write": torch.nn.functional.pad(written, (0, 1 - target.unread)),
+    }
+    columns = source.share.T
+    parts: list[Tensor] = []
+    heads: list[AligningHead] = []
+    for number, layer in zip(crossing, layers, strict=True):
+        weights = _weights_of(layer, norms)
+        if weights.shape[1:] != (read.shape[1], columns.shape[0]):
+            raise InputError(
+                f"align: layer {layer.name} has {weights.shape[1]} queries and {weights.shape[2]} "
+                f"keys for {read.shape[1]} target and {columns.shape[0]} source tokens; expected "
+                "one each. Give the words of this trace."
+            )
+        looked_at = weights @ columns
+        for step in steps:
+            parts.append(rows_of[step] @ looked_at)
+            heads += [AligningHead(number, head, step) for head in range(layer.heads)]
+    return WordWeights(torch.cat(parts), tuple(heads), source.words, target.words)
+
+
+def _parts_of(trace: TraceData, name: str) -> WordParts:
+    return parts_by_tokens(trace.sequences[name], trace.positions.get(name, {}).get("special"))
+
+
+def _weights_of(layer: TraceLayer, norms: bool) -> Tensor:
+    """The weights of a layer, (heads, queries, keys); with norms, what each key gives."""
+    matrix = None if layer.data.keeps_every_edge else layer.normalised_matrix
+    if matrix is None and not layer.data.keeps_every_edge:
+        raise InputError(
+            f"align: layer {layer.name} keeps at most {layer.graph.k} edges of each query and "
+            f"no exact weights: {layer.no_matrix}. Trace with keep=headloom.All(), or keep queries "
+            "and keys."
+        )
+    weights = (layer.graph.dense() if matrix is None else matrix.dense()).float()
+    if not norms:
+        return weights
+    lengths = layer.value_norms
+    if lengths is None:
+        raise InputError(
+            f"align: the trace kept no norms of the values of layer {layer.name}. Leave norms out, "
+            "or trace the model anew."
+        )
+    return weights * lengths.float().repeat_interleave(layer.heads // len(lengths), 0)[:, None]

@@ -1,0 +1,255 @@
+"""One layer over many texts: what each text says of every head, and all of them together.
+
+    exemplar     the strongest edge of a head in a text; texts are ordered by it. A query that may
+                 look at one key alone, as the first of a causal text, has none: its weight is 1
+                 whatever the head does
+    spread       the head's scores, one for each text: the same numbers as `trace.heads()`, but for
+                 "partner", which takes too long, and "sink", which needs the other layers
+    words        sum over texts of what the keys that spell a word receive, and how often it stands
+
+An edge to a sink - the first token, or one that ends or parts texts - says little, and nearly every
+head has one: so all but the scores is known twice, with sinks and without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headloom.analysis.heads.pattern_mass import LayerWeights
+from headloom.analysis.heads.roles import MEASURES, layer_scores, special_keys
+from headloom.errors import InputError
+from headloom.formats.tokens import shown
+from headloom.formats.trace import TraceData
+from headloom.mechanism.graph import AttentionGraph
+
+__all__ = [
+    "QUANTILES",
+    "CorpusLayer",
+    "Exemplar",
+    "Spread",
+    "Word",
+]
+
+_Array = np.ndarray[Any, Any]
+#: Bins of a spread.
+BINS = 40
+#: Measures that take longer than all others together, and are left out.
+_SLOW = ("partner",)
+#: Quantiles of a spread.
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+@dataclass(frozen=True)
+class Exemplar:
+    """The strongest edge of a head in a text, by its number: query looks at key."""
+
+    text: int
+    query: int
+    key: int
+    weight: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A measure of a head over texts.
+
+    values, mean: how many texts have it, and their mean. quantiles: as QUANTILES. bounds: in how
+    many of them it is a lower bound. counts: texts in BINS equal bins from low to high.
+    lowest, highest: the texts, by number.
+    """
+
+    values: int
+    mean: float
+    quantiles: tuple[float, ...]
+    bounds: int
+    low: float
+    high: float
+    counts: tuple[int, ...]
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word that keys spell. share: of the weight of all rows; count: how often it is a key;
+    mean: what one such key receives from all queries of its text.
+    """
+
+    word: str
+    share: float
+    count: int
+    mean: float
+
+
+@dataclass
+class _Edges:
+    """The strongest edges of every head and the words, with sinks or without."""
+
+    best: list[_Array] = field(default_factory=list)  # by text (heads, 4): query key weight score
+    received: dict[str, _Array] = field(default_factory=dict)  # by word (heads,)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class CorpusLayer:
+    """The heads of one layer over texts that are added one after the other.
+
+    name, heads: of the layer, which every trace must have. number: its place in each trace.
+    """
+
+    def __init__(self, trace: TraceData, number: int) -> None:
+        layer = trace.layers[number]
+        self.number, self.name, self.heads = number, layer.name, layer.heads
+        self.texts: list[int] = []
+        self.rows = 0
+        #: Whether edges were left out somewhere, so that words receive at least what is said.
+        self.bounds = False
+        self._scores: list[_Array] = []  # by text (measures, heads)
+        self._uppers: list[_Array] = []
+        self._edges = {False: _Edges(), True: _Edges()}
+
+    def fits(self, trace: TraceData) -> bool:
+        """Whether a trace has the layer."""
+        if self.number >= len(trace.layers):
+            return False
+        layer = trace.layers[self.number]
+        return (layer.name, layer.heads) == (self.name, self.heads)
+
+    def add(self, text: int, trace: TraceData) -> None:
+        """Add a text, by its number.
+
+        Raises: InputError: its trace has no such layer; DataError: it cannot be read.
+        """
+        if not self.fits(trace):
+            raise InputError(f"corpus: text {text} has no layer {self.name} of {self.heads} heads.")
+        weights = LayerWeights(trace.layers[self.number])
+        layer, graph = weights.layer, weights.graph
+        special = special_keys(trace, layer.keys_from)
+        scores = layer_scores(weights, special=special, without=_SLOW)
+        none = torch.full((self.heads,), torch.nan, dtype=torch.float64)
+        columns = [
+            (scores[name].score, scores[name].upper) if name in scores else (none, none)
+            for name in MEASURES
+        ]
+        sinks = torch.zeros(graph.length, dtype=torch.bool)
+        sinks[[0, *special] if graph.length else []] = True
+        words = [word.strip() or word for word in shown(layer.key_tokens)]
+        for without, edges in self._edges.items():
+            hidden = sinks if without else torch.zeros_like(sinks)
+            edges.best.append(_strongest(graph, hidden))
+            _add_words(edges, words, _received(graph), hidden)
+        self._scores.append(np.stack([one.numpy() for one, _ in columns]).astype(np.float32))
+        self._uppers.append(np.stack([upper.numpy() for _, upper in columns]).astype(np.float32))
+        self.rows += layer.shape[1]
+        self.bounds |= bool((graph.rest > 5e-4).any()) and graph.received is None
+        self.texts.append(text)
+
+    def exemplars(self, head: int, *, sinks: bool, most: int = 20) -> list[Exemplar]:
+        """The texts with the strongest edges of a head, strongest first; of equals the first."""
+        best = self._edges[not sinks].best
+        if not best:
+            return []
+        table = np.stack([of_text[head] for of_text in best])
+        order = np.lexsort((-table[:, 3], -table[:, 2]))
+        return [
+            Exemplar(self.texts[n], int(table[n, 0]), int(table[n, 1]), *map(float, table[n, 2:]))
+            for n in order[:most]
+            if table[n, 0] >= 0
+        ]
+
+    def spreads(self, head: int) -> dict[str, Spread]:
+        """Each measure of a head over the texts that have it."""
+        found: dict[str, Spread] = {}
+        for place, name in enumerate(MEASURES):
+            values = np.array([scores[place, head] for scores in self._scores], np.float64)
+            there = np.flatnonzero(np.isfinite(values))
+            if not len(there):
+                continue
+            known = values[there]
+            uppers = np.array([self._uppers[n][place, head] for n in there], np.float64)
+            # Shares of a row go from 0 to 1; others as far as they go.
+            low, high = min(0.0, float(known.min())), max(1.0, float(known.max()))
+            counts, _ = np.histogram(known, BINS, (low, high))
+            found[name] = Spread(
+                len(known),
+                float(known.mean()),
+                tuple(np.quantile(known, QUANTILES).tolist()),
+                int((uppers - known > 5e-5).sum()),
+                low,
+                high,
+                tuple(counts.tolist()),
+                self.texts[int(there[known.argmin()])],
+                self.texts[int(there[known.argmax()])],
+            )
+        return found
+
+    def words(self, head: int, *, sinks: bool, most: int = 25) -> list[Word]:
+        """The words that a head looks at most, by their share of all its weight."""
+        edges = self._edges[not sinks]
+        names = list(edges.received)
+        if not names or not self.rows:
+            return []
+        totals = np.array([edges.received[name][head] for name in names])
+        order = np.argsort(-totals, kind="stable")[:most]
+        return [
+            Word(
+                names[n],
+                float(totals[n]) / self.rows,
+                edges.counts[names[n]],
+                float(totals[n]) / edges.counts[names[n]],
+            )
+            for n in order
+            if totals[n] > 0
+        ]
+
+
+def _strongest(graph: AttentionGraph, hidden: Tensor) -> _Array:
+    """The strongest kept edge of every head to a key that is not hidden, of queries with several
+    keys to choose from, (heads, 4); query -1: there is none. Of equal weights, as of 1, that of the
+    higher score.
+    """
+    heads, queries, kept = graph.keys.shape
+    found = np.full((heads, 4), -1.0)
+    if not queries * kept:
+        return found
+    out = graph.keys < 0
+    out |= hidden[graph.keys.clamp(min=0)]
+    out |= (graph.count < 2)[..., None]
+    weights = graph.weights.double().masked_fill(out, -1).nan_to_num(-1).flatten(1)
+    scores = graph.scores.double().nan_to_num(-torch.inf).flatten(1)
+    most = weights.amax(1, keepdim=True)
+    place = scores.masked_fill(weights < most, -torch.inf).argmax(1)
+    at = place[:, None]
+    there = most[:, 0] >= 0
+    found[:, 0] = torch.where(there, place // kept, -1).numpy()
+    found[:, 1] = graph.keys.flatten(1).gather(1, at)[:, 0].numpy()
+    found[:, 2], found[:, 3] = most[:, 0].numpy(), scores.gather(1, at)[:, 0].numpy()
+    return found
+
+
+def _received(graph: AttentionGraph) -> Tensor:
+    """What each key receives, (heads, keys): exact where it was kept, else of the kept edges."""
+    if graph.received is not None:
+        return graph.received.double()
+    summed = torch.zeros(graph.keys.shape[0], graph.length, dtype=torch.float64)
+    there = graph.keys >= 0
+    weights = graph.weights.double().masked_fill(~there, 0).nan_to_num(0)
+    summed.scatter_add_(1, graph.keys.clamp(min=0).flatten(1).long(), weights.flatten(1))
+    return summed
+
+
+def _add_words(edges: _Edges, words: list[str], received: Tensor, hidden: Tensor) -> None:
+    places: dict[str, list[int]] = {}
+    for place, word in enumerate(words):
+        if not hidden[place]:
+            places.setdefault(word, []).append(place)
+    for word, of_word in places.items():
+        total = received[:, of_word].sum(1).numpy()
+        before = edges.received.get(word)
+        edges.received[word] = total if before is None else before + total
+        edges.counts[word] = edges.counts.get(word, 0) + len(of_word)

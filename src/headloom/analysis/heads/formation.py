@@ -1,0 +1,116 @@
+"""When heads become what they are: their scores on the probe of a run, snapshot by snapshot."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from headloom.analysis.heads.pattern_mass import LayerWeights
+from headloom.analysis.heads.roles import MEASURES, layer_scores
+from headloom.analysis.heads.sinks import sink_keys
+from headloom.errors import InputError
+from headloom.formats.history import History, Snapshot
+from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
+from headloom.mechanism.shapes import check_type, in_words
+
+__all__ = ["Moment", "formation", "trace_of_snapshot"]
+
+#: Which sequences the layers of an encoder-decoder take their queries and keys from.
+_TWO = {
+    "encoder": ("source", "source"),
+    "decoder": ("target", "target"),
+    "cross": ("target", "source"),
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A measure of every head at one step.
+
+    loss: of the step, where it is known.
+    scores: by (layer, head), both from 0; NaN where the measure does not apply, or weights are no
+    numbers.
+    """
+
+    step: int
+    loss: float | None
+    scores: dict[tuple[int, int], float]
+
+
+def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
+    """The probe of a snapshot as a trace, without queries and keys."""
+    check_type("formation", "the snapshot", snapshot, Snapshot, "one of a history, history[step]")
+    counts: Counter[str] = Counter()
+    two = any(layer.kind == "cross" for layer in snapshot.layers)
+    sequences: dict[str, list[str]] = {}
+    layers = []
+    for layer in snapshot.layers:
+        if two:
+            queries_from, keys_from = _TWO[layer.kind]
+            sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
+        else:
+            queries_from = _sequence(sequences, layer.query_tokens)
+            keys_from = _sequence(sequences, layer.key_tokens)
+        heads, queries, keys = layer.graph.shape
+        layers.append(
+            TraceLayer(
+                name=layer.name,
+                kind=layer.kind,
+                index=counts[layer.kind],
+                shape=(heads, queries, keys),
+                queries_from=queries_from,
+                keys_from=keys_from,
+                query_tokens=layer.query_tokens,
+                key_tokens=layer.key_tokens,
+                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1])
+                if layer.scale is None
+                else layer.scale,
+                data=LayerInMemory(layer.graph, None),
+            )
+        )
+        counts[layer.kind] += 1
+    return TraceData(sequences, tuple(layers))
+
+
+def _sequence(sequences: dict[str, list[str]], tokens: list[str]) -> str:
+    """The name of the sequence of these tokens: the first is "tokens", others tell their length."""
+    name = "tokens"
+    while sequences.setdefault(name, tokens) != tokens:
+        name = f"tokens-{len(tokens)}" if name == "tokens" else f"{name}'"
+    return name
+
+
+def formation(history: History, measure: str) -> list[Moment]:
+    """A measure of every head along a training, on the fixed input that its history keeps.
+
+    Args:
+        history: of a run.
+        measure: one of `headloom.analysis.heads.roles.MEASURES`.
+
+    Raises: InputError: no such measure, or a history without snapshots.
+    """
+    check_type(
+        "formation", "the history", history, History, "that of a run, headloom.History(folder)"
+    )
+    if not isinstance(measure, str) or measure not in MEASURES:
+        raise InputError(
+            f"formation: no measure {in_words(measure)}; there are {', '.join(MEASURES)}."
+        )
+    if not len(history):
+        raise InputError(f"{history.folder}: this history has no snapshots yet.")
+    moments = []
+    for snapshot in history:
+        scores: dict[tuple[int, int], float] = {}
+        layers = trace_of_snapshot(snapshot).layers
+        sinks = sink_keys(layers) if measure == "sink" else [None] * len(layers)
+        for number, layer in enumerate(layers):
+            weights = LayerWeights(layer)
+            of_layer = layer_scores(weights, sinks=sinks[number]).get(measure)
+            values = torch.full((layer.heads,), math.nan) if of_layer is None else of_layer.score
+            values = values.masked_fill(weights.broken, math.nan)
+            scores |= {(number, head): value for head, value in enumerate(values.tolist())}
+        moments.append(Moment(snapshot.step, snapshot.loss, scores))
+    return moments

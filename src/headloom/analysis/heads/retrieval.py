@@ -1,0 +1,216 @@
+"""Retrieval heads: which heads look at the needle in the haystack while it is copied.
+
+A fact, the needle, stands somewhere in a long text, and later the model writes it down. The head
+that fetches it is the one whose strongest edge, at the moment a token of the needle is written,
+leads to that very token in the needle.
+
+Source: Wu et al. 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headloom.analysis.arguments import check_text, check_trace, texts
+from headloom.analysis.heads.chance import holm
+from headloom.analysis.heads.pattern_mass import LayerWeights, weights_of
+from headloom.analysis.heads.patterns import Classes
+from headloom.analysis.heads.scores import HeadScores, on_pattern
+from headloom.errors import InputError
+from headloom.formats.tokens import each_once, shown
+from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.shapes import check_type, whole_number
+
+__all__ = ["Needle", "bare", "find_needle", "needle_mass", "retrieval", "retrieval_score"]
+
+
+@dataclass(frozen=True)
+class Needle:
+    """Where the needle stands, and where it is written again: tokens start to end - 1 of each.
+
+    The answer's tokens are the needle's; token i of it is foretold by the query one before.
+    """
+
+    start: int
+    answer: int
+    length: int
+
+
+def bare(token: str) -> str:
+    """A token without the marks of where words begin.
+
+    >>> [bare(token) for token in ("\u0120code", "\u2581code", "##ing", " is")]
+    ['code', 'code', 'ing', 'is']
+    """
+    return token.removeprefix("##").strip(" \u0120\u2581\u010a\n")
+
+
+def find_needle(tokens: Sequence[str], text: str | None = None) -> Needle:
+    """Where a needle stands first, and where last.
+
+    Args:
+        tokens: of the whole text, the answer included.
+        text: the needle, in whole tokens; None: the longest part that comes twice without overlap.
+
+    Raises: InputError: it does not stand there twice, or is split into tokens in two ways.
+
+    >>> find_needle("the code is 7 4 2 . what is it ? 7 4 2 .".split(), "7 4 2")
+    Needle(start=3, answer=11, length=3)
+    >>> find_needle("a b x y z c x y z".split())
+    Needle(start=2, answer=6, length=3)
+    """
+    tokens = texts("retrieval", "tokens", tokens)
+    if text is None:
+        return _longest_repeat(tokens)
+    check_text("retrieval", "text", text)
+    # Of a character that several tokens share, the first has it.
+    bare_tokens = [bare(token) for token in each_once(shown(tokens))]
+    sought = "".join(bare(word) for word in text.split())
+    places = []
+    for start, token in enumerate(bare_tokens):
+        joined, end = token, start + 1
+        while token and len(joined) < len(sought) and end < len(tokens):
+            joined, end = joined + bare_tokens[end], end + 1
+        if sought and joined == sought:
+            places.append((start, end - start))
+    if len(places) < 2 or places[-1][0] < sum(places[0]):
+        raise InputError(
+            f"needle: {text!r} stands {len(places)} times among the tokens; expected it twice, "
+            "once to be found and once as the answer."
+        )
+    (start, length), (answer, again) = places[0], places[-1]
+    if length != again:
+        raise InputError(
+            f"needle: {text!r} is {length} tokens where it stands first and {again} in the answer. "
+            "Choose a part that is split alike."
+        )
+    return Needle(start, answer, length)
+
+
+def _longest_repeat(tokens: Sequence[str]) -> Needle:
+    """By the lengths of common suffixes of every two places, one row at a time."""
+    numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    ids = torch.tensor([numbers[token] for token in tokens])
+    places = torch.arange(len(ids))
+    lengths = torch.zeros(len(ids) + 1, dtype=torch.long)
+    best = (0, 0, 0)
+    for i in range(len(ids)):
+        # lengths[j + 1]: how many tokens before and with j are those before and with i.
+        lengths[1:] = torch.where(ids == ids[i], lengths[:-1] + 1, 0)
+        apart = torch.minimum(lengths[1:], i - places).clamp(min=0)
+        length, j = (int(x) for x in apart.max(0))
+        if length > best[0]:
+            best = (length, j - length + 1, i - length + 1)
+    length, start, answer = best
+    if not length:
+        raise InputError("needle: no token of the text comes twice; there is nothing to retrieve.")
+    return Needle(start, answer, length)
+
+
+def retrieval_score(layer: TraceLayer | LayerWeights, needle: Needle) -> Tensor:
+    """The share of the needle's tokens that each head copies, (heads,); exact.
+
+        |g and k| / |k|
+
+    k: the tokens of the needle. g: those at whose writing the head's strongest edge leads to the
+    same token within the needle. Direction: the query stands one before the token it foretells.
+
+    Source: Wu et al. 2024, section 2.
+
+    >>> from headloom.analysis.dense_layer import layer_of_weights
+    >>> tokens = ["x", "a", "b", "?", "a", "b"]               # "?" foretells a, a foretells b
+    >>> weights = torch.eye(6)
+    >>> weights[3], weights[4] = torch.eye(6)[1], torch.eye(6)[0]
+    >>> layer = layer_of_weights(weights[None], tokens, mask="causal")
+    >>> retrieval_score(layer, find_needle(tokens))           # a is fetched, b is not
+    tensor([0.5000])
+    """
+    weights = weights_of(layer)
+    graph = weights.graph
+    _check(weights.layer, needle)
+    if not graph.k:
+        raise InputError("retrieval: the trace keeps no edge. Trace with --keep 1 or more.")
+    tokens = [bare(token) for token in weights.layer.key_tokens]
+    of_needle = tokens[needle.start : needle.start + needle.length]
+    copied: list[set[str]] = [set() for _ in range(weights.layer.heads)]
+    for place, token in enumerate(of_needle):
+        strongest = graph.keys[:, needle.answer + place - 1, 0].tolist()
+        for head, key in enumerate(strongest):
+            inside = needle.start <= key < needle.start + needle.length
+            if inside and tokens[key] == token:
+                copied[head].add(token)
+    return torch.tensor([len(of_head) / len(set(of_needle)) for of_head in copied])
+
+
+def needle_mass(layer: TraceLayer | LayerWeights, needle: Needle) -> HeadScores:
+    """Mass on the needle's token while it is written, beside what chance would put there.
+
+    mean over the answer's tokens t of sum_(j in needle: t_j = t) w_(t - 1, j)
+    """
+    weights = weights_of(layer)
+    _check(weights.layer, needle)
+    _, queries, keys = weights.layer.shape
+    numbers: dict[str, int] = {}
+    of_queries = torch.full((queries,), -1)
+    of_keys = torch.full((keys,), -1)
+    for place in range(needle.length):
+        token = weights.layer.key_tokens[needle.start + place]
+        number = numbers.setdefault(bare(token), len(numbers))
+        of_queries[needle.answer + place - 1] = number
+        of_keys[needle.start + place] = number
+    return on_pattern("needle", weights, Classes(of_queries, of_keys))
+
+
+def _check(layer: TraceLayer, needle: Needle) -> None:
+    check_type("retrieval", "the needle", needle, Needle, "a Needle, as find_needle gives")
+    for name in ("start", "answer", "length"):
+        whole_number("retrieval", f"{name} of the needle", getattr(needle, name))
+    one_sequence = layer.queries_from == layer.keys_from and layer.shape[1] == layer.shape[2]
+    if not one_sequence:
+        raise InputError(
+            f"retrieval: layer {layer.name} looks from one sequence at another; the needle and its "
+            "copy are of one."
+        )
+    first = needle.start + needle.length
+    if not (needle.start >= 0 and first <= needle.answer and needle.length > 0) or (
+        needle.answer + needle.length > layer.shape[1]
+    ):
+        raise InputError(
+            f"retrieval: {needle} in a text of {layer.shape[1]} tokens; expected the needle, and "
+            "after it the answer, within the text."
+        )
+
+
+def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
+    """Of each head of the layers in which the trace's sequence looks at itself.
+
+    Returns: rows of layer, head, retrieval (`retrieval_score`), and of `needle_mass` the score,
+    what chance would score and how likely it is by chance at most, corrected for all these heads
+    (Holm 1979): needle, needle_chance, needle_p.
+    """
+    check_trace("retrieval", trace)
+    check_type("retrieval", "the needle", needle, Needle, "a Needle, as find_needle gives")
+    rows: list[dict[str, float]] = []
+    ps: list[Tensor] = []
+    for number, layer in enumerate(trace.layers):
+        if layer.queries_from != layer.keys_from or layer.shape[1] != len(trace.tokens):
+            continue
+        weights = LayerWeights(layer)
+        copied, mass = retrieval_score(weights, needle), needle_mass(weights, needle)
+        ps.append(mass.p)
+        rows += [
+            {
+                "layer": number,
+                "head": head,
+                "retrieval": float(copied[head]),
+                "needle": float(mass.score[head]),
+                "needle_chance": float(mass.chance[head]),
+            }
+            for head in range(layer.heads)
+        ]
+    corrected = holm(torch.cat(ps)).tolist() if ps else []
+    return [row | {"needle_p": p} for row, p in zip(rows, corrected, strict=True)]

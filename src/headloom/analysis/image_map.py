@@ -1,0 +1,318 @@
+"""What a word looks at in an image, in pixels.
+
+    map(y, x) = sum over patches p of w_p |p and pixel (y, x)| / |p|
+
+w_p is the weight that the word gives to the image token of patch p, |p| the area of its box, and
+|p and pixel| the area that the two share. Each patch spreads its weight evenly over its pixels, so
+that the map sums to the mass of the row on the image. Where an image is read in tiles and as a
+whole, a pixel has a part of both. Where patches are all that there is, as of a vision Transformer,
+they are the pixels; or lie over a whole picture, as if its processor had cut nothing away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headloom.analysis.arguments import check_trace
+from headloom.errors import InputError
+from headloom.formats.tokens import shown, visible
+from headloom.formats.trace import TraceData, TraceLayer
+from headloom.formats.traced_images import Box, Size, Tile, TracedImage
+from headloom.mechanism.shapes import in_words
+from headloom.tracing.options import whole_number
+from headloom.tracing.vision_language.positions import LAYOUTS
+
+__all__ = ["ImageMap", "has_patches", "image_map", "row_of_layer"]
+
+#: The most pixels of a map.
+_MOST = 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class ImageMap:
+    """What a word looks at in an image.
+
+    weights      (rows, columns) of pixels, float64; sums to mass - outside
+    mass         the weight of the row on the patches of the image
+    outside      the part of it on patches that hold nothing of the picture: bars beside it
+    patches      position, tile, row, column and weight of each patch, in the order of the text
+    of_original  whether the pixels are those of the original picture, else of the resized one,
+                 as the processor made it
+    query        the position of the word
+    """
+
+    weights: Tensor
+    mass: float
+    outside: float
+    patches: list[tuple[int, int, int, int, float]]
+    of_original: bool
+    query: int
+
+
+def has_patches(trace: TraceData, sequence: str) -> bool:
+    """Whether some tokens of a sequence are patches of an image whose places are known."""
+    known = trace.positions.get(sequence, {})
+    return "rows" in known and "columns" in known and any(row >= 0 for row in known["rows"])
+
+
+def image_map(
+    trace: TraceData,
+    layer: int | str,
+    head: int | None,
+    token: int | str,
+    *,
+    image: int = 0,
+    size: Size | None = None,
+) -> ImageMap:
+    """The map of a word over an image, in pixels.
+
+    Args:
+        trace: of a vision-language model on a text with images, or of a vision Transformer.
+        layer: its number in the order of the run, as in `trace.layers`, or its path.
+        head: which one; None: the mean of all.
+        token: the position of the word, negative ones from the end; or its text, where one token
+            alone has it.
+        image: which image of the text.
+        size: rows and columns of pixels of the original picture, for a map of its pixels; None:
+            where the trace knows them, the same, else those of the resized picture.
+
+    Raises: InputError: no such layer, head, token or image; no image at all; weights that are not
+    known exactly; pixels that are not known.
+    """
+    check_trace("image_map", trace)
+    _check_patches(trace)
+    chosen = _layer(trace, layer)
+    known = trace.positions[chosen.keys_from]
+    pictures = trace.images if "images" in known else (_of_patches(chosen, known),)
+    if head is not None:
+        there = f"layer {chosen.name} has the heads 0 to {chosen.heads - 1}"
+        head = _at("head", head, chosen.heads, there)
+    query = _query(chosen, token)
+    count = len(pictures)
+    images = "one image, 0" if count == 1 else f"the images 0 to {count - 1}"
+    image = _at("image", image, count, f"the text has {images}")
+    original = _original(size, pictures[image])
+    picture = pictures[image].arranged(original)
+    row = row_of_layer(chosen, head, query)
+    first = [0] * len(row)
+    places = zip(
+        known.get("images", first), known.get("tiles", first), known["rows"], known["columns"],
+        strict=True,
+    )  # fmt: skip
+    patches = [
+        (position, tile, at, across, float(row[position]))
+        for position, (number, tile, at, across) in enumerate(places)
+        if number == image and at >= 0
+    ]
+    weights, outside = _painted(picture, patches, original)
+    mass = float(row[[patch[0] for patch in patches]].sum())
+    return ImageMap(weights, mass, outside, patches, original is not None, query)
+
+
+def _of_patches(layer: TraceLayer, known: Mapping[str, list[Any]]) -> TracedImage:
+    """The picture of which the patches of a sequence are all."""
+    places = [
+        place for place in zip(known["rows"], known["columns"], strict=True) if min(place) >= 0
+    ]
+    if len(set(places)) < len(places):
+        raise InputError(
+            f"image_map: several patches of layer {layer.name} have one place, as of windows that "
+            "overlap: a map of them is not known. Choose another layer."
+        )
+    rows, columns = (max(known[side]) + 1 for side in ("rows", "columns"))
+    whole = Tile((0.0, 0.0, float(rows), float(columns)), rows, columns)
+    return TracedImage((rows, columns), (whole,), "stretch")
+
+
+def _check_patches(trace: TraceData) -> None:
+    """Raise an InputError where no token is known to be a patch of an image."""
+    if any(has_patches(trace, name) for name in trace.sequences):
+        return
+    kind = trace.model.get("type")
+    if kind in LAYOUTS:
+        raise InputError(
+            f"image_map: no token of this trace is a part of an image. Give headloom.trace what "
+            f"the "
+            f"processor of {kind} makes of a text and its images together, with input_ids and "
+            "pixel_values."
+        )
+    what = f"a {kind}" if isinstance(kind, str) else "its model"
+    raise InputError(
+        f"image_map: this trace has no images that are known: where {what} would have them among "
+        f"its tokens, headloom does not know. Trace one of {', '.join(sorted(LAYOUTS))}."
+    )
+
+
+def _layer(trace: TraceData, layer: int | str) -> TraceLayer:
+    """The layer of a number or a path, some of whose keys are patches of an image."""
+    fitting = [i for i, each in enumerate(trace.layers) if has_patches(trace, each.keys_from)]
+    chosen = None
+    place = whole_number(layer)
+    if isinstance(layer, str):
+        chosen = next((each for each in trace.layers if each.name == layer), None)
+    elif place is not None and 0 <= place < len(trace.layers):
+        chosen = trace.layers[place]
+    there = f"the layers that look at patches of an image: {_numbers(fitting)}"
+    if chosen is None:
+        raise InputError(
+            f"image_map: the trace has no layer {in_words(layer)}. Choose one of {there}."
+        )
+    if not has_patches(trace, chosen.keys_from):
+        raise InputError(
+            f"image_map: layer {layer!r} ({chosen.name}) looks at {chosen.keys_from}, none of "
+            f"which is known to be a patch. Choose one of {there}."
+        )
+    return chosen
+
+
+def _at(name: str, given: object, count: int, there: str) -> int:
+    """A number from 0 of so many. there: those that there are, for the error."""
+    place = whole_number(given)
+    if place is None or not 0 <= place < count:
+        shown_as = in_words(given) if place is None else place
+        raise InputError(f"image_map: {name} {shown_as}; {there}.")
+    return place
+
+
+def _numbers(numbers: list[int]) -> str:
+    """Numbers in a row as their first and last.
+
+    >>> _numbers([2, 3, 4]), _numbers([1, 3])
+    ('2 to 4', '1, 3')
+    """
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _query(layer: TraceLayer, token: int | str) -> int:
+    """The row of a token."""
+    tokens = shown(layer.query_tokens)
+    number = whole_number(token)
+    if number is not None:
+        if not -len(tokens) <= number < len(tokens):
+            raise InputError(
+                f"image_map: token {number}; layer {layer.name} has rows for the tokens 0 to "
+                f"{len(tokens) - 1}."
+            )
+        return number % len(tokens)
+    if not isinstance(token, str):
+        raise InputError(
+            f"image_map: token={in_words(token)}; expected the position of a token, or its text."
+        )
+    for spelled in (list(tokens), [text.strip() for text in tokens], list(layer.query_tokens)):
+        places = [place for place, own in enumerate(spelled) if own == token]
+        if len(places) == 1:
+            return places[0]
+        if places:
+            first = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
+            raise InputError(
+                f"image_map: {len(places)} tokens are {visible(token)!r}. Give the position of "
+                f"one: {first}."
+            )
+    raise InputError(
+        f"image_map: no token is {visible(token)!r}. Give the text of one token, or its position: "
+        "trace.tokens has them."
+    )
+
+
+def _original(size: Any, image: TracedImage) -> Size | None:
+    """The rows and columns of the original picture, as they are asked for or known."""
+    if size is None:
+        return image.original
+    sides = [whole_number(side) for side in size] if isinstance(size, Sequence) else []
+    rows, columns = sides if len(sides) == 2 else (None, None)
+    if rows is None or columns is None or rows < 1 or columns < 1:
+        raise InputError(
+            f"image_map: size={in_words(size)}; expected the rows and columns of pixels of the "
+            "original picture, as (480, 640)."
+        )
+    if image.original is not None and (rows, columns) != image.original:
+        raise InputError(
+            f"image_map: a picture of {rows} x {columns} pixels (rows x columns); the model was "
+            f"told one of {image.original[0]} x {image.original[1]}. Give the picture that it "
+            "read, or leave size out."
+        )
+    return rows, columns
+
+
+def row_of_layer(layer: TraceLayer, head: int | None, query: int) -> Tensor:
+    """The exact weights of a row, (keys,), float64; None: the mean of all heads."""
+    heads = range(layer.heads) if head is None else (head,)
+    if layer.data.keeps_every_edge:
+        graph = layer.graph
+        total = torch.zeros(layer.shape[2], dtype=torch.float64)
+        for number in heads:
+            keys, weights = graph.keys[number, query], graph.weights[number, query]
+            total[keys[keys >= 0]] += weights[keys >= 0].double()
+        return total / len(heads)
+    matrix = layer.matrix
+    if matrix is None:
+        raise InputError(
+            f"image_map: layer {layer.name} keeps at most {layer.graph.k} of the edges of each "
+            f"query, and no exact weights: {layer.no_matrix}. Trace the model again with "
+            "keep=headloom.All(), or with queries and keys."
+        )
+    rows = [matrix[number, query : query + 1, :].double()[0] for number in heads]
+    return torch.stack(rows).mean(0)
+
+
+def _painted(
+    picture: TracedImage, patches: list[tuple[int, int, int, int, float]], original: Size | None
+) -> tuple[Tensor, float]:
+    """The weights of patches over the pixels of a picture, and those of patches outside of it."""
+    size = original or picture.size
+    if size is None:
+        raise InputError("image_map: the size of this image is not known. Trace it again.")
+    if size[0] * size[1] > _MOST:
+        raise InputError(
+            f"image_map: {size[0]} x {size[1]} pixels are more than a map has room for. Leave size "
+            "out, for the pixels of the resized picture."
+        )
+    frame: Box = (0.0, 0.0, float(size[0]), float(size[1]))
+    if original is not None:
+        frame = picture.frame(original)
+    total, outside = torch.zeros(size, dtype=torch.float64), 0.0
+    for number, tile in enumerate(picture.tiles):
+        cells = torch.zeros(tile.rows, tile.columns, dtype=torch.float64)
+        for _, own, row, column, weight in patches:
+            if own == number:
+                cells[row, column] += weight
+        high = _shares(tile.box[0::2], frame[0::2], tile.rows, size[0])
+        wide = _shares(tile.box[1::2], frame[1::2], tile.columns, size[1])
+        inside = high.any(1)[:, None] & wide.any(1)
+        outside += float(cells[~inside].sum())
+        rows, columns = _span(high), _span(wide)
+        total[rows, columns] += high[:, rows].T @ torch.where(inside, cells, 0) @ wide[:, columns]
+    return total, outside
+
+
+def _span(shares: Tensor) -> slice:
+    """The pixels of which patches have a share."""
+    places = shares.any(0).nonzero()[:, 0]
+    return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0, 0)
+
+
+def _shares(box: tuple[float, ...], frame: tuple[float, ...], patches: int, pixels: int) -> Tensor:
+    """Which share of a patch is in each pixel, along one side, (patches, pixels).
+
+    Args:
+        box: the first and the last side of all patches. frame: those of the picture, in the same
+            units.
+
+    A row sums to 1, or to 0 where the patch has nothing of the picture.
+    """
+    scale = pixels / (frame[1] - frame[0])
+    first, last = ((side - frame[0]) * scale for side in box)
+    edges = first + (last - first) * torch.arange(patches + 1, dtype=torch.float64) / patches
+    starts = torch.arange(pixels, dtype=torch.float64)
+    shared = torch.minimum(edges[1:, None], starts + 1) - torch.maximum(edges[:-1, None], starts)
+    # Less than a millionth of a pixel is rounding, not a part of the picture.
+    shared = torch.where(shared > 1e-6, shared, 0)
+    whole = shared.sum(1, keepdim=True)
+    return torch.where(whole > 0, shared / whole.clamp(min=1e-12), 0)

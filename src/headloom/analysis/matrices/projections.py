@@ -1,0 +1,329 @@
+"""The learned matrices of a model's attention layers: W_Q, W_K, W_V, W_O of every head.
+
+    queries = x W_Q,  keys = y W_K,  values = y W_V,  output = sum_h (P_h values_h) W_O_h
+
+One shape for headloom's own models, for a run's history and for the common ones of Hugging Face,
+whatever they call their projections and whether or not they are one tensor. Biases are left out, as
+are norms and rotations of queries and keys: what is here is the matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from headloom.errors import InputError
+from headloom.formats.history import Snapshot
+from headloom.mechanism.attention_layer import AttentionLayer
+from headloom.mechanism.module_paths import named_modules
+from headloom.mechanism.shapes import check_type, in_words
+from headloom.mechanism.spectra import finite
+from headloom.tracing.recording.sequences import layer_kind
+
+__all__ = [
+    "LayerMatrices",
+    "check_finite",
+    "checked_matrices",
+    "matrices_of",
+    "matrices_of_snapshot",
+    "output_projection",
+]
+
+#: What libraries call the projections of queries, keys, values, and of the output.
+_SEPARATE = (
+    ("query", "key", "value"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("to_q", "to_k", "to_v"),
+    ("q", "k", "v"),
+)
+#: Projections that are one tensor, and whether it has queries, keys and values head by head.
+_FUSED = {"c_attn": False, "Wqkv": False, "qkv_proj": False, "query_key_value": True, "qkv": False}
+#: Modules whose one tensor has another order: queries, values and keys, in four blocks.
+_OTHER_ORDER = ("CodeGenAttention",)
+_OUTPUT = ("out_proj", "o_proj", "out_lin", "Wo", "o", "c_proj", "dense", "to_out", "proj")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMatrices:
+    """The matrices of one attention layer.
+
+    name, kind: as a trace names them: the layer's path; "encoder", "decoder" or "cross".
+    W_Q: (heads, width, depth); W_K, W_V: (kv_heads, source_width, depth), kv_heads divides heads;
+    W_O: (heads, value_depth, width), or None where the model's own could not be told.
+    """
+
+    name: str
+    kind: str
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    W_O: Tensor | None
+
+    @property
+    def heads(self) -> int:
+        """How many heads of queries it has."""
+        return self.W_Q.shape[0]
+
+    def repeated(self) -> LayerMatrices:
+        """The same with a W_K and a W_V for each head."""
+        times = self.heads // self.W_K.shape[0]
+        return LayerMatrices(
+            self.name,
+            self.kind,
+            self.W_Q,
+            self.W_K.repeat_interleave(times, 0),
+            self.W_V.repeat_interleave(times, 0),
+            self.W_O,
+        )
+
+
+def checked_matrices(operation: str, layers: object) -> list[LayerMatrices]:
+    """The matrices of layers as a list; an InputError where they are none."""
+    several: list[Any] = list(layers) if isinstance(layers, Sequence) else []
+    if not isinstance(layers, Sequence) or not all(isinstance(x, LayerMatrices) for x in several):
+        raise InputError(
+            f"{operation}: layers={in_words(layers)}; expected those of matrices_of(model)."
+        )
+    return several
+
+
+def check_finite(operation: str, layers: Iterable[LayerMatrices]) -> None:
+    """Raise the InputError that names the first matrix with an infinite number or NaN."""
+    for layer in layers:
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            if (matrix := getattr(layer, name)) is not None:
+                finite(f"{operation}: {name} of layer {layer.name}", matrix)
+
+
+def matrices_of(model: nn.Module) -> list[LayerMatrices]:
+    """The matrices of every attention layer of a model, in its order.
+
+    Args: model: made of headloom's attention layers, or one of Hugging Face: BERT, RoBERTa,
+    ModernBERT, DistilBERT, ViT, CLIP, GPT-2, GPT-NeoX, Llama, Qwen, Mistral, Gemma, gpt-oss, BART,
+    Marian, T5, Whisper; `torch.nn.MultiheadAttention`; timm, diffusers, x-transformers; and others
+    that name their projections as one of these does. Adapters of PEFT are added to what they adapt.
+
+    Raises: InputError: no such layer.
+
+    >>> from headloom.mechanism.multihead import MultiHeadAttention
+    >>> (layer,) = matrices_of(MultiHeadAttention(8, 2, kv_heads=1))
+    >>> layer.W_Q.shape, layer.W_K.shape, layer.W_O.shape
+    (torch.Size([2, 8, 4]), torch.Size([1, 8, 4]), torch.Size([2, 4, 8]))
+    """
+    check_type("weights", "the model", model, nn.Module, "a module of torch")
+    layers = list(_layers(model))
+    if not layers:
+        raise InputError(
+            f"projections: {type(model).__name__} has no attention layer whose projections are "
+            f"known; looked for {', '.join(names[0] for names in _SEPARATE)}, {', '.join(_FUSED)}."
+        )
+    return layers
+
+
+def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
+    """The matrices of every attention layer at one step of a run's history.
+
+    Raises: InputError: the history does not keep them.
+    """
+    check_type("weights", "the snapshot", snapshot, Snapshot, "one of a history, history[step]")
+    layers = []
+    for layer in snapshot.layers:
+        known = layer.matrices
+        missing = [name for name in ("W_Q", "W_K", "W_V") if name not in known]
+        if missing:
+            raise InputError(
+                f"projections: the history keeps no {missing[0]} of layer {layer.name}, which was "
+                "not known, or too large. headloom.monitor(..., matrices=True) keeps those that "
+                "are "
+                "known."
+            )
+        layers.append(
+            LayerMatrices(
+                layer.name, layer.kind, known["W_Q"], known["W_K"], known["W_V"], known.get("W_O")
+            )
+        )
+    return layers
+
+
+def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
+    modules = dict(named_modules(model))
+    for path, module in modules.items():
+        if isinstance(module, AttentionLayer):
+            yield _of_headloom(path, module)
+            continue
+        weights = _projections(module)
+        if weights is None:
+            continue
+        queries, keys, values = weights
+        heads, depth = _sizes(module, queries)
+        causal = getattr(module, "is_causal", None) is True
+        yield LayerMatrices(
+            path,
+            layer_kind(path, module, causal),
+            _split(queries, heads),
+            _split(keys, keys.shape[1] // depth),
+            _split(values, keys.shape[1] // depth),
+            _output(path, modules, heads),
+        )
+
+
+def _of_headloom(path: str, layer: AttentionLayer) -> LayerMatrices:
+    matrices = {name: matrix.detach().float() for name, matrix in layer.matrices().items()}
+    # Of the heads of a group, which share theirs, the first.
+    shared = slice(None, None, layer.heads // layer.kv_heads)
+    return LayerMatrices(
+        path, layer.kind, matrices["W_Q"], matrices["W_K"][shared], matrices["W_V"][shared],
+        matrices["W_O"],
+    )  # fmt: skip
+
+
+def _matrix(module: Any) -> Tensor | None:
+    """(in, out) of a projection, or None where it is none."""
+    if isinstance(module, nn.Sequential | nn.ModuleList) and len(module):
+        # A projection and its dropout.
+        module = module[0]
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or isinstance(module, nn.Embedding):
+        return None
+    if not weight.is_floating_point():
+        # Packed or scaled integers of a quantised model.
+        return None
+    matrix = weight.detach().float()
+    for delta in _adapters(module):
+        matrix = matrix + delta
+    # GPT-2's Conv1D keeps (in, out), a Linear (out, in).
+    kind = type(getattr(module, "base_layer", module)).__name__
+    return matrix if kind == "Conv1D" else matrix.T
+
+
+def _adapters(module: Any) -> list[Tensor]:
+    """What the adapters of PEFT that are on, and not merged, add to a weight."""
+    change = getattr(module, "get_delta_weight", None)
+    if change is None or module.merged or module.disable_adapters:
+        return []
+    known = getattr(module, "lora_A", {})
+    return [change(name).detach().float() for name in module.active_adapters if name in known]
+
+
+def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
+    """W_Q, W_K, W_V of all heads side by side, (width, heads * depth), of an attention module."""
+    if isinstance(module, nn.MultiheadAttention):
+        whole: Tensor | None = getattr(module, "in_proj_weight", None)
+        three: Sequence[Tensor] = (
+            (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            if whole is None
+            else whole.chunk(3)
+        )
+        of_queries, of_keys, of_values = (part.detach().float().T for part in three)
+        return of_queries, of_keys, of_values
+    for names in _SEPARATE:
+        queries, keys, values = (_matrix(getattr(module, name, None)) for name in names)
+        if queries is not None and keys is not None and values is not None:
+            return queries, keys, values
+    for name, by_head in _FUSED.items():
+        whole = _matrix(getattr(module, name, None))
+        if whole is None or type(module).__name__ in _OTHER_ORDER:
+            continue
+        if name == "c_attn" and getattr(module, "is_cross_attention", False):
+            queries = _matrix(getattr(module, "q_attn", None))
+            keys, values = whole.chunk(2, 1)
+            return None if queries is None else (queries, keys, values)
+        # GPT-BigCode has its one c_attn head by head, but where its heads share keys and values.
+        if by_head or getattr(module, "multi_query", None) is False:
+            parts = _by_head(module, whole)
+        else:
+            parts = _side_by_side(module, whole)
+        if parts is not None:
+            return parts
+    return None
+
+
+def _side_by_side(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Queries, keys and values of a tensor that has all queries first; Phi-3 has fewer keys."""
+    heads, depth = _heads(module), _depth(module)
+    if heads is None or depth is None:
+        if whole.shape[1] % 3:
+            return None
+        queries, keys, values = whole.chunk(3, 1)
+        return queries, keys, values
+    rest = whole.shape[1] - heads * depth
+    if rest <= 0 or rest % (2 * depth) or heads % (rest // (2 * depth)):
+        return None
+    queries, others = whole[:, : heads * depth], whole[:, heads * depth :]
+    return queries, others[:, : rest // 2], others[:, rest // 2 :]
+
+
+def _by_head(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Likewise of one that has, for each head of keys, the queries of its group, key and value."""
+    heads = _heads(module)
+    if heads is None:
+        return None
+    depth = _depth(module) or whole.shape[1] // (3 * heads)
+    kv_heads, left = divmod(whole.shape[1] - heads * depth, 2 * depth) if depth else (0, 0)
+    if left or kv_heads < 1 or heads % kv_heads:
+        return None
+    groups = whole.reshape(whole.shape[0], kv_heads, heads // kv_heads + 2, depth)
+    queries, keys, values = groups[:, :, :-2], groups[:, :, -2], groups[:, :, -1]
+    return queries.flatten(1), keys.flatten(1), values.flatten(1)
+
+
+def _heads(module: nn.Module) -> int | None:
+    """The number of heads of queries, where the module or its configuration says it."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads"):
+            heads = getattr(holder, name, None)
+            if isinstance(heads, int) and heads > 0:
+                return heads
+    return None
+
+
+def _depth(module: nn.Module) -> int | None:
+    """The depth of a head, where the module says it."""
+    for name in ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size"):
+        depth = getattr(module, name, None)
+        if isinstance(depth, int) and depth > 0:
+            return depth
+    return None
+
+
+def _sizes(module: nn.Module, queries: Tensor) -> tuple[int, int]:
+    """Heads and depth."""
+    depth = _depth(module)
+    if depth is not None and queries.shape[1] % depth == 0:
+        return queries.shape[1] // depth, depth
+    heads = _heads(module) or 1
+    return heads, queries.shape[1] // heads
+
+
+def _split(matrix: Tensor, heads: int) -> Tensor:
+    """(width, heads * depth) -> (heads, width, depth)."""
+    return matrix.reshape(matrix.shape[0], heads, -1).permute(1, 0, 2)
+
+
+def output_projection(path: str, model: nn.Module, heads: int) -> nn.Module | None:
+    """The module that holds W_O of an attention layer; None: it could not be told.
+
+    It is in the layer; or, as in BERT, the one called `output` beside it.
+    """
+    return _output_module(path, dict(named_modules(model)), heads)
+
+
+def _output_module(path: str, modules: Mapping[str, nn.Module], heads: int) -> nn.Module | None:
+    candidates = [getattr(modules[path], name, None) for name in _OUTPUT]
+    parent = modules.get(path.rpartition(".")[0])
+    candidates.append(getattr(getattr(parent, "output", None), "dense", None))
+    for candidate in candidates:
+        matrix = _matrix(candidate)
+        if matrix is not None and isinstance(candidate, nn.Module) and not len(matrix) % heads:
+            return candidate
+    return None
+
+
+def _output(path: str, modules: Mapping[str, nn.Module], heads: int) -> Tensor | None:
+    matrix = _matrix(_output_module(path, modules, heads))
+    return None if matrix is None else matrix.reshape(heads, -1, matrix.shape[1])

@@ -1,0 +1,133 @@
+"""What is measured of every head at a step: how it looks at the probe, and its W_Q and W_K.
+
+    entropy        -sum_j w_j log w_j, in nats: the mean over the rows
+    evenness       entropy / log(keys that the row may look at): 1 even, 0 one key alone (Pielou
+                   1966); the mean over the rows that may look at two keys or more
+    largest_score  the largest score before the softmax, scaled, with all that is added to it
+    first_token    the weight on the first key, the mean over the rows (attention sinks: Xiao et
+                   al. 2024)
+    norm_W_Q, norm_W_K, norm, symmetry
+                   Frobenius norms of W_Q, W_K and W_Q W_K^T, and the symmetry of W_Q W_K^T
+                   (`headloom.mechanism.spectra`)
+
+Entropy and the weight on the first key are as `headloom heads` has them. Rows that may look at no
+key count nowhere. None stands where there is no such number: a layer whose matrices are not known,
+a head without such a row, numbers that are not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headloom.analysis.matrices.projections import LayerMatrices, matrices_of
+from headloom.errors import InputError
+from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.head_matrices import query_key_measures
+
+__all__ = ["MATRIX_MEASURES", "PROBE_MEASURES", "LayerSeen", "known_matrices", "layers_seen"]
+
+#: Measures of what a head does, and of its matrices.
+PROBE_MEASURES = ("entropy", "evenness", "largest_score", "first_token")
+MATRIX_MEASURES = ("norm_W_Q", "norm_W_K", "norm", "symmetry")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSeen:
+    """One attention layer at a measured step.
+
+    name: its path in the model; of one that runs several times in a pass, " (2)" and so on follow.
+    layer: of the trace of the probe's first sequence.
+    matrices: its learned ones, or None where they are not known.
+    measures: of PROBE_MEASURES and MATRIX_MEASURES, each one number a head.
+    """
+
+    name: str
+    layer: TraceLayer
+    matrices: LayerMatrices | None
+    measures: dict[str, list[float | None]]
+
+
+def known_matrices(model: nn.Module) -> dict[str, LayerMatrices]:
+    """The learned matrices of a model's attention layers by their paths, where they are known."""
+    try:
+        return {layer.name: layer for layer in matrices_of(model)}
+    except InputError:
+        return {}
+
+
+@torch.no_grad()
+def layers_seen(model: nn.Module, traces: Sequence[TraceData]) -> list[LayerSeen]:
+    """The layers of a model with their measures, from the traces of the probe's sequences."""
+    matrices = known_matrices(model)
+    seen: list[LayerSeen] = []
+    for place, name in enumerate(_names(traces[0])):
+        layers = [trace.layers[place] for trace in traces]
+        first = layers[0]
+        own = matrices.get(first.name)
+        if own is not None and own.heads != first.heads:
+            own = None
+        measures = _of_probe(layers)
+        none: list[float | None] = [None] * first.heads
+        measures |= dict.fromkeys(MATRIX_MEASURES, none)
+        if own is not None:
+            found = query_key_measures(own.W_Q, own.W_K)
+            measures |= {name: _finite(values) for name, values in found.items()}
+        seen.append(LayerSeen(name, first, own, measures))
+    return seen
+
+
+def _names(trace: TraceData) -> Iterator[str]:
+    """A name of its own for each layer."""
+    counts: dict[str, int] = {}
+    for layer in trace.layers:
+        counts[layer.name] = counts.get(layer.name, 0) + 1
+        again = counts[layer.name]
+        yield layer.name if again == 1 else f"{layer.name} ({again})"
+
+
+def _of_probe(layers: Sequence[TraceLayer]) -> dict[str, list[float | None]]:
+    """PROBE_MEASURES of a layer, over the rows of every sequence of the probe."""
+    count = torch.cat([layer.graph.count for layer in layers], -1)
+    entropy = torch.cat([layer.graph.entropy.double() for layer in layers], -1)
+    first = torch.cat([_first_key(layer).double() for layer in layers], -1)
+
+    def mean(values: Tensor, rows: Tensor) -> list[float | None]:
+        # 0 / 0 of a head without such a row is not finite, and so None.
+        return _finite(torch.where(rows, values, 0).sum(-1) / rows.sum(-1))
+
+    return {
+        "entropy": mean(entropy, count > 0),
+        "evenness": mean(entropy / count.clamp(min=2).double().log(), count > 1),
+        "largest_score": _finite(torch.stack([_largest(layer) for layer in layers]).amax(0)),
+        "first_token": mean(first, count > 0),
+    }
+
+
+def _first_key(layer: TraceLayer) -> Tensor:
+    """The weight of each row on the first key, (heads, queries); NaN where it is not known."""
+    if layer.matrix is not None:
+        return layer.matrix.mass([0])
+    graph = layer.graph
+    is_first = graph.keys == 0
+    weight = torch.where(is_first, graph.weights, 0).sum(-1)
+    known = is_first.any(-1) | (graph.rest.abs() < 1e-6)
+    return torch.where(known, weight, math.nan)
+
+
+def _largest(layer: TraceLayer) -> Tensor:
+    """The largest score of each head; NaN where a layer gives weights alone, or has no edge."""
+    graph = layer.graph
+    if layer.queries is None or not graph.k or not graph.shape[-2]:
+        return torch.full((layer.heads,), math.nan)
+    # Edges are sorted by weight, and so by score; a query that may look nowhere has none.
+    return torch.where(graph.count > 0, graph.scores[..., 0], -math.inf).amax(-1).double()
+
+
+def _finite(values: Tensor) -> list[float | None]:
+    """The numbers of a tensor; None for what is not finite."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -1,0 +1,184 @@
+"""The probe of a watched training: a fixed input, read anew at each measured step.
+
+It is what the model is given when it first runs, cut to the first sequences of the batch, or what
+the caller gives. A fixed input makes the curves of a training comparable from step to step; it is
+kept in the run's folder, so that a training that is taken up again is measured on the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headloom.errors import DataError, InputError
+from headloom.formats.tensors import load_tensors, save_tensors
+from headloom.tracing.arguments import Arguments, Inputs
+from headloom.tracing.inputs import batch_of
+from headloom.tracing.sources.graphs import reads_a_graph
+
+__all__ = ["Probe"]
+
+#: Arguments that are not for reading: what is to be learned, and what a cache holds.
+_ASIDE = ("labels", "num_items_in_batch", "past_key_values", "use_cache", "output_attentions")
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A fixed input of a model.
+
+    inputs: by the names of the model's arguments: tensors, numbers, words.
+    autocast: the device and the type in which the training computes, if it does so by
+        `torch.autocast`.
+    """
+
+    inputs: Arguments
+    autocast: tuple[str, torch.dtype] | None = None
+
+    @classmethod
+    def taken(
+        cls, model: nn.Module, args: tuple[Any, ...], keywords: Inputs, sequences: int
+    ) -> Probe:
+        """The first sequences of a batch that a model is called with; all of a graph."""
+        arguments = _by_name(model, args, keywords)
+        if "labels" in arguments and _needs_target(model, arguments):
+            write: Any = model.prepare_decoder_input_ids_from_labels
+            arguments["decoder_input_ids"] = write(labels=arguments["labels"])
+        tensors = {
+            name: value
+            for name, value in arguments.items()
+            if isinstance(value, Tensor) and name not in _ASIDE
+        }
+        if not tensors:
+            raise InputError(
+                f"monitor: {type(model).__name__} was called without a tensor, so that nothing can "
+                "be measured. Give probe=: a tensor for each argument of the model."
+            )
+        batch, axis = batch_of(tensors), 0
+        if reads_a_graph(model):
+            sequences = batch
+        if _sequence_first(model, tensors):
+            axis, batch = 1, next(iter(tensors.values())).shape[1]
+        inputs: Arguments = {
+            name: value
+            for name, value in arguments.items()
+            if isinstance(value, bool | int | float | str) and name not in _ASIDE
+        }
+        for name, value in tensors.items():
+            whole = value.ndim <= axis or value.shape[axis] != batch
+            part = value if whole else value.narrow(axis, 0, min(sequences, batch))
+            inputs[name] = part.detach().clone()
+        return cls(inputs, _autocast(next(iter(tensors.values())).device.type))
+
+    @classmethod
+    def checked(cls, model: nn.Module, probe: Any) -> Probe:
+        """A probe that the caller gives: a tensor, the first arguments of the model in a tuple, or
+        a tensor for each by its name.
+        """
+        first = (probe,) if isinstance(probe, Tensor) else probe
+        if isinstance(first, tuple | list) and first and isinstance(first[0], Tensor):
+            parts = (v.detach().clone() if isinstance(v, Tensor) else v for v in first)
+            return cls(_by_name(model, tuple(parts), {}))
+        if not isinstance(probe, Mapping) or not any(
+            isinstance(value, Tensor) for value in probe.values()
+        ):
+            raise InputError(
+                f"monitor: probe is {type(probe).__name__}; expected a tensor, a tuple of them, "
+                "or a dict with a tensor for each argument of the model, as a tokenizer gives it."
+            )
+        return cls(
+            {
+                str(name): value.detach().clone() if isinstance(value, Tensor) else value
+                for name, value in probe.items()
+                if name not in _ASIDE
+            }
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the probe, whole or not at all."""
+        tensors = {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
+        plain = {name: value for name, value in self.inputs.items() if name not in tensors}
+        autocast = None
+        if self.autocast is not None:
+            autocast = [self.autocast[0], str(self.autocast[1]).removeprefix("torch.")]
+        save_tensors(path, tensors, {"inputs": plain, "autocast": autocast})
+
+    @classmethod
+    def open(cls, path: Path, device: torch.device) -> Probe:
+        """A probe that was saved, on a device.
+
+        Raises: DataError: it is missing or damaged.
+        """
+        tensors, notes = load_tensors(path, "probe")
+        plain, autocast = notes.get("inputs"), notes.get("autocast")
+        kind = getattr(torch, autocast[1], None) if isinstance(autocast, list) else None
+        if not isinstance(plain, dict) or (autocast is not None and type(kind) is not torch.dtype):
+            raise DataError(f"{path}: this probe is damaged. Restore it from a copy.")
+        inputs = plain | {name: tensor.to(device) for name, tensor in tensors.items()}
+        return cls(inputs, None if kind is None else (device.type, kind))
+
+    def equals(self, other: Probe) -> bool:
+        """Whether another probe holds the same numbers."""
+        return self.inputs.keys() == other.inputs.keys() and all(
+            torch.equal(value.cpu(), other.inputs[name].cpu())
+            if isinstance(value, Tensor)
+            else value == other.inputs[name]
+            for name, value in self.inputs.items()
+        )
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Compute in the type of the training, while the block runs."""
+        if self.autocast is None:
+            yield
+            return
+        device, kind = self.autocast
+        with torch.autocast(device, dtype=kind):
+            yield
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], keywords: Inputs) -> Arguments:
+    """The arguments of a call of a model, by their names."""
+    signature = inspect.signature(model.forward)
+    arguments: Arguments = {}
+    for name, value in signature.bind(*args, **keywords).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= value
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            raise InputError(
+                f"monitor: {type(model).__name__}.forward takes *{name}, whose parts have no "
+                "names. Give probe=: a tensor for each argument that has one."
+            )
+        else:
+            arguments[name] = value
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _needs_target(model: nn.Module, arguments: Inputs) -> bool:
+    """Whether a model makes what its decoder reads from what it is to learn."""
+    return (
+        hasattr(model, "prepare_decoder_input_ids_from_labels")
+        and "decoder_input_ids" not in arguments
+        and "decoder_inputs_embeds" not in arguments
+    )
+
+
+def _sequence_first(model: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the second dimension is that of the batch, as torch's own layers have it."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.MultiheadAttention)]
+    first = next(iter(tensors.values()))
+    return bool(layers) and not any(layer.batch_first for layer in layers) and first.ndim >= 2
+
+
+def _autocast(device: str) -> tuple[str, torch.dtype] | None:
+    """The device and the type of the autocast that is on."""
+    if not torch.is_autocast_enabled(device):
+        return None
+    return device, torch.get_autocast_dtype(device)

@@ -1,0 +1,265 @@
+"""The run folder of a watched training: begun, taken up again, written to.
+
+It is the folder of a training as `headloom.formats.run` has it, which `headloom view` and `headloom
+heads` read: metrics, measures and snapshots. The model and its data are their owner's and are not
+in it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headloom.analysis.monitor.measures import LayerSeen
+from headloom.errors import DataError, InputError
+from headloom.formats.files import JsonMapping, JsonObject, finite, write_json
+from headloom.formats.history import (
+    PRODUCT_SIZE,
+    History,
+    LayerSnapshot,
+    Snapshot,
+    write_snapshot,
+)
+from headloom.formats.run import RunFolder, is_free, is_run
+from headloom.mechanism.head_matrices import matrix_measures, product_cells
+
+__all__ = [
+    "LARGE",
+    "Record",
+    "Start",
+    "bytes_of",
+    "check_folder",
+    "opened",
+    "probe_differs",
+]
+
+#: Bytes of the matrices of a snapshot above which only their pictures are kept.
+LARGE = 64 * 2**20
+
+
+class Start(Enum):
+    """How a training starts in a folder: anew, in the place of another, or where it stopped."""
+
+    BEGINS = auto()
+    REPLACES = auto()
+    GOES_ON = auto()
+
+
+@contextmanager
+def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
+    """The record of a training that begins, or goes on after a step.
+
+    Args:
+        path: the folder; made if it is not there.
+        step: steps that are done; None: the training begins.
+        overwrite: where it begins, remove a watched training that is there, and nothing else.
+
+    Raises: InputError: the folder holds something else, or a training that would be mixed with
+    this one; DataError: it cannot be made or is damaged.
+    """
+    if not is_run(path) and not is_free(path):
+        raise InputError(f"{path}: exists and is not a run. Choose another folder.")
+    with RunFolder.training_lock(path):
+        yield Record(RunFolder(path), step or 0, _start(path, step, overwrite))
+
+
+def _start(path: Path, step: int | None, overwrite: bool) -> Start:
+    """How a training starts in a folder that is free or a run's: see `opened`."""
+    if not is_run(path):
+        return Start.BEGINS
+    folder = RunFolder.open(path)
+    if folder.monitored() is None:
+        raise InputError(
+            f"{path}: this is the folder of a training of headloom's own. Choose another folder."
+        )
+    if step is not None:
+        return Start.GOES_ON
+    if overwrite:
+        return Start.REPLACES
+    done = _steps_done(folder)
+    if done:
+        raise InputError(
+            f"{path}: holds a training of {done:,} steps already. Choose another folder, "
+            "give step= to go on from a step, or overwrite=True."
+        )
+    return Start.GOES_ON
+
+
+def _steps_done(folder: RunFolder) -> int:
+    reports = folder.measures.read()
+    return int(reports[-1]["step"]) if reports else 0
+
+
+class Record:
+    """Writes what is known of a watched training to its folder."""
+
+    def __init__(self, folder: RunFolder, step: int, start: Start) -> None:
+        self.folder, self.step, self.start = folder, step, start
+
+    def begin(self, about: JsonMapping, layers: Sequence[LayerSeen]) -> list[JsonObject]:
+        """Begin, or go on: what was written after the step is forgotten.
+
+        Args: about: what is known of the model and the watch. layers: as they are measured first.
+        Returns: the measures that are there already.
+        Raises: InputError: a training of another model is there.
+        """
+        described = [_described(layer) for layer in layers]
+        content: JsonObject = {"monitor": {**about, "layers": described}}
+        if self.start is Start.GOES_ON:
+            known = self.folder.monitored() or {}
+            _check_same(self.folder.path, known["layers"], described)
+            self.folder.rewind_metrics(self.step)
+            self.folder.measures.rewind(self.step)
+            History(self.folder.history).rewind(self.step)
+            self.folder.set_state("training")
+        elif self.start is Start.REPLACES:
+            self._replace(content)
+        else:
+            self.folder = RunFolder.create_or_open(self.folder.path, content)
+        return self.folder.measures.read()
+
+    def _replace(self, content: JsonObject) -> None:
+        """Begin in the place of a watched training; what is not of it stays."""
+        folder = self.folder
+        shutil.rmtree(folder.history, ignore_errors=True)
+        shutil.rmtree(folder.path / "tensorboard", ignore_errors=True)
+        for file in (folder.metrics, folder.measures.path, folder.probe):
+            file.unlink(missing_ok=True)
+        folder.history.mkdir(exist_ok=True)
+        write_json(folder.path / "config.json", content)
+        folder.set_state("training")
+
+    def add(
+        self,
+        step: int,
+        layers: Sequence[LayerSeen],
+        alarms: Sequence[JsonMapping],
+        seconds: float,
+    ) -> None:
+        """Add what was measured at a step."""
+        report: JsonObject = {
+            "step": step,
+            "seconds": round(seconds, 3),
+            "layers": {layer.name: _short(layer.measures) for layer in layers},
+        }
+        if alarms:
+            report["warnings"] = [dict(alarm) for alarm in alarms]
+        self.folder.measures.append(report)
+
+    def add_snapshot(
+        self, step: int, loss: float | None, layers: Sequence[LayerSeen], keeps: bool
+    ) -> None:
+        """Add a snapshot; keeps: the matrices themselves, not their pictures alone."""
+        entries = [_snapshot(layer, keeps) for layer in layers]
+        write_snapshot(self.folder.history, Snapshot(step, loss, entries))
+
+    @property
+    def last_snapshot(self) -> int | None:
+        """The step of the last snapshot."""
+        steps = History(self.folder.history).steps
+        return steps[-1] if steps else None
+
+    def finish(self) -> None:
+        """Say that the training has ended."""
+        self.folder.set_state("finished")
+
+
+def _check_same(path: Path, before: Sequence[JsonMapping], now: Sequence[JsonMapping]) -> None:
+    """Raise an InputError unless the layers are those of the training that is taken up again."""
+    if len(before) != len(now):
+        differs = f"it has {len(before)} attention layers there, and {len(now)} now"
+    else:
+        pairs = zip(before, now, strict=True)
+        named = ("name", "heads")
+        others = [(a, b) for a, b in pairs if any(a.get(key) != b[key] for key in named)]
+        if not others:
+            return
+        was, layer = others[0]
+        differs = (
+            f"layer {was.get('name')} with {was.get('heads')} heads there, {layer['name']} with "
+            f"{layer['heads']} now"
+        )
+    raise InputError(f"{path}: a training of another model: {differs}. Choose another folder.")
+
+
+def _described(layer: LayerSeen) -> JsonObject:
+    own = layer.matrices
+    missing = ["W_Q", "W_K", "W_V", "W_O"] if own is None else ["W_O"] * (own.W_O is None)
+    return {
+        "name": layer.name,
+        "kind": layer.layer.kind,
+        "heads": layer.layer.heads,
+        "unknown_matrices": missing,
+        "deviation": finite(layer.layer.deviation),
+    }
+
+
+def _short(measures: Mapping[str, Sequence[float | None]]) -> JsonObject:
+    """Measures with 6 significant digits."""
+    return {
+        name: [None if value is None else float(f"{value:.6g}") for value in values]
+        for name, values in measures.items()
+    }
+
+
+def bytes_of(layers: Sequence[LayerSeen]) -> int:
+    """How much room the matrices of a snapshot take."""
+    return sum(matrix.nbytes for layer in layers for matrix in _matrices(layer).values())
+
+
+def _matrices(layer: LayerSeen) -> dict[str, Tensor]:
+    own = layer.matrices
+    if own is None:
+        return {}
+    named = {"W_Q": own.W_Q, "W_K": own.W_K, "W_V": own.W_V, "W_O": own.W_O}
+    return {name: matrix for name, matrix in named.items() if matrix is not None}
+
+
+@torch.no_grad()
+def _snapshot(seen: LayerSeen, keeps: bool) -> LayerSnapshot:
+    layer, matrices = seen.layer, _matrices(seen)
+    finite = {name: m for name, m in matrices.items() if bool(m.isfinite().all())}
+    measures = matrix_measures(finite, None, layer.heads)
+    product = None
+    if not keeps and "W_Q" in finite and "W_K" in finite:
+        queries, keys = finite["W_Q"], finite["W_K"]
+        if queries.shape[1] == keys.shape[1]:
+            product = product_cells(queries, keys, PRODUCT_SIZE)
+    extra = _short({name: seen.measures[name] for name in seen.measures if name not in measures})
+    return LayerSnapshot(
+        name=seen.name,
+        kind=layer.kind,
+        matrices=matrices if keeps else {},
+        measures=measures | extra,
+        graph=layer.graph,
+        query_tokens=layer.query_tokens,
+        key_tokens=layer.key_tokens,
+        scale=layer.scale,
+        product=product,
+    )
+
+
+def check_folder(folder: object) -> Path:
+    """The path of a run's folder.
+
+    Raises: InputError: it is none.
+    """
+    if isinstance(folder, str | Path) and str(folder):
+        return Path(folder)
+    raise InputError(
+        f"monitor: folder is {folder!r}; expected the path of a folder, as 'runs/mine'."
+    )
+
+
+def probe_differs(path: Path) -> DataError:
+    """The error of a training that is taken up again with another probe."""
+    return DataError(
+        f"{path}: the training that is there was measured on another probe. Leave probe= out to go "
+        "on with it, or choose another folder."
+    )

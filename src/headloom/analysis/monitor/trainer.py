@@ -1,0 +1,115 @@
+"""`MonitorCallback`: the monitor for `Trainer` of Transformers."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headloom.analysis.monitor.monitor import Monitor, monitor
+from headloom.analysis.monitor.record import check_folder
+from headloom.analysis.monitor.settings import Settings
+from headloom.errors import InputError
+from headloom.tracing.sources.transformers import transformers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    class TrainerCallback:
+        """As Transformers has it: a method for each event."""
+else:
+    TrainerCallback = transformers().TrainerCallback
+
+__all__ = ["MonitorCallback"]
+
+#: What Trainer calls its numbers, and headloom's metrics.
+_NUMBERS = {
+    "loss": "loss",
+    "eval_loss": "validation_loss",
+    "learning_rate": "learning_rate",
+    "grad_norm": "gradient_norm",
+    "epoch": "epoch",
+}
+
+
+#: What the Trainer says.
+_TAKEN = ("model", "folder", "step")
+
+
+class MonitorCallback(TrainerCallback):
+    """Watch the attention of the model that a `Trainer` of Transformers trains.
+
+        Trainer(model, arguments, ..., callbacks=[headloom.MonitorCallback("runs/mine")])
+
+    Args:
+        folder: of the run, as for `headloom.monitor`.
+        options: as for `headloom.monitor`. The tokenizer is the Trainer's, unless one is given; a
+            training that goes on from a checkpoint goes on in its folder.
+
+    monitor: the `Monitor` of the last training; None before there is one.
+
+    Raises: InputError: Transformers is not installed, or an option that cannot be used.
+    """
+
+    #: The callbacks that began a training, by the folder, and the thread that it is in.
+    _begun: ClassVar[dict[Path, tuple[weakref.ref[MonitorCallback], int]]] = {}
+
+    def __init__(self, folder: Path | str, **options: Any) -> None:
+        self._folder = check_folder(folder)
+        known = [name for name in inspect.signature(monitor).parameters if name not in _TAKEN]
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise InputError(f"monitor: no option {unknown[0]!r}; there are {', '.join(known)}.")
+        asked = {name: options[name] for name in options if name in Settings.__dataclass_fields__}
+        Settings(**asked)
+        self._options = options
+        self.monitor: Monitor | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+        """The training begins, or goes on from a checkpoint."""
+        self._leave()
+        if not state.is_world_process_zero:
+            return
+        folder, thread = self._folder.resolve(), get_ident()
+        before = self._begun.get(folder)
+        other = None if before is None or before[1] != thread else before[0]()
+        if other is not None:
+            # A thread has one training at a time: that one ended in an error, of which a Trainer
+            # tells nobody.
+            other._leave()
+        self._begun[folder] = weakref.ref(self), thread
+        options: dict[str, Any] = {"tokenizer": event.get("processing_class")} | self._options
+        options["step"] = state.global_step or None
+        self.monitor = monitor(event["model"], self._folder, **options)
+        self.monitor.__enter__()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+        """A step of the optimiser is done."""
+        if self.monitor is not None:
+            self.monitor.reach(state.global_step)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None,
+        **event: Any,
+    ) -> None:  # fmt: skip
+        """The Trainer reports numbers."""
+        numbers = {
+            _NUMBERS[name]: value
+            for name, value in (logs or {}).items()
+            if name in _NUMBERS and isinstance(value, int | float)
+        }
+        if self.monitor is not None and ("loss" in numbers or "validation_loss" in numbers):
+            self.monitor.report(**numbers)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+        """The training has ended."""
+        self._begun.pop(self._folder.resolve(), None)
+        if self.monitor is not None:
+            self.monitor.__exit__(None, None, None)
+
+    def _leave(self) -> None:
+        """Let a training go that ended in an error."""
+        if self.monitor is not None:
+            self.monitor.__exit__(InterruptedError, None, None)

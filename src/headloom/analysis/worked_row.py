@@ -1,0 +1,229 @@
+"""One row of a head worked through in float64, from what its trace keeps: product to weight.
+
+    r_j = q . k_j (+ q . a_ij)              raw score; a_ij with Shaw's positions
+    s_j = softcap(scale r_j) (+ b_ij) (+ bias_ij)
+    w_j = e^(s_j - m) / (sum_l e^(s_l - m) (+ e^(sink - m))),   m the largest score
+
+over the keys that the mask allows. Every term has its place, so that each number of a weight can be
+shown and added up. Where a query or a key holds no number (NaN), neither are its scores, nor the
+weights of the row.
+
+Source: Vaswani et al. 2017, equation 1; the terms as `headloom.formats.terms` has them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headloom.analysis.arguments import check_layer
+from headloom.errors import InputError
+from headloom.formats.trace import TraceLayer
+from headloom.mechanism.parts import with_tensors
+from headloom.mechanism.shapes import place_of
+
+__all__ = [
+    "Term",
+    "WorkedRow",
+    "remedy",
+    "worked_row",
+]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A step from the raw score to the score of one key.
+
+    name: what it is. how: what it does, as "/ √32". value: what comes in. result: what it gives.
+    """
+
+    name: str
+    how: str
+    value: float | None
+    result: float
+
+
+@dataclass(frozen=True, eq=False)
+class WorkedRow:
+    """One query of one head against every key, in float64; (keys,) where nothing else is said.
+
+    layer         it is a row of
+    head, query   which one
+    q, k          the query, (depth,), and the keys, (keys, depth), as they were scored
+    dots          q . k_j
+    by_position   q . a_ij of Shaw's positions, or None
+    scaled        scale (dots + by_position)
+    capped        c tanh(scaled / c), or None where there is no cap
+    by_distance   the bias of ALiBi or T5, or None
+    bias          any other number added to the scores, or None
+    allowed       whether the mask lets the query see the key
+    scores        their sum, minus infinity where it does not
+    sink          a logit that takes weight and is no key, or None
+    largest       of the scores and the sink: taken off before e^x
+    exponentials  e^(scores - largest), 0 of a hidden key
+    total         their sum, the sink's among them
+    weights       exponentials / total
+    """
+
+    layer: TraceLayer
+    head: int
+    query: int
+    q: Tensor
+    k: Tensor
+    dots: Tensor
+    by_position: Tensor | None
+    scaled: Tensor
+    capped: Tensor | None
+    by_distance: Tensor | None
+    bias: Tensor | None
+    allowed: Tensor
+    scores: Tensor
+    sink: float | None
+    largest: float
+    exponentials: Tensor
+    total: float
+    weights: Tensor
+
+    @property
+    def depth(self) -> int:
+        """Numbers of a query and of a key."""
+        return int(self.q.shape[0])
+
+    @property
+    def lse(self) -> float:
+        """log sum_l e^(s_l), the sink's part in it; minus infinity where no key is seen."""
+        return -math.inf if self.total == 0 else self.largest + math.log(self.total)
+
+    def products(self, key: int) -> list[float]:
+        """q_d k_d, which add up to q . k."""
+        return [a * b for a, b in zip(self.q.tolist(), self.k[key].tolist(), strict=True)]
+
+    def terms(self, key: int) -> list[Term]:
+        """The steps from the products to the score of a key, in order; each goes on from the last.
+
+        A hidden key's last step gives minus infinity.
+        """
+        products = self.products(key)
+        # Of infinities of both signs fsum is an error; their sum is no number.
+        at = math.fsum(products) if all(map(math.isfinite, products)) else sum(products)
+        found = [Term("q · k", f"the sum of its {self.depth} products", None, at)]
+
+        def add(name: str, how: str, values: Tensor | None) -> None:
+            nonlocal at
+            if values is not None:
+                value = float(values[key])
+                at += value
+                found.append(Term(name, how, value, at))
+
+        add("relative position", "+ q · a, a learned vector for the distance", self.by_position)
+        scale = self.layer.scale
+        at *= scale
+        found.append(Term("scaled", self.scaling, None, at))
+        if self.capped is not None:
+            cap = float(self.layer.softcap or 0)
+            at = cap * math.tanh(at / cap)
+            found.append(Term("bounded", f"{cap:g} tanh(x / {cap:g})", None, at))
+        named = {"alibi": "+ B, which falls with the distance (ALiBi)"}
+        how = named.get(self.layer.positions, "+ B, a number for each distance")
+        add("position", how, self.by_distance)
+        add("bias", "+ a number that the model adds to this score", self.bias)
+        if not bool(self.allowed[key]):
+            found.append(Term("mask", "hidden: the query may not look there", None, -math.inf))
+        return found
+
+    @property
+    def scaling(self) -> str:
+        """How raw scores are scaled, in words."""
+        root = self.depth**0.5
+        if abs(self.layer.scale * root - 1) < 1e-6:
+            return f"/ √{self.depth}"
+        return "not scaled" if self.layer.scale == 1 else f"× {self.layer.scale:g}"
+
+    def strongest(self, count: int, *others: int) -> list[int]:
+        """The allowed keys of the largest weights, so many at most, and others, by their place."""
+        best = self.scores.topk(min(count, len(self.scores)))
+        found = {int(place) for place in best.indices if bool(self.allowed[place])}
+        return sorted(found | set(others))
+
+
+def remedy(given: str | None) -> str:
+    """What gives a trace queries and keys. given: what it was made of, where not of a model."""
+    if given in ("weights", "edges"):
+        return (
+            f"The trace was made of {given}, which have none. Trace the model itself, or make the "
+            "trace of its queries and keys: headloom.from_queries_keys."
+        )
+    return "Trace the model again, without --no-queries-keys."
+
+
+def worked_row(
+    layer: TraceLayer, head: int, query: int, *, instead: str | None = None
+) -> WorkedRow:
+    """Work the row of a query through.
+
+    Args: layer: of a trace that keeps its queries and keys; head, query: within its shape;
+    instead: where they were not kept, what gives them; None: `remedy`.
+
+    Raises: InputError: they were not kept, or something else enters the scores that was not; the
+    line says the remedy.
+    """
+    check_layer("worked_row", layer)
+    head = place_of("layer", "worked_row", "head", head, layer.heads)
+    query = place_of("layer", "worked_row", "query", query, layer.shape[1])
+    queries, keys, terms = layer.queries, layer.keys, layer.terms
+    if queries is None or keys is None:
+        raise InputError(
+            f"{layer.name}: its queries and keys were not kept. {instead or remedy(None)}"
+        )
+    if terms is None or terms.missing is not None:
+        what = "what enters the scores besides them" if terms is None else terms.missing
+        raise InputError(
+            f"{layer.name}: its queries and keys were kept, and not all else that enters its "
+            f"scores: {what}. Its kept edges have their scores."
+        )
+    heads, _, length = layer.shape
+    rows, device = range(query, query + 1), torch.device("cpu")
+    of_all = queries[:, rows.start : rows.stop].detach().cpu().double()
+    q = of_all[head, 0]
+    k = keys[head // (heads // keys.shape[0])].detach().cpu().double()
+    dots = k @ q
+    relative = terms.relative
+    by_position = by_distance = None
+    if relative is not None:
+        positions = with_tensors(relative, lambda tensor: tensor.detach().cpu().double())
+        added = positions.key_scores(of_all[None], rows, length)
+        by_position = None if added is None else added[0, head, 0]
+        distance = positions.bias(rows, length, device)
+        by_distance = None if distance is None else distance.expand(heads, 1, -1)[head, 0].double()
+    raw = dots if by_position is None else dots + by_position
+    scaled = layer.scale * raw
+    cap = layer.softcap
+    capped = None if cap is None else cap * torch.tanh(scaled / cap)
+    bias = None
+    if terms.bias is not None:
+        bias = terms.bias.detach().cpu().expand(layer.shape)[head, query].double()
+    scores = scaled if capped is None else capped
+    for more in (by_distance, bias):
+        scores = scores if more is None else scores + more
+    allowed = torch.ones(length, dtype=torch.bool)
+    if terms.mask is not None:
+        seen = terms.mask.cells(rows, length, device)[0, :, 0]
+        allowed = seen[head if len(seen) > 1 else 0].expand(length).clone()
+    # A bias of minus infinity hides a key as a mask does; what is no number hides nothing.
+    allowed &= scores != -math.inf
+    scores = scores.masked_fill(~allowed, -math.inf)
+    sink = None if terms.sinks is None else float(terms.sinks[head])
+    seen_scores = [float(scores.max())] if bool(allowed.any()) else []
+    largest = max(seen_scores + ([] if sink is None else [sink]), default=0.0)
+    largest = 0.0 if largest == -math.inf else largest
+    exponentials = (scores - largest).exp().masked_fill(~allowed, 0)
+    total = math.fsum(exponentials.tolist())
+    total += 0.0 if sink is None else math.exp(sink - largest)
+    weights = torch.zeros_like(exponentials) if total == 0 else exponentials / total
+    return WorkedRow(
+        layer, head, query, q, k, dots, by_position, scaled, capped, by_distance, bias, allowed,
+        scores, sink, largest, exponentials, total, weights,
+    )  # fmt: skip

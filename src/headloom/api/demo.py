@@ -1,0 +1,196 @@
+"""The demo: trains a translator of dates from random matrices, traces it and draws its weights."""
+
+from __future__ import annotations
+
+import datetime
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headloom.api.model import TraceChoices
+from headloom.api.run_model import RunModel
+from headloom.formats.files import JsonObject
+from headloom.formats.history import History, LayerSnapshot
+from headloom.formats.trace import TraceData
+from headloom.training.config import RunConfig, load_config
+from headloom.training.inference import TrainedRun, open_run
+from headloom.training.loop import TrainingResult, train
+from headloom.training.progress import ConsoleListener
+from headloom.training.tasks.dates import written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["demo_config", "run_demo"]
+
+#: What the demo shows: dates of the demo's range in scripts and orders far apart.
+SHOWN = (
+    (datetime.date(2024, 3, 17), "de", "full"),
+    (datetime.date(1999, 12, 31), "en", "short"),
+    (datetime.date(1999, 12, 31), "en_GB", "short"),
+    (datetime.date(1969, 7, 20), "fr", "long"),
+    (datetime.date(2031, 10, 5), "ja", "full"),
+    (datetime.date(1989, 11, 9), "ru", "full"),
+    (datetime.date(2045, 1, 2), "ar", "long"),
+    (datetime.date(1957, 10, 4), "th", "long"),
+)
+
+#: Which of them are traced for the page; the first is drawn.
+TRACED = (0, 1, 2, 4, 5)
+
+
+def demo_config(seed: int) -> RunConfig:
+    """The embedded configuration."""
+    with resources.as_file(resources.files("headloom.training") / "demo.toml") as path:
+        return load_config(path, [f"training.seed={seed}"])
+
+
+def run_demo(path: Path, seed: int, console: Console) -> JsonObject:
+    """Train, translate, trace, draw; print where each file is.
+
+    Args:
+        path: the run's folder; gone on with if it is there.
+        seed: of data, matrices and batches.
+        console: where progress is written.
+
+    Returns: what ``headloom demo --json`` prints: exact_match, train_seconds, run, page, and more.
+    """
+    config = demo_config(seed)
+    console.print("[bold]1. Train[/] a Transformer that reads dates in 48 languages.")
+    with ConsoleListener(console) as listener:
+        result = train(config, path, listener)
+    console.print(f"Trained {result.steps:,} steps in {result.seconds:.1f} s.")
+    run = open_run(path)
+
+    console.print("\n[bold]2. Translate[/] dates it has never seen, one character at a time.")
+    exact = _translate(run, console)
+
+    console.print("\n[bold]3. Trace[/] which characters each character looks at.")
+    traces = _trace(run)
+    files = _draw(run, traces, result, exact)
+    for name, file in files.items():
+        console.print(f"  {name:<32} {file}", soft_wrap=True, markup=False)
+    examples = getattr(config.task, "test_examples", 0)
+    console.print(
+        f"\n[bold]{exact:.1%}[/] of {examples:,} held-out dates exactly right, "
+        f"after {result.seconds:.0f} s of training. "
+        f"Open the page: [bold]{escape(str(files['page']))}[/]",
+        soft_wrap=True,
+    )
+    return {
+        "exact_match": exact,
+        "train_seconds": round(result.seconds, 2),
+        "steps": result.steps,
+        "run": str(path),
+        "page": str(files["page"]),
+        "files": {name: str(file) for name, file in files.items()},
+    }
+
+
+def _translate(run: TrainedRun, console: Console) -> float:
+    from headloom.training.translation import translate
+
+    texts = [written(*example) for example in SHOWN]
+    answers = translate(run.model, run.vocabulary, texts, beam=1)
+    table = Table(box=None, padding=(0, 2))
+    for heading in ("written", "read as", "right"):
+        table.add_column(heading)
+    for (date, _, _), text, answer in zip(SHOWN, texts, answers, strict=True):
+        table.add_row(text, answer, "yes" if answer == date.isoformat() else f"no: {date}")
+    console.print(table)
+    results = run.task().results(run.model, split="test", beam=1, progress=lambda done, total: None)
+    return float(results.values()["exact_match"])
+
+
+def _trace(run: TrainedRun) -> dict[str, TraceData]:
+    folder = run.folder.path / "traces"
+    folder.mkdir(exist_ok=True)
+    model, options = RunModel(run, beam=1), TraceChoices(keep=64, overwrite=True)
+    traces = {}
+    for index in TRACED:
+        date, locale, style = SHOWN[index]
+        text = written(date, locale, style)
+        trace = model.trace(model.inputs(text, options), folder / f"{locale}-{style}.loom", options)
+        # Between the start token and the end token: what the model read and what it wrote.
+        traces[f"{text} → {''.join(trace.sequences['target'][1:])}"] = trace
+    return traces
+
+
+def _draw(
+    run: TrainedRun, traces: dict[str, TraceData], result: TrainingResult, exact: float
+) -> dict[str, Path]:
+    from headloom.studio import pictures
+    from headloom.studio.page import export_page
+    from headloom.studio.runs import loss_curves, probe_trace, run_snapshots
+
+    history = History(run.folder.history)
+    folder = run.folder.path / "pictures"
+    folder.mkdir(exist_ok=True)
+    page = run.folder.path / "demo.html"
+    first = next(iter(traces.values()))
+    crossing = [layer for layer in first.layers if layer.kind == "cross"][-1]
+    files = {
+        "alignment, last cross layer": folder / "alignment.png",
+        "all heads at a glance": folder / "heads.png",
+        "one head's weights, in training": folder / "history-weights.png",
+        "one head's W_Q W_K^T, likewise": folder / "history-products.png",
+        "traces": run.folder.path / "traces",
+        "page": page,
+    }
+    drawn = (pictures.alignment(crossing), pictures.heads(first), *_history_pictures(run))
+    for figure, file in zip(drawn, files.values(), strict=False):
+        pictures.save_picture(figure, file)
+    export_page(
+        page,
+        list(traces.values()),
+        "dates in 48 languages",
+        names=list(traces),
+        history=run_snapshots(history),
+        curves=loss_curves(run.folder, history),
+        probe=probe_trace(history),
+        summary={
+            "exactly right": f"{exact:.1%} of held-out dates",
+            "training": f"{result.seconds:.0f} s, {result.steps:,} steps",
+            "model": f"{sum(p.numel() for p in run.model.parameters()):,} parameters",
+        },
+    )
+    return files
+
+
+def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
+    """The probe's attention, and W_Q W_K^T, in the cross head whose W_Q moved most."""
+    from headloom.studio.pictures import history
+    from headloom.studio.runs import loss_curves
+
+    snapshots = list(History(run.folder.history))
+    name, head = _most_changed(snapshots[0].layers, snapshots[-1].layers)
+    steps = [snapshot.step for snapshot in snapshots]
+    layers = [snapshot.layer(name) for snapshot in snapshots]
+    losses = loss_curves(run.folder, History(run.folder.history))["training loss"]
+    measures: JsonObject = {
+        "loss": tuple(zip(*losses, strict=True)),
+        "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
+        "effective rank": [layer.measures["effective_rank"][head] for layer in layers],
+        "symmetry": [layer.measures["symmetry"][head] for layer in layers],
+    }
+    attention = [layer.graph.adjacency(head).toarray() for layer in layers]
+    products = [layer.matrices["W_Q"][head] @ layer.matrices["W_K"][head].T for layer in layers]
+    where = f"{name}, head {head}: from random to trained"
+    return (
+        history(steps, attention, {"loss": measures["loss"]}, title=f"Weights of {where}"),
+        history(steps, products, measures, title=f"W_Q W_K^T of {where}"),
+    )
+
+
+def _most_changed(before: list[LayerSnapshot], after: list[LayerSnapshot]) -> tuple[str, int]:
+    changes = {
+        (first.name, head): float((last.matrices["W_Q"][head] - matrix).norm())
+        for first, last in zip(before, after, strict=True)
+        if first.kind == "cross"
+        for head, matrix in enumerate(first.matrices["W_Q"])
+    }
+    return max(changes, key=lambda key: changes[key])

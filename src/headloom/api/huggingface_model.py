@@ -1,0 +1,141 @@
+"""A trained model as Transformers reads it: an architecture of its own, with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headloom.api.exported_tokenizer import exported_tokenizer
+from headloom.errors import VerificationError, installing, optional_package
+from headloom.models.stock import stock_model
+from headloom.models.stock_parts import StockModel
+from headloom.training.inference import TrainedRun
+from headloom.training.pretrained_vocabulary import NO_TOKEN
+
+__all__ = ["huggingface_loader", "logits_of_huggingface", "write_huggingface"]
+
+#: Hypotheses of a translation's search, as `headloom translate` has by default.
+BEAM = 5
+
+
+def huggingface_loader(run: TrainedRun) -> str:
+    """The Auto class that loads a run's model."""
+    return "AutoModelForSeq2SeqLM" if run.translates else "AutoModelForCausalLM"
+
+
+def write_huggingface(run: TrainedRun, folder: Path) -> str:
+    """Fill a folder with a run's model; returns the class of Transformers that it is.
+
+    Raises: InputError: no architecture computes the same.
+    """
+    stock = stock_model(run.model)
+    with optional_package("export", installing("hf")):
+        import transformers  # noqa: F401
+    with _quiet():
+        _built(stock, run).save_pretrained(folder)
+        _tokenizer(run, longest=_longest(stock)).save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(folder.stat().st_mode & 0o666)  # for whom the folder is, so are its files
+    return stock.architecture
+
+
+def logits_of_huggingface(
+    run: TrainedRun, folder: Path, source: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the run and the written model predict after each token of some texts.
+
+    Args:
+        run: the run.
+        folder: of the written model.
+        source: ids, (texts, positions); a language model reads the target alone.
+        target: likewise.
+    """
+    import transformers
+
+    with _quiet():
+        loaded = getattr(transformers, huggingface_loader(run)).from_pretrained(folder).eval()
+    with torch.no_grad():
+        if not run.translates:
+            return run.model(target), loaded(input_ids=target).logits
+        real = (source != run.vocabulary.pad).long()
+        theirs = loaded(input_ids=source, attention_mask=real, decoder_input_ids=target)
+        return run.model(source, target), theirs.logits
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the bars that Transformers shows while it writes and loads."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _longest(stock: StockModel) -> int:
+    names = ("max_position_embeddings", "n_positions")
+    (longest,) = (stock.settings[name] for name in names if name in stock.settings)
+    if not isinstance(longest, int):
+        raise TypeError("the number of positions is whole")
+    return longest
+
+
+def _built(stock: StockModel, run: TrainedRun) -> Any:
+    """The model of Transformers, with a run's weights."""
+    import transformers
+
+    kind = getattr(transformers, stock.architecture)
+    words = run.vocabulary
+    ids = {"pad_token_id": words.pad, "bos_token_id": words.start, "eos_token_id": words.end}
+    if run.translates:
+        ids["decoder_start_token_id"] = words.start
+    specials = {name: None if index == NO_TOKEN else index for name, index in ids.items()}
+    model = kind(kind.config_class(**stock.settings, **specials, forced_eos_token_id=None)).eval()
+    weights = {name: tensor.detach().clone() for name, tensor in stock.weights.items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    output = model.get_output_embeddings().weight
+    with torch.no_grad():
+        output.copy_(stock.output)
+    names = dict(model.named_parameters(remove_duplicate=False))
+    left = [name for name in missing if name in names and names[name] is not output]
+    if left or unexpected:
+        raise VerificationError(
+            f"export: this version of Transformers names the weights of {stock.architecture} "
+            f"otherwise ({', '.join([*left, *unexpected][:3])} ...). Report it, with the version."
+        )
+    if run.translates:
+        settings = model.generation_config
+        settings.num_beams, settings.length_penalty = BEAM, float(run.length_penalty)
+        # Else Transformers would cut what is written after 20 tokens.
+        settings.max_length = _longest(stock)
+    return model
+
+
+def _tokenizer(run: TrainedRun, *, longest: int) -> Any:
+    """The run's tokens, as Transformers keeps them."""
+    from transformers import PreTrainedTokenizerFast
+
+    make: Any = PreTrainedTokenizerFast
+    words = run.vocabulary
+    ids = (words.pad, words.unknown, words.start, words.end)
+    names = zip(("pad_token", "unk_token", "bos_token", "eos_token"), ids, strict=True)
+    tokenizer = exported_tokenizer(run)
+    return make(
+        tokenizer_object=tokenizer,
+        **{name: tokenizer.id_to_token(index) for name, index in names if index != NO_TOKEN},
+        model_max_length=longest,
+        # What goes on from a text needs its last token last; a source is only looked at.
+        padding_side="right" if run.translates else "left",
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )

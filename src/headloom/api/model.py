@@ -1,0 +1,303 @@
+"""A model that a command opened: a training run, or a model of Hugging Face, asked alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headloom.errors import InputError
+from headloom.formats.files import JsonMapping, JsonObject
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torch import nn
+
+    from headloom.analysis.alignment.words import WordParts
+    from headloom.formats.history import History
+    from headloom.formats.trace import TraceData
+    from headloom.mechanism.received import LastQueries
+    from headloom.tracing.options import TraceOptions, Verify
+
+__all__ = [
+    "Inputs",
+    "Measure",
+    "Model",
+    "Pairs",
+    "Pooling",
+    "Prediction",
+    "Progress",
+    "TraceChoices",
+    "check_text",
+    "logit_name",
+    "one_token",
+]
+
+#: What a model reads: tensors by the names of its arguments; or a text that its tracer encodes.
+Inputs = Mapping[str, Any] | str
+#: Told the path and the number of each layer that is done, of how many.
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class TraceChoices:
+    """How a text is traced.
+
+    target: the text that an encoder-decoder writes; None: a run's own translation.
+    generate: how many tokens the model writes; None: it only reads.
+    keep: edges kept of each query.
+    layers: numbers and paths with a comma between them; None: all.
+    dtype: "float32", "bfloat16" or "float16", of queries and keys; None: as they are.
+    queries_keys: whether to keep queries and keys.
+    overwrite: replace a trace that is there, and nothing else.
+    verify: how much of the text is read without headloom too: see `headloom.trace`.
+    received: whether to keep what each key receives: "all", or a number, from so many last queries
+        too; None: not.
+    """
+
+    target: str | None = None
+    generate: int | None = None
+    keep: int = 32
+    layers: str | None = None
+    dtype: str | None = None
+    queries_keys: bool = True
+    overwrite: bool = False
+    verify: Verify = None
+    received: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise an InputError for a word that says nothing of keys, before a model is opened."""
+        if self.received is not None:
+            received_of(self.received)
+
+    @property
+    def chosen_layers(self) -> list[int | str] | None:
+        """The layers, as numbers and paths.
+
+        >>> TraceChoices(layers="0, *cross*").chosen_layers
+        [0, '*cross*']
+        """
+        if self.layers is None:
+            return None
+        names = [name.strip() for name in self.layers.split(",") if name.strip()]
+        if not names:
+            raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
+        return [int(name) if name.isascii() and name.isdigit() else name for name in names]
+
+    def as_asked(self, tokenizer: Any, save: Path | None = None) -> TraceOptions:
+        """The options as `headloom.trace` takes them.
+
+        tokenizer: who names the ids. save: the folder to write to while the model runs.
+        """
+        from headloom.mechanism.graph import Top
+        from headloom.tracing.options import TraceOptions
+
+        return TraceOptions(
+            tokenizer,
+            Top(self.keep),
+            self.queries_keys,
+            self.chosen_layers,
+            save,
+            self.stored_dtype,
+            self.overwrite,
+            self.verify,
+            received=self.received is not None and received_of(self.received),
+        )
+
+    @property
+    def decisive(self) -> JsonObject:
+        """The options that a trace depends on; what came later only where it was asked for."""
+        late = ("received",)
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("overwrite", "verify") and not (name in late and value is None)
+        }
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """The number type of queries and keys on disk."""
+        import torch
+
+        dtype: torch.dtype | None = None if self.dtype is None else getattr(torch, self.dtype)
+        return dtype
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that a model gives: its name, and the function that runs the model for it.
+
+    tokens: that the model reads, for tables; none of several inputs, or of a pair.
+    differentiable: whether its gradient says how it changes; not of a distance, least at 0.
+    """
+
+    name: str
+    run: Callable[[], torch.Tensor]
+    tokens: Sequence[str] = ()
+    differentiable: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of a source and its target, as a model reads them together.
+
+    inputs: a batch; sources, targets: which tokens the words of each are made of.
+    """
+
+    inputs: Mapping[str, Any]
+    sources: list[WordParts]
+    targets: list[WordParts]
+
+
+@dataclass(frozen=True, eq=False)
+class Pooling:
+    """How a classifier makes one vector of the outputs of all positions.
+
+    name: "mean", "first" or "max".
+    parts: gives what each position adds to each logit, (positions, classes); with the bias, the
+    sums are the logits.
+    """
+
+    name: str
+    parts: Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A model, the inputs it reads, and the names of its predictions.
+
+    tokens: of the text, whose relevance is asked.
+    read: the tokens that predictions come after: those of the text, or of an encoder-decoder the
+        target's; of a classifier none.
+    number: from an option and its word to the number of the logit, or an InputError; names: from
+    numbers to names.
+    masked: the place of a mask, whose token is predicted.
+    pooling: of a classifier whose class comes from all positions; None: from the first.
+    """
+
+    network: nn.Module
+    inputs: Mapping[str, Any]
+    tokens: Sequence[str]
+    read: Sequence[str]
+    number: Callable[[str, str], int]
+    names: Callable[[list[int]], Sequence[str]]
+    masked: int | None = None
+    pooling: Pooling | None = None
+
+
+class Model(Protocol):
+    """What commands ask of a model: see `headloom.api.opening`."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The module, in evaluation mode."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """Who names its tokens, as `headloom.trace` takes it; None: it only sees images."""
+        ...
+
+    def unknown_parts(self, text: str) -> Sequence[str]:
+        """Characters, or words, of a text that its vocabulary lacks."""
+        ...
+
+    def inputs(self, text: str, options: TraceChoices) -> Inputs:
+        """What the model reads for a text, and for the target of the options."""
+        ...
+
+    def image_inputs(self, picture: Image, text: str | None) -> tuple[Model, Inputs]:
+        """A model that sees a picture, and perhaps reads a text; and its inputs."""
+        ...
+
+    def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
+        """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
+        ...
+
+    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
+        """A long text in windows of so many tokens, each as the model reads it."""
+        ...
+
+    def verify(self, inputs: Inputs, options: TraceChoices) -> None:
+        """Compare the model with itself without headloom. Raises: VerificationError."""
+        ...
+
+    def trace(
+        self,
+        inputs: Inputs,
+        output: Path | None,
+        options: TraceChoices,
+        *,
+        description: JsonMapping | None = None,
+        progress: Progress | None = None,
+        verification: JsonMapping | None = None,
+    ) -> TraceData:
+        """Trace the model on inputs into a folder; None: in memory.
+
+        description: entries that the trace adds to its description of the model.
+        verification: what the trace says of it; None: the model is verified on these inputs.
+        """
+        ...
+
+    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
+        """The loss on a text; without one on so many tokens of a run's validation data."""
+        ...
+
+    def logit_of(
+        self, word: str, against: str | None, text: str | None, target: str | None
+    ) -> Measure:
+        """The logit of a token after a text, less that of another."""
+        ...
+
+    def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+        """The model and its inputs, ready for a question about one of its predictions."""
+        ...
+
+    def history(self) -> History:
+        """The snapshots of its training. Raises: InputError: it is not a run."""
+        ...
+
+
+def received_of(word: str) -> bool | LastQueries:
+    """What is asked of keys, as `headloom.trace` takes it, from the word of an option.
+
+    >>> received_of("all"), received_of("64")
+    (True, LastQueries(number=64))
+    """
+    from headloom.mechanism.received import LastQueries
+
+    if word == "all":
+        return True
+    if word.isascii() and word.isdigit() and int(word[:9]) > 0:
+        return LastQueries(int(word[:9]))
+    raise InputError(f"--received {word}: expected all, or a number of last queries, 1 or more.")
+
+
+def check_text(text: str | Sequence[int]) -> None:
+    """Raises: InputError: a text, or what its ids are, is empty, or of spaces alone."""
+    if not (text.strip() if isinstance(text, str) else text):
+        raise InputError("the text is empty; give at least one character that is no space.")
+
+
+def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:
+    """The only token of a word.
+
+    Args:
+        option: and the word, for the error.
+        ids: of the word.
+        unknown: the token of all that the vocabulary lacks; None: there is none.
+
+    Raises: InputError: it has several, or none, or is not in the vocabulary.
+    """
+    if len(ids) != 1:
+        raise InputError(f"{option}: {len(ids)} tokens; expected one. Give another word.")
+    if ids[0] == unknown:
+        raise InputError(f"{option}: not in the vocabulary of this model. Give another word.")
+    return ids[0]
+
+
+def logit_name(word: str, against: str | None) -> str:
+    """The name of the measure of `Model.logit_of`."""
+    return f"logit of {word!r}" + ("" if against is None else f" less that of {against!r}")

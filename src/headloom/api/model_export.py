@@ -1,0 +1,112 @@
+"""A trained model in formats of other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headloom.api.ctranslate2_model import scores_of_ctranslate2, write_ctranslate2
+from headloom.api.exported_tokenizer import bare_tokenizer
+from headloom.api.huggingface_model import (
+    huggingface_loader,
+    logits_of_huggingface,
+    write_huggingface,
+)
+from headloom.api.onnx_model import logits_of_onnx, write_onnx
+from headloom.errors import InputError, VerificationError
+from headloom.formats.folders import atomic_folder
+from headloom.models.language_model import LanguageModel
+from headloom.models.transformer import Transformer
+from headloom.training.inference import TrainedRun, open_run
+from headloom.training.pretrained_vocabulary import PretrainedVocabulary
+from headloom.training.text import SPECIALS
+
+__all__ = ["ExportedModel", "export_model"]
+
+#: By how much numbers may differ, of the largest; sums in float32 in another order.
+TOLERANCE = 1e-4
+#: Tokens of the texts on which they are compared, where the model has as many positions.
+COMPARED = 96
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """What was written.
+
+    folder: with configuration, weights and vocabulary.
+    kind: the class of the other program that computes it; or the files.
+    loading: the line of Python that opens it.
+    numbers: which were compared: logits, or log-probabilities.
+    difference: the largest between them and the run's, on random tokens.
+    """
+
+    folder: Path
+    kind: str
+    loading: str
+    numbers: str
+    difference: float
+
+
+def export_model(
+    path: Path, folder: Path, to: Literal["huggingface", "ctranslate2", "onnx"]
+) -> ExportedModel:
+    """Write a run's best weights as a folder that another program opens.
+
+    What was written is opened by that program, and its numbers on random tokens are compared with
+    the run's, before the folder gets its name.
+
+    Args:
+        path: of the run.
+        folder: to write; must not exist.
+        to: Transformers, as an architecture of its own (headloom.models.stock), CTranslate2, or
+        files
+            that ONNX Runtime opens (headloom.models.onnx).
+
+    Raises: InputError: that program cannot compute the model; DataError: no run, or the folder
+        exists; VerificationError: numbers differ.
+    """
+    run = open_run(path)
+    if isinstance(run.data.vocabulary, PretrainedVocabulary) and to != "huggingface":
+        raise InputError(
+            f"{path}: this run began from a folder of Transformers, and is written as such a one "
+            "alone. Give --to huggingface."
+        )
+    with atomic_folder(folder) as new:
+        if to == "onnx":
+            kind, numbers = ", ".join(write_onnx(run, new)), "logits"
+            ours, theirs = logits_of_onnx(run, new)
+            loading = f"onnxruntime.InferenceSession({str(folder / kind.split(', ')[0])!r})"
+        elif to == "huggingface":
+            kind, numbers = write_huggingface(run, new), "logits"
+            ours, theirs = logits_of_huggingface(run, new, *_texts(run))
+            loading = f"transformers.{huggingface_loader(run)}.from_pretrained({str(folder)!r})"
+        else:
+            kind, numbers = f"ctranslate2.{write_ctranslate2(run, new)}", "log-probabilities"
+            (new / "tokenizer.json").write_text(bare_tokenizer(run).to_str(), "utf-8")
+            ours, theirs = scores_of_ctranslate2(run, new, *_texts(run))
+            loading = f"{kind}({str(folder)!r})"
+        difference, largest = float((ours - theirs).abs().max()), float(ours.abs().max())
+        if not difference <= TOLERANCE * max(largest, 1.0):
+            raise VerificationError(
+                f"export: {numbers} of the exported model differ from the run's by "
+                f"{difference:.2g} (the largest is {largest:.2g}). Nothing was written; report it."
+            )
+    return ExportedModel(folder, kind, loading, numbers, difference)
+
+
+def _texts(run: TrainedRun) -> tuple[Tensor, Tensor]:
+    """Random sources of several lengths, filled up, and as many targets."""
+    longest = COMPARED
+    if isinstance(run.model, (Transformer, LanguageModel)):
+        longest = min(longest, run.model.architecture.max_length - 1)  # the start comes before
+    generator = torch.Generator().manual_seed(1)
+    source, target = torch.randint(
+        len(SPECIALS), len(run.vocabulary), (2, 4, max(longest, 1)), generator=generator
+    )
+    for row in range(1, len(source)):
+        source[row, max(1, longest * row // len(source)) :] = run.vocabulary.pad
+    return source, target

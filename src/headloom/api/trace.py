@@ -1,0 +1,226 @@
+"""`headloom.Trace`: a trace, and everything that can be asked of it.
+
+A trace is read on every floor, as `headloom.formats.trace.TraceData`. What users hold is this
+class, which stands above the analyses and the studio that it opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Self
+
+from headloom.errors import InputError
+from headloom.formats.files import JsonObject
+from headloom.formats.trace import TraceData
+from headloom.mechanism.shapes import whole_number
+from headloom.tracing import capture, given
+from headloom.tracing import watch as watching
+from headloom.tracing.watched import Watched
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas
+    from torch import Tensor
+
+    from headloom.analysis.eviction.evict import Eviction
+    from headloom.analysis.eviction.policies import Rule
+    from headloom.analysis.image_map import ImageMap
+    from headloom.studio.serving import Viewer
+
+__all__ = [
+    "Trace",
+    "WatchedModel",
+    "from_queries_keys",
+    "from_weights",
+    "open",
+    "trace",
+    "watch",
+]
+
+Parameters = ParamSpec("Parameters")
+
+
+class Trace(TraceData):
+    """Tokens and layers of one input through one model, with its analyses and its views.
+
+    The fields are those of `headloom.formats.trace.TraceData`: ``sequences``, ``layers``,
+    ``model``, ``positions`` and ``images``.
+    """
+
+    @classmethod
+    def of(cls, data: TraceData) -> Self:
+        """The same tokens and layers."""
+        if isinstance(data, cls):
+            return data
+        if not isinstance(data, TraceData):
+            raise InputError(f"Trace.of: {type(data).__name__}; expected a trace.")
+        return cls(**{name: getattr(data, name) for name in data.__dataclass_fields__})
+
+    def heads(self, *, exact: bool | None = None) -> pandas.DataFrame:
+        """What each head is for: one row a head, a column a measure, beside what chance scores.
+
+        Args: exact: True: every measure exactly; False: from the kept edges alone; None: exactly
+        where that is cheap. See `headloom.analysis.heads.roles.heads`.
+        """
+        from headloom.analysis.heads.roles import heads
+
+        return heads(self, exact=exact)
+
+    def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
+        """How much of each input position is in each output position, (queries, keys).
+
+        By the product over layers of ``1/2 W + 1/2 I``, W the weights averaged over heads. See
+        `headloom.analysis.graphs.rollout.rollout`; rows and columns of long traces are cheaper
+        there.
+        """
+        from headloom.analysis.graphs.rollout import rollout
+
+        return rollout(self, kind=kind, exact=exact)
+
+    def image_map(
+        self,
+        layer: int | str,
+        head: int | None,
+        token: int | str,
+        *,
+        image: int = 0,
+        size: tuple[int, int] | None = None,
+    ) -> ImageMap:
+        """What a word of a vision-language model, or a patch, looks at in an image, in pixels.
+
+        layer: its number in ``layers``, or its path; head: None for the mean of all; token: a
+        position, or the text of one token; size: rows and columns of the original picture, for a
+        map of its pixels. See `headloom.analysis.image_map.image_map`.
+
+        Raises: InputError: no such layer, head, token or image; weights or pixels that are not
+        known.
+        """
+        from headloom.analysis.image_map import image_map
+
+        return image_map(self, layer, head, token, image=image, size=size)
+
+    def evict(
+        self,
+        *,
+        budgets: Sequence[float | str] = (0.05, 0.2, 0.5),
+        policies: Sequence[Rule] | None = None,
+        prompt: int | None = None,
+        each_step: bool = False,
+    ) -> Eviction:
+        """What a cache of fewer keys would have thrown away, and the attention mass lost by it.
+
+        By H2O, SnapKV, TOVA, StreamingLLM or a function, against the best choice; ``.table()`` is a
+        DataFrame. See `headloom.analysis.eviction.evict.evict`.
+
+        Raises: InputError: a layer without exact weights; no such budget, prompt or policy.
+        """
+        from headloom.analysis.eviction.evict import evict
+
+        return evict(self, budgets=budgets, policies=policies, prompt=prompt, each_step=each_step)
+
+    def sql(self, query: str) -> pandas.DataFrame:
+        """The answer to a SELECT over the views edges, rows, keys, received, tokens, layers, heads,
+        named.
+
+        The views are in `headloom.analysis.sql.views`.
+
+        Raises: InputError: the query asks for what is not there.
+        """
+        from headloom.analysis.sql.query import sql
+
+        return sql(self, query)
+
+    def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
+        """The studio in a browser, served in the background until the program ends.
+
+        port: 0: any that is free; None: the first free one from 8137 on. browser: open one.
+        See `headloom.studio.serving.view`.
+
+        Raises: InputError: no such port.
+        """
+        from headloom.mechanism.shapes import check_flag
+        from headloom.studio.serving import view
+
+        check_flag("view", "browser", browser)
+        if port is not None:
+            port = whole_number("view", "port", port, 0, 65_535)
+        return view(self, port=port, browser=browser)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[JsonObject, JsonObject]:
+        """What a notebook shows: the studio. See `headloom.studio.notebook`."""
+        from headloom.studio.notebook import trace_bundle
+
+        return trace_bundle(self)
+
+    def _display_(self) -> Any:
+        """What marimo shows: the same."""
+        from headloom.studio.notebook import trace_display
+
+        return trace_display(self)
+
+
+def _of(
+    function: Callable[Parameters, TraceData | list[TraceData]],
+) -> Callable[Parameters, Trace | list[Trace]]:
+    """The same function, whose traces can be asked."""
+
+    @wraps(function)
+    def traced(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Trace | list[Trace]:
+        made = function(*args, **kwargs)
+        return [Trace.of(each) for each in made] if isinstance(made, list) else Trace.of(made)
+
+    return traced
+
+
+trace = _of(capture.trace)
+from_queries_keys = _of(given.from_queries_keys)
+from_weights = _of(given.from_weights)
+
+
+def open(path: Path | str) -> Trace:
+    """Open a trace folder; its layers are read when they are first asked for.
+
+    Raises: InputError: it is no path. DataError: it is missing, half-written, damaged, or of a
+        newer version.
+    """
+    return Trace.open(path)
+
+
+class WatchedModel:
+    """What a model did in the block of `headloom.watch`."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The traces of all texts so far, in order; those of a batch one after the other."""
+        return [Trace.of(each) for each in self._watched.traces]
+
+    @property
+    def trace(self) -> Trace:
+        """The only trace.
+
+        Raises: InputError: there is none, or there are several.
+        """
+        return Trace.of(self._watched.trace)
+
+
+def _watching(
+    function: Callable[Parameters, AbstractContextManager[Watched]],
+) -> Callable[Parameters, AbstractContextManager[WatchedModel]]:
+    """The same block, whose traces can be asked."""
+
+    @wraps(function)
+    @contextmanager
+    def watched(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Iterator[WatchedModel]:
+        with function(*args, **kwargs) as seen:
+            yield WatchedModel(seen)
+
+    return watched
+
+
+watch = _watching(watching.watch)

@@ -1,0 +1,200 @@
+"""Words aligned by a model that reads two line-aligned files, or by traces that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from headloom.analysis.alignment.align import Alignment, AlignmentOptions, align_words, check_choice
+from headloom.analysis.alignment.words import AligningHead, Step, WordWeights, word_weights
+from headloom.api.head_table import find_traces
+from headloom.api.model import Model, Pairs, check_text
+from headloom.api.opening import open_model
+from headloom.errors import InputError
+from headloom.formats.files import read_text
+from headloom.formats.lines import text_lines
+from headloom.formats.pharaoh import GoldLinks, check_links, read_pharaoh
+from headloom.formats.run import is_run
+from headloom.formats.trace import TraceData
+from headloom.mechanism.graph import All, Top
+from headloom.tracing.capture import trace_as
+from headloom.tracing.options import TraceOptions
+
+__all__ = ["AlignmentRequest", "PairReader", "align_files", "word_weights_of"]
+
+#: Pairs that are put in order of their length, and pairs that the model reads at once.
+_SORTED, _BATCH = 512, 32
+_Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class AlignmentRequest:
+    """What `headloom align` was asked.
+
+    source: a run, a model, a trace or a folder of traces; sources, targets: two files with a text
+    a line, for a model; gold: their links.
+    """
+
+    source: str
+    sources: Path | None = None
+    targets: Path | None = None
+    gold: Path | None = None
+
+
+def align_files(
+    request: AlignmentRequest,
+    options: AlignmentOptions,
+    progress: _Told = lambda done, total: None,
+) -> Alignment:
+    """Align what is asked for.
+
+    Raises: InputError: files that do not go together; DataError: a file is missing.
+    """
+    gold = None if request.gold is None else read_pharaoh(request.gold)
+    check_choice(options, gold)
+    if _has_traces(request.source):
+        if request.sources is not None or request.targets is not None:
+            raise InputError(
+                f"{request.source} holds traces, which have texts of their own. Leave out "
+                "--source-file and --target-file, or give a run or a model."
+            )
+        traces = find_traces([Path(request.source)])
+        weights = (
+            word_weights(trace, steps=options.steps, norms=options.norms) for trace in traces
+        )
+        return align_words(weights, options, gold, str(request.gold))
+    if request.sources is None or request.targets is None:
+        raise InputError(
+            "align: a model aligns two files with a text a line. Give --source-file and "
+            "--target-file, or traces in the place of the model."
+        )
+    sources, targets = _lines(request.sources), _lines(request.targets)
+    _check_counts(request, sources, targets, gold)
+    model = open_model(request.source)
+    read = word_weights_of(
+        model, sources, targets, steps=options.steps, norms=options.norms, progress=progress
+    )
+    return align_words(read, options, gold, str(request.gold))
+
+
+def word_weights_of(
+    model: Model,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    steps: Sequence[Step],
+    norms: bool = False,
+    progress: _Told = lambda done, total: None,
+) -> Iterator[WordWeights]:
+    """The weights between the words of each pair, in their order; the first batch is verified.
+
+    A pair of which a side is empty has none.
+
+    Raises: InputError: a model that does not read pairs; no text at all.
+    """
+    full = [
+        i for i, pair in enumerate(zip(sources, targets, strict=True)) if all(map(str.strip, pair))
+    ]
+    if not full:
+        check_text("")
+    reader = PairReader(model.network, steps, norms)
+    done = 0
+    for start in range(0, len(sources), _SORTED):
+        block = range(start, min(start + _SORTED, len(sources)))
+        order = sorted(
+            (i for i in block if sources[i].strip() and targets[i].strip()),
+            key=lambda i: len(sources[i]) + len(targets[i]),
+        )
+        read: dict[int, WordWeights] = {}
+        for first in range(0, len(order), _BATCH):
+            chosen = order[first : first + _BATCH]
+            pairs = model.pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
+            read.update(zip(chosen, reader.read(pairs), strict=True))
+            done += len(chosen)
+            progress(done, len(full))
+        for i in block:
+            yield read.get(i) or _nothing(reader.heads, sources[i], targets[i])
+
+
+class PairReader:
+    """Lets a model read pairs; the first batch is held against the untouched model.
+
+    Args:
+        network: an encoder-decoder.
+        steps, norms: see `word_weights`.
+    """
+
+    def __init__(self, network: nn.Module, steps: Sequence[Step], norms: bool = False) -> None:
+        self.network, self.steps, self.norms = network, steps, norms
+        #: The heads, in the order of the weights; none before the first batch.
+        self.heads: tuple[AligningHead, ...] = ()
+        self._layers: list[int | str] | None = None
+        self._numbers: list[int] = []
+
+    def read(self, pairs: Pairs) -> list[WordWeights]:
+        """The weights between the words of each pair."""
+        first = self._layers is None
+        if first:
+            # Which layers look at the source. The others' weights are never held: those of a long
+            # source over itself would take its length squared.
+            found = self._traces(
+                pairs, TraceOptions(keep=Top(1), queries_keys=False, verify=False, sampled=False)
+            )
+            crossing = [n for n, layer in enumerate(found[0].layers) if layer.kind == "cross"]
+            self._layers = [found[0].layers[number].name for number in crossing]
+            self._numbers = crossing
+        asked = TraceOptions(
+            keep=All(), queries_keys=False, layers=self._layers or None,
+            verify=None if first else False, sampled=first,
+        )  # fmt: skip
+        traces = self._traces(pairs, asked)
+        weights = [
+            word_weights(trace, source, target, steps=self.steps, norms=self.norms)
+            for trace, source, target in zip(traces, pairs.sources, pairs.targets, strict=True)
+        ]
+        # Of a trace of all layers.
+        self.heads = tuple(
+            head._replace(layer=self._numbers[head.layer]) for head in weights[0].heads
+        )
+        return [replace(each, heads=self.heads) for each in weights]
+
+    def _traces(self, pairs: Pairs, asked: TraceOptions) -> list[TraceData]:
+        traced = trace_as(self.network, pairs.inputs, asked)
+        return traced if isinstance(traced, list) else [traced]
+
+
+def _nothing(heads: tuple[AligningHead, ...], source: str, target: str) -> WordWeights:
+    sides = source.split(), target.split()
+    return WordWeights(torch.zeros(len(heads), len(sides[1]), len(sides[0])), heads, *sides)
+
+
+def _has_traces(name: str) -> bool:
+    path = Path(name)
+    if not path.is_dir() or is_run(path):
+        return False
+    return (path / "trace.json").exists() or any(path.glob("*/trace.json"))
+
+
+def _lines(path: Path) -> list[str]:
+    return text_lines(read_text(path, "text file"))
+
+
+def _check_counts(
+    request: AlignmentRequest,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    gold: Sequence[GoldLinks] | None,
+) -> None:
+    """Raise an InputError, before the model is opened, where files differ in their lines."""
+    if len(sources) != len(targets):
+        raise InputError(
+            f"{request.sources} has {len(sources)} lines, {request.targets} {len(targets)}; "
+            "line-aligned files have as many. Pair them up again."
+        )
+    if gold is not None:
+        sizes = [(len(s.split()), len(t.split())) for s, t in zip(sources, targets, strict=True)]
+        check_links(gold, sizes, str(request.gold))

@@ -1,0 +1,57 @@
+"""`headloom compare`."""
+
+from headloom.cli.compare_report import between
+from headloom.cli.options import AsJson, Exact, Rows, SecondTrace, TracePath
+from headloom.cli.output import print_json, working
+from headloom.cli.tables import print_frame, records, with_layers
+
+PLACE = ("Read", 6)
+#: What float32 rounds of a head's change, at most.
+ROUNDED = 1e-6
+
+
+def compare(
+    first: TracePath, second: SecondTrace, exact: Exact = None, limit: Rows = 20,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Compare two traces: print the heads and edges that changed most."""
+    from headloom.analysis.compare import compare as compare_traces
+    from headloom.analysis.compare import first_difference
+    from headloom.analysis.heads.pattern_mass import in_half_precision
+    from headloom.formats.tokens import visible
+    from headloom.formats.trace import TraceData
+
+    traces = TraceData.open(first), TraceData.open(second)
+    with working("comparing"):
+        result = compare_traces(*traces, exact=exact, edges=limit, names=(str(first), str(second)))
+    differ, tokens = result.tokens
+    heads, edges = result.table(), result.edge_table()
+    for note in {in_half_precision(trace.layers) for trace in traces} - {""}:
+        print(note)
+    print(f"{differ} of {tokens} tokens differ. {first_difference(*traces)}".rstrip())
+    least, most = result.most
+    if most < ROUNDED:
+        rounding = " but for what float32 rounds" if most else ""
+        print(f"The weights are equal{rounding}: none of the {len(heads)} heads changed.")
+    else:
+        if least < ROUNDED:
+            print("No change is sure: the kept edges are the same, and the others are not known.")
+        if limit:
+            print("Heads, by the share of mass that is elsewhere:")
+            print_frame(with_layers(heads.head(limit), *traces))
+            print("Edges:" if len(edges) else "No edge changed.")
+        if len(edges):
+            both = between(edges).drop(columns=["other_query_token", "other_key_token"])
+            for end in ("query_token", "key_token"):
+                pairs = zip(edges[end], edges[f"other_{end}"], strict=True)
+                both[end] = [a if a == b else f"{visible(a)}/{visible(b)}" for a, b in pairs]
+            print_frame(with_layers(both, traces[0]))
+    if as_json:
+        print_json(
+            {
+                "tokens_differ": differ,
+                "equal": most == 0,
+                "heads": records(heads.head(limit)),
+                "edges": records(edges),
+            }
+        )

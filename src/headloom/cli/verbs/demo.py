@@ -1,0 +1,27 @@
+"""`headloom demo`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headloom.cli.options import AsJson, Seed, Threads
+from headloom.cli.output import console, print_json
+
+PLACE = ("Make", 1)
+
+Folder = Annotated[Path, typer.Option("--run", help="The folder for the run, pictures and page.")]
+
+
+def demo(
+    run: Folder = Path("runs/demo"),
+    seed: Seed = 1,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a translator of dates from random matrices, test it, trace it, and draw its weights."""
+    from headloom.api.demo import run_demo
+
+    result = run_demo(run, seed, console())
+    if as_json:
+        print_json(result)

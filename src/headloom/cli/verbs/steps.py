@@ -1,0 +1,55 @@
+"""`headloom steps`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headloom.cli import options as option
+from headloom.cli.output import print_lines, say, working
+
+PLACE = ("Read", 0)
+
+Sentence = Annotated[
+    str | None, typer.Argument(metavar="TEXT", help="Words; with --model: what it reads.")
+]
+Kind = Annotated[str | None, typer.Option(help="encoder, decoder or cross.")]
+Target = Annotated[str | None, typer.Option(help="The words of a decoder.")]
+Query = Annotated[
+    str | None, typer.Option(help="The word, or its number, that is worked through alone.")
+]
+Head = Annotated[int | None, typer.Option(min=0, help="The head whose tables are shown.")]
+File = Annotated[
+    Path | None,
+    typer.Option(help="A .json or .npz file: embeddings, W_Q, W_K, W_V, W_O; the rest is drawn."),
+]
+Trained = Annotated[
+    str | None, typer.Option("--model", help="A run, or a model of Hugging Face: its own numbers.")
+]
+Layer = Annotated[int, typer.Option(min=0, help="With --model: which layer of the kind.")]
+Learn = Annotated[
+    int, typer.Option(min=0, max=100_000, help="Steps of gradient descent, worked backward.")
+]
+Rate = Annotated[float, typer.Option(help="With --learn: how far a step goes.")]
+Page = Annotated[Path | None, typer.Option("--html", help="Write it too, as one HTML file.")]
+
+
+def steps(
+    sentence: Sentence = None, kind: Kind = None, target: Target = None, query: Query = None,
+    head: Head = None, matrices: File = None, model: Trained = None, layer: Layer = 0,
+    seed: option.Seed = 1, learn: Learn = 0, rate: Rate = 0.1, picture: option.PictureToo = None,
+    html: Page = None,
+) -> None:  # fmt: skip
+    """Work attention through on a short sentence: every matrix, one step after the other."""
+    from headloom.api.steps import steps as work_through
+
+    with working("computing"):
+        walk = work_through(
+            sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
+            model=model, layer=layer, seed=seed, learn=learn, rate=rate,
+        )  # fmt: skip
+    print_lines(walk.lines())
+    for path, write in ((picture, walk.picture), (html, walk.page)):
+        if path is not None:
+            write(path)
+            say(f"written: {path}")

@@ -1,0 +1,42 @@
+"""`headloom view`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headloom.cli.output import say
+
+PLACE = ("See", 1)
+
+Seen = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH...",
+        help="A trace, or several to compare; a run, a folder of traces; or a model of Hugging "
+        "Face, by its folder or its name.",
+    ),
+]
+FirstText = Annotated[
+    str | None, typer.Option("--text", help="What a model of Hugging Face reads first.")
+]
+Port = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="0: any; default: the first free one from 8137 on."),
+]
+Browser = Annotated[bool, typer.Option(help="Open a browser.")]
+
+
+def view(paths: Seen, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
+    """Show every head of a trace, a run, or a model that reads what you type, in a browser."""
+    from headloom.api.asking import open_studio
+    from headloom.studio.serving import serve
+
+    try:
+        collection = open_studio(paths[0], text, *paths[1:])
+        for problem in collection.damaged:
+            say(f"headloom: left out: {problem}")
+        serve(collection, port, browser, "#view=compare" if len(paths) > 1 else "")
+    except KeyboardInterrupt:
+        # The way to end it: nothing is wrong.
+        raise SystemExit(0) from None

@@ -1,0 +1,81 @@
+"""The errors headloom raises on purpose: each names the input, what was expected, and the
+remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = [
+    "BackendError",
+    "DataError",
+    "HeadloomError",
+    "InputError",
+    "ShapeError",
+    "VerificationError",
+    "installing",
+    "is_out_of_memory",
+    "optional_package",
+]
+
+#: What torch's allocators, other libraries of C++ and drivers say; none has a type of its own.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc")
+
+
+class HeadloomError(Exception):
+    """Something the caller can mend. The command line prints it as one line, exit code 2."""
+
+
+class InputError(HeadloomError, ValueError):
+    """An argument, option or configuration value that cannot be used."""
+
+
+class ShapeError(InputError):
+    """Tensors whose shapes do not fit together."""
+
+
+class BackendError(InputError):
+    """A backend asked for by name that cannot serve the request. There is no silent fallback."""
+
+
+class DataError(HeadloomError, OSError):
+    """A file or folder that is missing, damaged, half-written or of another format."""
+
+
+class VerificationError(HeadloomError, RuntimeError):
+    """A model that computes something else while it is traced than it does without."""
+
+
+def installing(extra: str) -> str:
+    """The command that installs an extra of headloom, from the clone: headloom is not on PyPI.
+
+    >>> installing("hf")
+    'pip install ".[hf]" in the clone of headloom'
+    """
+    return f'pip install ".[{extra}]" in the clone of headloom'
+
+
+@contextmanager
+def optional_package(asker: str, remedy: str = installing("exchange")) -> Iterator[None]:
+    """Raise an InputError where an import inside the block fails: it names the package.
+
+    Args:
+        asker: what needs the package, as the error begins.
+        remedy: what installs it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"{asker}: {error.name} is not installed. {remedy}") from None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is not enough memory.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory."))
+    (True, True)
+    """
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error) for part in _NO_MEMORY)
+    )

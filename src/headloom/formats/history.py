@@ -1,0 +1,358 @@
+"""The history of a run: W_Q, W_K, W_V, W_O of every attention layer while they are learned.
+
+One safetensors file a snapshot, ``step-00000128.safetensors``, with
+
+    LAYER/W_Q, LAYER/W_K    (heads, width, depth)
+    LAYER/W_V, LAYER/W_O    (heads, width, value_depth), (heads, value_depth, width)
+    LAYER/probe/keys, ...   the attention graph of the probe, a fixed input
+
+and in its notes the step, the loss, the measures of each head and the probe's tokens. Snapshots
+follow a geometric schedule: much happens early.
+
+Of a model that is not headloom's (see `headloom.analysis.monitor`) a matrix that could not be told
+is left out, with its measures; heads of a group share W_K and W_V, (kv_heads, ...); and where all
+four would take too much room there is in their place
+
+    LAYER/product           (heads, n, n), n at most 40: the strongest cells of W_Q W_K^T
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from headloom.errors import DataError, InputError, optional_package
+from headloom.formats.files import JsonObject, cannot_read, is_there
+from headloom.formats.tensors import load_tensors, read_notes, save_tensors
+from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.head_matrices import MATRICES, MEASURES
+from headloom.mechanism.shapes import in_words
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "MATRICES",
+    "MEASURES",
+    "PROBE_EDGES",
+    "PRODUCT_SIZE",
+    "History",
+    "LayerSnapshot",
+    "Snapshot",
+    "is_snapshot_step",
+    "write_snapshot",
+]
+
+#: Edges kept of each of the probe's rows. A probe is short: these are all, or nearly.
+PROBE_EDGES = 64
+
+#: Rows and columns of W_Q W_K^T in a picture; more are joined, the strongest of each block shown.
+PRODUCT_SIZE = 40
+
+_GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+
+
+def is_snapshot_step(step: int, growth: float, before: int | None = None) -> bool:
+    """Whether a step belongs to the geometric schedule 0, 1, growth, growth^2, ... (rounded up).
+
+    before: an earlier step; then whether a step after it, up to this one, does.
+
+    >>> [step for step in range(40) if is_snapshot_step(step, 2.0)]
+    [0, 1, 2, 4, 8, 16, 32]
+    >>> [step for step in range(20) if is_snapshot_step(step, 1.5)]
+    [0, 1, 2, 3, 4, 6, 8, 12, 18]
+    >>> [step for step in range(5, 75, 10) if is_snapshot_step(step, 2.0, step - 10)]
+    [5, 15, 25, 35, 65]
+    """
+    before = step - 1 if before is None else before
+    # Where growth is this small, a power lies between the two.
+    if step < 2 or step >= growth * before:
+        return True
+    power = round(math.log(step) / math.log1p(growth - 1))
+    return any(before < growth**near <= step for near in (power - 1, power, power + 1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LayerSnapshot:
+    """One attention layer at one step.
+
+    matrices: "W_Q", "W_K" (heads, width, depth), "W_V" (heads, width, value_depth), "W_O" (heads,
+        value_depth, width); those that are known. W_K and W_V may be (kv_heads, ...).
+    measures: of MEASURES, each one number a head, None where there was no such matrix, or gradient;
+        of a watched training those of `headloom.analysis.monitor.measures` too.
+    graph: the probe's attention graph, without a batch.
+    query_tokens, key_tokens: of the probe.
+    """
+
+    name: str
+    kind: str
+    matrices: dict[str, Tensor]
+    measures: dict[str, list[float | None]]
+    graph: AttentionGraph
+    query_tokens: list[str]
+    key_tokens: list[str]
+    scale: float | None = None
+    product: Tensor | None = None
+
+    def __repr__(self) -> str:
+        matrices = "".join(f", {name} {tuple(part.shape)}" for name, part in self.matrices.items())
+        return f"LayerSnapshot({self.name}{matrices})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Snapshot:
+    """All attention layers at one step; at step 0 their matrices are random."""
+
+    step: int
+    loss: float | None
+    layers: list[LayerSnapshot]
+
+    def layer(self, name: str) -> LayerSnapshot:
+        """A layer by its name."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise DataError(
+            f"the history has no layer {name!r}; it has {', '.join(x.name for x in self.layers)}."
+        )
+
+    def __repr__(self) -> str:
+        return f"Snapshot(step {self.step:,}: {', '.join(layer.name for layer in self.layers)})"
+
+
+def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
+    """Add a snapshot to a history's folder, whole or not at all."""
+    tensors: dict[str, Tensor] = {}
+    layers = []
+    for layer in snapshot.layers:
+        tensors |= {f"{layer.name}/{name}": matrix for name, matrix in layer.matrices.items()}
+        if layer.product is not None:
+            tensors[f"{layer.name}/product"] = layer.product
+        tensors |= {f"{layer.name}/probe/{name}": getattr(layer.graph, name) for name in _GRAPH}
+        layers.append(
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "matrices": list(layer.matrices),
+                "product": layer.product is not None,
+                "measures": layer.measures,
+                "length": layer.graph.length,
+                "query_tokens": layer.query_tokens,
+                "key_tokens": layer.key_tokens,
+                "scale": layer.scale,
+            }
+        )
+    notes = {"step": snapshot.step, "loss": snapshot.loss, "layers": layers}
+    save_tensors(folder / f"step-{snapshot.step:08d}.safetensors", tensors, notes)
+
+
+def _is_layer(entry: Any) -> bool:
+    """Whether the notes of a layer have the form that `write_snapshot` gives them."""
+    if not isinstance(entry, dict):
+        return False
+    measures = entry.get("measures")
+    return (
+        isinstance(entry.get("name"), str)
+        and isinstance(entry.get("kind"), str)
+        and type(entry.get("length")) is int
+        and type(entry.get("product", False)) is bool
+        and isinstance(matrices := entry.get("matrices", []), list)
+        and all(name in MATRICES for name in matrices)
+        and type(entry.get("scale")) in (int, float, type(None))
+        and all(
+            isinstance(entry.get(tokens), list)
+            and all(isinstance(token, str) for token in entry[tokens])
+            for tokens in ("query_tokens", "key_tokens")
+        )
+        and isinstance(measures, dict)
+        and all(
+            isinstance(measures.get(name), list)
+            and len(measures[name]) == len(measures["symmetry"])
+            and all(value is None or type(value) in (int, float) for value in measures[name])
+            for name in ("symmetry", *MEASURES, *measures)
+        )
+    )
+
+
+def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
+    """A layer from its notes and the tensors of its snapshot.
+
+    Raises: KeyError: a tensor is missing; ValueError: their shapes do not fit.
+    """
+    name, length = entry["name"], entry["length"]
+    # Earlier snapshots have all four, and do not say so.
+    known = entry.get("matrices", MATRICES)
+    matrices = {matrix: tensors[f"{name}/{matrix}"] for matrix in known}
+    product = tensors[f"{name}/product"] if entry.get("product") else None
+    parts = [tensors[f"{name}/probe/{part}"] for part in _GRAPH]
+    shape = parts[0].shape
+    heads = len(entry["measures"]["symmetry"])
+    if (
+        len(shape) != 3
+        or (shape[0], shape[1], length)
+        != (heads, len(entry["query_tokens"]), len(entry["key_tokens"]))
+        or any(part.shape != shape for part in parts[1:3])
+        or any(part.shape != shape[:2] for part in parts[3:])
+        or any(
+            matrix.ndim != 3 or not len(matrix) or heads % len(matrix)
+            for matrix in matrices.values()
+        )
+        or (product is not None and (product.ndim != 3 or len(product) != heads))
+        or any(not matrix.is_floating_point() for matrix in (*matrices.values(), *parts[1:6]))
+        or bool(((parts[0] < -1) | (parts[0] >= length)).any())
+    ):
+        raise ValueError("a graph that fits its tokens")
+    keys, scores, weights, lse, entropy, rest, count = parts
+    return LayerSnapshot(
+        name,
+        entry["kind"],
+        {name: matrix.float() for name, matrix in matrices.items()},
+        entry["measures"],
+        AttentionGraph(keys, scores, weights, lse, entropy, rest, count, length),
+        entry["query_tokens"],
+        entry["key_tokens"],
+        entry.get("scale"),
+        None if product is None else product.float(),
+    )
+
+
+@dataclass(frozen=True)
+class History:
+    """A run's snapshots, read one at a time.
+
+    ``history[step]`` is the snapshot of a step, ``history[-1]`` the last one, ``history[-2]`` the
+    one before it; ``history.measures()`` says how each head has grown.
+
+    Raises: DataError: no such history or snapshot, or a damaged one. InputError: the folder of a
+    run, whose history is a folder in it; no number of a step.
+    """
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        # It may come as text.
+        folder = Path(self.folder)
+        object.__setattr__(self, "folder", folder)
+        if is_there(folder / "run.json", "history"):
+            raise InputError(f"{folder}: a run. Give the folder of its history: {folder}/history")
+        # A run that keeps no history has none.
+        if not is_there(folder, "history") and not is_there(folder.parent / "run.json"):
+            raise DataError(
+                f"{folder}: no such history. Give the folder of a run's history, as "
+                "runs/demo/history."
+            )
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps at which there is a snapshot, ascending."""
+        try:
+            # Not by glob, which takes a folder that may not be read for an empty one.
+            files = list(self.folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise cannot_read(self.folder, "history", error) from error
+        names = [path.stem[5:] for path in files if path.match("step-*.safetensors")]
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.safetensors"
+
+    def notes(self, step: int) -> JsonObject:
+        """Step, loss, layers and measures of a snapshot, without its tensors."""
+        notes = read_notes(self._path(step), "snapshot")
+        self._check(step, notes)
+        return notes
+
+    def _check(self, step: int, notes: JsonObject) -> None:
+        """Raise a DataError unless the notes are those of a snapshot of this step."""
+        layers, loss = notes.get("layers"), notes.get("loss")
+        if (
+            notes.get("step") != step
+            or not (loss is None or type(loss) in (int, float))
+            or not isinstance(layers, list)
+            or not all(map(_is_layer, layers))
+        ):
+            raise DataError(
+                f"{self._path(step)}: this snapshot is damaged: its notes say otherwise."
+            )
+
+    def __getitem__(self, step: int) -> Snapshot:
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise InputError(
+                f"history[{in_words(step)}]: expected the number of a step, of those in "
+                "history.steps; or -1, the last. list(history) has them all."
+            ) from None
+        if step < 0:
+            steps = self.steps
+            if step < -len(steps):
+                raise DataError(
+                    f"{self.folder}: no snapshot {step} from the end; there are {len(steps)}, "
+                    "of the steps in history.steps."
+                )
+            step = steps[step]
+        tensors, notes = load_tensors(self._path(step), "snapshot")
+        self._check(step, notes)
+        try:
+            layers = [_layer(entry, tensors) for entry in notes["layers"]]
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"{self._path(step)}: this snapshot is damaged: a layer lacks {error}."
+            ) from error
+        return Snapshot(notes["step"], notes["loss"], layers)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        for step in self.steps:
+            yield self[step]
+
+    def measures(self) -> pandas.DataFrame:
+        """A row for each step, layer and head: `step`, `layer`, `kind`, `head` and MEASURES.
+
+        NaN: there was no such matrix, or gradient.
+
+        Raises: DataError: there is no snapshot. InputError: pandas is not installed.
+        """
+        with optional_package("measures"):
+            import pandas
+        if not len(self):
+            raise DataError(
+                f"{self.folder}: no snapshots. Give the folder of a run's history, as "
+                "runs/demo/history."
+            )
+        rows = []
+        for step in self.steps:
+            for layer in self.notes(step)["layers"]:
+                heads = len(layer["measures"]["symmetry"])
+                rows += [
+                    {
+                        "step": step,
+                        "layer": layer["name"],
+                        "kind": layer["kind"],
+                        "head": head,
+                        **{name: layer["measures"][name][head] for name in MEASURES},
+                    }
+                    for head in range(heads)
+                ]
+        table = pandas.DataFrame(rows, columns=["step", "layer", "kind", "head", *MEASURES])
+        return table.astype(dict.fromkeys(MEASURES, "float64"))
+
+    def rewind(self, step: int) -> None:
+        """Forget snapshots of later steps, before the run goes on from this one."""
+        for later in self.steps:
+            if later > step:
+                self._path(later).unlink()
+
+    def remove(self, step: int) -> None:
+        """Forget the snapshot of a step, if there is one."""
+        self._path(step).unlink(missing_ok=True)

@@ -1,0 +1,240 @@
+"""Images from files of Pillow's formats, and images with labels from arrays or folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headloom.errors import DataError, InputError, installing
+from headloom.formats.files import cannot_read, check_file, in_brief
+from headloom.formats.stored_arrays import read_npz
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["LabelledImages", "image_array", "open_image", "read_images"]
+
+#: Endings of the files of a folder that are images, in small letters.
+_ENDINGS = (".png", ".jpg", ".jpeg")
+#: Pillow's modes that have no colour.
+_GREY = ("1", "L", "LA", "I", "I;16", "F")
+#: What Pillow raises of damaged files; SyntaxError of the chunks of a PNG.
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Images of one size, each of one class.
+
+    images: (images, channels, rows, columns), float32, 0 (black) to 1.
+    labels: the name of the class of each.
+    names: where each is from, for errors.
+    """
+
+    images: NDArray[np.float32]
+    labels: list[str]
+    names: list[str]
+
+    def chosen(self, places: list[int]) -> LabelledImages:
+        """Some of them, in the order of their places."""
+        return LabelledImages(
+            self.images[places],
+            [self.labels[place] for place in places],
+            [self.names[place] for place in places],
+        )
+
+
+def open_image(path: Path, mode: str | None = "RGB") -> Image:
+    """A picture, as Pillow has it.
+
+    Args:
+        path: of a PNG or JPEG file; or of an image in a file of arrays, from 0: "digits.npz:17".
+        mode: "RGB" for red, green and blue, "L" for grey; None: grey where the file is, else RGB.
+
+    Raises: DataError: no such file, or no picture; InputError: Pillow is missing.
+    """
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise InputError(
+            f"an image needs Pillow, which is not installed. {installing('hf')}"
+        ) from None
+    arrays, colon, number = str(path).rpartition(":")
+    if colon and arrays.endswith(".npz") and number.isdecimal() and number.isascii():
+        return _of_arrays(Path(arrays), number).convert(mode)
+    check_file(path, "image")
+    if path.suffix == ".npz":
+        raise DataError(f"{path}: a file of arrays. Name one of its images, as {path}:0.")
+    try:
+        with Image.open(path) as opened:
+            # As viewers show it, where the camera says how it was held.
+            turned = ImageOps.exif_transpose(opened)
+            picture = _of_bytes(turned) if turned.mode[0] in "IF" else turned
+            return picture.convert(mode or ("L" if picture.mode in _GREY else "RGB"))
+    except (*_UNREADABLE, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        reason = "not an image that Pillow can read"
+        if isinstance(error, Image.DecompressionBombError):
+            reason = "too many pixels"
+        elif not isinstance(error, UnidentifiedImageError):
+            reason = f"damaged, or not readable ({in_brief(error)})"
+        raise DataError(f"{path}: {reason}. Give a PNG or JPEG file.") from None
+
+
+def _of_bytes(picture: Image) -> Image:
+    """A grey picture of 16 bits as one of 8, which Pillow would cut off instead.
+
+    Raises: ValueError: its numbers have another range.
+    """
+    from PIL import Image
+
+    pixels = np.asarray(picture)
+    if pixels.dtype.kind == "f" or pixels.min(initial=0) < 0 or pixels.max(initial=0) >= 2**16:
+        raise ValueError("its pixels are no whole numbers of 8 or 16 bits")
+    return Image.fromarray(np.rint(pixels / 257).astype(np.uint8))
+
+
+def _of_arrays(path: Path, number: str) -> Image:
+    """An image of a file of arrays, as a picture."""
+    from PIL import Image
+
+    images = read_images(path).images
+    if len(number) > 18 or int(number) >= len(images):
+        raise InputError(f"{path}:{number}: the file has images 0 to {len(images) - 1}.")
+    pixels = np.rint(images[int(number)] * 255).astype(np.uint8)
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))
+
+
+def image_array(picture: Image) -> NDArray[np.float32]:
+    """(channels, rows, columns) of a grey or coloured picture, 0 to 1."""
+    pixels = np.asarray(picture, dtype=np.float32) / np.float32(255)
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+def read_images(
+    path: Path, *, colour: bool | None = None, size: tuple[int, int] | None = None
+) -> LabelledImages:
+    """Labelled images.
+
+    Args:
+        path: a .npz file with "images", (images, rows, columns) or (images, rows, columns,
+            channels), bytes or numbers from 0 to 1, and "labels", a whole number or a text each; or
+            a folder with a folder for each class, in which each PNG or JPEG file is an image.
+        colour: whether images have red, green and blue; None: as they are; where some files of a
+            folder are grey and some not, all are made coloured.
+        size: rows and columns that the files of a folder are scaled to; None: they must be alike.
+
+    Raises:
+        DataError: a file is missing or damaged.
+        InputError: a class without images, images of different sizes, arrays that do not fit.
+    """
+    if path.is_dir():
+        return _read_folder(path, colour, size)
+    return _from_arrays(path, read_npz(path, "file of images"), colour, size)
+
+
+def _from_arrays(
+    path: Path, arrays: dict[str, NDArray[Any]], colour: bool | None, size: tuple[int, int] | None
+) -> LabelledImages:
+    for name in ("images", "labels"):
+        if name not in arrays:
+            known = ", ".join(arrays) or "none"
+            raise InputError(
+                f'{path}: no array "{name}"; it holds {known}. Save both: numpy.savez(path, '
+                "images=..., labels=...)."
+            )
+    images, labels = arrays["images"], arrays["labels"]
+    if images.ndim not in (3, 4) or not len(images) or (images.ndim == 4 and images.shape[3] > 4):
+        raise InputError(
+            f"{path}: images have the shape {images.shape}; expected (images, rows, columns), or "
+            "(images, rows, columns, 1 or 3). Turn the channels to the end."
+        )
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iuU":
+        raise InputError(
+            f"{path}: labels are {labels.dtype} of shape {labels.shape}; expected a whole number "
+            f"or a text for each of {len(images)} images."
+        )
+    if size is not None and images.shape[1:3] != size:
+        raise InputError(
+            f"{path}: images have {images.shape[1]} x {images.shape[2]} pixels, task.size says "
+            f"{size[0]} x {size[1]}; arrays are not scaled. Leave task.size out."
+        )
+    pixels = _channels(path, _from_0_to_1(path, images), colour)
+    names = [f"{path}, image {number}" for number in range(len(pixels))]
+    return LabelledImages(pixels, [str(label) for label in labels.tolist()], names)
+
+
+def _from_0_to_1(path: Path, images: NDArray[Any]) -> NDArray[np.float32]:
+    if images.dtype == np.uint8:
+        return images.astype(np.float32) / np.float32(255)
+    low, high = (float(images.min()), float(images.max())) if images.size else (0.0, 0.0)
+    if images.dtype.kind != "f" or not (low >= 0 and high <= 1):
+        raise InputError(
+            f"{path}: images are {images.dtype} from {low:g} to {high:g}; expected bytes (uint8), "
+            "or floats from 0 to 1. Divide them by the largest that there can be."
+        )
+    return images.astype(np.float32)
+
+
+def _channels(path: Path, images: NDArray[np.float32], colour: bool | None) -> NDArray[np.float32]:
+    """(images, channels, rows, columns), with the channels that are wanted."""
+    images = images[:, None] if images.ndim == 3 else np.moveaxis(images, -1, 1)
+    channels = images.shape[1]
+    if channels not in (1, 3):
+        raise InputError(
+            f"{path}: images have {channels} channels; expected 1 (grey) or 3 (red, green, blue)."
+        )
+    if colour is True and channels == 1:
+        return np.repeat(images, 3, 1)
+    if colour is False and channels == 3:
+        # Luma of ITU-R 601-2, as Pillow makes grey of colours.
+        weights = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+        grey: NDArray[np.float32] = np.einsum("nchw,c->nhw", images, weights)[:, None]
+        return grey
+    return np.ascontiguousarray(images)
+
+
+def _read_folder(folder: Path, colour: bool | None, size: tuple[int, int] | None) -> LabelledImages:
+    files = _files(folder)
+    mode = None if colour is None else "RGB" if colour else "L"
+    pictures = [open_image(path, mode) for path, _ in files]
+    if any(picture.mode == "RGB" for picture in pictures):
+        pictures = [picture.convert("RGB") for picture in pictures]
+    if size is not None:
+        pictures = [picture.resize((size[1], size[0])) for picture in pictures]
+    first = pictures[0].size
+    for picture, (path, _) in zip(pictures, files, strict=True):
+        if picture.size != first:
+            raise InputError(
+                f"{path}: {picture.size[1]} x {picture.size[0]} pixels, {files[0][0]} has "
+                f"{first[1]} x {first[0]}; a model reads images of one size. Scale them, or say "
+                f"task.size = [{first[1]}, {first[0]}]."
+            )
+    images = np.stack([image_array(picture) for picture in pictures])
+    return LabelledImages(images, [label for _, label in files], [str(path) for path, _ in files])
+
+
+def _files(folder: Path) -> list[tuple[Path, str]]:
+    """The images in the folders of a folder, each with its class."""
+    try:
+        classes = sorted(path for path in folder.iterdir() if path.is_dir())
+        files = {
+            path: sorted(file for file in path.iterdir() if file.suffix.lower() in _ENDINGS)
+            for path in classes
+        }
+    except OSError as error:
+        raise cannot_read(folder, "folder", error) from error
+    if not files:
+        raise InputError(
+            f"{folder}: no folders in it; expected one for each class, with its images."
+        )
+    for path, own in files.items():
+        if not own:
+            raise InputError(
+                f"{path}: the class {path.name!r} has no images. Put PNG or JPEG files there, or "
+                "remove the folder."
+            )
+    return [(file, path.name) for path, own in files.items() for file in own]

@@ -1,0 +1,112 @@
+"""Word alignments in the Pharaoh format: a line for each pair of sentences, "0-0 1-2 2-1".
+
+A link is SOURCE-TARGET, the places of two words, from 0. In a gold file, "1-2" is a sure link, and
+"1?2" or "1p2" a possible one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headloom.errors import InputError
+from headloom.formats.files import atomic_file, read_text
+from headloom.formats.lines import text_lines
+
+__all__ = ["GoldLinks", "Link", "check_links", "pharaoh_line", "read_pharaoh", "write_pharaoh"]
+
+#: The places of a word of the source and of one of the target.
+Link = tuple[int, int]
+
+_LINK = re.compile(r"([0-9]{1,9})([-?p])([0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class GoldLinks:
+    """The links of a pair of sentences that people drew; possible ones include the sure ones.
+
+    Source: Och and Ney 2003, "A Systematic Comparison of Various Statistical Alignment Models".
+    """
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+    @classmethod
+    def of_line(cls, line: str) -> GoldLinks | None:
+        """The links of a line; None: it holds something else.
+
+        >>> sorted(GoldLinks.of_line("0-0 1?2").possible)
+        [(0, 0), (1, 2)]
+        """
+        sure, possible = set(), set()
+        for word in line.split():
+            parts = _LINK.fullmatch(word)
+            if parts is None:
+                return None
+            link = int(parts[1]), int(parts[3])
+            possible.add(link)
+            if parts[2] == "-":
+                sure.add(link)
+        return cls(frozenset(sure), frozenset(possible))
+
+
+def read_pharaoh(path: Path | str) -> list[GoldLinks]:
+    """The links of every line of a file; an empty line has none.
+
+    Raises: DataError: no such file, or not UTF-8; InputError: a line holds something else.
+    """
+    path = Path(path)
+    links = []
+    for number, line in enumerate(text_lines(read_text(path, "alignment")), 1):
+        of_line = GoldLinks.of_line(line)
+        if of_line is None:
+            wrong = next(word for word in line.split() if _LINK.fullmatch(word) is None)
+            raise InputError(
+                f"{path}: line {number} holds {wrong[:40]!r}; expected links of words, as 0-0 1-2, "
+                "or 1?2 for a possible one."
+            )
+        links.append(of_line)
+    return links
+
+
+def check_links(
+    gold: Sequence[GoldLinks], sizes: Sequence[tuple[int, int]], name: str = "gold"
+) -> None:
+    """Raise an InputError where gold links do not fit sentences.
+
+    Args:
+        gold: of each pair.
+        sizes: the words of the source and of the target of each pair.
+        name: of the gold, for the message.
+    """
+    if len(gold) != len(sizes):
+        raise InputError(
+            f"{name} has {len(gold)} lines for {len(sizes)} pairs of sentences; expected one each, "
+            "empty where nothing is linked."
+        )
+    for number, (links, (source, target)) in enumerate(zip(gold, sizes, strict=True), 1):
+        for first, second in sorted(links.possible):
+            if first >= source or second >= target:
+                raise InputError(
+                    f"{name}: line {number} links word {first} of the source to word {second} of "
+                    f"the target, which have {source} and {target} words, counted from 0. Split "
+                    "words by spaces, as in the texts, and count from 0."
+                )
+
+
+def pharaoh_line(links: Iterable[Link]) -> str:
+    """Links as a line, in the order of the source.
+
+    >>> pharaoh_line([(2, 1), (0, 0)])
+    '0-0 2-1'
+    """
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+def write_pharaoh(path: Path | str, lines: Iterable[Iterable[Link]]) -> None:
+    """Write a file with a line for each pair of sentences, whole or not at all."""
+    with atomic_file(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for links in lines:
+            file.write(pharaoh_line(links) + "\n")

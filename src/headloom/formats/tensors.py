@@ -1,0 +1,130 @@
+"""Tensors on disk: safetensors with a digest, so that a damaged file is refused as a whole.
+
+Equal tensors and notes give equal files, byte for byte. The writer of the safetensors library
+does not: the order of what its header says is another one in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from headloom.errors import DataError
+from headloom.formats.files import JsonObject, atomic_file, cannot_read, check_file, parse_json
+
+__all__ = ["DTYPES", "header_of", "load_tensors", "read_notes", "save_tensors"]
+
+#: Types of numbers by the names of safetensors.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def header_of(contents: JsonObject) -> bytes:
+    """The table of contents as a safetensors file has it, without its length: JSON, in the order
+    given, with spaces up to a multiple of 8.
+    """
+    header = json.dumps(contents, separators=(",", ":")).encode()
+    return header + b" " * (-len(header) % 8)
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def save_tensors(
+    path: Path, tensors: dict[str, Tensor], notes: JsonObject, remedy: str = ""
+) -> None:
+    """Write tensors and notes (anything JSON holds), whole or not at all.
+
+    remedy: of errors of the disk, see `disk_errors`.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(notes, ensure_ascii=False)
+    metadata = {"notes": text, "notes_sha256": _text_digest(text), "sha256": _digest(tensors)}
+    # Wide numbers first, so that each begins at a multiple of its size; then by name.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    contents: JsonObject = {"__metadata__": metadata}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].nbytes
+        contents[name] = {
+            "dtype": DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    header = header_of(contents)
+    with atomic_file(path, remedy) as temporary, temporary.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in names:
+            file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+
+
+def read_notes(path: Path, what: str) -> JsonObject:
+    """The notes alone, without reading the tensors."""
+    _, notes = _read(path, what, whole=False)
+    return notes
+
+
+def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], JsonObject]:
+    """All tensors and the notes.
+
+    Args:
+        path: where they are.
+        what: what the errors call the file.
+
+    Raises: DataError: missing, half-written, or changed since it was written.
+    """
+    return _read(path, what, whole=True)
+
+
+def _read(path: Path, what: str, *, whole: bool) -> tuple[dict[str, Tensor], JsonObject]:
+    check_file(path, what)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in (file.keys() if whole else ())}
+        notes = parse_json(metadata["notes"], path, what)
+        if metadata.get("notes_sha256") != _text_digest(metadata["notes"]):
+            raise ValueError("its notes do not match their digest")
+        if not isinstance(notes, dict):
+            raise ValueError("its notes are no object")
+    except DataError:
+        raise
+    except (SafetensorError, ValueError, KeyError, OSError, RuntimeError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise cannot_read(path, what, error) from error
+        raise DataError(
+            f"{path}: this {what} is damaged or half-written ({error}). Remove it, or restore it "
+            "from a copy."
+        ) from error
+    if whole and _digest(tensors) != metadata.get("sha256"):
+        raise DataError(
+            f"{path}: this {what} is damaged: its content does not match its digest. Remove it, or "
+            "restore it from a copy."
+        )
+    return tensors, notes

@@ -1,0 +1,283 @@
+"""Where the patches of an image lie, which a model reads between the tokens of a text.
+
+A processor makes of a picture what the model sees: it resizes, crops or pads it, and may cut it
+into tiles. `TracedImage` says where each patch of each tile lies in the resized picture, and where
+the original picture lies in that. Boxes are (top, left, bottom, right) in pixels, whose corners may
+lie between two pixels, or, of padding, outside of the picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headloom.errors import InputError
+from headloom.formats.files import JsonMapping, JsonObject
+
+__all__ = [
+    "FITS",
+    "NAMES",
+    "Box",
+    "Size",
+    "Tile",
+    "TracedImage",
+    "are_images",
+    "contained",
+    "cropped",
+    "tile_box",
+]
+
+Size = tuple[int, int]
+Box = tuple[float, float, float, float]
+
+#: What is known of each position of a text with images: -1 where it is no patch.
+NAMES = ("images", "tiles", "rows", "columns")
+#: How a processor fits a picture into what the model sees.
+#:  stretch  each side to its length
+#:  crop     the shortest side to a length; then the middle is cut out
+#:  pad      bars beside the picture make it square
+#:  contain  as large as it goes in without a change of its shape; bars beside it
+FITS = ("stretch", "crop", "pad", "contain")
+#: The most pixels of a side, and patches of it.
+_MOST = 2**20
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A part of the picture that is cut into patches of one size, row by row.
+
+    box: the part, in pixels of the resized picture. rows, columns: of patches.
+    """
+
+    box: Box
+    rows: int
+    columns: int
+
+    def patches(self) -> list[tuple[int, int]]:
+        """The row and the column of each patch, in the order in which models read them."""
+        return [(row, column) for row in range(self.rows) for column in range(self.columns)]
+
+
+@dataclass(frozen=True)
+class TracedImage:
+    """An image among the tokens of a text.
+
+    size      rows and columns of pixels of the picture as its processor resized it; None: the
+              order of its tiles is not known, since it goes by the size of the original picture.
+              Boxes are then those within each tile, of which the last is the whole picture
+    tiles     in the order of the model
+    fit       one of `FITS`; None: it is not known how the processor made it of the original
+    shortest  with "crop": the length that the shortest side was resized to
+    original  rows and columns of pixels of the picture that the processor was given, where known
+    """
+
+    size: Size | None
+    tiles: tuple[Tile, ...]
+    fit: str | None = None
+    shortest: int | None = None
+    original: Size | None = None
+
+    def arranged(self, original: Size | None) -> TracedImage:
+        """The same image with the order of its tiles, by the size of the original picture.
+
+        Of the grids of so many tiles it is the one whose shape is nearest to the picture's; of two
+        that are as near, the wide one where the picture has more than half of the pixels.
+
+        Raises: InputError: that size is needed, and is not given.
+        Source: `get_optimal_tiled_canvas` of Transformers, after Chen et al. 2024, "How Far Are
+        We to GPT-4V?", section 3.3.
+        """
+        if self.size is not None:
+            return self
+        if original is None:
+            raise InputError(
+                f"image_map: the order of the {len(self.tiles) - 1} tiles of this image goes by "
+                "the size of the original picture, which its model is not told. Give it: "
+                "size=(rows, columns), --image on the command line."
+            )
+        _, _, high, wide = map(int, self.tiles[0].box)
+        count = len(self.tiles) - 1
+        best, least = (count, 1), math.inf
+        many = original[0] * original[1] > 0.5 * high * wide * count
+        for columns in range(1, count + 1):
+            if count % columns:
+                continue
+            far = abs(original[1] / original[0] - columns / (count // columns))
+            if far < least or (far == least and many):
+                best, least = (count // columns, columns), far
+        rows, columns = best
+        tiles = [
+            replace(tile, box=tile_box(number // columns, number % columns, (high, wide)))
+            for number, tile in enumerate(self.tiles[:-1])
+        ]
+        size = (rows * high, columns * wide)
+        whole = replace(self.tiles[-1], box=(0.0, 0.0, float(size[0]), float(size[1])))
+        return replace(self, size=size, tiles=(*tiles, whole))
+
+    def frame(self, original: Size) -> Box:
+        """Where a picture of some size lies within the resized one.
+
+        Raises: InputError: it is not known how it was resized.
+        """
+        high, wide = self.size or (0, 0)
+        if self.fit == "stretch":
+            return 0.0, 0.0, float(high), float(wide)
+        if self.fit == "crop" and self.shortest is not None:
+            return cropped(original, self.shortest, (high, wide))
+        if self.fit == "pad":
+            longest = max(original)
+            starts = [(longest - side) // 2 for side in original]
+            top, left = (start * high / longest for start in starts)
+            return (
+                top, left, top + original[0] * high / longest, left + original[1] * wide / longest,
+            )  # fmt: skip
+        if self.fit == "contain":
+            return contained(original, (high, wide))
+        raise InputError(
+            "image_map: it is not known whether the processor cropped, padded or stretched this "
+            "picture, so that its own pixels are not known either. Give the processor as "
+            "tokenizer= when you trace the model, or leave size out for the pixels of pixel_values."
+        )
+
+    def stored(self) -> JsonObject:
+        """What the manifest of a trace says of it."""
+        return {
+            "size": self.size and list(self.size),
+            "tiles": [{"box": list(t.box), "grid": [t.rows, t.columns]} for t in self.tiles],
+            "fit": self.fit,
+            "shortest": self.shortest,
+            "original": self.original and list(self.original),
+        }
+
+    @classmethod
+    def read(cls, entry: JsonMapping) -> TracedImage:
+        """Made again of what the manifest says."""
+
+        def pair(value: Sequence[int] | None) -> Size | None:
+            return None if value is None else (value[0], value[1])
+
+        tiles = tuple(
+            Tile((t["box"][0], t["box"][1], t["box"][2], t["box"][3]), *t["grid"])
+            for t in entry["tiles"]
+        )
+        return cls(
+            pair(entry["size"]), tiles, entry["fit"], entry["shortest"], pair(entry["original"])
+        )
+
+
+def tile_box(row: int, column: int, size: Size) -> Box:
+    """The box of a tile of a grid of tiles, all of one size.
+
+    >>> tile_box(1, 2, (10, 20))
+    (10.0, 40.0, 20.0, 60.0)
+    """
+    high, wide = map(float, size)
+    return row * high, column * wide, (row + 1) * high, (column + 1) * wide
+
+
+def cropped(original: Size, shortest: int, size: Size) -> Box:
+    """Where a picture lies whose shortest side became a length before its middle was cut out.
+
+    >>> cropped((100, 200), 50, (50, 50))
+    (0.0, -25.0, 50.0, 75.0)
+    """
+    scale = shortest / min(original)
+    # The other side is rounded down, as Transformers does.
+    high, wide = (
+        shortest if side == min(original) else int(shortest * side / min(original))
+        for side in original
+    )
+    if scale <= 0 or high < size[0] or wide < size[1]:
+        raise InputError(
+            f"image_map: a picture of {original[0]} x {original[1]} pixels, resized to {high} x "
+            f"{wide}, has no middle of {size[0]} x {size[1]}. Give the size of the picture that "
+            "the processor read."
+        )
+    top, left = float((high - size[0]) // 2), float((wide - size[1]) // 2)
+    return 0.0 - top, 0.0 - left, high - top, wide - left
+
+
+def contained(original: Size, size: Size) -> Box:
+    """Where a picture lies in the middle of bars, as large as it goes in.
+
+    >>> contained((100, 200), (80, 80))
+    (20.0, 0.0, 60.0, 80.0)
+    """
+    high, wide = (side / own for side, own in zip(size, original, strict=True))
+    if wide < high:
+        inner = min(math.ceil(original[0] * wide), size[0]), size[1]
+    else:
+        inner = size[0], min(math.ceil(original[1] * high), size[1])
+    top, left = ((side - own) // 2 for side, own in zip(size, inner, strict=True))
+    return float(top), float(left), float(top + inner[0]), float(left + inner[1])
+
+
+def are_images(value: Any, known: Mapping[str, Mapping[str, list[int]]]) -> bool:
+    """Whether something is what a manifest may say of images; known: its positions."""
+    if not isinstance(value, list) or not all(map(_is_image, value)):
+        return False
+    grids = [[tile["grid"] for tile in image["tiles"]] for image in value]
+    for entries in known.values():
+        if "images" not in entries:
+            continue
+        if not all(name in entries for name in NAMES):
+            return False
+        # More patches than tokens there cannot be.
+        if any(rows * columns > len(entries["images"]) for grid in grids for rows, columns in grid):
+            return False
+        for image, tile, row, column in zip(*(entries[name] for name in NAMES), strict=True):
+            if image == -1:
+                continue
+            if not (0 <= image < len(grids) and 0 <= tile < len(grids[image])):
+                return False
+            rows, columns = grids[image][tile]
+            if not (0 <= row < rows and 0 <= column < columns):
+                return False
+    return True
+
+
+def _is_image(value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {
+        "size", "tiles", "fit", "shortest", "original",
+    }:  # fmt: skip
+        return False
+    tiles, shortest = value["tiles"], value["shortest"]
+    return (
+        all(value[name] is None or _is_size(value[name]) for name in ("size", "original"))
+        and (value["fit"] is None or value["fit"] in FITS)
+        and (shortest is None or _is_size([shortest, 1]))
+        and isinstance(tiles, list)
+        and 0 < len(tiles) <= _MOST
+        and all(map(_is_tile, tiles))
+        and (value["size"] is not None or _are_unarranged(tiles))
+    )
+
+
+def _are_unarranged(tiles: list[JsonObject]) -> bool:
+    """Whether tiles of an order that is not known are several, of one size."""
+    first = tiles[0]["box"]
+    alike = all(tile["box"] == first for tile in tiles)
+    return len(tiles) > 2 and alike and first[:2] == [0, 0] and min(first[2:]) >= 1
+
+
+def _is_tile(value: Any) -> bool:
+    if not isinstance(value, dict) or not _is_size(value.get("grid")):
+        return False
+    box = value.get("box")
+    return (
+        isinstance(box, list)
+        and len(box) == 4
+        and all(type(side) in (int, float) and abs(side) <= _MOST for side in box)
+        and box[0] < box[2]
+        and box[1] < box[3]
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(side) is int and 0 < side <= _MOST for side in value)
+    )

@@ -1,0 +1,56 @@
+"""What a trace says of how it was verified, `headloom.Trace.verification`.
+
+    tokens      how many of a text both runs read, with headloom and without; 0 where there is none
+    whole       whether these are the whole input
+    layers      how many calls of attention layers were compared one by one
+    difference  the largest of an output
+    weights     the largest of a weight; None where the model's own attention returns none
+    nan         cells of outputs that are not numbers (NaN), of which nothing can be said; not
+                there where there are none
+
+or, of what could not be verified, {"unverified": why}.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headloom.formats.bounds import outward
+from headloom.formats.files import JsonMapping
+
+__all__ = ["ON_ANOTHER_TEXT", "in_words", "is_verification"]
+
+#: What a trace says whose model was verified before, on another text.
+ON_ANOTHER_TEXT = {"unverified": "its model was verified, on another text"}
+
+
+def in_words(verification: JsonMapping) -> str:
+    """A verification in a few words.
+
+    >>> in_words({"tokens": 64, "whole": False, "layers": 12, "difference": 3e-7})
+    'as without headloom to 3.0e-07 (64 tokens)'
+    >>> in_words({"tokens": 5, "whole": True, "layers": 1, "difference": 0.0, "nan": 40})
+    'as without headloom to 0.0e+00, but NaN in 40 cells'
+    >>> in_words({"unverified": "the prompt was in a cache"})
+    'unverified: the prompt was in a cache'
+    """
+    if "unverified" in verification:
+        return f"unverified: {verification['unverified']}"
+    part = not verification.get("whole")
+    read = f" ({verification['tokens']} tokens)" if part else ""
+    nan = verification.get("nan")
+    but = f", but NaN in {nan:,} cells" if isinstance(nan, int) and nan else ""
+    difference = outward(verification["difference"], ".1e", upper=True)
+    return f"as without headloom to {difference}{read}{but}"
+
+
+def is_verification(value: Any) -> bool:
+    """Whether something is what a trace may say, or nothing."""
+    if value is None:
+        return True
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("unverified"), str):
+        return True
+    numbers = (value.get("tokens"), value.get("layers"), value.get("difference"))
+    return all(isinstance(number, int | float) for number in numbers)

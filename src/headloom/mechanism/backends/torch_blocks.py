@@ -1,0 +1,193 @@
+"""The steps of an attention call in plain torch, for a block of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
+
+from headloom.errors import ShapeError
+from headloom.mechanism.call import AttentionCall
+from headloom.mechanism.compiling import is_exporting
+from headloom.mechanism.parts import with_float_tensors
+from headloom.mechanism.shapes import (
+    Keys,
+    Output,
+    PerRow,
+    Queries,
+    Scores,
+    Values,
+    Weights,
+    describe,
+)
+
+__all__ = [
+    "all_rows",
+    "block_scores",
+    "blocks",
+    "in_float",
+    "in_transform",
+    "normalise",
+    "row_blocks",
+    "run_block",
+    "weigh",
+]
+
+#: Numbers that one block of rows may hold: 64 MiB of float32.
+BLOCK_CELLS = 2**24
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work, or derivatives are taken forward."""
+    forward: bool = forward_ad._current_level >= 0
+    return forward or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_float(call: AttentionCall) -> AttentionCall:
+    """The call in float32 where it is in half precision; else the call itself."""
+    if call.queries.dtype not in (torch.float16, torch.bfloat16):
+        return call
+    queries = call.queries.float()
+    return replace(
+        call,
+        queries=queries,
+        keys=queries if call.keys is call.queries else call.keys.float(),
+        values=call.values.float(),
+        score=with_float_tensors(call.score),
+        relative=with_float_tensors(call.relative),
+    )
+
+
+class _AllRows:
+    """All queries of a program that is exported for any length: a range whose end is no number.
+
+    Masks and positions that ask for ``len(rows)`` make it a program for one length.
+    """
+
+    start = 0
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return int(self.stop)
+
+
+def all_rows(queries: Queries) -> range:
+    """All queries as one range, also where a program is exported for any length."""
+    count = queries.shape[2]
+    return range(count) if type(count) is int else cast(range, _AllRows(count))
+
+
+def row_blocks(queries: Queries, cells_per_row: int) -> list[range]:
+    """The queries, in blocks of BLOCK_CELLS or one row.
+
+    cells_per_row: numbers that a query of one head costs.
+    """
+    batch, heads, count, _ = queries.shape
+    if is_exporting() and any(type(size) is not int for size in queries.shape):
+        return [all_rows(queries)]  # as many blocks as there are would be a number too
+    size = max(1, BLOCK_CELLS // max(1, batch * heads * cells_per_row))
+    if 0 < count <= size:  # (a program that is compiled for any length asks no more of it)
+        return [all_rows(queries)]
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def blocks(call: AttentionCall) -> list[range]:
+    """The queries, in blocks whose scores fit BLOCK_CELLS; one empty block where there are none."""
+    cells_per_score = call.score.cells_per_score(call.queries.shape[3])
+    return row_blocks(call.queries, call.keys.shape[2] * cells_per_score) or [range(0)]
+
+
+def run_block(
+    step: Callable[..., Any],
+    call: AttentionCall,
+    keys: Tensor,
+    values: Tensor,
+    rows: range,
+    recompute: bool,
+) -> Any:
+    """One block of rows, its inner tensors recomputed in the backward pass where asked."""
+    queries = call.queries[:, :, rows.start : rows.stop]
+    if recompute and torch.is_grad_enabled():
+        # The state of the random numbers is needed again only where they drop weights.
+        random = call.dropout > 0
+        return checkpoint(
+            step, call, queries, keys, values, rows, use_reentrant=False, preserve_rng_state=random
+        )
+    return step(call, queries, keys, values, rows)
+
+
+def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range) -> Scores:
+    """The scores of some rows as AttentionCall defines them, minus infinity where hidden.
+
+    Args:
+        call: the attention call.
+        queries: its rows.
+        keys: one head of keys for each head of queries.
+        rows: which queries these are.
+    """
+    scores = call.score(queries, keys)
+    length = keys.shape[2]
+    if not isinstance(scores, Tensor) or scores.shape != (*queries.shape[:3], length):
+        found = describe(scores) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ShapeError(
+            f"{type(call.score).__name__}: the scores are {found}; expected one for each query and "
+            f"key, {(*queries.shape[:3], length)}."
+        )
+    if call.relative is not None:
+        key_scores = call.relative.key_scores(queries, rows, length)
+        if key_scores is not None:
+            scores = scores + key_scores
+    scores = scores * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.relative is not None:
+        relative_bias = call.relative.bias(rows, length, scores.device)
+        if relative_bias is not None:
+            scores = scores + relative_bias.to(scores.dtype)
+    if call.bias is not None:
+        bias = call.bias
+        bias = bias if bias.shape[2] == 1 else bias[:, :, rows.start : rows.stop]
+        scores = scores + bias.to(scores.dtype)
+    if call.mask is not None:
+        scores = scores.masked_fill(~call.mask.cells(rows, length, scores.device), -torch.inf)
+    return scores
+
+
+def normalise(call: AttentionCall, scores: Scores) -> tuple[Weights, Weights, PerRow, PerRow]:
+    """Weights, their logarithms, log-sum-exp, and the mass of each row (1, or 0 if all hidden)."""
+    logits = scores
+    if call.sinks is not None:
+        sink = call.sinks.to(scores)[None, :, None, None].expand(*scores.shape[:3], 1)
+        logits = torch.cat((scores, sink), -1)
+    hidden = (logits == -torch.inf).all(-1, keepdim=True)
+    # A row without any key has no softmax: it is computed from zeros and then set to 0, so that
+    # no NaN arises that would have to be hidden, forward or backward.
+    shown = logits.masked_fill(hidden, 0)
+    # Not scores - lse: where scores are huge, their log-sum-exp has lost the digits that weights
+    # are made of.
+    log_weights = shown.log_softmax(-1)[..., : scores.shape[-1]].masked_fill(hidden, -torch.inf)
+    weights = log_weights.exp()
+    lse = shown.logsumexp(-1).masked_fill(hidden.squeeze(-1), -torch.inf)
+    # Of a score that is infinite, weights are no numbers, and all of the row says so.
+    lse = lse.masked_fill(lse == torch.inf, torch.nan)
+    return weights, log_weights, lse, (~hidden).squeeze(-1).to(scores.dtype)
+
+
+def weigh(call: AttentionCall, weights: Weights, values: Values, rows: range) -> Output:
+    """The output of some rows: weighted values, and what relative positions add to them."""
+    if call.dropout:
+        weights = dropout(weights, call.dropout)
+    output = weights @ values
+    if call.relative is not None:
+        relative_output = call.relative.value_output(weights, rows)
+        if relative_output is not None:
+            output = output + relative_output
+    return output

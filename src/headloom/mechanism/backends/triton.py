@@ -1,0 +1,314 @@
+"""attend() on a GPU by Triton kernels: output, exact graph and what keys receive, memory linear.
+
+The kernels are forward; gradients are taken by torch's formulas, a block of rows at a time, as
+second derivatives are elsewhere. Before they serve a device they are held against plain torch on a
+small call there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headloom.errors import BackendError, installing
+from headloom.mechanism.backends import torch_ops
+from headloom.mechanism.backends.gpu_sizes import (
+    Device,
+    band_of,
+    candidates,
+    described,
+    interpreted,
+    sizes_of,
+)
+from headloom.mechanism.backends.native_by_torch import torch_gradients
+from headloom.mechanism.backends.native_request import (
+    NativeCall,
+    prepare,
+    why_form_not_served,
+    why_wrapped,
+)
+from headloom.mechanism.backends.rows import Rows
+from headloom.mechanism.call import AttentionCall
+from headloom.mechanism.graph import AttentionGraph, Top
+from headloom.mechanism.masks import causal
+from headloom.mechanism.scores import ScaledDot
+from headloom.mechanism.shapes import Output
+
+__all__ = ["attend", "why_not_served"]
+
+#: The first Triton that compiles the kernel; it comes with torch 2.8.
+LEAST_TRITON = (3, 4)
+#: Depths the kernel takes; of edges, as many as are sorted in registers.
+DEEPEST, MOST_KEPT = 256, 512
+#: Bytes of candidates and maxima that all programs may hold; where one needs much, fewer run.
+ROOM = 2**30
+#: What a device says while it runs, and not the compiler.
+OF_DEVICES = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+#: By how much the small call may differ, of numbers about 1.
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+
+
+def why_not_served(call: AttentionCall, keep: Top) -> str | None:
+    """Why the kernel does not serve a call, or None where it does."""
+    device, dtype = call.queries.device, call.queries.dtype
+    if device.type != "cuda" and not (interpreted() and device.type == "cpu"):
+        return f"the tensors are on {device}, the kernel runs on CUDA devices"
+    if find_spec("triton") is None:
+        return f"Triton is not installed ({installing('gpu')})"
+    if (version := _triton_version()) < LEAST_TRITON:
+        needed = ".".join(map(str, LEAST_TRITON))
+        return f"Triton {'.'.join(map(str, version))} is installed, the kernel needs {needed}"
+    wrapped = why_wrapped((call.queries, call.keys, call.values))
+    if wrapped is not None:
+        return wrapped
+    if dtype not in TOLERANCES:
+        return f"the tensors are {dtype}, the kernel takes float32, bfloat16 and float16"
+    if call.relative is not None and call.relative.tables() is not None:
+        return "the kernel has no tables of relative positions"
+    depths = call.keys.shape[3], call.values.shape[3]
+    if not 0 < min(depths) <= max(depths) <= DEEPEST:
+        return f"the depths are {depths[0]} and {depths[1]}, the kernel takes 1 to {DEEPEST}"
+    if min(keep.k, call.keys.shape[2]) > MOST_KEPT:
+        return f"{keep.k:,} edges are to be kept, the kernel keeps up to {MOST_KEPT}"
+    return why_form_not_served(call) or _difference(device, dtype, call.received is not None)
+
+
+@lru_cache
+def _triton_version() -> tuple[int, ...]:
+    from triton import __version__
+
+    return tuple(int(part) for part in __version__.split(".")[:2])
+
+
+@lru_cache
+def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str | None:
+    """What is wrong with the kernels on a device, held against plain torch there; None: nothing.
+
+    received: whether what keys receive is asked too, by a kernel of its own.
+    """
+    generator = torch.Generator().manual_seed(1)
+    length = 70 if interpreted() else 700  # several tiles
+    queries, keys, values = (
+        torch.randn(1, heads, length, 32, generator=generator).to(device, dtype)
+        for heads in (4, 2, 2)
+    )
+    # Then full lists of candidates, and ties: whole numbers, whose sums are exact anywhere.
+    alike = queries.round(), torch.ones_like(keys)
+    for of, some, scale in (("", (queries, keys), 32**-0.5), (" of equal scores", alike, 0.5)):
+        call = AttentionCall(
+            *some, values, ScaledDot(), scale, causal(), received=9 if received else None
+        )
+        with torch.no_grad():
+            try:
+                output, graph = attend(call, Top(8))
+            except Exception as error:  # a compiler's, of which there are many
+                return f"on {device} it cannot be compiled or run: {type(error).__name__}: {error}"
+            expected, other = torch_ops.attend(call, Top(8))
+        names = ["weights", "lse", "entropy", "rest"]
+        names += ["received", "received_most", "received_last"] if received else []
+        pairs = {name: (getattr(graph, name), getattr(other, name)) for name in names}
+        pairs |= {"output": (output, expected)}
+        if of:
+            pairs |= {"keys": (graph.keys, other.keys)}
+        for name, (found, wanted) in pairs.items():
+            apart = float((found.float() - wanted.float()).abs().max())
+            if not apart <= TOLERANCES[dtype]:
+                return (
+                    f"on {device} its {name}{of} is off by {apart:.1e} from plain torch in {dtype}"
+                )
+    return None
+
+
+def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows:
+    """Output and graph.
+
+    kept: how many edges of a row to keep. received: whether to sum what each key receives.
+    """
+    from headloom.mechanism.backends.triton_edges import edges_kernel
+    from headloom.mechanism.backends.triton_received import received_kernel
+    from headloom.mechanism.backends.triton_softmax import softmax_kernel
+
+    device = native.queries.device
+    batch, heads, count, depth = native.queries.shape
+    kv_heads, length, value_depth = native.values.shape[1:]
+    k, rows = min(kept, length), (batch, heads, count)
+
+    def per_row(*more: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(*rows, *more, dtype=dtype, device=device)
+
+    results = Rows(
+        native.queries.new_empty(*rows, value_depth),
+        keys=per_row(k, dtype=torch.int32), scores=per_row(k), weights=per_row(k),
+        lse=per_row(), entropy=per_row(), rest=per_row(), keys_seen=per_row(dtype=torch.int32),
+    )  # fmt: skip
+    if received:
+        names = ("received", "received_most", "received_last")
+        by_key = torch.zeros(3, batch, heads, length, device=device)
+        asked = names if native.last_queries else names[:2]
+        results = results._replace(**dict(zip(asked, by_key, strict=False)))
+    if not results.lse.numel():
+        return results
+    found = described(device)
+    sizes = sizes_of(native, k, found)
+    blocks, tiles = -(-count // sizes.rows), -(-length // sizes.tile)
+    programs, words = blocks * batch * heads, -(-tiles // 128) * 4
+    levels = k > 0 or received
+    of_row = [per_row() for _ in range(3)] if levels else [results.lse] * 3  # then not read
+    again = torch.empty(programs * words if k else 0, dtype=torch.int32, device=device)
+    taken = torch.zeros(8, dtype=torch.int32, device=device)  # blocks, by either kernel
+
+    rules = _rules(native)
+    flags = {f"HAS_{name.upper()}": rule is not None for name, rule in rules.items()}
+    capped, added = native.softcap != 0, flags["HAS_BIAS"] or flags["HAS_OFFSET_BIAS"]
+    flags |= {
+        "BANDED": native.banded, "CAPPED": capped, "WIDE": interpreted(),
+        "SCALED": native.scale > 0 and not capped and not added,
+    }  # fmt: skip
+    sinks, *others = (results.lse if rule is None else rule for rule in rules.values())
+    queries, keys, values = native.queries, native.keys, native.values
+    strides = [tensor.stride()[:3] for tensor in (queries, keys, values)]
+    cells = _strides(rules["bias"], rows) + _strides(rules["allowed"], rows)
+    heads_and_rows = blocks, batch, heads, heads // kv_heads, count, length
+    scores = native.scale, native.softcap, *band_of(native), k
+
+    groups = min(tiles, sizes.tiles) * sizes.softmax["PARTS"]
+    room, running = _room(
+        4 * sizes.rows * groups if k else 0, programs, sizes.softmax, found, device
+    )
+    _launch(
+        softmax_kernel, running,
+        queries, keys, values, results.output,
+        results.lse, results.entropy, results.rest, results.keys_seen,
+        sinks, *others, *of_row, again, taken[:1], room.view(torch.float32),
+        *strides[0], *strides[1], *strides[2], *cells,
+        groups, words, *heads_and_rows, depth, value_depth, *scores,
+        KEEPS=k > 0, LEVELS=levels, **flags, **sizes.softmax,
+    )  # fmt: skip
+    del flags["HAS_SINKS"]
+    if received and length:
+        _launch(
+            received_kernel, tiles * batch * heads,
+            queries, keys, *by_key, *others, *of_row[1:],
+            *strides[0], *strides[1], *cells,
+            tiles, max(count - native.last_queries, 0), *heads_and_rows, depth, *scores[:-1],
+            HAS_WINDOW=native.last_queries > 0, **flags, **sizes.common,
+        )  # fmt: skip
+    if not k:
+        return results
+    of_program = -(-(candidates(sizes.rows, sizes.edges) + tiles // 2 + 1) // 16) * 16
+    room, running = _room(8 * of_program, programs, sizes.edges, found, device)
+    _launch(
+        edges_kernel, running,
+        queries, keys, results.keys, results.scores, results.weights, results.rest,
+        *others, *of_row, again, taken[4:], room,
+        *strides[0], *strides[1], *cells,
+        of_program, words, *heads_and_rows, depth, *scores,
+        **flags, **sizes.edges,
+    )  # fmt: skip
+    return results
+
+
+def _launch(kernel: Any, programs: int, *given: Any, **sizes: Any) -> None:
+    """Run programs of a kernel, on the device of the first tensor, which need not be the current.
+
+    Raises: BackendError: it cannot be compiled for this call.
+    """
+    try:
+        with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
+            kernel[(programs,)](*given, **sizes)
+    except Exception as error:  # a compiler's, of which there are many
+        what = (str(error).strip() or "without words").splitlines()[0]
+        found = f"{type(error).__name__}: {what}"
+        compiling = BackendError(f"the kernel cannot be compiled for this call: {found}")
+        raise error if isinstance(error, OF_DEVICES) else compiling  # noqa: B904
+
+
+def _room(
+    of_program: int, programs: int, sizes: dict[str, Any], device: Device, where: torch.device
+) -> tuple[Tensor, int]:
+    """Memory for the programs that run at once, in numbers of 8 bytes, and how many run."""
+    running = min(programs, device.processors * max(1, 8 // sizes["num_warps"]))
+    if of_program:
+        running = max(1, min(running, ROOM // of_program))
+    return torch.empty(-(-running * of_program // 8), dtype=torch.int64, device=where), running
+
+
+def _rules(native: NativeCall) -> dict[str, Tensor | None]:
+    """What the kernel reads beside queries, keys and values, in its order and on their device."""
+    device, (batch, _, count, _) = native.queries.device, native.queries.shape
+    rows = native.row_range
+    found = {
+        "sinks": native.sinks,
+        "bias": native.bias,
+        "offset_bias": native.offset_bias,
+        # A view: a copy would have other strides where cells are shared.
+        "allowed": None if native.allowed is None else native.allowed.view(torch.uint8),
+        "key_range": None if native.key_range is None else native.key_range.int(),
+        "row_range": None if rows is None else rows.expand(2, batch, count).int(),
+    }
+    cells = ("bias", "allowed")
+    return {
+        name: tensor
+        if tensor is None or (name in cells and tensor.device == device)
+        else tensor.to(device).contiguous()
+        for name, tensor in found.items()
+    }
+
+
+def _strides(cells: Tensor | None, rows: tuple[int, int, int]) -> tuple[int, ...]:
+    """Of cells of which each dimension is whole or 1, but for the keys."""
+    if cells is None:
+        return (0, 0, 0)
+    return tuple(
+        0 if size == 1 else stride for size, stride in zip(cells.shape, cells.stride(), strict=True)
+    )[:3]
+
+
+class _Attend(torch.autograd.Function):
+    """Output and graph, differentiable but for the kept keys and the counts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, native: NativeCall, kept: int, received: bool, *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        ctx.set_materialize_grads(False)
+        rows = forward_graph(native, kept, received)
+        ctx.native = native.bare()
+        constant = (rows.keys, rows.keys_seen, rows.received_most)
+        ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
+        ctx.save_for_backward(*tensors, rows.keys)
+        return tuple(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
+        output, _, scores, weights, lse, entropy, rest, _, received, _, last = by_rows
+        *tensors, kept = ctx.saved_tensors
+        native = ctx.native.with_tensors(tuple(tensors))
+        incoming = (output, lse, entropy, scores, weights, rest, received, last)
+        needs = ctx.needs_input_grad[-len(tensors) :]
+        return None, None, None, *torch_gradients(native, kept, incoming, needs)
+
+
+_attend: Callable[..., tuple[Any, ...]] = _Attend.apply
+
+
+def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
+    """Output and attention graph of a call that the kernel serves; see torch_ops.attend."""
+    native = prepare(call)
+    k = keep.places(call.keys.shape[2])
+    wanted = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in native.tensors
+    )
+    received = call.received is not None
+    if wanted:
+        rows = Rows(*_attend(native, k, received, *native.tensors))
+    else:
+        rows = forward_graph(native, k, received)
+    weights = rows.weights.to(call.queries.dtype)
+    rows = rows._replace(weights=weights)
+    return rows.output, rows.with_places(k).graph(call)

@@ -1,0 +1,392 @@
+"""The attention graph: the strongest edges of every query, and what is known of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headloom.errors import InputError, optional_package
+from headloom.mechanism.parts import changed
+from headloom.mechanism.shapes import describe, in_words, place_of, whole_number
+
+if TYPE_CHECKING:
+    import networkx
+    import scipy.sparse
+
+__all__ = [
+    "DENSE_LIMIT",
+    "All",
+    "AttentionGraph",
+    "Keep",
+    "Row",
+    "Top",
+]
+
+#: Places of a row that a graph may hold empty; see `Top`.
+PLACES = 1024
+
+#: Cells above which `AttentionGraph.dense` asks to be forced: 1 GiB of float32.
+DENSE_LIMIT = 2**28
+
+
+@dataclass(frozen=True)
+class Top:
+    """Keep the k strongest edges of every query.
+
+    The graph has k places a row, the ones past the last key empty. Only a k above both 1,024 and
+    the number of keys gets fewer: as many as the larger of the two.
+    """
+
+    k: int = 32
+
+    def __post_init__(self) -> None:
+        k = whole_number("Top", "k", self.k, 0, None)
+        object.__setattr__(self, "k", k)  # NumPy's whole numbers become Python's.
+
+    def places(self, keys: int) -> int:
+        """The places of a row in a graph over so many keys.
+
+        >>> Top(32).places(8), Top(10**9).places(8)
+        (32, 1024)
+        """
+        return self.k if self.k <= PLACES else min(self.k, max(keys, PLACES))
+
+
+@dataclass(frozen=True)
+class All:
+    """Keep every edge: the dense matrix of weights."""
+
+
+Keep = Top | All
+
+
+def _as_array(tensor: Tensor) -> np.ndarray:
+    """A tensor for NumPy: float64 stays, every smaller type becomes float32."""
+    return (tensor if tensor.dtype == torch.float64 else tensor.float()).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One query of one head: its kept edges, strongest first, and its totals."""
+
+    keys: Tensor
+    scores: Tensor
+    weights: Tensor
+    lse: float
+    entropy: float
+    rest: float
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionGraph:
+    """The kept edges and the rows of one attention call.
+
+    A weighted, directed graph: an edge leads from a query (row) to a key (column) that it looks
+    at. Exact: the kept edges are each row's true strongest ones, ties going to the lower key;
+    ``weight = exp(score - lse)``; ``rest`` says how much mass was left out.
+
+    A batch gives a graph with a batch dimension in front of every tensor; ``graph[b]`` is one.
+
+        keys, scores, weights   (heads, queries, k): key index, score before and weight after the
+                                softmax, strongest first; past the last edge -1, -inf and 0
+        lse                     (heads, queries): log-sum-exp of the row's scores, a sink's
+                                included; NaN where one of them is NaN or infinity: then every
+                                weight of the row is, whatever edges it has
+        entropy                 (heads, queries): of the row's weights, in nats
+        rest                    (heads, queries): mass that is on no kept edge (a sink's included)
+        count                   (heads, queries): number of keys that could be looked at, whose
+                                score is above minus infinity. Kernels that are given no mask of
+                                cells and no bias count every key of a row's range, one too whose
+                                product is minus infinity, as of a key of minus infinity
+        length                  number of keys: the columns of the matrix
+        symmetric               whether score(i, j) = score(j, i) by construction
+
+    And where they were asked for, else None (see `headloom.attend`), exact, over all weights of a
+    column, kept or not; a sink's mass is received by no key:
+
+        received                (heads, keys): what a key receives from all queries, sum_i w_ij
+        received_most           (heads, keys): the largest weight that a query has on it, max_i w_ij
+        received_last           (heads, keys): the sum over the last queries alone
+    """
+
+    keys: Tensor
+    scores: Tensor
+    weights: Tensor
+    lse: Tensor
+    entropy: Tensor
+    rest: Tensor
+    count: Tensor
+    length: int
+    symmetric: bool = False
+    received: Tensor | None = None
+    received_most: Tensor | None = None
+    received_last: Tensor | None = None
+
+    @property
+    def batched(self) -> bool:
+        """Whether there is a batch dimension."""
+        return self.keys.ndim == 4
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the matrix behind it: (heads, queries, keys), the batch before it if any."""
+        return (*self.keys.shape[:-1], self.length)
+
+    @property
+    def k(self) -> int:
+        """How many edges of a row are kept at most."""
+        return self.keys.shape[-1]
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a notebook shows: the view that is installed for graphs, or the text.
+
+        Views are entry points of the group "headloom.notebook"; headloom's own are in
+        `headloom.studio.notebook`. So this floor does not know the studio.
+        """
+        bundle: tuple[dict[str, Any], dict[str, Any]] | None = self._viewed("graph")
+        return bundle or ({"text/plain": repr(self)}, {})
+
+    def _display_(self) -> Any:
+        """What marimo shows: the same."""
+        return self._viewed("graph_marimo") or repr(self)
+
+    def _viewed(self, name: str) -> Any:
+        """What the installed view of a name makes of the graph; None: there is none."""
+        for view in entry_points(group="headloom.notebook", name=name):
+            return view.load()(self)
+        return None
+
+    def __repr__(self) -> str:
+        edges = int((self.keys >= 0).sum())
+        return f"AttentionGraph(shape={self.shape}, k={self.k}, edges={edges:,})"
+
+    def __getitem__(self, index: int | slice | Tensor | tuple[int, int]) -> Any:
+        """``graph[b]``: one graph of a batch. ``graph[head, query]``: one row, without a batch.
+
+        ``graph[places]``, of whole numbers: these graphs of a batch, as a batch.
+        """
+        if isinstance(index, tuple):
+            return self._row(index)
+        if not self.batched:
+            raise InputError(
+                f"graph[{index}]: this graph has no batch. For one row, write graph[head, query]; "
+                "for one head as a matrix, graph.adjacency(head)."
+            )
+        if not isinstance(index, slice | list | Tensor | np.ndarray):
+            place = place_of("batch", "graph[b]", "graph", index, len(self))
+            return self._map(lambda tensor: tensor[place])
+        try:
+            return self._map(lambda tensor: tensor[index])
+        except (IndexError, TypeError, ValueError):
+            raise InputError(
+                f"graph[places]: some place is not there; the batch has {len(self)} graphs. Give "
+                f"whole numbers from 0 to {len(self) - 1}."
+            ) from None
+
+    def _row(self, index: tuple[int, ...]) -> Row:
+        operation = "graph[head, query]"
+        self._one(operation)
+        if len(index) != 2:
+            raise InputError(f"{operation}: got {len(index)} numbers; expected a head and a query.")
+        heads, queries = self.lse.shape
+        head = place_of("graph", operation, "head", index[0], heads)
+        query = place_of("graph", operation, "row", index[1], queries)
+        kept = self.keys[head, query] >= 0
+        return Row(
+            self.keys[head, query][kept],
+            self.scores[head, query][kept],
+            self.weights[head, query][kept],
+            float(self.lse.detach()[head, query]),
+            float(self.entropy.detach()[head, query]),
+            float(self.rest.detach()[head, query]),
+            int(self.count[head, query]),
+        )
+
+    def __iter__(self) -> Iterator[AttentionGraph]:
+        """The graphs of a batch."""
+        return (self[place] for place in range(len(self)))
+
+    def __bool__(self) -> bool:
+        """True: a graph is something, whether or not it has a batch to count."""
+        return True
+
+    def __len__(self) -> int:
+        """The number of graphs in a batch."""
+        if not self.batched:
+            raise InputError("len(graph): this graph has no batch; its sizes are in graph.shape.")
+        return len(self.keys)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> AttentionGraph:
+        names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+        asked = ("received", "received_most", "received_last")
+        found = {name: getattr(self, name) for name in (*names, *asked)}
+        return changed(self, **{n: change(part) for n, part in found.items() if part is not None})
+
+    def of_head(self, head: int) -> AttentionGraph:
+        """One head of a graph without a batch."""
+        self._one("of_head")
+        head = place_of("graph", "of_head", "head", head, len(self.lse))
+        return self._map(lambda tensor: tensor[head : head + 1])
+
+    def of_places(self, places: int) -> AttentionGraph:
+        """The same graph where a row has so many places at most, and holds no more edges."""
+        if self.k <= places:
+            return self
+        cut = {n: getattr(self, n)[..., :places] for n in ("keys", "scores", "weights")}
+        return changed(self, **cut)
+
+    def as_batch(self) -> AttentionGraph:
+        """A batch of this one graph."""
+        self._one("as_batch")
+        return self._map(lambda tensor: tensor[None])
+
+    def detach(self) -> AttentionGraph:
+        """The same graph, cut off from autograd."""
+        return self._map(Tensor.detach)
+
+    def cpu(self) -> AttentionGraph:
+        """The same graph in the memory of the CPU."""
+        return self._map(Tensor.cpu)
+
+    def _one(self, operation: str) -> None:
+        if self.batched:
+            raise InputError(
+                f"{operation}: the graph holds a batch of {len(self.keys)}. Choose one, as in "
+                "graph[0]."
+            )
+
+    def _edges(self, operation: str, head: int) -> tuple[np.ndarray, ...]:
+        """Query, key, score and weight of every kept edge of a head."""
+        self._one(operation)
+        head = place_of("graph", operation, "head", head, self.keys.shape[0])
+        keys = self.keys[head].detach().cpu()
+        rows, places = (keys >= 0).nonzero(as_tuple=True)
+        return (
+            rows.numpy(),
+            keys[rows, places].numpy(),
+            _as_array(self.scores[head].detach().cpu()[rows, places]),
+            _as_array(self.weights[head].detach().cpu()[rows, places]),
+        )
+
+    def adjacency(self, head: int, of: str = "weights") -> scipy.sparse.csr_array:
+        """The kept edges of a head as a sparse matrix; rows are queries, columns keys.
+
+        Args:
+            head: which one.
+            of: "weights" or "scores".
+
+        Returns: scipy.sparse.csr_array, (queries, keys), columns of a row in ascending order.
+        """
+        import scipy.sparse
+
+        if not isinstance(of, str) or of not in ("weights", "scores"):
+            raise InputError(f'adjacency: of={in_words(of)}; expected "weights" or "scores".')
+        rows, columns, scores, weights = self._edges("adjacency", head)
+        _, queries, keys = self.shape
+        matrix = scipy.sparse.csr_array(
+            (weights if of == "weights" else scores, (rows, columns)), shape=(queries, keys)
+        )
+        matrix.sort_indices()
+        return matrix
+
+    def dense(self, force: bool = False) -> Tensor:
+        """The kept weights as a dense tensor, 0 elsewhere, of the graph's `shape`.
+
+        A row whose scores are not all numbers is NaN, as softmax gives it.
+
+        force: build it even where it takes more than 1 GiB.
+        """
+        cells = int(np.prod(self.shape))
+        if cells > DENSE_LIMIT and not force:
+            raise InputError(
+                f"dense: {describe(self.keys)} edges make a matrix of {self.shape}, "
+                f"{cells * self.weights.element_size() / 2**30:.1f} GiB. Use adjacency(head), or "
+                "dense(force=True)."
+            )
+        # Empty places write into one extra column, which is cut off.
+        columns = torch.where(self.keys >= 0, self.keys, self.length).long()
+        matrix = self.weights.new_zeros(*self.shape[:-1], self.length + 1)
+        matrix = matrix.scatter(-1, columns, self.weights)[..., :-1]
+        return matrix.masked_fill(self.lse.isnan()[..., None], torch.nan)
+
+    def strength(self) -> Tensor:
+        """In-strength: what each key receives over the kept edges, (heads, keys).
+
+        A lower bound of the column sums of the whole matrix, which `received` holds where it was
+        asked for; the mass left out in all is ``graph.rest.sum(-1)``.
+        """
+        columns = torch.where(self.keys >= 0, self.keys, self.length).long().flatten(-2)
+        strength = self.weights.new_zeros(*self.keys.shape[:-2], self.length + 1)
+        return strength.scatter_add(-1, columns, self.weights.flatten(-2))[..., :-1]
+
+    def _of_one_sequence(self, operation: str, one_sequence: bool | None) -> bool:
+        """Whether queries and keys are the same nodes, as the caller says or their numbers do."""
+        _, queries, keys = self.shape
+        if one_sequence and queries != keys:
+            raise InputError(
+                f"{operation}: one_sequence=True, but {queries} queries and {keys} keys; expected "
+                "as many. Leave it out."
+            )
+        return queries == keys if one_sequence is None else one_sequence
+
+    def to_networkx(
+        self, head: int, *, one_sequence: bool | None = None
+    ) -> networkx.DiGraph | networkx.Graph:
+        """A head as a NetworkX graph with `score` and `weight` on its edges.
+
+        A sequence that looks at itself has one node a token, 0, 1, ...; between two sequences the
+        nodes are ("query", i) and ("key", j). A DiGraph; a Graph, with the score alone, where the
+        score is symmetric and no pair is masked (the weights never are: each row has its own sum).
+
+        one_sequence: whether queries and keys are the same tokens; None: where they are as many.
+        """
+        import networkx
+
+        rows, columns, scores, weights = self._edges("to_networkx", head)
+        _, queries, keys = self.shape
+        one_sequence = self._of_one_sequence("to_networkx", one_sequence)
+        undirected = (
+            self.symmetric and one_sequence and bool((self.count[head] == self.length).all())
+        )
+        graph = networkx.Graph() if undirected else networkx.DiGraph()
+        if one_sequence:
+            graph.add_nodes_from(range(keys))
+        else:
+            graph.add_nodes_from(("query", i) for i in range(queries))
+            graph.add_nodes_from(("key", j) for j in range(keys))
+        for i, j, score, weight in zip(
+            rows.tolist(), columns.tolist(), scores.tolist(), weights.tolist(), strict=True
+        ):
+            ends = (i, j) if one_sequence else (("query", i), ("key", j))
+            values = {"score": score} if undirected else {"score": score, "weight": weight}
+            graph.add_edge(*ends, **values)
+        return graph
+
+    def to_pyg(self, head: int, *, one_sequence: bool | None = None) -> Any:
+        """A head as a `torch_geometric.data.Data`: edge_index (2, edges), edge_weight, edge_score.
+
+        Edges lead from query to key. Layers of PyTorch Geometric send messages along edges: with
+        ``edge_index.flip(0)`` each query sums what its keys give, as attention does. Between two
+        sequences, keys are numbered after the queries.
+
+        one_sequence: whether queries and keys are the same tokens; None: where they are as many.
+        """
+        with optional_package("to_pyg", "pip install torch_geometric"):
+            from torch_geometric.data import Data  # type: ignore[import-not-found, unused-ignore]
+        rows, columns, scores, weights = self._edges("to_pyg", head)
+        _, queries, keys = self.shape
+        one_sequence = self._of_one_sequence("to_pyg", one_sequence)
+        first_key, nodes = (0, keys) if one_sequence else (queries, queries + keys)
+        return Data(
+            edge_index=torch.as_tensor(np.stack((rows, columns + first_key))).long(),
+            edge_weight=torch.as_tensor(weights),
+            edge_score=torch.as_tensor(scores),
+            num_nodes=nodes,
+        )

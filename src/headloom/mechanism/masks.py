@@ -1,0 +1,323 @@
+"""The masks: windows, causal ones among them, padding, and a range of keys for each query.
+
+    >>> (causal() & padding([3])).dense(4, 4)[0, 0].int()
+    tensor([[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [1, 1, 1, 0],
+            [1, 1, 1, 0]], dtype=torch.int32)
+
+What can be asked of each, and masks made of others, are in `headloom.mechanism.mask`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.mask import Both, Either, Explicit, KeyRanges, Mask, as_mask
+from headloom.mechanism.shapes import FARTHEST, describe, in_words, whole_number
+
+__all__ = [
+    "Both",
+    "Either",
+    "Explicit",
+    "Lengths",
+    "Mask",
+    "Padding",
+    "Ranges",
+    "RealKeys",
+    "Window",
+    "as_mask",
+    "causal",
+    "ends_before",
+    "lengths_of",
+    "padding",
+    "window",
+]
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """Query i looks at keys from ``i + offset - left`` to ``i + offset + right``; None = open."""
+
+    left: int | None
+    right: int | None
+    offset: int = 0
+    by_head = False
+
+    def __post_init__(self) -> None:
+        offset = whole_number("window", "offset", self.offset)
+        object.__setattr__(self, "offset", offset)  # NumPy's whole numbers become Python's
+        for name, size in (("left", self.left), ("right", self.right)):
+            if size is None:
+                continue
+            try:
+                keys: int | None = whole_number("window", name, size, 0, None)
+            except InputError:
+                raise InputError(
+                    f"window: {name} is {in_words(size)}; expected 0 or more keys, or None for an "
+                    "open side."
+                ) from None
+            # No key lies as far as this from any position: the side is open, and a number of 64
+            # bits holds every sum of position, offset and side.
+            object.__setattr__(self, name, None if keys is None or keys > 4 * FARTHEST else keys)
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """See Mask.check: it fits every call."""
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Mask.block."""
+        position = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.offset
+        key = torch.arange(keys, device=device)[None, :]
+        allowed = torch.ones(rows.stop - rows.start, keys, dtype=torch.bool, device=device)
+        if self.left is not None:
+            allowed &= key >= position - self.left
+        if self.right is not None:
+            allowed &= key <= position + self.right
+        return allowed[None, None]
+
+    def bounds(self, queries: int, keys: int) -> KeyRanges:
+        """See Mask.bounds."""
+        far = queries + keys + 1  # beyond every key on either side
+        left = -far if self.left is None else max(-far, self.offset - self.left)
+        right = far if self.right is None else min(far, self.offset + self.right)
+        return KeyRanges(band=(max(left, -(2**40)), min(right, 2**40)))
+
+    def transposed(self, queries: int, keys: int) -> Mask:
+        """See Mask.transposed."""
+        return Window(self.right, self.left, -self.offset)
+
+
+def ends_before(mask: Mask | Tensor, position: int) -> bool:
+    """Whether the window of a mask ends before some position for the first query.
+
+    >>> ends_before(causal() & padding([5]), 4), ends_before(causal(offset=4), 4)
+    (True, False)
+    """
+    if isinstance(mask, Both):
+        return ends_before(mask.first, position) or ends_before(mask.second, position)
+    if not isinstance(mask, Window) or mask.right is None:
+        return False
+    return mask.offset + mask.right < position
+
+
+class Padding(Mask):
+    """Keys that are padding are never looked at."""
+
+    by_head = False
+
+    @abstractmethod
+    def real(self, keys: int, device: torch.device) -> Tensor:
+        """Which keys of each sequence are real ones: bool, (batch or 1, keys)."""
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Mask.block."""
+        return self.real(keys, device)[:, None, None, :]
+
+    def transposed(self, queries: int, keys: int) -> Mask:
+        """See Mask.transposed."""
+        real = self.real(keys, torch.device("cpu"))
+        if len(real) != 1:
+            return super().transposed(queries, keys)
+        return Ranges(torch.zeros(keys, dtype=torch.int64), real[0].long() * queries)
+
+
+def _extreme(lengths: Tensor, of: Callable[[Tensor], Tensor]) -> int | None:
+    """The least or the largest; None: there is none, or it is not known yet.
+
+    A program that is being compiled has no numbers, nor has one that torch.func traces or maps
+    over: what computes the attention looks at them then. Lengths that are mapped over are not held
+    against the keys: a longer one means all of them, a negative one none.
+    """
+    if not lengths.numel() or torch.compiler.is_compiling():
+        return None
+    try:
+        return int(of(lengths))
+    except RuntimeError:
+        return None
+
+
+def _check_batch(tensor: Tensor, batch: int) -> None:
+    if tensor.shape[0] not in (1, batch):
+        raise ShapeError(
+            f"padding: {tensor.shape[0]} sequences in the mask, {batch} in the batch. "
+            "Give one length, or one row of the mask, for each."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths(Padding):
+    """The first keys of each sequence are real ones, as many as its length; integers, (batch,)."""
+
+    lengths: Tensor
+
+    def real(self, keys: int, device: torch.device) -> Tensor:
+        """See Padding.real."""
+        return torch.arange(keys, device=device)[None, :] < self.lengths.to(device)[:, None]
+
+    def bounds(self, queries: int, keys: int) -> KeyRanges:
+        """See Mask.bounds."""
+        lengths = self.lengths.to("cpu", torch.int64)
+        return KeyRanges(by_sequence=torch.stack((torch.zeros_like(lengths), lengths)))
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """See Mask.check."""
+        _check_batch(self.lengths, batch)
+        most = _extreme(self.lengths, Tensor.max)
+        if most is not None and most > keys:
+            raise ShapeError(
+                f"padding: a length is {most}, the call has {keys} keys. A sequence has as many "
+                "real keys as there are, or fewer."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class RealKeys(Padding):
+    """The real keys of each sequence are marked: bool, (batch, keys), True = a real key."""
+
+    marked: Tensor
+
+    def real(self, keys: int, device: torch.device) -> Tensor:
+        """See Padding.real."""
+        return self.marked.to(device)
+
+    def bounds(self, queries: int, keys: int) -> KeyRanges:
+        """See Mask.bounds."""
+        marked = self.marked.cpu()
+        if marked.shape[1] == 0 or torch.compiler.is_compiling():
+            return KeyRanges(rest=self)
+        first = marked.int().argmax(1)
+        count = marked.sum(1)
+        last = marked.shape[1] - marked.flip(1).int().argmax(1)
+        if bool(((count > 0) & (last - first != count)).any()):
+            return KeyRanges(rest=self)
+        return KeyRanges(by_sequence=torch.stack((first, first + count)))
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """See Mask.check."""
+        _check_batch(self.marked, batch)
+        if self.marked.shape[1] != keys:
+            raise ShapeError(
+                f"padding: the mask has {self.marked.shape[1]} keys, from "
+                f"{describe(self.marked)}, the call has {keys}. Give one column for each key."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges(Mask):
+    """Query i looks at the keys from ``first[i]`` up to, without, ``end[i]``; int64, (queries,)."""
+
+    first: Tensor
+    end: Tensor
+    #: How many keys the call must have; None: any number.
+    keys: int | None = None
+    by_head = False
+
+    def bounds(self, queries: int, keys: int) -> KeyRanges:
+        """See Mask.bounds."""
+        both = torch.stack((self.first, self.end))[:, :queries].cpu()
+        return KeyRanges(by_query=both.clamp(0, keys)[:, None].contiguous())
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Mask.block."""
+        first, end = torch.stack((self.first, self.end))[:, rows.start : rows.stop].to(device)
+        key = torch.arange(keys, device=device)
+        allowed: Tensor = (key >= first[:, None]) & (key < end[:, None])
+        return allowed[None, None]
+
+    def transposed(self, queries: int, keys: int) -> Mask:
+        """See Mask.transposed."""
+        first, end = self.first[:queries].contiguous(), self.end[:queries].contiguous()
+        if bool((first.diff() < 0).any() or (end.diff() < 0).any() or (first > end).any()):
+            return super().transposed(queries, keys)
+        # Both rise: key j is seen from the first query whose keys end after it to the last one
+        # whose keys begin at it or before.
+        key = torch.arange(keys, device=first.device)
+        return Ranges(
+            torch.searchsorted(end, key, right=True), torch.searchsorted(first, key, right=True)
+        )
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """See Mask.check."""
+        if len(self.first) != queries:
+            raise ShapeError(
+                f"ranges: ranges for {len(self.first)} queries, the call has {queries}. Give one "
+                "for each query; packed sequences must fill the call."
+            )
+        if self.keys is not None and self.keys != keys:
+            raise ShapeError(
+                f"packed: the sequences have {self.keys} keys, the call has {keys}. Packed "
+                "sequences must fill the call."
+            )
+
+
+def causal(offset: int = 0) -> Mask:
+    """Query i looks at keys 0 to ``i + offset``.
+
+    offset: the position of the first query among the keys: 0 where both begin together (as in
+    torch's ``is_causal``), ``keys - queries`` where the queries are the last ones (a cache).
+
+    >>> causal().dense(2, 3)[0, 0].int()
+    tensor([[1, 0, 0],
+            [1, 1, 0]], dtype=torch.int32)
+    >>> causal(offset=1).dense(2, 3)[0, 0].int()
+    tensor([[1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    """
+    return Window(None, 0, whole_number("causal", "offset", offset))
+
+
+def window(left: int | None, right: int | None, offset: int = 0) -> Mask:
+    """Query i looks at ``left`` keys before it, itself and ``right`` keys after it.
+
+    None leaves a side open: ``window(None, 0)`` is causal, ``window(0, None)`` anti-causal.
+    offset: the position of the first query among the keys, as for `causal`.
+    """
+    return Window(left, right, offset)
+
+
+def lengths_of(operation: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
+    """Lengths of sequences as a tensor; those of none are whole numbers too."""
+    try:
+        tensor = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(
+            f"{operation}: got {type(lengths).__name__} that makes no tensor; expected whole "
+            "numbers, 0 or more, one for each sequence."
+        ) from None
+    empty = tensor.shape == (0,) and not isinstance(lengths, Tensor)
+    return tensor.long() if empty else tensor
+
+
+def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
+    """Keys past the end of their sequence are never looked at.
+
+    lengths: the number of real keys of each sequence, (batch,); or a bool tensor (batch, keys),
+    True = a real key, for padding on the left or in between. An empty list is of no sequence.
+
+    >>> padding([1, 3]).dense(1, 3)[:, 0, 0].int()
+    tensor([[1, 0, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    """
+    tensor = lengths_of("padding", lengths)
+    if tensor.ndim == 0:
+        tensor = tensor[None]
+    if tensor.dtype == torch.bool:
+        if tensor.ndim == 1:
+            tensor = tensor[None]
+        if tensor.ndim == 2:
+            return RealKeys(tensor)
+    elif tensor.ndim == 1 and not tensor.is_floating_point() and not tensor.is_complex():
+        least = _extreme(tensor, Tensor.min)
+        if least is not None and least < 0:
+            raise InputError(f"padding: a length is {least}; expected 0 or more keys.")
+        return Lengths(tensor)
+    raise InputError(
+        f"padding: got {tensor.dtype} of shape {describe(tensor)}; expected lengths, integers of "
+        "shape (batch,), or a bool tensor of shape (batch, keys), True = a real key."
+    )

@@ -1,0 +1,469 @@
+"""Multi-head attention: learned W_Q, W_K, W_V, W_O around the attention function.
+
+    head_i = attention(X W_Q_i, Y W_K_i, Y W_V_i)
+    output = Concat(head_1, ..., head_h) W_O
+
+Source: Vaswani et al. 2017, section 3.2.2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKind
+from headloom.mechanism.constants import WithConstants
+from headloom.mechanism.key_value_cache import KeyValueCache
+from headloom.mechanism.linear import linear_maps
+from headloom.mechanism.masks import Mask, ends_before
+from headloom.mechanism.positions import (
+    ALiBi,
+    Buckets,
+    Relative,
+    Shaw,
+    alibi_slopes,
+    check_buckets,
+)
+from headloom.mechanism.rotary import RotaryScaling, checked_base, checked_scaling, rotary
+from headloom.mechanism.shapes import (
+    check_flag,
+    chosen,
+    describe,
+    finite_number,
+    in_words,
+    place_of,
+    real_tensor,
+    whole_number,
+)
+
+__all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind", "WeightsKind"]
+
+WeightsKind = Literal["learned", "uniform"]
+
+
+class MultiHeadAttention(AttentionLayer, WithConstants):
+    """Multi-head attention for self, encoder-decoder and grouped-query use.
+
+    Args:
+        width: of the input and of the output.
+        heads: of the queries.
+        kv_heads: of keys and values; divides heads. None: as many as heads.
+        depth: of a head's queries and keys. None: width / heads.
+        bias: whether the four projections have one.
+        dropout: probability that a weight is set to 0 in training.
+        relative: relative positions: "none", "shaw" (of keys and values), "shaw-keys" (of keys
+            alone), "alibi", "buckets" (T5's) or "rotary".
+        clip: the largest distance that Shaw's positions tell apart.
+        buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A
+        layer
+            of kind "decoder" has one for all keys after the query, any other as many for keys after
+            it as for keys before it.
+        max_distance: all keys farther away share the last bucket.
+        rotary_base: of rotary positions, see `headloom.rotary`.
+        rotary_scaling: of rotary positions: slows the turns down, see `headloom.RotaryScaling`.
+        source_width: width of what keys and values are made from. None: width.
+        kind: what the layer is in its model: "encoder", "decoder" or "cross".
+        softcap: bounds the scores, softcap tanh(s / softcap), before the mask; None: no bound.
+        sinks: whether each head has a learned sink: a key without a value, whose score is one
+            number, that takes a part of every row's weight (`headloom.attention`).
+        query_key_norm: whether the queries and the keys of each head are divided by the root of
+            their mean square, and multiplied by learned numbers, one for each of the depth,
+            before positions turn them.
+        weights: "learned"; or "uniform", the baseline of attention that chooses nothing: scores
+            are multiplied by 0, so that each query weighs the keys that it may look at alike,
+            and W_Q and W_K have no effect.
+
+    W_Q of head i is rows ``i * depth`` to ``(i + 1) * depth`` of ``w_q.weight`` (torch's linear
+    layers hold the transpose: projected = x W^T).
+
+    Whatever the positions, products are divided by sqrt(depth) before a bias is added. T5 does not
+    divide: a layer with its matrices needs W_Q times sqrt(depth), and the table as it is. T5's
+    layers share one table; each layer here has its own, `bucket_table`, (buckets, heads).
+
+    Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped queries); Gemma Team
+    2024 (soft caps); OpenAI 2025, gpt-oss (learned sinks); Dehghani et al. 2023 (norms of queries
+    and keys).
+    """
+
+    w_q: nn.Linear
+    w_k: nn.Linear
+    w_v: nn.Linear
+    w_o: nn.Linear
+    #: Of ALiBi, where the layer has it.
+    slopes: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        depth: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        relative: RelativeKind = "none",
+        clip: int = 16,
+        buckets: int = 32,
+        max_distance: int = 128,
+        rotary_base: float = 10_000.0,
+        rotary_scaling: RotaryScaling | None = None,
+        source_width: int | None = None,
+        kind: LayerKind = "encoder",
+        softcap: float | None = None,
+        sinks: bool = False,
+        query_key_norm: bool = False,
+        weights: WeightsKind = "learned",
+    ) -> None:
+        name = "MultiHeadAttention"
+        width = whole_number(name, "width", width, 1)
+        heads = whole_number(name, "heads", heads, 1)
+        kv_heads = heads if kv_heads is None else whole_number(name, "kv_heads", kv_heads, 1)
+        if heads % kv_heads:
+            raise InputError(
+                f"{name}: {heads} heads over {kv_heads} heads of keys and values; the second "
+                "number must divide the first."
+            )
+        if depth is None and width % heads:
+            raise InputError(
+                f"{name}: width {width} does not split into {heads} heads. Choose a multiple, or "
+                "give depth=."
+            )
+        depth = width // heads if depth is None else whole_number(name, "depth", depth, 1)
+        source_width = whole_number(
+            name, "source_width", width if source_width is None else source_width, 1
+        )
+        chosen(name, "kind", kind, get_args(LayerKind))
+        chosen(name, "relative", relative, get_args(RelativeKind))
+        if relative == "rotary" and depth % 2:
+            raise InputError(
+                f"{name}: heads of depth {depth}, whose coordinates rotary positions turn in "
+                "pairs. Choose an even depth, or other positions."
+            )
+        acts = relative != "none" or softcap is not None or sinks or query_key_norm
+        if weights not in ("learned", "uniform") or (weights == "uniform" and acts):
+            raise InputError(
+                f"{name}: weights={in_words(weights)}, relative={in_words(relative)}; expected "
+                '"learned", or "uniform" without relative positions, a softcap, sinks or norms, '
+                "which act on the weights."
+            )
+        if softcap is not None and finite_number(name, "softcap", softcap) <= 0:
+            raise InputError(f"{name}: softcap={softcap:g}; expected a number above 0, or None.")
+        check_flag(name, "sinks", sinks)
+        check_flag(name, "query_key_norm", query_key_norm)
+        clip = whole_number(name, "clip", clip, 0)
+        buckets = whole_number(name, "buckets", buckets, 1)
+        max_distance = whole_number(name, "max_distance", max_distance, 1)
+        super().__init__(heads, kv_heads, kind, relative)
+        self.width, self.source_width, self.depth = width, source_width, depth
+        self.dropout = finite_number(name, "dropout", dropout, 0, 1)
+        self.rotary_base = checked_base(name, rotary_base)
+        checked_scaling(name, rotary_scaling, self.rotary_base)
+        if rotary_scaling is not None and relative != "rotary":
+            raise InputError(
+                f"{name}: rotary_scaling= with relative={in_words(relative)}, which turns nothing. "
+                'Choose relative="rotary", or leave it out.'
+            )
+        self.rotary_scaling = rotary_scaling
+        self.max_distance = max_distance
+        self.scale = 0.0 if weights == "uniform" else None
+        self.w_q = nn.Linear(width, heads * self.depth, bias)
+        self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
+        self.w_v = nn.Linear(source_width, kv_heads * self.depth, bias)
+        self.w_o = nn.Linear(heads * self.depth, width, bias)
+        self.value_table: nn.Parameter | None = None
+        if relative in ("shaw", "shaw-keys"):
+            self.key_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
+        if relative == "shaw":
+            self.value_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
+        if relative == "buckets":
+            check_buckets(name, buckets, max_distance, bidirectional=kind != "decoder")
+            self.bucket_table = nn.Parameter(torch.empty(buckets, heads))
+        self.softcap = softcap
+        self.sinks = nn.Parameter(torch.empty(heads)) if sinks else None
+        self.query_norm = nn.RMSNorm(depth, eps=1e-6) if query_key_norm else None
+        self.key_norm = nn.RMSNorm(depth, eps=1e-6) if query_key_norm else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw W_Q, W_K, W_V, W_O at random (Glorot and Bengio 2010), the biases as 0."""
+        for linear in (self.w_q, self.w_k, self.w_v, self.w_o):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        for norm in (self.query_norm, self.key_norm):
+            if norm is not None:
+                norm.reset_parameters()
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+        self.hold_constants()  # not drawn, but memory may be new
+        if self.relative in ("shaw", "shaw-keys"):
+            nn.init.normal_(self.key_table, std=1 / math.sqrt(self.depth))
+        if self.value_table is not None:
+            nn.init.normal_(self.value_table, std=1 / math.sqrt(self.depth))
+        if self.relative == "buckets":
+            nn.init.normal_(self.bucket_table, std=1 / math.sqrt(self.width))
+
+    def constants(self) -> dict[str, Tensor]:
+        """See WithConstants.constants."""
+        return {"slopes": alibi_slopes(self.heads)} if self.relative == "alibi" else {}
+
+    def extra_repr(self) -> str:
+        """What print(model) says of this layer."""
+        return f"kind={self.kind}, heads={self.heads}, depth={self.depth}, relative={self.relative}"
+
+    def forward(
+        self,
+        queries_from: Tensor,
+        keys_from: Tensor | None = None,
+        values_from: Tensor | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Project, attend, project back.
+
+        Args:
+            queries_from: (batch, queries, width).
+            keys_from: (batch, keys, source_width); None: self-attention.
+            values_from: likewise; None: as keys_from.
+            mask: as in `headloom.attention`. After keys of a cache the first query is at position
+                ``cache.length``: ``causal(offset=cache.length)``.
+            cache: keys and values of earlier calls. In self-attention the new ones are appended;
+                otherwise a full cache is used as it is and keys_from is not looked at.
+
+        Returns: (batch, queries, width).
+        Raises: InputError, ShapeError: inputs that do not fit, or a window that ends before the
+            positions of the queries.
+        """
+        self_attention = keys_from is None
+        self._check("queries_from", queries_from, self.width)
+        if cache is not None and not isinstance(cache, KeyValueCache):
+            raise InputError(
+                f"MultiHeadAttention: cache is {type(cache).__name__}; expected a KeyValueCache."
+            )
+        keys_from = queries_from if keys_from is None else keys_from
+        values_from = keys_from if values_from is None else values_from
+        # The position of the first query among the keys: they follow what the cache holds.
+        offset = cache.length if cache is not None and self_attention else 0
+        # (A window that ends just before each query is one that may be meant.)
+        if offset > 1 and mask is not None and ends_before(mask, offset - 1):
+            raise InputError(
+                f"MultiHeadAttention: the cache holds {offset} positions, and the mask hides the "
+                "new ones from themselves. Give the position of the first query, as in "
+                "causal(offset=cache.length)."
+            )
+
+        if (
+            not self_attention
+            and cache is not None
+            and cache.keys is not None
+            and cache.values is not None
+        ):
+            (projected,) = linear_maps(queries_from, [self.w_q])
+            queries = _normalised(self._split(projected, self.heads), self.query_norm)
+            keys, values = cache.keys, cache.values
+        else:
+            queries, keys, values = self._project(queries_from, keys_from, values_from)
+            keys = self.turned(keys, offset)
+            if cache is not None:
+                # An observer holds on to what it is shown.
+                keys, values = cache.append(keys, values, kept=self.observer is not None)
+        queries = self.turned(queries, offset)
+
+        relative = self.relative_positions(offset)
+        dropout = self.dropout if self.training else 0.0
+        output = self.attend(
+            queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout,
+            softcap=self.softcap, sinks=self.sinks,
+        )  # fmt: skip
+        (joined,) = linear_maps(output.transpose(1, 2).flatten(-2), [self.w_o])
+        return joined
+
+    def turned(self, vectors: Tensor, offset: int = 0) -> Tensor:
+        """Queries or keys turned by their positions, `headloom.rotary`; as they are without these.
+
+        vectors: (..., positions, depth), the first at position ``offset``.
+        """
+        if self.relative != "rotary":
+            return vectors
+        return rotary(vectors, offset, self.rotary_base, scaling=self.rotary_scaling)
+
+    def _check(self, name: str, tensor: Tensor, width: int) -> None:
+        """Raise where an input is no (batch, positions, width) of numbers."""
+        real_tensor("MultiHeadAttention", name, tensor)
+        if tensor.ndim != 3 or tensor.shape[2] != width:
+            raise ShapeError(
+                f"MultiHeadAttention: {name} is {describe(tensor)}; expected (batch, positions, "
+                f"{width})."
+            )
+
+    def _project(
+        self, queries_from: Tensor, keys_from: Tensor, values_from: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, by head; an input that several come from is read once."""
+        maps = [self.w_q, self.w_k, self.w_v]
+        if keys_from is not queries_from or self.source_width != self.width:
+            self._check("keys_from", keys_from, self.source_width)
+        if values_from is not keys_from:
+            self._check("values_from", values_from, self.source_width)
+        if queries_from is keys_from is values_from:
+            queries, keys, values = linear_maps(queries_from, maps)
+        else:
+            (queries,) = linear_maps(queries_from, maps[:1])
+            if keys_from is values_from:
+                keys, values = linear_maps(keys_from, maps[1:])
+            else:
+                (keys,), (values,) = (
+                    linear_maps(keys_from, maps[1:2]),
+                    linear_maps(values_from, maps[2:]),
+                )
+        return (
+            _normalised(self._split(queries, self.heads), self.query_norm),
+            _normalised(self._split(keys, self.kv_heads), self.key_norm),
+            self._split(values, self.kv_heads),
+        )
+
+    def relative_positions(self, offset: int = 0) -> Relative | None:
+        """What enters the scores besides products, as `headloom.attention` takes it; None: nothing.
+
+        offset: the position of the first query.
+        """
+        if self.relative in ("shaw", "shaw-keys"):
+            return Shaw(self.key_table, self.value_table, offset)
+        if self.relative == "alibi":
+            return ALiBi(self.slopes, offset)
+        if self.relative == "buckets":
+            ahead = self.kind != "decoder"
+            return Buckets(self.bucket_table, ahead, self.max_distance, offset)
+        return None
+
+    def _split(self, projected: Tensor, heads: int) -> Tensor:
+        """(batch, positions, heads * depth) -> (batch, heads, positions, depth)."""
+        batch, positions, _ = projected.shape
+        return projected.view(batch, positions, heads, self.depth).transpose(1, 2)
+
+    def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
+        """W_Q, W_K, W_V (heads, width, depth) and W_O (heads, depth, width), as the paper has them.
+
+        Heads of a group share W_K and W_V.
+        gradients: those of the loss by each, instead; 0 where there is none.
+        """
+
+        def of(linear: nn.Linear) -> Tensor:
+            if not gradients:
+                return linear.weight
+            gradient = linear.weight.grad
+            return torch.zeros_like(linear.weight) if gradient is None else gradient
+
+        def by_head(linear: nn.Linear, heads: int) -> Tensor:
+            matrices = of(linear).view(heads, self.depth, -1).transpose(1, 2)
+            return matrices.repeat_interleave(self.heads // heads, 0)
+
+        return {
+            "W_Q": by_head(self.w_q, self.heads),
+            "W_K": by_head(self.w_k, self.kv_heads),
+            "W_V": by_head(self.w_v, self.kv_heads),
+            "W_O": of(self.w_o).view(-1, self.heads, self.depth).permute(1, 2, 0),
+        }
+
+    def head_weights(self, head: int) -> dict[str, Tensor]:
+        """W_Q, W_K, W_V (width, depth) and W_O (depth, width) of one head."""
+        head = place_of("layer", "head_weights", "head", head, self.heads)
+        return {name: matrix[head] for name, matrix in self.matrices().items()}
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
+        """A layer with the weights of a torch.nn.MultiheadAttention.
+
+        Its outputs are equal, and always batch first: (batch, positions, width). A module with
+        batch_first=False, as torch has it, takes and gives (positions, batch, width): transpose
+        both, as below.
+
+        >>> theirs = nn.MultiheadAttention(8, 2)
+        >>> ours = MultiHeadAttention.from_torch(theirs)
+        >>> x = torch.randn(5, 3, 8)
+        >>> output = ours(x.transpose(0, 1)).transpose(0, 1)
+        >>> torch.allclose(output, theirs(x, x, x)[0], atol=1e-5)
+        True
+
+        Raises: InputError: no such module, one that adds keys, or whose keys and values come from
+            different widths.
+        """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise InputError(
+                f"from_torch: got {type(module).__name__}; expected a torch.nn.MultiheadAttention."
+            )
+        if module.bias_k is not None or module.add_zero_attn:
+            raise InputError(
+                "from_torch: the layer adds a learned or zero key (add_bias_kv, add_zero_attn), "
+                "which headloom's layer does not have."
+            )
+        if module.kdim != module.vdim:
+            raise InputError(
+                f"from_torch: keys come from width {module.kdim}, values from {module.vdim}; "
+                "headloom's layer takes both from one width."
+            )
+        layer = cls(
+            module.embed_dim,
+            module.num_heads,
+            bias=module.in_proj_bias is not None,
+            dropout=module.dropout,
+            source_width=module.kdim,
+        ).to(module.out_proj.weight)
+        if module.kdim == module.embed_dim:
+            weights = module.in_proj_weight.chunk(3)
+        else:
+            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        with torch.no_grad():
+            for linear, weight in zip((layer.w_q, layer.w_k, layer.w_v), weights, strict=True):
+                linear.weight.copy_(weight)
+            layer.w_o.weight.copy_(module.out_proj.weight)
+            if module.in_proj_bias is not None:
+                biases = module.in_proj_bias.chunk(3)
+                for linear, bias in zip((layer.w_q, layer.w_k, layer.w_v), biases, strict=True):
+                    linear.bias.copy_(bias)
+                layer.w_o.bias.copy_(module.out_proj.bias)
+        return layer.train(module.training)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """A torch.nn.MultiheadAttention (batch first) with the weights of this layer."""
+        width, source_width = self.w_q.in_features, self.w_k.in_features
+        if self.kv_heads != self.heads or self.heads * self.depth != width:
+            raise ShapeError(
+                f"to_torch: {self.heads} heads of depth {self.depth} over {self.kv_heads} heads of "
+                f"keys, width {width}; torch's layer needs as many heads of keys as of queries, "
+                f"with heads * depth = width. W_Q is {describe(self.w_q.weight)}."
+            )
+        if self.relative != "none":
+            raise InputError(f"to_torch: torch's layer has no {self.relative} positions.")
+        if self.scale is not None:
+            raise InputError("to_torch: torch's layer has no uniform weights.")
+        if not (self.softcap is None and self.sinks is None and self.query_norm is None):
+            raise InputError("to_torch: torch's layer has no softcap, no sinks and no norms.")
+        has_bias = self.w_q.bias is not None
+        module = nn.MultiheadAttention(
+            width, self.heads, self.dropout, has_bias, kdim=source_width, vdim=source_width,
+            batch_first=True,
+        ).to(self.w_q.weight)  # fmt: skip
+        inputs = (self.w_q, self.w_k, self.w_v)
+        with torch.no_grad():
+            if source_width == width:
+                module.in_proj_weight.copy_(torch.cat([linear.weight for linear in inputs]))
+            else:
+                module.q_proj_weight.copy_(self.w_q.weight)
+                module.k_proj_weight.copy_(self.w_k.weight)
+                module.v_proj_weight.copy_(self.w_v.weight)
+            module.out_proj.weight.copy_(self.w_o.weight)
+            if has_bias:
+                module.in_proj_bias.copy_(torch.cat([linear.bias for linear in inputs]))
+                module.out_proj.bias.copy_(self.w_o.bias)
+        return module.train(self.training)
+
+
+def _normalised(vectors: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    """Queries or keys by their norm, where the layer has one."""
+    return vectors if norm is None else norm(vectors)

@@ -1,0 +1,190 @@
+"""The kernels of attention over neighbours: forward, and backward by recomputing the weights.
+
+See native/neighbours_forward.h and native/neighbours_backward.h. No tensor of edges x heads x depth
+is formed. Results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headloom.mechanism.backends.native_request import (
+    INSTRUCTION_SET,
+    NO_KERNELS,
+    kernels,
+    why_wrapped,
+)
+from headloom.mechanism.backends.recomputed import applied, by_operations, products_again
+from headloom.mechanism.neighbourhood import by_torch
+from headloom.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
+
+__all__ = ["output", "output_and_scores", "why_not_served"]
+
+#: Tasks of the backward pass at most. Each has its own sums of the gradients of parameters.
+PIECES = 64
+#: Edges of a task at least.
+PIECE_EDGES = 1024
+
+
+def why_not_served(call: NeighbourCall) -> str | None:
+    """Why the kernels do not serve a call, or None where they do."""
+    if kernels is None:
+        return NO_KERNELS
+    tensors = [tensor for tensor in call.tensors if tensor is not None]
+    wrapped = why_wrapped(tensors)
+    if wrapped is not None:
+        return wrapped
+    if any(tensor.device.type != "cpu" for tensor in (*tensors, call.edges.columns)):
+        return f"the tensors are on {call.values.device}, the kernels run on the CPU"
+    if any(tensor.dtype != torch.float32 for tensor in tensors):
+        return f"the tensors are {call.values.dtype}, the kernels take float32"
+    return None
+
+
+class _Attention(torch.autograd.Function):
+    """The output, differentiable; its gradients again by torch's formulas."""
+
+    @staticmethod
+    def forward(ctx: Any, call: NeighbourCall, *tensors: Tensor | None) -> tuple[Tensor]:
+        result, shift, inverse, _ = _forward(call, with_scores=False)
+        ctx.call = call.bare()
+        ctx.save_for_backward(*tensors, result, shift, inverse)
+        return (result,)
+
+    @staticmethod
+    def backward(ctx: Any, by_output: Tensor) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        count = len(NeighbourCall.names)
+        tensors = tuple(saved[:count])
+        if by_operations((by_output,)):
+            return None, *_again(ctx.call, tensors, by_output)
+        call = ctx.call.with_tensors(tensors)
+        by_name = _backward(call, by_output, *saved[count:])
+        return None, *(by_name.get(name) for name in NeighbourCall.names)
+
+
+def _again(
+    bare: NeighbourCall, tensors: tuple[Tensor | None, ...], by_output: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients in operations that torch differentiates."""
+    present = [tensor for tensor in tensors if tensor is not None]
+
+    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
+        left = iter(leaves)
+        every = tuple(None if tensor is None else next(left) for tensor in tensors)
+        return (by_torch.output(bare.with_tensors(every)),)
+
+    gradients = iter(products_again(function, present, (by_output,)))
+    return tuple(None if tensor is None else next(gradients) for tensor in tensors)
+
+
+def output(call: NeighbourCall) -> Tensor:
+    """The weighted sums, (targets, heads, value_depth), of a call that the kernels serve."""
+    call = _contiguous(call)
+    wants = any(tensor is not None and tensor.requires_grad for tensor in call.tensors)
+    if not (wants and torch.is_grad_enabled()):
+        return _forward(call, with_scores=False)[0]
+    return applied(_Attention, call, *call.tensors)[0]
+
+
+def output_and_scores(call: NeighbourCall) -> tuple[Tensor, Tensor]:
+    """The same, not differentiable, and the score of every edge by place, (edges, heads)."""
+    result, _, _, scores = _forward(_contiguous(call), with_scores=True)
+    return result, scores
+
+
+def _contiguous(call: NeighbourCall) -> NeighbourCall:
+    """The same call in memory as the kernels read it; keys that are the values stay so."""
+    tensors = {
+        name: None if tensor is None else tensor.contiguous()
+        for name, tensor in zip(call.names, call.tensors, strict=True)
+    }
+    if call.keys is call.values:
+        tensors["keys"] = tensors["values"]
+    return call.with_tensors(tuple(tensors.values()))
+
+
+def _request(call: NeighbourCall, with_columns: bool) -> tuple[Any, list[Tensor]]:
+    """The kernels' view of a call, and the tensors that it has addresses of."""
+    request, edges = kernels.NeighbourCall(), call.edges
+    request.targets, request.sources, request.edges_count = edges.targets, edges.sources, len(edges)
+    request.heads, request.value_depth = call.values.shape[1:]
+    keys = call.keys
+    request.depth = 0 if keys is None else keys.shape[2]
+    request.score, request.slope = int(call.score), call.slope
+    request.scale, request.kept_factor = call.scale, call.kept_factor
+    tensors = dict(zip(call.names, call.tensors, strict=True)) | {
+        "row_starts": edges.row_starts,
+        "columns": edges.columns,
+        "edges": edges.numbers,
+        "kept": None if call.kept is None else call.kept.contiguous(),
+    }
+    if with_columns:
+        tensors |= dict(zip(("column_starts", "rows", "places"), edges.by_source, strict=True))
+    if call.score is NeighbourScore.VECTOR and call.edge_features is not None:
+        request.edge_width = call.edge_features.shape[1]
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            setattr(request, name, tensor.data_ptr())
+    return request, [tensor for tensor in tensors.values() if tensor is not None]
+
+
+def _forward(call: NeighbourCall, with_scores: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output, shift and inverse of each row, and the scores if asked."""
+    request, alive = _request(call, with_columns=False)
+    targets, heads = call.edges.targets, call.heads
+    result = call.values.new_empty(targets, heads, call.values.shape[2])
+    shift, inverse = call.values.new_empty(2, targets, heads)
+    scores = call.values.new_empty(len(call.edges) if with_scores else 0, heads)
+    request.output, request.scores = result.data_ptr(), scores.data_ptr() if with_scores else 0
+    request.shift, request.inverse = shift.data_ptr(), inverse.data_ptr()
+    kernels.neighbours_forward(request, torch.get_num_threads(), INSTRUCTION_SET)
+    del alive
+    return result, shift, inverse, scores
+
+
+def _backward(
+    call: NeighbourCall, by_output: Tensor, result: Tensor, shift: Tensor, inverse: Tensor
+) -> dict[str, Tensor]:
+    """The gradients of a call by the names of its tensors."""
+    request, alive = _request(call, with_columns=True)
+    request.output, request.shift = result.data_ptr(), shift.data_ptr()
+    request.inverse = inverse.data_ptr()
+    by_output = by_output.contiguous()
+    to = kernels.NeighbourGradients()
+    pieces = max(1, min(PIECES, (len(call.edges) + call.edges.sources) // PIECE_EDGES))
+    to.pieces, new = pieces, call.values.new_empty
+    room = {"values": torch.empty_like(call.values)}
+    for name in ("target_terms", "source_terms", "queries", "keys", "edge_features"):
+        tensor = getattr(call, name)
+        if tensor is not None and not (name == "keys" and _shared(call)):
+            room[name] = torch.empty_like(tensor)
+    for name in ("vector", "edge_matrix"):
+        tensor = getattr(call, name)
+        if tensor is not None:
+            room[name] = new(pieces, *tensor.shape)
+    by_score = new(len(call.edges), call.heads)
+    state = new(call.edges.targets, 4, call.heads)
+    for name, tensor in room.items():
+        setattr(to, name, tensor.data_ptr())
+    if _shared(call):
+        to.keys = room["values"].data_ptr()
+    to.by_output, to.state = by_output.data_ptr(), state.data_ptr()
+    to.scores = by_score.data_ptr()
+    kernels.neighbours_backward(request, to, torch.get_num_threads(), INSTRUCTION_SET)
+    del alive
+    for name in ("vector", "edge_matrix"):
+        if name in room:
+            room[name] = room[name].sum(0)
+    if call.edge_terms is not None:
+        room["edge_terms"] = call.edges.by_number(by_score)
+    return room
+
+
+def _shared(call: NeighbourCall) -> bool:
+    """Whether keys and values are one tensor, whose gradient is then one too."""
+    keys, values = call.keys, call.values
+    return keys is not None and keys.data_ptr() == values.data_ptr() and keys.shape == values.shape

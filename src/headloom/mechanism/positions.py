@@ -1,0 +1,286 @@
+"""Positions: how attention learns the order of tokens.
+
+Absolute positions (sinusoidal, learned) are added to the embeddings, relative positions (Shaw,
+ALiBi, buckets) enter the scores. Those that turn queries and keys are in headloom.mechanism.rotary.
+
+A query's position is its row plus ``offset``: 0 where queries and keys begin together,
+``keys - queries`` where the queries are the last ones, as with a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.parts import changed
+from headloom.mechanism.relative import (
+    ByDistance,
+    DistanceBias,
+    DistanceTables,
+    Relative,
+    distances,
+)
+from headloom.mechanism.rotary import checked_base
+from headloom.mechanism.shapes import describe, real_tensor, whole_number
+
+__all__ = [
+    "ALiBi",
+    "Buckets",
+    "ByDistance",
+    "DistanceBias",
+    "Relative",
+    "Shaw",
+    "alibi_slopes",
+    "bucket_of_distance",
+    "check_buckets",
+    "distances",
+    "sinusoidal",
+]
+
+
+def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
+    """Sinusoidal positions, to be added to the embeddings.
+
+        PE(position, 2i)     = sin(position / base^(2i / width))
+        PE(position, 2i + 1) = cos(position / base^(2i / width))
+
+    Returns: (length, width).
+    Raises: InputError: the width is odd, or a number is below 0.
+    Source: Vaswani et al. 2017, section 3.5.
+
+    >>> sinusoidal(2, 4)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.0100, 0.9999]])
+    """
+    length = whole_number("sinusoidal", "length", length, 0)
+    width = whole_number("sinusoidal", "width", width, 0)
+    base = checked_base("sinusoidal", base)
+    if width % 2:
+        raise InputError(
+            f"sinusoidal: width {width} is odd; sines and cosines come in "
+            "pairs. Choose an even width, or no positions."
+        )
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = position * frequency
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.get_default_dtype())
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """The slopes of ALiBi, one a head: a geometric series from 2^(-8 / heads).
+
+    Where the number of heads is no power of two, the series of the next smaller power is
+    completed by every other term of the series of the next larger one.
+
+    Returns: (heads,).
+    Source: Press et al. 2022, section 3.
+
+    >>> alibi_slopes(4)
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
+    heads = whole_number("alibi_slopes", "heads", heads, 1)
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    slopes += [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
+    return torch.tensor(slopes[:heads])
+
+
+def bucket_of_distance(
+    distance: Tensor, buckets: int, max_distance: int, bidirectional: bool
+) -> Tensor:
+    """The bucket of a distance: one each for near keys, logarithmic for far ones.
+
+    Args:
+        distance: j - i, any shape, integers.
+        buckets: how many there are.
+        max_distance: all keys farther away share the last bucket.
+        bidirectional: whether keys after the query have buckets of their own (the upper half);
+            otherwise they share bucket 0.
+
+    Raises: InputError: too few buckets, or a max_distance that has a bucket of its own.
+    Source: Raffel et al. 2020, section 2.1.
+
+    >>> bucket_of_distance(torch.tensor([-200, -9, -1, 0, 1, 9]), 32, 128, True)
+    tensor([15,  8,  1,  0, 17, 24])
+    """
+    check_buckets("bucket_of_distance", buckets, max_distance, bidirectional=bidirectional)
+    first = torch.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        first = (distance > 0).long() * buckets
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp(min=0)
+    exact = buckets // 2
+    ratio = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
+    far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return first + torch.where(distance < exact, distance, far)
+
+
+def check_buckets(operation: str, buckets: int, max_distance: int, *, bidirectional: bool) -> None:
+    """Raise an InputError where some distances would have no bucket."""
+    whole_number(operation, "buckets", buckets, 0)
+    whole_number(operation, "max_distance", max_distance, 1)
+    exact = (buckets // 2 if bidirectional else buckets) // 2
+    if exact < 1 or max_distance <= exact:
+        raise InputError(
+            f"{operation}: {buckets} buckets with max_distance={max_distance}; expected "
+            f"{4 if bidirectional else 2} buckets or more, and a max_distance above {exact}, the "
+            "first distance that shares its bucket."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Shaw(Relative):
+    """Relative positions learned for keys and for values.
+
+        e_ij = q_i . (k_j + a^K_{clip(j - i)}) / sqrt(depth)
+        z_i  = sum_j w_ij (v_j + a^V_{clip(j - i)})
+
+    with distances clipped to [-clip, clip]. Never a (queries, keys, depth) tensor: each query
+    takes 2 clip + 1 dot products with the table, each row of weights is summed by distance first.
+
+    key_table: a^K, (2 clip + 1, depth) or (heads, 2 clip + 1, depth); row 0 is distance -clip.
+    value_table: a^V, likewise with the values' depth, or None.
+    Source: Shaw et al. 2018, equations 3 to 5.
+    """
+
+    key_table: Tensor
+    value_table: Tensor | None = None
+    offset: int = 0
+
+    @property
+    def clip(self) -> int:
+        """The largest distance with an embedding of its own."""
+        return (self.key_table.shape[-2] - 1) // 2
+
+    def check(self, heads: int, depth: int, value_depth: int) -> None:
+        """See Relative.check."""
+        tables = [("key", self.key_table, depth)]
+        if self.value_table is not None:
+            tables.append(("value", self.value_table, value_depth))
+        for name, table, _ in tables:
+            real_tensor("Shaw", f"the {name} table", table)
+        for name, table, expected in tables:
+            if (
+                table.ndim not in (2, 3)
+                or table.shape[-1] != expected
+                or table.shape[-2] % 2 == 0
+                or table.shape[-2] != self.key_table.shape[-2]
+                or (table.ndim == 3 and table.shape[0] not in (1, heads))
+            ):
+                raise ShapeError(
+                    f"Shaw: the {name} table is {describe(table)}; expected (2 clip + 1, "
+                    f"{expected}) or ({heads}, 2 clip + 1, {expected}), with one clip for both "
+                    "tables."
+                )
+
+    def tables(self) -> DistanceTables:
+        """See Relative.tables."""
+        return DistanceTables(self.key_table, self.value_table)
+
+    def in_scores(self) -> Shaw:
+        """Without the values' table: see Relative.in_scores."""
+        return changed(self, value_table=None)
+
+    def of_head(self, head: int, heads: int) -> Shaw:
+        """See Relative.of_head."""
+
+        def own(table: Tensor) -> Tensor:
+            return table[head, None] if table.ndim == 3 and len(table) > 1 else table
+
+        values = None if self.value_table is None else own(self.value_table)
+        return Shaw(own(self.key_table), values, self.offset)
+
+    def _rows_of_table(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        clipped = distances(rows, keys, self.offset, device).clamp(-self.clip, self.clip)
+        return clipped + self.clip
+
+    def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor:
+        """``q_i . a^K_{clip(j - i)}``, see Relative.key_scores."""
+        by_distance = queries @ self.key_table.to(queries.dtype).transpose(-2, -1)
+        index = self._rows_of_table(rows, keys, queries.device)
+        return by_distance.gather(-1, index.expand(*queries.shape[:2], *index.shape))
+
+    def value_output(self, weights: Tensor, rows: range) -> Tensor | None:
+        """``sum_j w_ij a^V_{clip(j - i)}``, see Relative.value_output."""
+        if self.value_table is None:
+            return None
+        index = self._rows_of_table(rows, weights.shape[-1], weights.device)
+        by_distance = weights.new_zeros(*weights.shape[:3], self.value_table.shape[-2])
+        by_distance = by_distance.scatter_add(-1, index.expand_as(weights), weights)
+        return by_distance @ self.value_table.to(weights.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ALiBi(DistanceBias):
+    """Scores fall linearly with the distance: ``bias_ij = -slope |j - i|``, one slope a head.
+
+    slopes: (heads,), see `alibi_slopes`.
+    Source: Press et al. 2022; symmetric about the query where keys after it may be seen.
+    """
+
+    slopes: Tensor
+    offset: int = 0
+
+    def check(self, heads: int, depth: int, value_depth: int) -> None:
+        """See Relative.check."""
+        real_tensor("ALiBi", "slopes", self.slopes)
+        if self.slopes.shape != (heads,):
+            raise ShapeError(
+                f"ALiBi: the slopes are {describe(self.slopes)}; expected one a head, ({heads},)."
+            )
+
+    def bias_of(self, distance: Tensor) -> Tensor:
+        """See DistanceBias.bias_of."""
+        slopes = self.slopes.to(distance.device)
+        if slopes.dtype in (torch.float16, torch.bfloat16):
+            slopes = slopes.float()  # their products with distances are no numbers of 8 bits
+        return slopes.reshape(-1, *(1,) * distance.ndim) * -distance.abs()
+
+    def of_head(self, head: int, heads: int) -> Relative:
+        """See Relative.of_head."""
+        return changed(self, slopes=self.slopes[head, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets(DistanceBias):
+    """A learned bias for each bucket of distances, one a head (T5).
+
+    table: (buckets, heads); see `bucket_of_distance`.
+    Source: Raffel et al. 2020, section 2.1.
+    """
+
+    looked_up: ClassVar[bool] = True
+
+    table: Tensor
+    bidirectional: bool = True
+    max_distance: int = 128
+    offset: int = 0
+
+    def check(self, heads: int, depth: int, value_depth: int) -> None:
+        """See Relative.check."""
+        real_tensor("Buckets", "the table", self.table)
+        if self.table.ndim != 2 or self.table.shape[1] != heads:
+            raise ShapeError(
+                f"Buckets: the table is {describe(self.table)}; expected (buckets, {heads}), one "
+                "column a head."
+            )
+        buckets = self.table.shape[0]
+        check_buckets("Buckets", buckets, self.max_distance, bidirectional=self.bidirectional)
+
+    def bias_of(self, distance: Tensor) -> Tensor:
+        """See DistanceBias.bias_of."""
+        bucket = bucket_of_distance(
+            distance, self.table.shape[0], self.max_distance, self.bidirectional
+        )
+        return self.table[bucket].movedim(-1, 0)
+
+    def of_head(self, head: int, heads: int) -> Relative:
+        """See Relative.of_head."""
+        return changed(self, table=self.table[:, head, None])

@@ -1,0 +1,115 @@
+"""What each key receives: the columns of the weights, summed over queries, and their largest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headloom.errors import InputError
+from headloom.mechanism.shapes import FARTHEST, Weights, in_words, whole_number
+
+__all__ = ["LastQueries", "Received", "in_window", "last_queries", "of_edges", "of_rows"]
+
+
+@dataclass(frozen=True)
+class LastQueries:
+    """Ask what keys receive from all queries and, besides, from the last ``number`` of them.
+
+    Source: a window of the last queries, Li et al. 2024 (SnapKV), section 4.
+    """
+
+    number: int
+
+    def __post_init__(self) -> None:
+        number = min(whole_number("LastQueries", "number", self.number, 1, None), FARTHEST)
+        object.__setattr__(self, "number", number)  # NumPy's whole numbers become Python's.
+
+
+class Received(NamedTuple):
+    """The tensors of an `AttentionGraph` of these names, with a batch dimension; None: not asked.
+
+    received, received_most, received_last: each (batch, heads, keys).
+    """
+
+    received: Tensor | None = None
+    received_most: Tensor | None = None
+    received_last: Tensor | None = None
+
+    def plus(self, other: Received) -> Received:
+        """What keys receive from the queries of both."""
+        return Received(
+            _both(self.received, other.received, torch.add),
+            _both(self.received_most, other.received_most, torch.maximum),
+            _both(self.received_last, other.received_last, torch.add),
+        )
+
+
+def _both(
+    one: Tensor | None, other: Tensor | None, join: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor | None:
+    return None if one is None or other is None else join(one, other)
+
+
+def last_queries(received: bool | LastQueries, operation: str) -> int | None:
+    """How many last queries are summed by themselves, 0: none; None: nobody asks what keys receive.
+
+    Raises: InputError: it is none of what may be asked.
+    """
+    if isinstance(received, LastQueries):
+        return received.number
+    if isinstance(received, bool):
+        return 0 if received else None
+    raise InputError(
+        f"{operation}: received={in_words(received)}; expected True, False, or "
+        f"headloom.LastQueries(n)."
+    )
+
+
+def in_window(rows: range, queries: int, last: int) -> slice:
+    """Those of some rows that are among the last queries."""
+    count = rows.stop - rows.start
+    return slice(min(max(queries - last - rows.start, 0), count), count)
+
+
+def of_rows(weights: Weights, rows: range, queries: int, last: int | None) -> Received:
+    """What keys receive from some rows of the weights, (batch, heads, rows, keys).
+
+    queries: all. last: as `last_queries` gives it.
+    """
+    if last is None:
+        return Received()
+    with torch.no_grad():
+        none = weights.new_zeros(*weights.shape[:-2], weights.shape[-1])
+        most = weights.amax(-2) if weights.shape[-2] else none
+    window = None
+    if last and type(queries) is int:
+        window = weights[..., in_window(rows, queries, last), :].sum(-2)
+    elif last:  # in a program that is compiled for any number of them
+        early = torch.arange(rows.start, rows.stop, device=weights.device) < queries - last
+        window = weights.masked_fill(early[:, None], 0).sum(-2)
+    return Received(weights.sum(-2), most, window)
+
+
+def of_edges(
+    weights: Tensor, rows: Tensor, columns: Tensor, shape: tuple[int, int], last: int | None
+) -> Received:
+    """What keys receive along edges, without a batch.
+
+    weights: (edges, heads). rows, columns: (edges,). shape: queries and keys.
+    """
+    if last is None:
+        return Received()
+    queries, keys = shape
+    nothing = weights.new_zeros(keys, weights.shape[1])
+    columns = columns.long()
+    with torch.no_grad():
+        there = columns[:, None].expand(-1, weights.shape[1])
+        most = nothing.scatter_reduce(0, there, weights.detach(), "amax")
+    window = None
+    if last:
+        window = nothing.index_add(0, columns, weights * (rows >= queries - last)[:, None]).T
+    return Received(nothing.index_add(0, columns, weights).T, most.T, window)

@@ -1,0 +1,335 @@
+"""Rotary positions: queries and keys are turned, so that their product knows the distance.
+
+A model that learned from short texts reads longer ones where its turns are slowed down:
+`RotaryScaling` has the four ways in use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.backends import native_passes
+from headloom.mechanism.parts import without_float64
+from headloom.mechanism.shapes import (
+    TYPES,
+    check_flag,
+    chosen,
+    describe,
+    finite_number,
+    real_tensor,
+    whole_number,
+)
+
+__all__ = [
+    "RotaryScaling",
+    "ScalingKind",
+    "checked_base",
+    "checked_scaling",
+    "rotary",
+    "rotary_frequencies",
+]
+
+ScalingKind = Literal["linear", "ntk", "llama3", "yarn"]
+#: How often a pair turns within the original length: (below which it is slowed down by the whole
+#: factor, above which not at all), where nobody says otherwise.
+_TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How the turns of rotary positions are slowed down, for texts longer than those learned from.
+
+    theta_i is the angle by which pair i turns from one position to the next, s the factor, L the
+    original length, turns_i = L theta_i / (2 pi) how often the pair turns within it:
+
+        linear    theta_i / s
+        ntk       those of the base  base s^(depth / (depth - 2)): the last pair is slowed down by
+                  s, the first not at all
+        llama3    (1 - g) theta_i / s + g theta_i,  g = (turns_i - slow) / (fast - slow), in [0, 1]
+        yarn      the same, but g falls evenly from 1 to 0 over the pairs between the one with
+                  ``fast`` turns and the one with ``slow`` turns, and queries and keys are
+                  multiplied by the temperature, 0.1 ln(s) + 1 where it is not given
+
+    Args:
+        kind: which of the four.
+        factor: s, how many times longer texts are; 1 or more.
+        original_length: L, of "llama3" and "yarn": the length that the model was trained at.
+        slow: of "llama3" and "yarn": pairs with fewer turns are slowed down by s. None: 1.
+        fast: of "llama3" and "yarn": pairs with more turns stay. None: 4, of "yarn" 32.
+        temperature: of "yarn": what queries and keys are multiplied by, each.
+
+    Raises: InputError: a kind that is none of these, a number out of its range, a number that the
+        kind does not have.
+    Source: Chen et al. 2023 (linear); bloc97 2023 (ntk); Llama Team 2024, as in the code of
+        Llama 3.1; Peng et al. 2023, sections 3.2 to 3.4, with the ramp of the authors' code, over
+        whole pairs (yarn).
+    """
+
+    kind: ScalingKind
+    factor: float
+    original_length: int | None = None
+    slow: float | None = None
+    fast: float | None = None
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        name = "RotaryScaling"
+        chosen(name, "kind", self.kind, get_args(ScalingKind))
+        if finite_number(name, "factor", self.factor) < 1:
+            raise InputError(f"{name}: factor={self.factor:g}; expected 1 or more, as 8.")
+        by_turns = self.kind in _TURNS
+        for setting, there in (
+            ("original_length", by_turns),
+            ("slow", by_turns),
+            ("fast", by_turns),
+            ("temperature", self.kind == "yarn"),
+        ):
+            number = getattr(self, setting)
+            if number is not None and not there:
+                raise InputError(
+                    f'{name}: {setting}={number:g} with kind="{self.kind}", which has none. Leave '
+                    "it out, or choose another kind."
+                )
+            if number is not None and finite_number(name, setting, number) <= 0:
+                raise InputError(f"{name}: {setting}={number:g}; expected a number above 0.")
+        if by_turns and self.original_length is None:
+            raise InputError(
+                f'{name}: kind="{self.kind}" without original_length=, the length that the model '
+                "was trained at. Give it, as original_length=8192."
+            )
+        if self.original_length is not None:
+            whole_number(name, "original_length", self.original_length, 1)
+        if by_turns and self.turns[0] >= self.turns[1]:
+            slow, fast = self.turns
+            raise InputError(f"{name}: slow={slow:g}, fast={fast:g}; expected slow below fast.")
+
+    @property
+    def turns(self) -> tuple[float, float]:
+        """``slow`` and ``fast``, as given or as usual; only "llama3" and "yarn" have them."""
+        slow, fast = _TURNS[self.kind]
+        return (
+            slow if self.slow is None else float(self.slow),
+            fast if self.fast is None else float(self.fast),
+        )
+
+    @property
+    def size(self) -> float:
+        """What queries and keys are multiplied by: the temperature of "yarn", 1 of the others."""
+        if self.kind != "yarn":
+            return 1.0
+        return 0.1 * math.log(self.factor) + 1 if self.temperature is None else self.temperature
+
+    def other_base(self, depth: int, base: float) -> float:
+        """The base of "ntk"; a head of one pair, which is the first, keeps its own."""
+        return base * self.factor ** (depth / (depth - 2)) if depth > 2 else base
+
+    def frequencies(self, depth: int, base: float) -> Tensor:
+        """theta_i of each pair, slowed down; (depth / 2,), float64, on the CPU."""
+        return _SLOWED[self.kind](self, depth, base)
+
+
+def rotary_frequencies(depth: int, base: float, scaling: RotaryScaling | None = None) -> Tensor:
+    """The angle by which each pair of coordinates turns from one position to the next.
+
+        theta_i = base^(-2i / depth)
+
+    Returns: (depth / 2,), float64, on the CPU; slowed down by the scaling.
+    Source: Su et al. 2021, section 3.2.2.
+    """
+    if scaling is not None:
+        return scaling.frequencies(depth, base)
+    return base ** (-torch.arange(0, depth, 2, dtype=torch.float64, device="cpu") / depth)
+
+
+def _interpolated(scaling: RotaryScaling, depth: int, base: float) -> Tensor:
+    """Chen et al. 2023: position m becomes m / s."""
+    return rotary_frequencies(depth, base) / scaling.factor
+
+
+def _other_base(scaling: RotaryScaling, depth: int, base: float) -> Tensor:
+    """bloc97 2023, also Peng et al. 2023, section 3.1."""
+    return rotary_frequencies(depth, scaling.other_base(depth, base))
+
+
+def _by_turns(scaling: RotaryScaling, depth: int, base: float) -> Tensor:
+    """The code of Llama 3.1; the formula of Peng et al. 2023, section 3.2, is the same."""
+    angle = rotary_frequencies(depth, base)
+    slow, fast = scaling.turns
+    turns = angle * ((scaling.original_length or 0) / (2 * math.pi))
+    stays = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    return (1 - stays) * angle / scaling.factor + stays * angle
+
+
+def _by_pairs(scaling: RotaryScaling, depth: int, base: float) -> Tensor:
+    """The authors' code of Peng et al. 2023: the share that stays falls evenly over pairs."""
+    angle = rotary_frequencies(depth, base)
+
+    def pair(turns: float) -> float:
+        """The pair, a fraction, that turns so often within the original length."""
+        within = (scaling.original_length or 0) / (turns * 2 * math.pi)
+        return depth * math.log(within) / (2 * math.log(base))
+
+    slow, fast = scaling.turns
+    first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), depth - 1)
+    # One pair after another where the two are the same.
+    over = last - first if last != first else 0.001
+    falls = (torch.arange(depth // 2, dtype=torch.float64, device="cpu") - first) / over
+    stays = 1 - falls.clamp(0, 1)
+    return (1 - stays) * angle / scaling.factor + stays * angle
+
+
+_SLOWED: dict[str, Callable[[RotaryScaling, int, float], Tensor]] = {
+    "linear": _interpolated,
+    "ntk": _other_base,
+    "llama3": _by_turns,
+    "yarn": _by_pairs,
+}
+
+
+def rotary(
+    tensor: Tensor,
+    offset: int = 0,
+    base: float = 10_000.0,
+    *,
+    dims: int | None = None,
+    interleaved: bool = False,
+    scaling: RotaryScaling | None = None,
+) -> Tensor:
+    """Turn queries or keys by their positions, so that their dot product knows the distance.
+
+    Pair i, (a, b), of the row at position m is turned by the angle m theta_i:
+
+        (a, b)  ->  (a cos(m theta_i) - b sin(m theta_i), a sin(m theta_i) + b cos(m theta_i))
+        theta_i  =  base^(-2i / dims),                    i = 0, ..., dims/2 - 1
+        (a, b)   =  (x_i, x_{i + dims/2}),                or, interleaved, (x_{2i}, x_{2i + 1})
+
+    Coordinates x_dims and up stay as they are. Then ``rotary(q)_m . rotary(k)_n`` depends on q, k
+    and m - n only. A model that learned with one order of pairs is another with the other one.
+
+    Args:
+        tensor: queries or keys, (..., positions, depth).
+        offset: the position of the first row.
+        base: sets the longest wavelength; above 0.
+        dims: how many coordinates turn, the first ones, an even number (GPT-NeoX, Phi). None: the
+            whole depth.
+        interleaved: whether neighbours are pairs (GPT-J, Llama's own code); else the two halves of
+            what turns are paired (GPT-NeoX, Llama in Transformers).
+        scaling: slows the turns down, for longer texts; see `RotaryScaling`, whose depth is
+            ``dims`` here.
+
+    Returns: as the tensor.
+    Raises: ShapeError: an odd depth, or dims that are no pairs of it. InputError: no floating-point
+        tensor, another base or scaling, an interleaved= that is neither True nor False.
+    Source: Su et al. 2021, equation 34, whose pairs are interleaved; by halves: GPT-NeoX.
+
+    One pair of neighbours turns by one radian from position 0 to 1, the other two numbers stay:
+
+    >>> rotary(torch.tensor([[1.0, 0.0, 5.0, 6.0]] * 2), dims=2, interleaved=True)
+    tensor([[1.0000, 0.0000, 5.0000, 6.0000],
+            [0.5403, 0.8415, 5.0000, 6.0000]])
+    """
+    tensor = real_tensor("rotary", "the tensor", tensor)
+    if tensor.dtype not in TYPES:
+        raise InputError(
+            f"rotary: the tensor is {tensor.dtype}; its numbers turn to fractions. Convert it, as "
+            "in tensor.float()."
+        )
+    if type(offset) is not int:  # a program that is compiled for any offset has no number yet
+        offset = whole_number("rotary", "offset", offset)
+    base = checked_base("rotary", base)
+    checked_scaling("rotary", scaling, base)
+    if tensor.ndim < 2:
+        raise ShapeError(
+            f"rotary: got {describe(tensor)}; expected (..., positions, depth), two dimensions or "
+            "more."
+        )
+    check_flag("rotary", "interleaved", interleaved)
+    depth = tensor.shape[-1]
+    if dims is None:
+        if depth % 2:
+            raise ShapeError(
+                f"rotary: depth {depth} is odd, from {describe(tensor)}; coordinates turn in "
+                "pairs. Choose an even depth, or say how many turn, as dims=2."
+            )
+        dims = depth
+    else:
+        dims = whole_number("rotary", "dims", dims)
+        if not 2 <= dims <= depth or dims % 2:
+            raise ShapeError(
+                f"rotary: dims={dims}, from {describe(tensor)}; expected an even number from 2 to "
+                f"the depth, {depth}: coordinates turn in pairs."
+            )
+    turns = tensor if dims == depth else tensor[..., :dims]
+    if interleaved:
+        # All first numbers of the pairs, then all second ones; and back.
+        turns = turns.reshape(*turns.shape[:-1], dims // 2, 2).transpose(-2, -1).flatten(-2)
+    turned = _turned(turns, offset, base, scaling)
+    if interleaved:
+        turned = turned.reshape(*turned.shape[:-1], 2, dims // 2).transpose(-2, -1).flatten(-2)
+    return turned if dims == depth else torch.cat((turned, tensor[..., dims:]), -1)
+
+
+def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | None) -> Tensor:
+    """All coordinates turned, the two halves paired."""
+    depth = tensor.shape[-1]
+    if native_passes.serves_rotary(tensor, offset):
+        length = native_passes.angles_kept(offset + tensor.shape[2])
+        return native_passes.rotary(tensor, offset, *_table(depth, base, scaling, length))
+    # Angles of far positions need more digits than float32 has.
+    device = torch.device("cpu") if without_float64(tensor.device) else tensor.device
+    position = torch.arange(tensor.shape[-2], device=device, dtype=torch.float64) + offset
+    cos, sin = (
+        part.to(tensor.dtype).to(tensor.device)
+        for part in _turns(position, rotary_frequencies(depth, base, scaling), scaling)
+    )
+    return native_passes.turn(tensor, cos, sin)
+
+
+@lru_cache(maxsize=8)
+def _table(
+    depth: int, base: float, scaling: RotaryScaling | None, length: int
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles of positions 0 to ``length``, (length, depth / 2) each."""
+    position = torch.arange(length, dtype=torch.float64, device="cpu")
+    cos, sin = _turns(position, rotary_frequencies(depth, base, scaling), scaling)
+    return cos.float(), sin.float()
+
+
+def _turns(
+    position: Tensor, frequency: Tensor, scaling: RotaryScaling | None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of ``position * frequency``, times what the scaling multiplies by."""
+    angle = position[:, None] * frequency.to(position.device)
+    cos, sin = angle.cos(), angle.sin()
+    return (cos, sin) if scaling is None else (cos * scaling.size, sin * scaling.size)
+
+
+def checked_base(operation: str, base: float) -> float:
+    """What the wavelengths of positions are powers of; an InputError where it is not above 0."""
+    base = finite_number(operation, "base", base)
+    if base <= 0:
+        raise InputError(f"{operation}: base={base:g}; expected a number above 0, as 10,000.")
+    return base
+
+
+def checked_scaling(operation: str, scaling: object, base: float) -> None:
+    """Raise an InputError where this slows no turns of that base down."""
+    if scaling is not None and not isinstance(scaling, RotaryScaling):
+        raise InputError(
+            f"{operation}: scaling is a {type(scaling).__name__}; expected a "
+            f"headloom.RotaryScaling, "
+            'as headloom.RotaryScaling("linear", 4).'
+        )
+    if scaling is not None and scaling.kind == "yarn" and base <= 1:
+        raise InputError(
+            f'{operation}: base={base:g} with the scaling "yarn", which counts pairs by its '
+            "logarithm. Give a base above 1."
+        )

@@ -1,0 +1,146 @@
+"""Measures of the learned matrices: how symmetric W_Q W_K^T is, how many directions it uses.
+
+``M = W_Q W_K^T`` is the bilinear form behind a head's scores, x_i^T M x_j. It is width x width
+but has rank depth at most, so that every measure here works on the two factors alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headloom.errors import InputError
+from headloom.mechanism.shapes import describe
+
+__all__ = [
+    "directionality",
+    "effective_rank",
+    "finite",
+    "product_norm",
+    "product_spectrum",
+    "singular_values",
+    "symmetry",
+]
+
+
+def finite(operation: str, matrix: Tensor) -> Tensor:
+    """The matrix itself, whose numbers are all finite.
+
+    Raises: InputError: one is infinite or NaN: such a matrix has no singular values.
+    """
+    if not bool(matrix.isfinite().all()):
+        raise InputError(
+            f"{operation}: a matrix of {describe(matrix)} holds numbers that are infinite or NaN; "
+            "expected finite ones. Training that diverged leaves such, and so does a damaged file: "
+            "take an earlier snapshot, or another file."
+        )
+    return matrix
+
+
+def singular_values(operation: str, matrix: Tensor) -> Tensor:
+    """Singular values, largest first, (..., rank); an InputError where a number is not finite."""
+    values: Tensor = torch.linalg.svdvals(finite(operation, matrix))
+    return values
+
+
+def product_norm(left: Tensor, right: Tensor) -> Tensor:
+    """Frobenius norm of ``left right^T`` without forming it.
+
+        |L R^T|^2 = tr(L^T L R^T R)
+
+    Args: left, right: (..., width, depth).
+    Returns: (...).
+
+    >>> product_norm(torch.tensor([[3.0], [0.0]]), torch.tensor([[0.0], [4.0]]))
+    tensor(12.)
+    """
+    left_gram = left.transpose(-2, -1) @ left
+    right_gram = right.transpose(-2, -1) @ right
+    return (left_gram * right_gram).sum((-2, -1)).clamp(min=0).sqrt()
+
+
+def symmetry(left: Tensor, right: Tensor) -> Tensor:
+    """How symmetric ``M = left right^T`` is: 1 symmetric, 0 random, -1 antisymmetric.
+
+        (|M_sym|^2 - |M_anti|^2) / |M|^2 = tr(M M) / |M|^2
+
+    with M_sym = (M + M^T) / 2, M_anti = (M - M^T) / 2. (The authors' code returns
+    |M_sym|^2 / |M|^2, whose value for random matrices is 0.5.)
+
+    Args: left, right: W_Q and W_K, (..., width, depth).
+    Returns: (...); 0 where M = 0.
+    Source: Saponati et al. 2025.
+
+    >>> matrix = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    >>> round(float(symmetry(matrix, matrix)), 6)              # M = W W^T is symmetric
+    1.0
+    >>> quarter_turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    >>> round(float(symmetry(quarter_turn, torch.eye(2))), 6)
+    -1.0
+    """
+    cross = right.transpose(-2, -1) @ left
+    trace = (cross * cross.transpose(-2, -1)).sum((-2, -1))
+    square = product_norm(left, right).square()
+    return torch.where(square > 0, trace / square.clamp(min=torch.finfo(square.dtype).tiny), 0.0)
+
+
+def directionality(left: Tensor, right: Tensor, spread: float = 2.0) -> Tensor:
+    """Whether ``M = left right^T`` has more exceptionally long columns (+) or rows (-).
+
+        (c - r) / (c + r), c = sum of column norms above mean + spread * std, r likewise of rows,
+        std = sqrt(sum of (norm - mean)^2 / (n - 1)) of the n norms: that of a sample
+
+    0: as many long rows as long columns, as in a random or symmetric M.
+
+    Args:
+        left, right: W_Q and W_K, (..., width, depth).
+        spread: standard deviations above the mean from which a norm counts as long.
+
+    Returns: (...); 0 where no row or column is long.
+    Source: Saponati et al. 2025, definition 3.4.
+    """
+    left_gram = left.transpose(-2, -1) @ left
+    right_gram = right.transpose(-2, -1) @ right
+    rows = ((left @ right_gram) * left).sum(-1).clamp(min=0).sqrt()
+    columns = ((right @ left_gram) * right).sum(-1).clamp(min=0).sqrt()
+
+    def long_norms(norms: Tensor) -> Tensor:
+        # One norm alone has no spread.
+        deviation = norms.std(-1, keepdim=True, correction=min(1, norms.shape[-1] - 1))
+        limit = norms.mean(-1, keepdim=True) + spread * deviation
+        return torch.where(norms > limit, norms, 0.0).sum(-1)
+
+    long_rows, long_columns = long_norms(rows), long_norms(columns)
+    total = long_rows + long_columns
+    return torch.where(total > 0, (long_columns - long_rows) / total.clamp(min=1e-30), 0.0)
+
+
+def product_spectrum(left: Tensor, right: Tensor) -> Tensor:
+    """Singular values of ``left right^T``, largest first, from two thin QR decompositions.
+
+    Args: left, right: (..., width, depth).
+    Returns: (..., min(width, depth)); the others are 0.
+    Raises: InputError: a number of the matrices, or of their product, is infinite or NaN.
+    """
+    left_triangle = torch.linalg.qr(left, mode="r").R
+    right_triangle = torch.linalg.qr(right, mode="r").R
+    return singular_values("spectrum", left_triangle @ right_triangle.transpose(-2, -1))
+
+
+def effective_rank(spectrum: Tensor) -> Tensor:
+    """How many directions a matrix uses, as the exponential of its spectrum's entropy.
+
+        exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j
+
+    Args: spectrum: the singular values, (..., rank), 0 or more.
+    Returns: (...): from 1 to rank; 0 for the zero matrix.
+    Source: Roy and Vetterli 2007.
+
+    >>> spectra = torch.tensor([[1.0, 1.0, 1.0, 1.0], [5.0, 0.0, 0.0, 0.0]])
+    >>> effective_rank(spectra).round(decimals=4)
+    tensor([4., 1.])
+    """
+    total = spectrum.sum(-1, keepdim=True)
+    share = spectrum / total.clamp(min=torch.finfo(spectrum.dtype).tiny)
+    rank = torch.exp(-torch.xlogy(share, share).sum(-1))
+    return torch.where(total.squeeze(-1) > 0, rank, 0.0)

@@ -1,0 +1,235 @@
+"""The layers that Transformers are stacked from: attention and feed-forward, each added on.
+
+    pre-norm:   x + sublayer(norm(x))
+    post-norm:  norm(x + sublayer(x))
+
+Source: Vaswani et al. 2017, section 3.1 (post); Xiong et al. 2020 (pre).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.backends import native_passes
+from headloom.mechanism.linear import feed_forward, linear_maps
+from headloom.mechanism.masks import Mask
+from headloom.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
+from headloom.models.configuration import ActivationKind, Architecture, checked_architecture
+from headloom.models.dropout import Dropout
+from headloom.models.norms import norm_of, normed
+
+__all__ = [
+    "BlockCache",
+    "DecoderBlock",
+    "EncoderBlock",
+    "FeedForward",
+    "activated",
+]
+
+
+@dataclass(eq=False)
+class BlockCache:
+    """What a decoder block remembers between steps: of its own tokens and of the source."""
+
+    own: KeyValueCache = field(default_factory=KeyValueCache)
+    source: KeyValueCache = field(default_factory=KeyValueCache)
+
+    def reorder(self, order: Tensor, sources: Tensor | None) -> None:
+        """Take sequence ``order[b]`` as sequence b, and likewise sources; None: all stay."""
+        self.own.reorder(order)
+        if sources is not None:
+            self.source.reorder(sources)
+
+
+def activated(hidden: Tensor, kind: ActivationKind) -> Tensor:
+    """The non-linearity of a feed-forward layer.
+
+        relu: max(0, x)    gelu: x Phi(x)    silu: x sigmoid(x)
+        gelu-tanh: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+
+    Source: Hendrycks and Gimpel 2016 for the last three.
+    """
+    if kind == "relu":
+        return hidden.relu()
+    if native_passes.serves(hidden):
+        return native_passes.activation(hidden, kind)
+    return native_passes.ACTIVATIONS[kind](hidden)
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a non-linearity in between, or three of which one is a gate.
+
+        plain:  activation(x W_1 + b_1) W_2 + b_2
+        gated:  (activation(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2
+
+    Source: Vaswani et al. 2017, equation 2; Shazeer 2020, equation 6, for the gate.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        checked_architecture(architecture)
+        width, inner, biases = architecture.width, architecture.feed_forward, architecture.biases
+        self.rise = nn.Linear(width, inner, bias=biases)
+        self.fall = nn.Linear(inner, width, bias=biases)
+        gated = architecture.feed_forward_kind == "gated"
+        self.gate = nn.Linear(width, inner, bias=biases) if gated else None
+        self.activation = architecture.activation
+        for linear in (self.rise, self.fall, self.gate):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(..., width) to (..., width)."""
+        if self.gate is None:
+            whole = feed_forward(inputs, self.rise, self.fall, self.activation)
+            if whole is not None:
+                return whole
+        if self.gate is not None:
+            gate, risen = linear_maps(inputs, [self.gate, self.rise])
+            hidden = activated(gate, self.activation) * risen
+        else:
+            relu = self.activation == "relu"
+            (hidden,) = linear_maps(inputs, [self.rise], relu=relu)
+            hidden = hidden if relu else activated(hidden, self.activation)
+        (result,) = linear_maps(hidden, [self.fall])
+        return result
+
+
+def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        architecture.width,
+        architecture.heads,
+        kv_heads=architecture.kv_heads,
+        depth=architecture.depth,
+        bias=architecture.biases,
+        rotary_base=architecture.rotary_base,
+        rotary_scaling=None if kind == "cross" else architecture.rotary_scaling,
+        dropout=architecture.attention_dropout,
+        # Between two texts there is no distance to speak of.
+        relative="none" if kind == "cross" else architecture.relative,
+        clip=architecture.clip,
+        buckets=architecture.buckets,
+        max_distance=architecture.max_distance,
+        kind=kind,
+        weights=architecture.weights,
+    )
+
+
+class _Block(nn.Module):
+    """What both kinds of block share: how a sublayer's result is added."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.pre_norm = checked_architecture(architecture).norm == "pre"
+        self.dropout = Dropout(architecture.dropout)
+
+    def _add(self, inputs: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return self.dropout.added(inputs, sublayer(normed(norm, inputs)))
+        return normed(norm, self.dropout.added(inputs, sublayer(inputs)))
+
+
+class EncoderBlock(_Block):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__(architecture)
+        self.self_attention = _attention(architecture, "encoder")
+        self.feed_forward = FeedForward(architecture)
+        self.self_attention_norm = norm_of(architecture)
+        self.feed_forward_norm = norm_of(architecture)
+
+    def forward(self, inputs: Tensor, mask: Mask | None) -> Tensor:
+        """(batch, positions, width) to the same."""
+        attended = self._add(
+            inputs, self.self_attention_norm, lambda x: self.self_attention(x, mask=mask)
+        )
+        return self._add(attended, self.feed_forward_norm, self.feed_forward)
+
+
+class DecoderBlock(_Block):
+    """Causal self-attention, attention to the source where there is one, then feed-forward."""
+
+    def __init__(self, architecture: Architecture, *, source: bool) -> None:
+        super().__init__(architecture)
+        self.self_attention = _attention(architecture, "decoder")
+        self.self_attention_norm = norm_of(architecture)
+        self.cross_attention = _attention(architecture, "cross") if source else None
+        self.cross_attention_norm = norm_of(architecture) if source else None
+        self.feed_forward = FeedForward(architecture)
+        self.feed_forward_norm = norm_of(architecture)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        mask: Mask,
+        source: Tensor | None = None,
+        source_mask: Mask | None = None,
+        cache: BlockCache | None = None,
+    ) -> Tensor:
+        """One block.
+
+        Args:
+            inputs: (batch, positions, width).
+            mask: of the self-attention.
+            source: what the encoder gave, (sources, source positions, width). The batch is as
+                many, or a multiple: as many sequences that follow each other write from each.
+            source_mask: which of it may be looked at.
+            cache: what earlier steps left, for step-by-step decoding.
+
+        Returns: as inputs.
+        Raises: InputError: a source that the block does not look at, or none where it does.
+        """
+        self._check_source(source, cache)
+        own = cache.own if cache else None
+        outputs = self._add(
+            inputs,
+            self.self_attention_norm,
+            lambda x: self.self_attention(x, mask=mask, cache=own),
+        )
+        cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
+        if cross_attention is not None and cross_norm is not None:
+            from_source = cache.source if cache else None
+            sequences = len(inputs)
+            sources = sequences if source is None else len(source)
+            if sequences % max(sources, 1):
+                raise ShapeError(
+                    f"{sequences} sequences for {sources} sources; expected as many, or as many "
+                    "more for each."
+                )
+            each = sequences // max(sources, 1)
+
+            def look(x: Tensor) -> Tensor:
+                # Hypotheses of one source are its queries: it is read once for all of them.
+                queries = x.reshape(sources, each * x.shape[1], x.shape[2])
+                found: Tensor = cross_attention(
+                    queries, source, mask=source_mask, cache=from_source
+                )
+                return found.reshape(x.shape)
+
+            outputs = self._add(outputs, cross_norm, look)
+        return self._add(outputs, self.feed_forward_norm, self.feed_forward)
+
+    def _check_source(self, source: Tensor | None, cache: BlockCache | None) -> None:
+        """Raise an InputError where there is a source too many, or too few, or no cache."""
+        if cache is not None and not isinstance(cache, BlockCache):
+            raise InputError(
+                f"DecoderBlock: cache is {type(cache).__name__}; expected a BlockCache."
+            )
+        if self.cross_attention is None and source is not None:
+            raise InputError(
+                "DecoderBlock: there is a source, and the block looks at none. Leave it out, or "
+                "make the block with source=True."
+            )
+        read = cache is not None and cache.source.keys is not None
+        if self.cross_attention is not None and source is None and not read:
+            raise InputError(
+                "DecoderBlock: there is no source, and the block was made with source=True. Give "
+                "what the encoder gave."
+            )

@@ -1,0 +1,186 @@
+"""The classifier: an encoder whose outputs are pooled into one vector, and scored for each class.
+
+    y = encoder(x)                       (positions, width)
+    p = pool(y)                          (width,)
+    logits = W p + b                     (classes,)
+
+Source: Vaswani et al. 2017 for the encoder; Devlin et al. 2019, section 3, for "first"; Collobert
+and Weston 2008 for "max"; Iyyer et al. 2015 for "mean" (of embeddings, without an encoder).
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from headloom.errors import InputError
+from headloom.mechanism.masks import padding
+from headloom.mechanism.shapes import chosen, describe, whole_number
+from headloom.models.blocks import EncoderBlock
+from headloom.models.configuration import Architecture, PoolingKind
+from headloom.models.dropout import Dropout
+from headloom.models.embeddings import Embedding, checked_ids
+from headloom.models.norms import closing_norm
+from headloom.models.predictor import Predictor
+
+__all__ = ["Classifier", "pooled", "pooled_parts"]
+
+
+def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
+    """One vector for each sequence.
+
+        mean:   sum over real positions / how many there are
+        first:  what stands at the first position
+        max:    the largest number of each column, over real positions
+
+    Args:
+        outputs: (batch, positions, width).
+        real: bool, (batch, positions), False at padding; a sequence has one real position or more.
+        pooling: which of these.
+
+    Returns: (batch, width).
+    Raises: InputError: no such pooling.
+
+    >>> outputs = torch.tensor([[[1.0], [4.0], [9.0]]])
+    >>> pooled(outputs, torch.tensor([[True, True, False]]), "mean")     # (1 + 4) / 2
+    tensor([[2.5000]])
+    """
+    if pooling == "mean":
+        kept = outputs.masked_fill(~real[..., None], 0.0)
+        return kept.sum(1) / real.sum(1, keepdim=True)
+    if pooling == "max":
+        return outputs.masked_fill(~real[..., None], -torch.inf).amax(1)
+    if pooling == "first":
+        return outputs[:, 0]
+    raise _no_such_pooling("pooled", pooling)
+
+
+def _no_such_pooling(operation: str, pooling: str) -> InputError:
+    return InputError(f'{operation}: pooling={pooling!r}; expected "mean", "first" or "max".')
+
+
+def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
+    """What each position gives to the pooled vector: the sum over positions is `pooled`.
+
+    Args: as `pooled`.
+    Returns: (batch, positions, width); of "max", each column is given by the position that has its
+        largest number; several that have it, as where a word stands twice, share it alike.
+
+    >>> outputs = torch.tensor([[[1.0, 6.0], [4.0, 2.0]]])
+    >>> pooled_parts(outputs, torch.tensor([[True, True]]), "max")[0].tolist()
+    [[0.0, 6.0], [4.0, 0.0]]
+    """
+    if pooling == "mean":
+        return outputs.masked_fill(~real[..., None], 0.0) / real.sum(1)[:, None, None]
+    if pooling == "first":
+        return outputs * (torch.arange(outputs.shape[1], device=outputs.device) == 0)[:, None]
+    if pooling != "max":
+        raise _no_such_pooling("pooled_parts", pooling)
+    seen = outputs.masked_fill(~real[..., None], -torch.inf)
+    chosen = seen == seen.amax(1, keepdim=True)
+    return outputs * chosen / chosen.sum(1, keepdim=True)
+
+
+class Classifier(Predictor):
+    """Reads a text, scores each class.
+
+    Args:
+        vocabulary: number of tokens.
+        classes: number of classes.
+        architecture: sizes and choices; its decoder layers are not used.
+        pooling: how the outputs become one vector, see `pooled`. "mean" is the default: each
+            position has the same way to the class, so that gradients reach all words from the
+            first step, and no position must be learned to collect them.
+        frozen: whether the embeddings stay as they are.
+        padding: the id that fills short sequences; never looked at, never pooled.
+    """
+
+    purpose = "classifies texts (headloom classify)"
+
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        architecture: Architecture,
+        *,
+        pooling: PoolingKind = "mean",
+        frozen: bool = False,
+        padding: int = 0,
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary, architecture)
+        if architecture.encoder_layers < 1:
+            raise InputError("model.layers is 0; a classifier needs at least one.")
+        if whole_number("Classifier", "classes", classes) < 2:
+            raise InputError(f"a classifier of {classes} classes has nothing to choose from.")
+        self.architecture = architecture
+        self.padding = whole_number("Classifier", "padding", padding)
+        chosen("Classifier", "pooling", pooling, get_args(PoolingKind))
+        self.pooling = pooling
+        self.embedding.tokens.weight.requires_grad_(not frozen)
+        self.encoder = nn.ModuleList(
+            EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
+        )
+        self.encoder_norm = closing_norm(architecture)
+        self.dropout = Dropout(architecture.dropout)
+        self.output = nn.Linear(architecture.width, classes)
+        nn.init.xavier_uniform_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """What the encoder makes of each token: ids (batch, positions) to (..., width).
+
+        Raises: InputError: ids that are none, or a text of padding alone.
+        """
+        real = checked_ids("the tokens", tokens) != self.padding
+        if not bool(real.any(1).all()):
+            raise InputError(
+                f"the tokens are {describe(tokens)}, and a text of them has no token but padding. "
+                "Leave it out, or give it one token."
+            )
+        mask = None if bool(real.all()) else padding(real)
+        outputs = self.embedding(tokens)
+        for block in self.encoder:
+            outputs = block(outputs, mask)
+        result: Tensor = self.encoder_norm(outputs)
+        return result
+
+    def outputs(self, tokens: Tensor) -> Tensor:
+        """One vector for each text: ids (batch, positions) to (batch, width)."""
+        result: Tensor = self.dropout(
+            pooled(self.encode(tokens), tokens != self.padding, self.pooling)
+        )
+        return result
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of the classes, (..., classes), from pooled outputs (..., width)."""
+        result: Tensor = self.output(outputs)
+        return result
+
+    @property
+    def classifies_texts(self) -> bool:
+        """See Predictor.classifies_texts."""
+        return True
+
+    @property
+    def last_map(self) -> nn.Linear:
+        """See Predictor.last_map."""
+        return self.output
+
+    @torch.no_grad()
+    def contributions(self, tokens: Tensor) -> Tensor:
+        """What the output at each position adds to the score of each class, in evaluation.
+
+            logits = bias + sum over positions of contributions
+
+        Args: tokens: ids, (batch, positions).
+        Returns: (batch, positions, classes); 0 at padding.
+        """
+        parts = pooled_parts(self.encode(tokens), tokens != self.padding, self.pooling)
+        return parts @ self.output.weight.T
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of the classes: ids (batch, positions) to (batch, classes)."""
+        return self.logits(self.outputs(tokens))

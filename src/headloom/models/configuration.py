@@ -1,0 +1,221 @@
+"""What a Transformer is made of, apart from its vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from headloom.errors import InputError
+from headloom.mechanism.multihead import RelativeKind, WeightsKind
+from headloom.mechanism.positions import check_buckets
+from headloom.mechanism.rotary import RotaryScaling, checked_base, checked_scaling
+from headloom.mechanism.shapes import chosen, finite_number, whole_number
+
+__all__ = [
+    "ActivationKind",
+    "Architecture",
+    "FeedForwardKind",
+    "NormalisationKind",
+    "PoolingKind",
+    "PositionKind",
+    "checked_architecture",
+]
+
+PositionKind = Literal[
+    "sinusoidal", "learned", "shaw", "shaw-keys", "alibi", "buckets", "rotary", "none"
+]
+PoolingKind = Literal["mean", "first", "max"]
+NormalisationKind = Literal["layer", "rms"]
+FeedForwardKind = Literal["plain", "gated"]
+ActivationKind = Literal["relu", "gelu", "gelu-tanh", "silu"]
+
+
+#: The words that each choice may be.
+_CHOICES: dict[str, Any] = {
+    "positions": PositionKind,
+    "norm": Literal["pre", "post"],
+    "normalisation": NormalisationKind,
+    "feed_forward_kind": FeedForwardKind,
+    "activation": ActivationKind,
+    "weights": WeightsKind,
+}
+#: The smallest that each size may be.
+_SIZES = {
+    "width": 1,
+    "heads": 1,
+    "kv_heads": 1,
+    "feed_forward": 1,
+    "encoder_layers": 0,
+    "decoder_layers": 1,
+    "clip": 0,
+    "buckets": 1,
+    "max_distance": 1,
+    "depth": 1,
+    "max_length": 1,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes and choices of a Transformer.
+
+    Args:
+        width: of embeddings and of what flows between layers (d_model).
+        heads: of each attention layer.
+        kv_heads: of keys and values; None: as many as heads.
+        feed_forward: inner width of the feed-forward layers (d_ff).
+        encoder_layers: 0 for a language model.
+        decoder_layers: with cross-attention in an encoder-decoder, without in a language model.
+        positions: how order is known. "shaw", "shaw-keys", "alibi", "buckets" and "rotary" act
+            inside self-attention.
+        clip: the largest distance that Shaw's positions tell apart.
+        buckets: of "buckets": how many there are in each layer, see `headloom.Buckets`.
+        max_distance: of "buckets": all keys farther away share the last one.
+        norm: "pre" (normalise what enters a layer) or "post" (what leaves it, as in 2017).
+        normalisation: "layer" (mean and deviation, Ba et al. 2016) or "rms" (root mean square
+            alone, without a bias, Zhang and Sennrich 2019).
+        norm_epsilon: added to the variance, or to the mean square, before the root.
+        feed_forward_kind: "plain" or "gated"; see `headloom.models.blocks.FeedForward`.
+        activation: of the feed-forward layers. "gelu-tanh" is the approximation of GPT-2, "silu"
+            is x sigmoid(x), also called swish.
+        biases: whether the linear layers of the blocks have them.
+        depth: of a head's queries and keys; None: width / heads.
+        rotary_base: of rotary positions, which sets the longest wavelength.
+        rotary_scaling: of rotary positions, for longer texts; see `headloom.RotaryScaling`.
+        scaled_embeddings: whether embeddings are multiplied by sqrt(width).
+        output_bias: whether one is added to the scores of the tokens.
+        dropout: of embeddings and of what each layer adds.
+        attention_dropout: of the attention weights.
+        tied: whether source, target and output share one embedding matrix.
+        max_length: the longest sequence; only "learned" positions need it.
+        weights: of attention: "learned", or "uniform": each query weighs all keys that it may
+            look at alike.
+    """
+
+    width: int = 256
+    heads: int = 4
+    kv_heads: int | None = None
+    feed_forward: int = 1024
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    positions: PositionKind = "sinusoidal"
+    clip: int = 16
+    buckets: int = 32
+    max_distance: int = 128
+    norm: Literal["pre", "post"] = "pre"
+    normalisation: NormalisationKind = "layer"
+    norm_epsilon: float = 1e-5
+    feed_forward_kind: FeedForwardKind = "plain"
+    activation: ActivationKind = "relu"
+    biases: bool = True
+    depth: int | None = None
+    rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    scaled_embeddings: bool = True
+    output_bias: bool = False
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    tied: bool = True
+    max_length: int = 1024
+    weights: WeightsKind = "learned"
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        if self.depth is None and self.width % self.heads:
+            raise InputError(
+                f"model.width {self.width} does not split into model.heads = {self.heads}. "
+                "Choose a multiple."
+            )
+        depth = self.depth or self.width // self.heads
+        if self.positions == "rotary" and depth % 2:
+            raise InputError(
+                f"model.width {self.width}, model.heads {self.heads}: each head has {depth} "
+                "coordinates, an odd number, and rotary positions turn them in pairs. Choose a "
+                f"model.width that is a multiple of {2 * self.heads}."
+            )
+        if self.weights == "uniform" and self.relative != "none":
+            raise InputError(
+                f'model.weights "uniform" with model.positions "{self.positions}": these positions '
+                'act on the weights. Choose "sinusoidal", "learned" or "none".'
+            )
+
+    def _check_types(self) -> None:
+        """Raise an InputError where a size is no whole number, or a choice none of its words."""
+        name = "Architecture"
+        for size, least in _SIZES.items():
+            number = getattr(self, size)
+            if number is not None or size not in ("kv_heads", "depth"):
+                whole_number(name, f"model.{size}", number, least)
+        for choice, words in _CHOICES.items():
+            chosen(name, f"model.{choice}", getattr(self, choice), get_args(words))
+        for probability in ("dropout", "attention_dropout"):
+            finite_number(name, f"model.{probability}", getattr(self, probability), 0, 1)
+        finite_number(name, "model.norm_epsilon", self.norm_epsilon, 0)
+        checked_base(f"{name}: model.rotary_base", self.rotary_base)
+        checked_scaling(f"{name}: model.rotary_scaling", self.rotary_scaling, self.rotary_base)
+        if self.rotary_scaling is not None and self.positions != "rotary":
+            raise InputError(
+                f'{name}: model.rotary_scaling with model.positions "{self.positions}", which '
+                'turns nothing. Choose "rotary", or leave it out.'
+            )
+        if self.positions == "buckets":
+            for both in (True, False):  # an encoder's layers, and a decoder's
+                check_buckets("model.buckets", self.buckets, self.max_distance, bidirectional=both)
+        heads, kv_heads = self.heads, self.kv_heads
+        if kv_heads is not None and heads % kv_heads:
+            raise InputError(
+                f"model.kv_heads {kv_heads} does not divide model.heads = {heads}. Choose "
+                "a divisor, or leave model.kv_heads out."
+            )
+
+    @classmethod
+    def read(cls, choices: Mapping[str, Any]) -> Architecture:
+        """Of what `dataclasses.asdict` says of one."""
+        scaling = choices.get("rotary_scaling")
+        return cls(
+            **{**choices, "rotary_scaling": None if scaling is None else RotaryScaling(**scaling)}
+        )
+
+    def later_choices(self) -> list[str]:
+        """The choices that models before 2019 did not have, by their keys, for a message."""
+        named = {
+            'model.normalisation "rms"': self.normalisation == "rms",
+            'model.feed_forward_kind "gated"': self.feed_forward_kind == "gated",
+            f'model.activation "{self.activation}"': self.activation in ("gelu-tanh", "silu"),
+            "model.biases = false": not self.biases,
+            f"model.norm_epsilon = {self.norm_epsilon}": self.norm_epsilon != 1e-5,
+            f"model.rotary_base = {self.rotary_base}": self.rotary_base != 10_000.0,
+            "scaled rotary positions": self.rotary_scaling is not None,
+            f"heads of depth {self.depth}": self.depth not in (None, self.width // self.heads),
+            "embeddings that are not scaled": not self.scaled_embeddings,
+            "a bias of the scores": self.output_bias,
+        }
+        return [name for name, there in named.items() if there]
+
+    @property
+    def embedding_factor(self) -> float:
+        """What embeddings are multiplied by."""
+        return math.sqrt(self.width) if self.scaled_embeddings else 1.0
+
+    @property
+    def room(self) -> int | None:
+        """How many tokens a sequence may have; None: any number."""
+        return self.max_length if self.positions == "learned" else None
+
+    @property
+    def relative(self) -> RelativeKind:
+        """The positions that act inside self-attention."""
+        if self.positions in ("shaw", "shaw-keys", "alibi", "buckets", "rotary"):
+            return self.positions
+        return "none"
+
+
+def checked_architecture(architecture: object) -> Architecture:
+    """What a model or a part of one is made by; an InputError where it is something else."""
+    if not isinstance(architecture, Architecture):
+        raise InputError(
+            f"a model of architecture {type(architecture).__name__}; expected an Architecture."
+        )
+    return architecture

@@ -1,0 +1,69 @@
+"""The likeliest next tokens of some hypotheses, without a pass that sorts the whole vocabulary."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headloom.mechanism.backends import native_passes
+
+__all__ = ["best_continuations", "largest"]
+
+#: Columns whose largest number stands for them when the largest of a row are looked for.
+_PIECE = 64
+
+
+def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest numbers of each row and their columns, the largest first: exactly `topk`.
+
+    The largest ``count`` numbers lie in the ``count`` pieces of a row whose own largest numbers are
+    the largest: one pass finds these pieces, and few columns are left to sort.
+
+    Args: rows: (rows, columns), contiguous; count: at most as many as there are columns.
+    Returns: numbers and columns, (rows, count) each; of equal ones, any.
+    """
+    height, width = rows.shape
+    pieces = width // _PIECE
+    if pieces <= 2 * count:
+        numbers, columns = rows.topk(count)
+        return numbers, columns
+    cut = rows[:, : pieces * _PIECE].view(height, pieces, _PIECE)
+    chosen = cut.amax(2).topk(count).indices
+    within = cut.gather(1, chosen[..., None].expand(-1, -1, _PIECE)).flatten(1)
+    numbers, places = within.topk(count)
+    columns = chosen.gather(1, places // _PIECE) * _PIECE + places % _PIECE
+    if pieces * _PIECE == width:
+        return numbers, columns
+    rest, their_columns = rows[:, pieces * _PIECE :].topk(min(count, width - pieces * _PIECE))
+    both = numbers.new_empty(height, count + rest.shape[1])
+    both[:, :count], both[:, count:] = numbers, rest
+    names = columns.new_empty(both.shape)
+    names[:, :count], names[:, count:] = columns, their_columns + pieces * _PIECE
+    numbers, places = both.topk(count)
+    return numbers, names.gather(1, places)
+
+
+def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The likeliest continuations of the hypotheses of each source.
+
+        total = score + log softmax(logits)[token]
+
+    Args:
+        logits: of the next token, (sources * beam, vocabulary).
+        scores: log-probabilities of the hypotheses, (sources, beam).
+        count: of each source, at most as many as there are.
+
+    Returns: their log-probabilities, the hypothesis that each continues, and its token, (sources,
+        count) each, the likeliest first.
+    """
+    sources, beam = scores.shape
+    few = min(count, logits.shape[-1])
+    numbers, tokens = largest(logits, few)
+    if native_passes.serves(logits) and logits.is_contiguous():
+        # The loss of the likeliest token, less its own logit, is the logarithm of the sum.
+        nats = native_passes.losses(logits, tokens[:, 0], 0.0, gradient=False)
+        logs = numbers - numbers[:, :1] - nats[:, None]
+    else:
+        logs = numbers - logits.logsumexp(-1, keepdim=True)
+    totals = scores[:, :, None] + logs.view(sources, beam, few)
+    best, places = totals.flatten(1).topk(count)
+    return best, places // few, tokens.view(sources, -1).gather(1, places)

@@ -1,0 +1,140 @@
+"""Tokens and absolute positions as vectors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.constants import WithConstants
+from headloom.mechanism.positions import sinusoidal
+from headloom.mechanism.shapes import describe, whole_number
+from headloom.models.configuration import Architecture, checked_architecture
+from headloom.models.dropout import Dropout
+from headloom.models.norms import norm_of
+
+__all__ = ["Embedding", "checked_ids"]
+
+
+def checked_ids(name: str, ids: Tensor) -> Tensor:
+    """Ids (batch, positions), or the error that says why they are none."""
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise InputError(
+            f"{name} are {kind}; expected ids, a tensor of torch.int64, (batch, positions)."
+        )
+    if ids.ndim != 2:
+        raise ShapeError(
+            f"{name} are {describe(ids)}; expected (batch, positions). Of one text, give ids[None]."
+        )
+    return ids
+
+
+def _rows(table: nn.Embedding, name: str, ids: Tensor) -> Tensor:
+    """The vectors of ids; an InputError where there is none."""
+    try:
+        vectors: Tensor = table(ids)
+    except IndexError:
+        raise InputError(
+            f"{name} are ids from {int(ids.min())} to {int(ids.max())}; the model has vectors for "
+            f"0 to {table.num_embeddings - 1}."
+        ) from None
+    return vectors
+
+
+class Embedding(WithConstants):
+    """Token embeddings times sqrt(width), plus absolute positions, and the way back to logits.
+
+        x_t = E[token_t] sqrt(width) + position_t
+        logits = y E^T
+
+    Without the factor where the architecture has no scaled embeddings.
+
+    Args:
+        vocabulary: number of tokens.
+        architecture: sizes and choices.
+        segments: how many there are with a vector of their own, which is added; 0: none.
+        normed: whether the sum is normalised.
+
+    Source: Vaswani et al. 2017, sections 3.4 and 3.5; Press and Wolf 2017 for the tied output;
+    Devlin et al. 2019, figure 2, for the segments.
+    """
+
+    sinusoids: Tensor
+
+    def __init__(
+        self, vocabulary: int, architecture: Architecture, *, segments: int = 0,
+        normed: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        vocabulary = whole_number("Embedding", "vocabulary", vocabulary, 1)
+        segments = whole_number("Embedding", "segments", segments, 0)
+        self.architecture = checked_architecture(architecture)
+        width = architecture.width
+        self.tokens = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.tokens.weight, std=1 / math.sqrt(width))
+        self.dropout = Dropout(architecture.dropout)
+        if architecture.positions == "learned":
+            self.positions = nn.Embedding(architecture.max_length, width)
+            nn.init.normal_(self.positions.weight, std=1 / math.sqrt(width))
+        self.hold_constants()
+
+        self.segments: nn.Embedding | None = None
+        if segments:
+            self.segments = nn.Embedding(segments, width)
+            nn.init.normal_(self.segments.weight, std=1 / math.sqrt(width))
+        self.norm = norm_of(architecture) if normed else nn.Identity()
+
+    def constants(self) -> dict[str, Tensor]:
+        """See WithConstants.constants."""
+        if self.architecture.positions != "sinusoidal":
+            return {}
+        return {"sinusoids": sinusoidal(128, self.architecture.width)}
+
+    def forward(self, ids: Tensor, offset: int = 0, segments: Tensor | None = None) -> Tensor:
+        """Embed.
+
+        Args:
+            ids: (batch, positions).
+            offset: the position of the first column.
+            segments: of each token, as ids; None: all are of segment 0.
+
+        Returns: (batch, positions, width).
+        Raises: InputError: ids that are none, or more than there are positions.
+        """
+        vectors = _rows(self.tokens, "the tokens", checked_ids("the tokens", ids))
+        if self.architecture.scaled_embeddings:
+            vectors = vectors * self.architecture.embedding_factor
+        end = offset + ids.shape[1]
+        if self.architecture.positions == "learned":
+            if end > self.architecture.max_length:
+                raise InputError(
+                    f"the text has {end} tokens, the model's positions end at "
+                    f"{self.architecture.max_length}. Shorten it, or train with a larger "
+                    "model.max_length."
+                )
+            vectors = vectors + self.positions.weight[offset:end]
+        if self.architecture.positions == "sinusoidal":
+            if end > len(self.sinusoids):
+                table = sinusoidal(2 * end, self.architecture.width)
+                self.sinusoids = table.to(self.sinusoids)
+            vectors = vectors + self.sinusoids[offset:end]
+        if self.segments is not None:
+            first = self.segments.weight[0]
+            if segments is None:
+                vectors = vectors + first
+            else:
+                if checked_ids("the segments", segments).shape != ids.shape:
+                    raise ShapeError(
+                        f"the segments are {describe(segments)}, the tokens {describe(ids)}. Give "
+                        "one for each token."
+                    )
+                vectors = vectors + _rows(self.segments, "the segments", segments)
+        result: Tensor = self.dropout(self.norm(vectors))
+        return result
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of every token of the vocabulary, (..., vocabulary), from outputs (..., width)."""
+        return outputs @ self.tokens.weight.T

@@ -1,0 +1,123 @@
+"""The graph attention network: attention over neighbours; the last layer scores the classes.
+
+    h^(l+1)_i = || over heads k of ELU(sum_{j in N(i) and i} w^k_ij W^k h^(l)_j)     hidden layers
+    logits_i  = mean over heads k of    sum_{j in N(i) and i} w^k_ij W^k h_j         the last layer
+
+Source: Velickovic et al. 2018, sections 2.1 and 3.3; Brody et al. 2022 for version 2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import elu
+
+from headloom.errors import InputError
+from headloom.mechanism.graph_convolution import GATConv, GATv2Conv
+from headloom.mechanism.graph_inputs import check_features
+from headloom.mechanism.multihead import WeightsKind
+from headloom.mechanism.shapes import chosen, whole_number
+from headloom.models.dropout import Dropout
+from headloom.models.predictor import Predictor
+
+__all__ = ["GraphAttentionNetwork"]
+
+
+class GraphAttentionNetwork(Predictor):
+    """Scores the class of every node of a graph.
+
+    Args:
+        features: width of a node's features.
+        classes: number of classes.
+        layers: attention layers, the last one included.
+        heads: of a hidden layer, joined.
+        depth: of a head of a hidden layer.
+        output_heads: of the last layer, averaged.
+        version: of the score: 1 as `headloom.GATConv`, 2 as `headloom.GATv2Conv`.
+        dropout: probability that an input of a layer is set to 0 in training.
+        attention_dropout: likewise a normalised weight.
+        residual: whether what enters a hidden layer between two others is added to what it gives.
+        weights: "uniform": the score's vectors are 0 and stay so, so that every node takes the mean
+            of its neighbours: the baseline without attention.
+    """
+
+    purpose = "classifies the nodes of a graph (headloom evaluate, headloom trace)"
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        *,
+        layers: int = 2,
+        heads: int = 8,
+        depth: int = 8,
+        output_heads: int = 1,
+        version: Literal[1, 2] = 1,
+        dropout: float = 0.6,
+        attention_dropout: float = 0.6,
+        residual: bool = False,
+        weights: WeightsKind = "learned",
+    ) -> None:
+        super().__init__()
+        name = "GraphAttentionNetwork"
+        for number, what in ((layers, "layers"), (features, "features"), (classes, "classes")):
+            whole_number(name, what, number)
+        chosen(name, "weights", weights, get_args(WeightsKind))
+        if version not in (1, 2):
+            raise InputError(f"{name}: version={version!r}; expected 1 or 2.")
+        if layers < 1 or features < 1 or classes < 2:
+            raise InputError(
+                f"a graph attention network of {layers} layers, {features} features and {classes} "
+                "classes; expected 1 layer, 1 feature and 2 classes, or more."
+            )
+        kind = GATConv if version == 1 else GATv2Conv
+        widths = [features, *[heads * depth] * (layers - 1)]
+        self.convolutions = nn.ModuleList(
+            kind(width, depth, heads=heads, dropout=attention_dropout) for width in widths[:-1]
+        )
+        self.convolutions.append(
+            kind(widths[-1], classes, heads=output_heads, concat=False, dropout=attention_dropout)
+        )
+        self.features, self.residual = features, residual
+        self.dropout = Dropout(dropout)
+        if weights == "uniform":
+            for name, parameter in self.named_parameters():
+                if name.rpartition(".")[2].startswith("att"):
+                    nn.init.zeros_(parameter)
+                    parameter.requires_grad_(False)
+
+    def outputs(self, features: Tensor, edge_index: Tensor) -> Tensor:
+        """Scores of the classes, (nodes, classes).
+
+        Args:
+            features: (nodes, features); dense or sparse.
+            edge_index: (2, edges), sources over targets; each node looks at itself too.
+        """
+        check_features("GraphAttentionNetwork", "features", features, self.features)
+        hidden = features
+        for number, convolution in enumerate(self.convolutions[:-1]):
+            result = elu(convolution(self._dropped(hidden), edge_index))
+            hidden = hidden + result if self.residual and number > 0 else result
+        scores: Tensor = self.convolutions[-1](self._dropped(hidden), edge_index)
+        return scores
+
+    def _dropped(self, inputs: Tensor) -> Tensor:
+        """Dropout; of a sparse tensor on what is not 0, which is the same."""
+        if inputs.layout == torch.strided:
+            dropped: Tensor = self.dropout(inputs)
+            return dropped
+        inputs = inputs.to_sparse(layout=torch.sparse_coo).coalesce()
+        numbers = self.dropout(inputs.values())
+        return torch.sparse_coo_tensor(
+            inputs.indices(), numbers, inputs.shape, is_coalesced=True, check_invariants=False
+        )
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """The outputs: the last layer's heads give the scores themselves."""
+        return outputs
+
+    def forward(self, features: Tensor, edge_index: Tensor) -> Tensor:
+        """Scores of the classes, (nodes, classes); see `outputs`."""
+        return self.outputs(features, edge_index)

@@ -1,0 +1,186 @@
+"""What lies in a folder of Transformers: settings and tensors, each of which must be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from headloom.errors import DataError, InputError
+from headloom.formats.files import JsonObject, cannot_read, check_file, read_json
+from headloom.models.configuration import ActivationKind
+
+__all__ = ["Settings", "Tensors", "read_tensors"]
+
+Value = TypeVar("Value", int, float, bool, str)
+
+#: The names that Transformers has for activations.
+_ACTIVATIONS: Mapping[str, ActivationKind] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+#: Tensors that say nothing: positions, masks and frequencies that models compute anew.
+_COMPUTED = (
+    "position_ids", "token_type_ids", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq",
+)  # fmt: skip
+
+
+class Settings:
+    """A config.json, with what each key is where it is left out."""
+
+    def __init__(self, path: Path, given: JsonObject) -> None:
+        self.path, self._given = path, given
+
+    @classmethod
+    def read(cls, folder: Path) -> Settings:
+        """Those of a folder. Raises: DataError: missing or damaged."""
+        path = folder / "config.json"
+        given = read_json(path, "configuration")
+        if not isinstance(given, dict):
+            raise DataError(f"{path}: damaged; expected a JSON object. Get the model again.")
+        return cls(path, given)
+
+    def get(self, key: str, default: Value) -> Value:
+        """A value of the type of its default, which stands where it is missing or null."""
+        value = self._given.get(key)
+        if value is None:
+            return default
+        if isinstance(default, float) and type(value) is int:
+            value = float(value)
+        if type(value) is not type(default):
+            raise self.wrong(key, f"a {type(default).__name__}")
+        return value
+
+    def raw(self, key: str) -> object:
+        """A value as JSON has it; None where it is missing."""
+        return self._given.get(key)
+
+    def size(self, key: str, default: int) -> int:
+        """A whole number from 1 on."""
+        size = self.get(key, default)
+        if size < 1:
+            raise self.wrong(key, "a whole number from 1 on")
+        return size
+
+    def wrong(self, key: str, expected: str) -> DataError:
+        """The error of a value that cannot be."""
+        return DataError(
+            f"{self.path}: {key} is {self._given.get(key)!r}; expected {expected}. Get the model "
+            "again."
+        )
+
+    def expect(self, key: str, only: Value) -> None:
+        """Raise an InputError where a key has another value than the one headloom's models have."""
+        if self.get(key, only) != only:
+            raise self.refused(key)
+
+    def refused(self, key: str) -> InputError:
+        """The error of a setting that headloom's models do not have."""
+        return InputError(
+            f"{self.path}: headloom's models have no {key} = {self._given.get(key)!r}. Trace the "
+            f"model "
+            "by headloom.trace, which leaves it as it is."
+        )
+
+    def activation(self, key: str, default: str) -> ActivationKind:
+        """An activation."""
+        name = self.get(key, default)
+        if name not in _ACTIVATIONS:
+            raise self.refused(key)
+        return _ACTIVATIONS[name]
+
+
+class Tensors:
+    """The tensors of a folder by name; each is taken once."""
+
+    def __init__(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        self.folder, self._left = folder, tensors
+
+    def has(self, name: str) -> bool:
+        """Whether one is there, and was not taken yet."""
+        return name in self._left
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """Those of one that is there."""
+        return tuple(self._left[name].shape)
+
+    def take(self, name: str, sizes: tuple[int, ...]) -> Tensor:
+        """One of these sizes, in float32.
+
+        Raises: DataError: it is missing, or of other sizes.
+        """
+        if name not in self._left:
+            raise DataError(f"{self.folder}: the weights lack {name}. Get the model again, whole.")
+        tensor = self._left.pop(name)
+        if tuple(tensor.shape) != sizes or not tensor.is_floating_point():
+            raise DataError(
+                f"{self.folder}: {name} is {tensor.dtype} of sizes {list(tensor.shape)}, "
+                f"config.json says {list(sizes)}. Get the model again."
+            )
+        return tensor.float()
+
+    def drop(self, prefix: str) -> None:
+        """Pass over what begins so."""
+        self._left = {k: v for k, v in self._left.items() if not k.startswith(prefix)}
+
+    def check_used(self) -> None:
+        """Raise an InputError where a tensor was not taken that says something."""
+        left = [name for name in self._left if not name.endswith(_COMPUTED)]
+        if left:
+            raise InputError(
+                f"{self.folder}: headloom's model of this kind has no place for "
+                f"{', '.join(left[:3])}"
+                f"{' ...' if len(left) > 3 else ''}. Trace the model by headloom.trace instead."
+            )
+
+
+def read_tensors(folder: Path) -> Tensors:
+    """All tensors of a folder's safetensors files.
+
+    Raises: DataError: missing or damaged.
+    """
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.exists():
+        table = read_json(index, "index of the weights")
+        parts = table.get("weight_map") if isinstance(table, dict) else None
+        if not isinstance(parts, dict) or not all(_is_plain(name) for name in parts.values()):
+            raise DataError(f"{index}: damaged; expected names of files. Get the model again.")
+        names = sorted({str(name) for name in parts.values()})
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        path = folder / name
+        check_file(path, "file of weights")
+        try:
+            with safe_open(path, framework="pt") as file, torch.no_grad():
+                keys = list(file.keys())
+                # Older models of TensorFlow call the two parts of a norm gamma and beta.
+                tensors |= {_named_today(key): file.get_tensor(key) for key in keys}
+        except OSError as error:
+            raise cannot_read(path, "file of weights", error) from error
+        except (SafetensorError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"{path}: this file of weights is damaged ({error}). Get the model again."
+            ) from error
+    return Tensors(folder, tensors)
+
+
+def _is_plain(name: object) -> bool:
+    """Whether it names a file in the folder, and none outside of it."""
+    return isinstance(name, str) and Path(name).name == name
+
+
+def _named_today(name: str) -> str:
+    if name.endswith("LayerNorm.gamma"):
+        return name.removesuffix("gamma") + "weight"
+    return name.removesuffix("beta") + "bias" if name.endswith("LayerNorm.beta") else name

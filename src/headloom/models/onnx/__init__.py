@@ -1,0 +1,1 @@
+"""headloom's models as ONNX graphs, which many runtimes compute."""

@@ -1,0 +1,127 @@
+"""The encoder of BERT: reads a text both ways, and predicts masked tokens or a class.
+
+    x_t = norm(E[token_t] + position_t + segment_t)
+    y = blocks(x)
+    token logits = norm(activation(W_h y + b_h)) E^T + b
+    pooled = tanh(W_p y_0 + b_p),  class logits = W_c pooled + b_c
+
+Source: Devlin et al. 2019, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from headloom.errors import InputError
+from headloom.mechanism.masks import padding
+from headloom.mechanism.shapes import chosen, whole_number
+from headloom.models.blocks import EncoderBlock, activated
+from headloom.models.configuration import Architecture
+from headloom.models.dropout import Dropout
+from headloom.models.embeddings import Embedding, checked_ids
+from headloom.models.norms import closing_norm, norm_of
+from headloom.models.predictor import Predictor
+
+__all__ = ["EncoderHead", "TextEncoder"]
+
+#: What is predicted: nothing, each token, or the class of the text.
+EncoderHead = Literal["none", "tokens", "classes"]
+
+
+class TextEncoder(Predictor):
+    """An encoder of texts.
+
+    Args:
+        vocabulary: number of tokens.
+        architecture: sizes and choices; its decoder layers are not used.
+        segments: how many there are: a pair of texts has two.
+        head: what is predicted.
+        classes: how many, where they are.
+        pooler: whether the first output is mapped to a vector of the text; classes need it.
+        padding: the id that fills short sequences; never looked at.
+    """
+
+    purpose = "encodes texts"
+
+    def __init__(
+        self,
+        vocabulary: int,
+        architecture: Architecture,
+        *,
+        segments: int = 2,
+        head: EncoderHead = "none",
+        classes: int = 0,
+        pooler: bool = False,
+        padding: int = 0,
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary, architecture, segments=segments, normed=True)
+        width = architecture.width
+        self.architecture = architecture
+        self.padding = whole_number("TextEncoder", "padding", padding)
+        chosen("TextEncoder", "head", head, get_args(EncoderHead))
+        self.head = head
+        self.encoder = nn.ModuleList(
+            EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
+        )
+        self.encoder_norm = closing_norm(architecture)
+        self.pooler = nn.Linear(width, width) if pooler or head == "classes" else None
+        self.dropout = Dropout(architecture.dropout)
+        if head == "tokens":
+            self.transform = nn.Linear(width, width)
+            self.transform_norm = norm_of(architecture)
+            self.output = nn.Linear(width, vocabulary)
+            if architecture.tied:
+                self.output.weight = self.embedding.tokens.weight
+        elif head == "classes":
+            classes = whole_number("TextEncoder", "classes", classes, 1)
+            self.output = nn.Linear(width, classes)
+
+    @property
+    def classifies_texts(self) -> bool:
+        """See Predictor.classifies_texts."""
+        return self.head == "classes"
+
+    def outputs(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """What the encoder makes of each token, (batch, positions, width).
+
+        Args: tokens: ids, (batch, positions); segments: likewise, or None: all are of the first.
+        """
+        real = checked_ids("the tokens", tokens) != self.padding
+        mask = None if bool(real.all()) else padding(real)
+        outputs = self.embedding(tokens, segments=segments)
+        for block in self.encoder:
+            outputs = block(outputs, mask)
+        result: Tensor = self.encoder_norm(outputs)
+        return result
+
+    def pooled(self, outputs: Tensor) -> Tensor:
+        """One vector for each text, (batch, width). Raises: InputError: it has no pooler."""
+        if self.pooler is None:
+            raise InputError("this encoder has no pooler. Take the mean of its outputs instead.")
+        vector: Tensor = self.pooler(outputs[:, 0]).tanh()
+        return vector
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of tokens, (..., positions, vocabulary), or of classes, (..., classes).
+
+        Raises: InputError: it predicts nothing.
+        """
+        if self.head == "tokens":
+            hidden = activated(self.transform(outputs), self.architecture.activation)
+            scores: Tensor = self.output(self.transform_norm(hidden))
+        elif self.head == "classes":
+            scores = self.output(self.dropout(self.pooled(outputs)))
+        else:
+            raise InputError(
+                "this encoder predicts nothing; ask for its outputs, or load a folder that was "
+                "saved with what predicts masked tokens or classes."
+            )
+        return scores
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Logits, or the outputs of an encoder that predicts nothing."""
+        outputs = self.outputs(tokens, segments)
+        return outputs if self.head == "none" else self.logits(outputs)

@@ -1,0 +1,126 @@
+"""The encoder-decoder Transformer of "Attention is all you need"."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from headloom.errors import InputError
+from headloom.mechanism.linear import linear_maps
+from headloom.mechanism.masks import Mask, causal, padding
+from headloom.mechanism.shapes import whole_number
+from headloom.models.blocks import BlockCache, DecoderBlock, EncoderBlock
+from headloom.models.configuration import Architecture
+from headloom.models.decoding import DecodingState, checked_state
+from headloom.models.embeddings import Embedding, checked_ids
+from headloom.models.norms import closing_norm
+from headloom.models.predictor import Predictor
+
+__all__ = ["Transformer"]
+
+
+class Transformer(Predictor):
+    """Reads a source, writes a target.
+
+    Args:
+        vocabulary: number of tokens.
+        architecture: sizes and choices.
+        padding: the id that fills short sequences; never looked at.
+
+    Source: Vaswani et al. 2017.
+    """
+
+    purpose = "translates (headloom translate)"
+
+    def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
+        super().__init__()
+        self.source_embedding = Embedding(vocabulary, architecture)
+        if architecture.encoder_layers < 1:
+            raise InputError("model.encoder_layers is 0; a translator needs at least one.")
+        self.architecture = architecture
+        self.padding = whole_number("Transformer", "padding", padding)
+        self.target_embedding = Embedding(vocabulary, architecture)
+        self.output_embedding = nn.Linear(
+            architecture.width, vocabulary, bias=architecture.output_bias
+        )
+        nn.init.xavier_uniform_(self.output_embedding.weight)
+        if architecture.tied:
+            self.target_embedding.tokens.weight = self.source_embedding.tokens.weight
+            self.output_embedding.weight = self.source_embedding.tokens.weight
+        self.encoder = nn.ModuleList(
+            EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
+        )
+        self.decoder = nn.ModuleList(
+            DecoderBlock(architecture, source=True) for _ in range(architecture.decoder_layers)
+        )
+        self.encoder_norm = closing_norm(architecture)
+        self.decoder_norm = closing_norm(architecture)
+
+    def source_mask(self, source: Tensor) -> Mask | None:
+        """The mask that hides padding, or None where there is none."""
+        real = checked_ids("the source tokens", source) != self.padding
+        return None if bool(real.all()) else padding(real)
+
+    def encode(self, source: Tensor, mask: Mask | None) -> Tensor:
+        """Read the source: ids (batch, source positions) to (batch, source positions, width)."""
+        outputs = self.source_embedding(source)
+        for block in self.encoder:
+            outputs = block(outputs, mask)
+        result: Tensor = self.encoder_norm(outputs)
+        return result
+
+    def outputs(self, source: Tensor, target: Tensor) -> Tensor:
+        """What the decoder gives before the vocabulary, (batch, target positions, width)."""
+        mask = self.source_mask(source)
+        encoded = self.encode(source, mask)
+        outputs = self.target_embedding(target)
+        for block in self.decoder:
+            outputs = block(outputs, causal(), encoded, mask)
+        result: Tensor = self.decoder_norm(outputs)
+        return result
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Logits of each next target token.
+
+        Args:
+            source: ids, (batch, source positions).
+            target: ids, (batch, target positions), beginning with the start token.
+
+        Returns: (batch, target positions, vocabulary); column t is the prediction after target
+            tokens 0 to t.
+        """
+        return self.logits(self.outputs(source, target))
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of every token, (..., vocabulary), from outputs (..., width)."""
+        (result,) = linear_maps(outputs, [self.output_embedding])
+        return result
+
+    @property
+    def last_map(self) -> nn.Linear:
+        """See Predictor.last_map."""
+        return self.output_embedding
+
+    def start(self, source: Tensor) -> DecodingState:
+        """Read the source once and begin to write: the state that `step` advances."""
+        mask = self.source_mask(source)
+        encoded = self.encode(source, mask)
+        real = None if mask is None else source != self.padding
+        return DecodingState([BlockCache() for _ in self.decoder], encoded, real)
+
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """Logits after new target tokens, given those that the state has seen.
+
+        Args:
+            tokens: ids, (batch, new positions).
+            state: advanced in place.
+
+        Returns: (batch, new positions, vocabulary).
+        """
+        state = checked_state(state, len(self.decoder))
+        source_mask = None if state.source_real is None else padding(state.source_real)
+        outputs = self.target_embedding(tokens, offset=state.position)
+        mask = causal(offset=state.position)
+        for block, cache in zip(self.decoder, state.caches, strict=True):
+            outputs = block(outputs, mask, state.source, source_mask, cache)
+        state.position += tokens.shape[1]
+        return self.logits(self.decoder_norm(outputs))

@@ -1,0 +1,155 @@
+"""`LayerArrays`: the kept edges of a layer as compact arrays, a few layers in memory at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headloom.analysis.interval import left_out, mass_on_keys
+from headloom.analysis.overview import mean_left_out
+from headloom.formats.trace import TraceData, TraceLayer
+
+__all__ = ["BLOCK", "SHORT", "Array", "LayerArrays", "LayerCache", "layer_arrays"]
+
+Array = np.ndarray[Any, Any]
+#: Rows of a piece of edges.
+BLOCK = 1024
+#: Keys are 16 bits below this length, of which 65535 says that there is no edge.
+SHORT = 65535
+#: Bytes of arrays held at most, besides the layer last asked for.
+_HELD = 2**30
+
+
+@dataclass(frozen=True)
+class LayerArrays:
+    """The graph of a layer.
+
+    keys       int32 (heads, queries, kept), strongest first; -1: no edge
+    weights    float32, likewise
+    lse, entropy   float32 (heads, queries)
+    rest       float32, likewise: the mass of a row on keys that were not kept; a sink may have some
+               of it where its logit is not known
+    count      uint32 (heads, queries)
+    left_out   (heads,): the mean of `rest` over rows that may look at a key
+    received   float32 (heads, length): over all weights; None: the trace does not hold it
+    """
+
+    keys: Array
+    weights: Array
+    lse: Array
+    entropy: Array
+    rest: Array
+    count: Array
+    left_out: Array
+    length: int
+    received: Array | None = None
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+        return int(self.keys.shape[0])
+
+    @property
+    def queries(self) -> int:
+        """How many rows a head has."""
+        return int(self.keys.shape[1])
+
+    @property
+    def kept(self) -> int:
+        """How many edges a row has at most."""
+        return int(self.keys.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        """Their size in memory."""
+        parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count)
+        return sum(part.nbytes for part in parts) + getattr(self.received, "nbytes", 0)
+
+    @property
+    def masses(self) -> Array:
+        """The mass of each row on its keys, kept or not, (heads, queries): 0 of a row without
+        keys, else 1 less what a sink takes. Where weights are not numbers, nobody knows what that
+        is, and it is 1; so it is where an edge was not kept and the sink's logit neither.
+        """
+        known = self.weights.sum(-1, dtype=np.float64) + self.rest
+        masses: Array = np.where(np.isnan(known), 1, known)
+        return masses
+
+    def edges(self, head: int, block: int) -> bytes:
+        """The edges of rows 1024 block to 1024 (block + 1) of a head, little-endian.
+
+        weights              float32 (rows, kept), strongest first; score = log(weight) + lse
+        lse, entropy, rest   float32 (rows,)
+        count                uint32 (rows,)
+        keys                 uint16 (rows, kept), 65535: no edge; uint32 from 65,535 keys on,
+                             4294967295: no edge
+        """
+        rows = slice(block * BLOCK, (block + 1) * BLOCK)
+        short = self.length < SHORT
+        keys = self.keys[head, rows]
+        parts = (
+            self.weights[head, rows].astype("<f4"),
+            self.lse[head, rows].astype("<f4"),
+            self.entropy[head, rows].astype("<f4"),
+            self.rest[head, rows].astype("<f4"),
+            self.count[head, rows].astype("<u4"),
+            # Without a sign, -1 is the largest number.
+            np.maximum(keys, -1).astype("<u2" if short else "<u4"),
+        )
+        return b"".join(part.tobytes() for part in parts)
+
+    def queries_of(self, head: int, key: int) -> bytes:
+        """The rows whose kept edges lead to a key, strongest first.
+
+        Returns: uint32 rows, then their weights as float32.
+        """
+        rows, places = np.nonzero(self.keys[head] == key)
+        weights = self.weights[head, rows, places]
+        order = np.argsort(-weights, kind="stable")
+        return b"".join(
+            (rows[order].astype("<u4").tobytes(), weights[order].astype("<f4").tobytes())
+        )
+
+
+def layer_arrays(layer: TraceLayer) -> LayerArrays:
+    """Read a layer's graph; places that no row uses are cut off."""
+    # Not layer.graph, which would stay in memory.
+    graph = layer.data.graph().detach().cpu()
+    most = int((graph.keys >= 0).sum(-1).max()) if graph.keys.numel() else 0
+    terms = layer.data.terms()
+    sinks = None if terms is None else terms.sinks
+    masses = None if sinks is None else mass_on_keys(graph, sinks.cpu())
+    return LayerArrays(
+        keys=np.ascontiguousarray(graph.keys[..., :most].numpy(), dtype=np.int32),
+        weights=np.ascontiguousarray(graph.weights[..., :most].float().numpy()),
+        lse=graph.lse.float().numpy(),
+        entropy=graph.entropy.float().numpy(),
+        rest=left_out(graph, masses)[0].float().numpy(),
+        count=graph.count.numpy().astype(np.uint32),
+        left_out=mean_left_out(graph, sinks).numpy(),
+        length=graph.length,
+        received=None if graph.received is None else graph.received.float().numpy(),
+    )
+
+
+class LayerCache:
+    """The arrays of a trace's layers: each read when it is asked for, the oldest let go."""
+
+    def __init__(self, trace: TraceData) -> None:
+        self._trace = trace
+        self._arrays: OrderedDict[int, LayerArrays] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getitem__(self, number: int) -> LayerArrays:
+        with self._lock:
+            if number not in self._arrays:
+                self._arrays[number] = layer_arrays(self._trace.layers[number])
+                total = sum(held.nbytes for held in self._arrays.values())
+                while len(self._arrays) > 1 and total > _HELD:
+                    total -= self._arrays.popitem(last=False)[1].nbytes
+            self._arrays.move_to_end(number)
+            return self._arrays[number]

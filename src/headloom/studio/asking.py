@@ -1,0 +1,132 @@
+"""`Asking`: a loaded model that reads new texts while somebody types them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from headloom.formats.trace import TraceData
+from headloom.studio.collection import Example
+from headloom.studio.heads import head_roles
+from headloom.studio.neuron import LayerNumbers, Through
+from headloom.studio.relevance import RelevanceShown
+
+__all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
+
+#: Characters of a text, at most.
+LONGEST = 20_000
+#: The number of the first text, above those of all examples; and texts that are held.
+FIRST, _HELD = 100_000_000, 6
+#: Windows whose last text stays, however much others type.
+_SPARED = 4
+#: Windows whose last text is remembered.
+_WINDOWS = 256
+
+
+class SupersededError(Exception):
+    """A newer text of the same window came while this one waited."""
+
+
+@dataclass
+class Asking:
+    """A model that reads texts.
+
+    name: what it is called.
+    read: a text into a trace; raises a HeadloomError where it cannot.
+    through: a text and the path of a layer into what that layer read and made; None: not known.
+    relevance: a text and a position into the relevance for the likeliest prediction there; raises a
+    HeadloomError where the model has none; None: not known.
+    """
+
+    name: str
+    read: Callable[[str], TraceData]
+    through: Callable[[str, str], LayerNumbers] | None = None
+    relevance: Callable[[str, int], RelevanceShown] | None = None
+    _held: OrderedDict[int, Example] = field(default_factory=OrderedDict, repr=False)
+    _latest: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
+    _last: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
+    #: A page that outlives its server must not be shown what another window asked the next one.
+    _count: int = field(default_factory=lambda: secrets.randbelow(800_000_000), repr=False)
+    _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def ask(self, window: str, turn: int, text: str) -> tuple[int, Example]:
+        """Read a text.
+
+        window: who asks; of the texts that wait, each window's last alone is read.
+        turn: the number of the text in its window: requests may overtake each other on their way.
+
+        Returns: the number of the example that it is from now on, and the example. The oldest of
+        several are dropped, those first that are not the last text of a window.
+
+        Raises: SupersededError: a newer one of the window came meanwhile; HeadloomError: it cannot
+        be read.
+        """
+        with self._counting:
+            self._count += 1
+            number = FIRST + self._count
+        with self._in_turn(window, turn):
+            example = Example(text, self.read(text), head_roles, text)
+        with self._counting:
+            self._held[number] = example
+            self._last[window] = number
+            self._last.move_to_end(window)
+            while len(self._last) > _SPARED:
+                self._last.popitem(last=False)
+            if len(self._held) > _HELD:
+                spared = set(self._last.values())
+                del self._held[next(held for held in self._held if held not in spared)]
+        return number, example
+
+    def relevant(self, window: str, turn: int, text: str, position: int) -> RelevanceShown | None:
+        """The relevance for the likeliest prediction at a position; None: not known of this model.
+
+        window, turn: as of `ask`, apart from the texts.
+
+        Raises: as `ask`.
+        """
+        if self.relevance is None:
+            return None
+        with self._in_turn(f"relevance {window}", turn):
+            return self.relevance(text, position)
+
+    @contextmanager
+    def _in_turn(self, window: str, turn: int) -> Iterator[None]:
+        """One at a time; raises SupersededError where a newer one of the window came meanwhile."""
+        with self._counting:
+            self._latest[window] = max(turn, self._latest.get(window, 0))
+            self._latest.move_to_end(window)
+            while len(self._latest) > _WINDOWS:
+                self._latest.popitem(last=False)
+        with self._reading:
+            if self._latest.get(window, 0) > turn:
+                raise SupersededError
+            yield
+
+    def example(self, number: int) -> Example | None:
+        """The example of a text that is still held."""
+        return self._held.get(number)
+
+    def of_text(self, text: str | None) -> Through | None:
+        """What the layers read and made on a text; None: the model did not read it, or cannot say.
+
+        A model runs one text at a time.
+        """
+        through = self.through
+        if text is None or through is None:
+            return None
+
+        def numbers(layer: str) -> LayerNumbers:
+            with self._reading:
+                return through(text, layer)
+
+        return numbers
+
+    def settle(self) -> None:
+        """End what is worked out of the texts that are held."""
+        for example in list(self._held.values()):
+            example.settle()

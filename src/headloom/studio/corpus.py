@@ -1,0 +1,192 @@
+"""`Corpus`: one head over all texts that are open, worked out in the background, so far as asked.
+
+One thread reads one text after the other, for the layer that was asked for last, and stops when
+nobody asks any more: a page that shows a head asks again every second until all texts are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headloom.analysis.heads.corpus import QUANTILES, CorpusLayer, Exemplar
+from headloom.errors import HeadloomError
+from headloom.formats.files import JsonObject, finite
+from headloom.formats.tokens import shown, visible
+
+if TYPE_CHECKING:
+    from headloom.studio.collection import Example
+
+__all__ = ["TEXTS", "Corpus"]
+
+#: Texts that are read for one layer, at most: evenly taken of more.
+TEXTS = 5000
+#: Layers that are held, and seconds after which nobody asks any more.
+_HELD, _PATIENCE = 4, 10.0
+#: Tokens around an edge that are shown, and between its ends.
+_AROUND, _BETWEEN = 5, 24
+#: Problems that are named.
+_PROBLEMS = 3
+
+
+class _Reading:
+    """The texts of a layer, those read and those to come."""
+
+    def __init__(self, examples: Sequence[Example], number: int, layer: int) -> None:
+        self.layer = CorpusLayer(examples[number].trace, layer)
+        fitting = [n for n, example in enumerate(examples) if self.layer.fits(example.trace)]
+        self.others = len(examples) - len(fitting)
+        self.fitting = len(fitting)
+        if len(fitting) > TEXTS:
+            fitting = [fitting[n * len(fitting) // TEXTS] for n in range(TEXTS)]
+        self.texts = fitting
+        self.next = 0
+        self.problems: list[str] = []
+
+    @property
+    def whole(self) -> bool:
+        return self.next >= len(self.texts)
+
+
+class Corpus:
+    """The heads of a collection over its texts. Safe to ask from several threads."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._examples = examples
+        self._readings: OrderedDict[tuple[str, int, int], _Reading] = OrderedDict()
+        self._lock = threading.Lock()
+        self._adding = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._asked: tuple[_Reading, float] | None = None
+        self._stopped = threading.Event()
+
+    def head(
+        self, number: int, layer: int, head: int, *, sinks: bool, wait: bool = False
+    ) -> tuple[JsonObject, bool]:
+        """What is known of a head of an example's model so far, and whether that is all.
+
+            texts, read     how many there are of the model, and how many were read
+            taken           how many are read in all: of more than 5,000 so many, evenly taken
+            others          texts of other models, which are left out
+            problems        of texts that cannot be read, and failed: how many
+            exemplars       example, query, key, weight, score, and pieces: [tokens, first] around
+            spreads         by measure: see `headloom.analysis.heads.corpus.Spread`
+            words           [word, share, count, mean]; bounds: whether they are lower bounds
+
+        wait: until all texts are read.
+        """
+        reading = self._reading(number, layer)
+        if wait:
+            while not reading.whole:
+                self._add(reading)
+        elif not reading.whole:
+            self._go_on(reading)
+        with self._adding:
+            found = reading.layer
+            result: JsonObject = {
+                "texts": reading.fitting,
+                "taken": len(reading.texts),
+                "read": reading.next,
+                "others": reading.others,
+                "failed": reading.next - len(found.texts),
+                "problems": reading.problems[:_PROBLEMS],
+                "bounds": found.bounds,
+                "quantiles": list(QUANTILES),
+                "exemplars": [
+                    self._shown(one, layer) for one in found.exemplars(head, sinks=sinks)
+                ],
+                "spreads": {
+                    name: dataclasses.asdict(spread) for name, spread in found.spreads(head).items()
+                },
+                "words": [
+                    [visible(word.word, 40), word.share, word.count, word.mean]
+                    for word in found.words(head, sinks=sinks)
+                ],
+            }
+            whole = reading.whole
+        cleaned: JsonObject = finite(result)
+        return cleaned, whole
+
+    def settle(self) -> None:
+        """End what is being worked out."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _reading(self, number: int, layer: int) -> _Reading:
+        trace = self._examples[number].trace
+        name = (trace.layers[layer].name, layer, trace.layers[layer].heads)
+        with self._lock:
+            if name not in self._readings:
+                self._readings[name] = _Reading(self._examples, number, layer)
+                while len(self._readings) > _HELD:
+                    self._readings.popitem(last=False)
+            self._readings.move_to_end(name)
+            return self._readings[name]
+
+    def _go_on(self, reading: _Reading) -> None:
+        with self._lock:
+            self._asked = reading, time.monotonic() + _PATIENCE
+            if self._thread is None and not self._stopped.is_set():
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                reading, until = self._asked or (None, 0.0)
+                idle = reading is None or reading.whole or time.monotonic() > until
+                if reading is None or idle or self._stopped.is_set():
+                    self._thread = None if not self._stopped.is_set() else self._thread
+                    return
+            self._add(reading)
+
+    def _add(self, reading: _Reading) -> None:
+        """Read the next text; one that cannot be read is named and left out."""
+        with self._adding:
+            if reading.whole:
+                return
+            text = reading.texts[reading.next]
+            try:
+                reading.layer.add(text, self._examples[text].trace)
+            except HeadloomError as error:
+                reading.problems.append(str(error))
+            except Exception as error:
+                # One odd text must not take the others with it.
+                logging.getLogger(__name__).debug("a text of a corpus", exc_info=True)
+                name = visible(self._examples[text].name, 60)
+                reading.problems.append(f"{name}: {type(error).__name__}: {error}")
+            reading.next += 1
+
+    def _shown(self, one: Exemplar, layer: int) -> JsonObject:
+        """An exemplar with the tokens around both its ends."""
+        of_layer = self._examples[one.text].trace.layers[layer]
+        queries, keys = shown(of_layer.query_tokens), shown(of_layer.key_tokens)
+        pieces = {
+            "query": _piece(queries, one.query, one.query),
+            "key": _piece(keys, one.key, one.key),
+        }
+        same = of_layer.queries_from == of_layer.keys_from
+        first, last = sorted((one.query, one.key))
+        if same and last - first <= _BETWEEN:
+            pieces = {"both": _piece(queries, first, last)}
+        return {
+            "example": one.text,
+            "name": self._examples[one.text].name,
+            "query": one.query,
+            "key": one.key,
+            "weight": one.weight,
+            "score": one.score,
+            "pieces": pieces,
+        }
+
+
+def _piece(tokens: Sequence[str], first: int, last: int) -> list[object]:
+    """The tokens from one place to another and some around them, and the place of the first."""
+    start = max(0, first - _AROUND)
+    return [[visible(token, 24) for token in tokens[start : last + 1 + _AROUND]], start]

@@ -1,0 +1,321 @@
+"""`Neurons`: one edge of a head number by number, one token through the head, and its plane.
+
+What a trace keeps of a layer - queries, keys, all that enters the scores - makes each score and
+each weight in float64, from the products on: see `headloom.analysis.worked_row`. What enters a
+layer, its values and its output are those of a model that is open beside it, where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headloom.analysis import six_steps
+from headloom.analysis.joint_projection import joint_projection
+from headloom.analysis.six_steps import Hidden, Wording
+from headloom.analysis.worked_row import WorkedRow, remedy, worked_row
+from headloom.errors import HeadloomError, InputError
+from headloom.formats.files import JsonObject, finite
+from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.positions import Relative
+from headloom.studio.digits import few_digits
+from headloom.studio.tiles import MatrixTiles
+
+__all__ = ["LayerNumbers", "Neurons", "Through"]
+
+#: Keys of a row that are listed, at most: the strongest, and the one in question.
+LISTED = 48
+#: Queries, and keys, of a plane that are drawn, at most.
+_DRAWN = 1500
+#: Layers whose queries and keys are held.
+_LAYERS = 2
+_OPEN_THE_MODEL = "Open the model itself, headloom view MODEL, and let it read the text."
+#: Where a model is open, and the text is not one that it read.
+_TYPE_A_TEXT = "The model is open here: type a text into the box above, and all of it is shown."
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNumbers:
+    """What a layer of a model read and made on one text, that a trace does not keep.
+
+    queries_from: what entered it, (queries, width), after the model's norm.
+    values: (kv_heads, keys, value_depth). output: sum_j w_ij v_j, (heads, queries, value_depth).
+    W_O: (heads, value_depth, width), or None where it could not be told. b_O: whether a bias
+        follows it. biases: whether projections have some.
+    turned: whether queries and keys are turned by their positions after the projection.
+    projected: the queries before that turn, (heads, queries, depth); None: they could not be told.
+    relative: positions that may add to the values, or None.
+    """
+
+    queries_from: Tensor
+    values: Tensor
+    output: Tensor
+    W_O: Tensor | None
+    b_O: bool = False
+    biases: bool = False
+    turned: bool = False
+    projected: Tensor | None = None
+    relative: Relative | None = None
+
+
+#: From the path of a layer to its numbers. Raises: HeadloomError: they cannot be had.
+Through = Callable[[str], LayerNumbers]
+
+
+class Neurons:
+    """The rows of a trace, worked through. Safe to ask from several threads."""
+
+    def __init__(self, trace: TraceData, matrix: MatrixTiles) -> None:
+        self._trace, self._matrix = trace, matrix
+        self._layers: OrderedDict[int, TraceLayer] = OrderedDict()
+        self._lock = threading.Lock()
+        self._given: str | None = trace.model.get("given")
+
+    def edge(
+        self, number: int, head: int, query: int, key: int, *, asks: bool = False
+    ) -> JsonObject:
+        """One edge, and the row that it is in. asks: whether a model is open that could read it.
+
+            missing     why queries and keys are not there, and the remedy; None: they are
+            q, k        (depth,); products: q_d k_d
+            terms       from their sum to the score, each [name, how, value, result]
+            listed      the strongest keys of the row, and this one: key, dot, score, exponential,
+                        weight of each, and the keys themselves as `ks`
+            softmax     largest, total, sink, lse, count of allowed keys, weight of those not listed
+            weight, score   of the edge; of the trace: what the studio shows of the cell elsewhere
+
+        Scores of hidden keys are None.
+        """
+        layer = self._layer(number)
+        shown = self._matrix.cell(number, head, query, key)
+        try:
+            row = worked_row(layer, head, query, instead=self._remedy(asks))
+        except InputError as error:
+            return {"missing": str(error), "trace": shown, "depth": _depth(layer)}
+        places = row.strongest(LISTED, key)
+        others = math.fsum(row.weights.tolist()) - math.fsum(row.weights[places].tolist())
+        found = {
+            "missing": None,
+            "depth": row.depth,
+            "scaling": row.scaling,
+            "positions": layer.positions,
+            "q": row.q.tolist(),
+            "k": row.k[key].tolist(),
+            "products": row.products(key),
+            "terms": [dataclasses.astuple(term) for term in row.terms(key)],
+            "listed": {
+                "keys": places,
+                "ks": row.k[places].tolist(),
+                "dots": row.dots[places].tolist(),
+                "scores": row.scores[places].tolist(),
+                "exponentials": row.exponentials[places].tolist(),
+                "weights": row.weights[places].tolist(),
+            },
+            "softmax": {
+                "largest": row.largest,
+                "total": row.total,
+                "sink": row.sink,
+                "sink_exponential": None if row.sink is None else math.exp(row.sink - row.largest),
+                "lse": row.lse,
+                "count": int(row.allowed.sum()),
+                "others": max(others, 0.0),
+            },
+            "exponential": float(row.exponentials[key]),
+            "weight": float(row.weights[key]),
+            "score": float(row.scores[key]),
+            "trace": shown,
+        }
+        cleaned: JsonObject = finite(found)
+        return cleaned
+
+    def through(
+        self,
+        number: int,
+        head: int,
+        query: int,
+        key: int,
+        model: Through | None,
+        *,
+        asks: bool = False,
+    ) -> JsonObject:
+        """The steps of one token through the head, as far as trace and model have them.
+
+        steps     [number, name, formula, sentence, missing]: missing is what is not there,
+                  with the remedy, or None
+        x         what enters the layer, (width,), or None
+        q         the query before it is turned by its position, (depth,), or None
+        turned    whether it is; then `edge` has it after the turn
+        values    of the keys that `edge` lists, or None
+        z         sum_j w_j v_j, or None; z_difference: from the model's own
+        part      z W_O of this head, its part of the layer's output, or None
+        """
+        layer = self._layer(number)
+        row, numbers, without = None, None, None
+        closed = _TYPE_A_TEXT if asks else _OPEN_THE_MODEL
+        try:
+            row = worked_row(layer, head, query, instead=self._remedy(asks))
+        except InputError as error:
+            without = str(error)
+        if model is not None:
+            try:
+                numbers = model(layer.name)
+            except HeadloomError as error:
+                closed = str(error)
+        found: JsonObject = {
+            "steps": _steps(layer, row, numbers, without, closed if numbers is None else None),
+            "x": None, "q": None, "turned": _turned(layer, numbers),
+            "values": None, "z": None, "z_difference": None, "part": None,
+        }  # fmt: skip
+        if numbers is not None:
+            found["x"] = numbers.queries_from[query].tolist()
+            if numbers.projected is not None:
+                found["q"] = numbers.projected[head, query].tolist()
+            values = numbers.values[head // (layer.heads // len(numbers.values))].double()
+            own = numbers.output[head, query].double()
+            z = own
+            if row is not None:
+                found["values"] = values[row.strongest(LISTED, key)].tolist()
+                z = row.weights @ values + _by_position(numbers, row, layer.heads)
+                found["z_difference"] = float((z - own).abs().max()) if len(z) else 0.0
+            found["z"] = z.tolist()
+            if numbers.W_O is not None:
+                found["part"] = (z @ numbers.W_O[head].double()).tolist()
+        cleaned: JsonObject = finite(found)
+        return cleaned
+
+    def plane(self, number: int, head: int, *, asks: bool = False) -> JsonObject:
+        """Queries and keys of a head on their joint principal components.
+
+        missing         why there are none, and the remedy; None: they are there
+        shares          of the variance on both axes
+        queries, keys   {"places": ..., "x": ..., "y": ...}: at most 1,500, evenly taken
+        counts          how many there are in all
+        """
+        layer = self._layer(number)
+        queries, keys = layer.queries, layer.keys
+        if queries is None or keys is None:
+            return {"missing": f"This trace has no queries and keys. {self._remedy(asks)}"}
+        of_head = keys[head // (layer.heads // keys.shape[0])]
+        try:
+            found = joint_projection(queries[head].float(), of_head.float())
+        except InputError as error:
+            return {"missing": str(error)}
+        return {
+            "missing": None,
+            "shares": [few_digits(share) for share in found.shares],
+            "queries": _points(found.queries),
+            "keys": _points(found.keys),
+            "counts": [len(found.queries), len(found.keys)],
+        }
+
+    def _remedy(self, asks: bool) -> str:
+        return _TYPE_A_TEXT if asks else remedy(self._given)
+
+    def _layer(self, number: int) -> TraceLayer:
+        """A layer of its own, so that what it reads can be let go."""
+        with self._lock:
+            if number not in self._layers:
+                self._layers[number] = dataclasses.replace(self._trace.layers[number])
+                while len(self._layers) > _LAYERS:
+                    self._layers.popitem(last=False)
+            self._layers.move_to_end(number)
+            return self._layers[number]
+
+
+def _depth(layer: TraceLayer) -> int | None:
+    return None if layer.queries is None else int(layer.queries.shape[2])
+
+
+def _points(placed: Tensor) -> JsonObject:
+    """Some of the points, evenly taken, with their places."""
+    step = max(1, -(-len(placed) // _DRAWN))
+    some = placed[::step]
+    return {
+        "places": list(range(0, len(placed), step)),
+        "x": [float(f"{number:.6g}") for number in some[:, 0].tolist()],
+        "y": [float(f"{number:.6g}") for number in some[:, 1].tolist()],
+    }
+
+
+def _by_position(numbers: LayerNumbers, row: WorkedRow, heads: int) -> Tensor:
+    """What Shaw's positions add to z: sum_j w_j a^V_ij; 0 without them."""
+    relative = numbers.relative
+    if relative is None:
+        return torch.zeros(())
+    # One row of all heads, of which this one is filled.
+    weights = row.weights.new_zeros(1, heads, 1, len(row.weights)).float()
+    weights[0, row.head, 0] = row.weights.float()
+    with torch.no_grad():  # tables of a model that trains
+        added = relative.value_output(weights, range(row.query, row.query + 1))
+    return torch.zeros(()) if added is None else added[0, row.head, 0].double()
+
+
+def _steps(
+    layer: TraceLayer,
+    row: WorkedRow | None,
+    numbers: LayerNumbers | None,
+    without: str | None,
+    closed: str | None,
+) -> list[list[str | int | None]]:
+    """What is said of each step, and what is missing of it."""
+    enters = closed and _because("A trace does not keep what enters a layer.", closed)
+    values = closed and _because(
+        "No option of headloom trace keeps values, but for their norms.", closed
+    )
+    after = values
+    if numbers is not None and numbers.W_O is None:
+        after = "The output matrix of this layer, W_O, could not be told."
+    shaw_scores = layer.positions == "shaw"
+    shaw_values = numbers is not None and _adds_to_values(numbers)
+    depth, alibi = _depth(layer), layer.positions == "alibi"
+    scale = six_steps.scale(depth, 2, alibi=alibi)
+    if row is not None and row.scaling != f"/ √{depth}":
+        formula = f"S {row.scaling}" if layer.scale != 1 else "S, not scaled"
+        scale = dataclasses.replace(scale, formula=formula, sentence="This model scales so.")
+    biases = None if numbers is None else numbers.biases
+    said: list[tuple[Wording, str | None]] = [
+        (six_steps.inputs(layer.kind, embedded=False, placed=False), enters),
+        (six_steps.project(layer.kind, biases=biases), without),
+        *([(six_steps.turn(), None)] if _turned(layer, numbers) else []),
+        (six_steps.score(shaw=shaw_scores), without),
+        (scale, without),
+        (six_steps.mask(_hidden(layer, row)), without),
+        (six_steps.softmax(), without),
+        (six_steps.weigh(shaw=shaw_values), values),
+        (six_steps.join(layer.heads, bias=numbers is not None and numbers.b_O), after),
+    ]
+    return [
+        [words.number, words.name, words.formula, words.sentence, missing]
+        for words, missing in said
+    ]
+
+
+def _turned(layer: TraceLayer, numbers: LayerNumbers | None) -> bool:
+    return layer.positions == "rotary" or (numbers is not None and numbers.turned)
+
+
+def _because(what: str, remedy: str) -> str:
+    return f"{what} {remedy}"
+
+
+def _adds_to_values(numbers: LayerNumbers) -> bool:
+    tables = None if numbers.relative is None else numbers.relative.tables()
+    return tables is not None and tables.values is not None
+
+
+def _hidden(layer: TraceLayer, row: WorkedRow | None) -> Hidden:
+    """What the mask hides from a query."""
+    if layer.mask is None:
+        return "unknown"
+    if layer.mask == "causal":
+        return "later"
+    if row is None:
+        return "nothing" if layer.mask == "all" else "some"
+    return "nothing" if bool(row.allowed.all()) else "some"

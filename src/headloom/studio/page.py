@@ -1,0 +1,201 @@
+"""`export_page`: traces and a training's history as one self-contained HTML file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headloom.errors import InputError
+from headloom.formats.files import JsonMapping, atomic_file
+from headloom.formats.tokens import visible
+from headloom.formats.trace import TraceData
+from headloom.studio.bundle import script, style
+from headloom.studio.collection import Collection, Example, as_json, name_of
+from headloom.studio.heads import head_roles
+from headloom.studio.pack import pack
+from headloom.studio.training import training_history
+from headloom.version import __version__
+
+__all__ = ["collect", "export_page", "page_html", "shell", "signpost"]
+
+_SHELL = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">{policy}
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="headloom {version}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+{style}
+</head>
+<body>
+<div id="headloom-studio"><p class="headloom-opening">Opening the studio …</p></div>
+<noscript>This page draws its pictures with a script, which is switched off here.</noscript>
+{data}{script}
+</body>
+</html>
+"""
+
+_SIGNPOST = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Nothing is here · headloom</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/studio.css">
+</head>
+<body>
+<main class="headloom-signpost">
+<h1>Nothing is here</h1>
+<p>This studio has no page <code>{path}</code>.</p>
+<p><a href="/">Open the studio</a></p>
+</main>
+</body>
+</html>
+"""
+
+
+def export_page(
+    path: Path | str,
+    traces: Sequence[TraceData],
+    title: str = "headloom",
+    *,
+    names: Sequence[str] | None = None,
+    history: Sequence[JsonMapping] | None = None,
+    curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    probe: TraceData | None = None,
+    summary: JsonMapping | None = None,
+) -> None:
+    """Write one HTML file that shows traces in a browser, offline, with nothing beside it.
+
+    Args:
+        path: the file; replaced if it is there.
+        traces: the examples to choose from; at least one.
+        title: what the page is called.
+        names: a short name for each example; None: made of its tokens.
+        history: snapshots along a training, in order, each
+
+                {"step": 100, "loss": 1.25,                     # loss may be None
+                 "layers": {"encoder.layers.0.attention": {     # names as in the probe's trace
+                     "weights": (heads, queries, keys),         # of the probe, 0 to 1
+                     "left_out": (heads,),                      # share of a row not in them
+                     "norm": (heads,),                          # |W_Q W_K^T|
+                     "effective_rank": (heads,),
+                     "symmetry": (heads,),                      # -1 to 1
+                     "product": (heads, n, n)}}}                # W_Q W_K^T, or a part of it
+
+            Tensors, arrays or lists; each of the six may be left out.
+        curves: finer curves of the loss, {"training loss": [(step, loss), ...], ...}.
+        probe: the trace of the probe input, whose tokens and layers the history's weights have;
+            None: the first of `traces`.
+        summary: what else to say of the run: {"exact match": "99.4 %", ...}, in order.
+
+    Raises: InputError: nothing to show, or a history that does not fit; DataError: the file cannot
+    be written.
+    """
+    collection = collect(
+        traces, title, names=names, history=history, curves=curves, probe=probe, summary=summary
+    )
+    page = page_html(collection)
+    with atomic_file(path) as temporary:
+        temporary.write_text(page, "utf-8", newline="\n")
+
+
+def collect(
+    traces: Sequence[TraceData],
+    title: str = "headloom",
+    *,
+    names: Sequence[str] | None = None,
+    history: Sequence[JsonMapping] | None = None,
+    curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    probe: TraceData | None = None,
+    summary: JsonMapping | None = None,
+    watched: JsonMapping | None = None,
+    state: str | None = None,
+) -> Collection:
+    """What is to be shown; takes what `export_page` takes, what is known of a training that
+    `headloom.monitor` watches (`headloom.studio.watched.watched_training`), and the state of a run.
+    """
+    if not traces:
+        raise InputError("page: no trace; expected one or more.")
+    if names is not None and len(names) != len(traces):
+        raise InputError(f"page: {len(names)} names for {len(traces)} traces; expected one each.")
+    return Collection(
+        title,
+        [
+            Example(names[place] if names else name_of(trace), trace, head_roles)
+            for place, trace in enumerate(traces)
+        ],
+        [(str(name), str(value)) for name, value in (summary or {}).items()],
+        training_history(history, curves or {}, probe or traces[0], watched, state)
+        if history
+        else None,
+    )
+
+
+def page_html(collection: Collection) -> str:
+    """The page that `export_page` writes, as text.
+
+    Its policy lets it load nothing and run no script but its own, which are known by their hashes;
+    all it shows is set as text.
+    """
+    code, rules = script(), style()
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_digest(code)}'",
+            f"style-src '{_digest(rules)}'",
+            "img-src data: blob:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+    content = as_json(pack(collection)).decode("ascii")
+    return shell(
+        title=collection.title,
+        policy=policy,
+        style=f"<style>{rules}</style>",
+        script=f'<script type="module">{code}</script>',
+        data=f'<script type="application/json" id="headloom-data">{_inert(content)}</script>\n',
+    )
+
+
+def shell(title: str, style: str, script: str, policy: str = "", data: str = "") -> str:
+    """The markup around the studio: of a page with its data, or of the server's."""
+    meta = '\n<meta http-equiv="Content-Security-Policy" content="{}">'
+    return _SHELL.format(
+        policy=meta.format(html.escape(policy, quote=False)) if policy else "",
+        version=html.escape(__version__),
+        title=_text(title),
+        style=style,
+        data=data,
+        script=script,
+    )
+
+
+def signpost(path: str) -> str:
+    """The markup of a page for a path that leads nowhere, with the way to the studio."""
+    return _SIGNPOST.format(path=_text(visible(path, 200)))
+
+
+def _digest(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+def _text(text: str) -> str:
+    """A text for the markup of the page; control characters, which HTML lacks, are left out."""
+    printable = "".join(c for c in text if c.isprintable())
+    return html.escape(printable, quote=True)
+
+
+def _inert(text: str) -> str:
+    """JSON that can stand within a script element: nothing that could end it."""
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

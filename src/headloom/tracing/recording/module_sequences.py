@@ -1,0 +1,180 @@
+"""Which sequence the positions of a layer belong to, in a model of which nothing is known.
+
+All that there is are the tensors the model was given and the shapes of its attention calls. A
+length that one input has, and no other, names a sequence; positions of any other length are a
+sequence of their own, named by it. Where two inputs are as long, positions are told apart by what
+looks at what. Where a cross layer looks from as many positions as the one input has at as many, as
+latents do that are as many as the tokens, nothing says which are the input's, and none are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headloom.mechanism.grid import Grid
+from headloom.tracing.arguments import Inputs
+from headloom.tracing.names import special_known, texts_known, token_names
+from headloom.tracing.recording.layer_call import RecordedCall
+from headloom.tracing.recording.sequences import InputSequence, name_of_grid
+
+__all__ = ["ModuleSequences", "samples_of"]
+
+#: Words in the names of arguments that go along with a sequence and are none.
+_BESIDE = ("mask", "type", "segment", "position", "label", "step", "edge", "batch")
+
+
+def samples_of(inputs: Inputs, calls: Sequence[RecordedCall]) -> int:
+    """How many inputs the batch of a call of a model holds.
+
+    It is the first dimension of the first input, or the second where every call has a batch of
+    that, and as many positions as the first has: then the sequence comes first, as `nn.Transformer`
+    takes it. A model whose calls have a batch of 1 has read one input.
+    """
+    first = next((t for t in _tensors(inputs).values() if t.ndim >= 2), None)
+    batches = {len(call.graph.keys) for call in calls}
+    if first is None or batches == {1}:
+        return 1
+    rows, columns = first.shape[:2]
+    if rows > 1 and all(batch % rows == 0 for batch in batches):
+        return rows
+    lengths = {length for call in calls for length in call.graph.shape[2:]}
+    if rows in lengths and batches == {columns}:
+        return columns
+    return rows
+
+
+def _tensors(inputs: Inputs) -> dict[str, Tensor]:
+    return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+
+
+class ModuleSequences:
+    """The sequences of a call of a model: see `NamesOfSequences`.
+
+    Args:
+        model: any module. inputs: what it was given, by name.
+        samples: inputs of the batch.
+        calls: those of its attention layers.
+        tokenizer: who names token ids, or one for each argument by its name.
+    """
+
+    plain = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        samples: int,
+        calls: Sequence[RecordedCall],
+        tokenizer: Any,
+    ) -> None:
+        self._tokenizer, self._samples = tokenizer, samples
+        self._lengths: dict[str, int] = {}
+        self._ids: dict[str, Tensor] = {}
+        # What is given twice, as queries and keys, is one sequence.
+        once = {id(tensor): name for name, tensor in reversed(_tensors(inputs).items())}
+        for name, tensor in _tensors(inputs).items():
+            if once[id(tensor)] == name:
+                self._add(name, tensor)
+        self._grid = _grid(model, inputs)
+        #: Those that layers tell, by the names of their sequences.
+        self._told: dict[str, Grid] = {}
+        #: Lengths of the positions of a cross layer on both sides.
+        self._both = {
+            call.graph.shape[2]
+            for call in calls
+            if call.kind == "cross" and call.graph.shape[2] == call.graph.shape[3]
+        }
+        #: A model that reads one text calls its positions tokens, whatever its argument is called.
+        self._one_text = len(self._lengths) == 1 and bool(self._ids)
+
+    def _add(self, name: str, tensor: Tensor) -> None:
+        """Note how long an input is: the dimension beside the batch."""
+        if tensor.ndim == 2 and self._samples == 1 and tensor.is_floating_point():
+            tensor = tensor[None]
+        ids = not tensor.is_floating_point() and tensor.dtype != torch.bool
+        if any(word in name.lower() for word in _BESIDE):
+            return
+        if ids and tensor.ndim == 1:
+            tensor = tensor[None]
+        if tensor.ndim not in ((2,) if ids else (3,)) or not tensor.shape[0] or tensor.is_complex():
+            return
+        rows, columns = tensor.shape[:2]
+        if rows == self._samples and (columns != self._samples or rows == 1):
+            self._lengths[name] = columns
+        elif columns == self._samples:
+            tensor, self._lengths[name] = tensor.transpose(0, 1), rows
+        else:
+            # As long as the batch is large: nothing says which is which.
+            return
+        if ids:
+            self._ids[name] = tensor.detach().cpu()
+
+    def ends(
+        self,
+        path: str,
+        kind: str,
+        queries: int,
+        keys: int,
+        grids: tuple[Grid, Grid] | None = None,
+    ) -> tuple[str, str]:
+        """The sequences that the queries and the keys of a layer come from."""
+        if grids is not None:
+            return name_of_grid(self._told, grids[0]), name_of_grid(self._told, grids[1])
+        if kind != "cross":
+            return self._named(queries, kind), self._named(keys, kind)
+        names = self._named(queries, "decoder"), self._named(keys, "encoder")
+        return names if names[0] != names[1] else (names[0], f"source-{keys}")
+
+    def _named(self, length: int, kind: str) -> str:
+        """The sequence of a length, on the side of an encoder or of a decoder."""
+        if self._grid is not None and self._grid.length == length:
+            return "patches"
+        names = [name for name, own in self._lengths.items() if own == length]
+        if len(names) == 1 and length not in self._both:
+            return "tokens" if self._one_text else names[0]
+        if len(names) > 1:
+            return "target" if kind == "decoder" else "source"
+        return f"positions-{length}"
+
+    def of(self, name: str, length: int, sample: int) -> InputSequence:
+        """A sequence of some length, of one input of the batch."""
+        span = slice(0, length)
+        if name.startswith("patches"):
+            grid = self._told.get(name) or self._grid
+            if grid is not None and grid.length == length:
+                return InputSequence(span, grid.names(), {**grid.places()})
+        ids = next(iter(self._ids.values()), None) if name == "tokens" else self._ids.get(name)
+        if ids is None or ids.shape[1] != length:
+            return InputSequence(span, [f"position {i}" for i in range(length)])
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, Mapping):
+            tokenizer = tokenizer.get(name)
+        read = ids[min(sample, len(ids) - 1)].tolist()
+        names = token_names(read, tokenizer)
+        return InputSequence(span, names, {**special_known(read, tokenizer), **texts_known(names)})
+
+
+def _grid(model: nn.Module, inputs: Inputs) -> Grid | None:
+    """How the patches of an image lie, where the model says how large a patch is."""
+    embedding: Any = getattr(model, "patch_embed", None) or getattr(model, "pos_embed", None)
+    size = getattr(embedding, "patch_size", None)
+    images = next((t for t in _tensors(inputs).values() if t.ndim == 4), None)
+    if size is None or images is None:
+        return None
+    high, wide = (size, size) if isinstance(size, int) else size
+    rows, columns = images.shape[-2] // high, images.shape[-1] // wide
+    if not rows or not columns:
+        return None
+    before = getattr(model, "num_prefix_tokens", 0)
+    there = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    return Grid(
+        rows,
+        columns,
+        before if isinstance(before, int) else 0,
+        distilled="dist_token" in there,
+        classed="cls_token" in there or "reg_token" not in there,
+    )

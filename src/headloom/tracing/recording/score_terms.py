@@ -1,0 +1,139 @@
+"""From the arguments of a caught call to the terms of a layer, cut to one input of its batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headloom.formats.terms import POSITIONS, Terms
+from headloom.mechanism.mask import without_empty
+from headloom.mechanism.masks import Mask, Ranges, Window
+from headloom.mechanism.parts import with_tensors
+from headloom.mechanism.positions import ByDistance, Relative
+
+__all__ = ["as_rule", "cut_terms", "mask_terms", "ranges_of", "rule_of_ranges"]
+
+
+def ranges_of(mask: Mask | None, queries: int, keys: int, sample: int = 0) -> Tensor | None:
+    """The first key of each query and the end of its keys, (2, queries), for one input of a batch.
+
+    A query without keys has 0 and 0. None: some query sees keys that are not side by side, or
+    heads differ.
+    """
+    if mask is None:
+        return torch.tensor([[0], [keys]]).repeat(1, queries)
+    return mask.ranges(queries, keys, sample)
+
+
+def rule_of_ranges(ranges: Tensor, keys: int) -> Mask | None:
+    """Ranges as a rule: None where each query sees all keys, a `Window` where one gives them.
+
+    >>> rule_of_ranges(torch.tensor([[0, 0, 1], [1, 2, 3]]), 3)
+    Window(left=1, right=0, offset=0)
+    """
+    first, end = ranges
+    left = right = None
+    if bool((first > 0).any()):
+        row = int((first > 0).nonzero()[0])
+        left = row - int(first[row])
+    if bool((end < keys).any()):
+        row = int((end < keys).nonzero()[0])
+        right = int(end[row]) - 1 - row
+    if left is None and right is None:
+        return None
+    # Sides are 0 or more; a window that lies elsewhere is moved.
+    offset = 0
+    if right is not None and right < 0:
+        offset = right
+    elif left is not None and left < 0:
+        offset = -left
+    left, right = (
+        None if left is None else left + offset,
+        None if right is None else right - offset,
+    )
+    if all(side is None or side >= 0 for side in (left, right)):
+        window = Window(left, right, offset)
+        again = window.ranges(ranges.shape[1], keys)
+        if again is not None and torch.equal(again, ranges):
+            return window
+    return Ranges(first, end)
+
+
+def as_rule(mask: Mask | None, queries: int, keys: int, batch: int) -> Mask | None:
+    """A mask as a rule that costs no matrix, where one says the same for every input of a batch."""
+    if mask is None or isinstance(mask, Window):
+        return mask
+    ranges = [ranges_of(mask, queries, keys, sample) for sample in range(batch)]
+    first = ranges[0] if ranges else None
+    if first is None or any(other is None or not torch.equal(first, other) for other in ranges):
+        return mask
+    return rule_of_ranges(first, keys)
+
+
+def cut_terms(
+    ranges: Tensor | None,
+    relative: Relative | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    *,
+    sample: int,
+    rows: slice,
+    columns: slice,
+    limit: int,
+) -> Terms:
+    """The terms of a layer for one input.
+
+    Args:
+        ranges: of the mask of the call for the input, see `ranges_of`.
+        relative, bias, sinks: of the call, with a batch.
+        sample: which input.
+        rows, columns: those of the input that are no padding.
+        limit: numbers that a bias without a rule may have.
+    """
+    queries, keys = rows.stop - rows.start, columns.stop - columns.start
+    missing = None
+    rule: Mask | None = None
+    if ranges is None:
+        missing = "its mask shows queries keys that are not side by side, and is not kept"
+    else:
+        rule = mask_terms(ranges, rows, columns).mask
+    kept: Tensor | None = None
+    positions = None if relative is None else relative.in_scores().moved(rows.start - columns.start)
+    if positions is not None and type(positions) not in POSITIONS:
+        positions = positions.by_distance(queries, keys)
+    if positions is not None:
+        positions = with_tensors(positions, lambda tensor: tensor.detach().cpu().clone())
+    elif relative is not None:
+        missing = missing or f"its positions, {type(relative).__name__}, are not kept"
+    if bias is not None:
+        own = bias[min(sample, len(bias) - 1)].detach().cpu()
+        own = own if own.shape[1] == 1 else own[:, rows]
+        own = own if own.shape[2] == 1 else own[:, :, columns]
+        by_distance = _by_distance(own, queries, keys)
+        if not bool(own.any()):
+            kept = None  # it was added to padding alone
+        elif by_distance is not None and positions is None:
+            positions = by_distance
+        elif own.numel() <= limit:
+            kept = own.clone()
+        else:
+            missing = missing or "a bias that follows no rule is added to its scores"
+    own_sinks = None if sinks is None else sinks.detach().cpu()
+    return Terms(rule, positions, kept, own_sinks, missing, mask_known=ranges is not None)
+
+
+def mask_terms(ranges: Tensor, rows: slice, columns: slice) -> Terms:
+    """The terms of a layer of which the mask alone is known: see `cut_terms`."""
+    keys = columns.stop - columns.start
+    inside = (ranges[:, rows] - columns.start).clamp(0, keys)
+    return Terms(rule_of_ranges(without_empty(inside), keys))
+
+
+def _by_distance(bias: Tensor, queries: int, keys: int) -> ByDistance | None:
+    """A bias (heads, queries, keys) by distance, where it depends on nothing else."""
+    if bias.shape[1:] != (queries, keys) or queries * keys <= 1:
+        return None
+    if not torch.equal(bias[:, 1:, 1:], bias[:, :-1, :-1]):
+        return None
+    values = torch.cat((bias[:, :, 0].flip(1), bias[:, 0, 1:]), 1)
+    return ByDistance(values.clone(), queries - 1)

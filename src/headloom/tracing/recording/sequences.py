@@ -1,0 +1,341 @@
+"""Which sequence the positions of a layer belong to, and what they are called.
+
+A position is a token of a text, a patch of an image, or a frame of a sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headloom.errors import InputError
+from headloom.formats.tokens import Tokens, shown
+from headloom.formats.traced_images import TracedImage
+from headloom.mechanism.grid import Grid
+from headloom.tracing.arguments import BESIDE, Arguments, Inputs
+from headloom.tracing.names import special_known, texts_known, token_names
+from headloom.tracing.recording.sound import SoundAxis, is_sound
+from headloom.tracing.vision_language.positions import ImagesOfText, images_of_texts
+
+__all__ = [
+    "InputSequence",
+    "NamesOfSequences",
+    "Sequences",
+    "check_can_be_saved",
+    "kind_of_name",
+    "layer_kind",
+    "name_of_grid",
+    "on_device_of",
+]
+
+#: Names of modules that look from one sequence at another, in small letters.
+_CROSS = (
+    "crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention",
+    "encoder_decoder_attention",
+)  # fmt: skip
+
+#: Sequences of which the arguments of a model say the tokens.
+_READ = ("tokens", "source", "target")
+#: Words in the paths of modules that look at an image, in a model that reads a text too.
+_IMAGE = ("vision", "visual", "image", "pixel")
+
+
+def layer_kind(path: str, module: nn.Module, is_causal: bool) -> str:
+    """The kind of a layer, "encoder", "decoder" or "cross", from its path, class and flag."""
+    return "cross" if "Cross" in type(module).__name__ else kind_of_name(path, is_causal)
+
+
+def kind_of_name(path: str, is_causal: bool) -> str:
+    """The kind of a layer from its path, and whether no query looks ahead.
+
+    >>> kind_of_name("decoder.0.encoder_attn", False), kind_of_name("layers.0", True)
+    ('cross', 'decoder')
+    """
+    if any(word in path.lower() for word in _CROSS):
+        return "cross"
+    if is_causal or "decoder" in path.split("."):
+        return "decoder"
+    return "encoder"
+
+
+def _has_word(path: str) -> bool:
+    """Whether the path of a module says that it sees an image."""
+    return any(word in path.lower() for word in _IMAGE)
+
+
+def check_can_be_saved(save: object, samples: int) -> None:
+    """Raise an InputError where several inputs are to be saved as one trace."""
+    if save is not None and samples > 1:
+        raise InputError(
+            f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one after "
+            "the other, or leave save= out and save each trace."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class InputSequence:
+    """The positions of one sequence, for one input of a batch.
+
+    span: those that are no padding.
+    names: of these.
+    known: more about them, as Trace.positions says.
+    images: those whose patches are among them, as Trace.images says.
+    """
+
+    span: slice
+    names: list[str]
+    known: dict[str, list[Any]] = field(default_factory=dict)
+    images: tuple[TracedImage, ...] = ()
+
+
+class NamesOfSequences(Protocol):
+    """Names the positions of layers."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether a causal model can have no reason to look ahead."""
+
+    def ends(
+        self,
+        path: str,
+        kind: str,
+        queries: int,
+        keys: int,
+        grids: tuple[Grid, Grid] | None = None,
+    ) -> tuple[str, str]:
+        """The sequences that the queries and the keys of a layer come from."""
+
+    def of(self, name: str, length: int, sample: int) -> InputSequence:
+        """A sequence of some length, of one input of the batch."""
+
+
+def name_of_grid(known: dict[str, Grid], grid: Grid) -> str:
+    """The sequence of the places of an image: all layers over as many have one.
+
+    known: grids by the names of their sequences, which the grid is added to.
+    """
+    name = "patches"
+    if known.setdefault(name, grid) != grid:
+        name = f"patches-{grid.rows}x{grid.columns}" + f"+{grid.before}" * (grid.before > 0)
+        known[name] = grid
+    return name
+
+
+class Sequences:
+    """The sequences of a call of a model, named when the first layer over them has run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        tokenizer: Any,
+        offsets: list[list[int]] | None = None,
+        prompt: int | None = None,
+        exact: str | None = None,
+    ) -> None:
+        """Args: prompt: how many tokens were given; those after them were generated.
+
+        exact: names of the inputs, for errors, of a model whose positions are its tokens, one each;
+        None: a layer may have others.
+        """
+        self._config: Any = getattr(model, "config", None)
+        self._inputs, self._tokenizer, self._offsets = inputs, tokenizer, offsets
+        self._prompt, self._exact = prompt, exact
+        self._pair = (
+            bool(getattr(self._config, "is_encoder_decoder", False))
+            if exact is None
+            else "decoder_input_ids" in inputs
+        )
+        #: What may stand before the patches of an image: [CLS], another such token, registers.
+        distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
+        self._before_patches = 1 + distilled
+        #: Parts of the model that see the image, where others do not, as prompts and masks of SAM.
+        self._towers = [name for name, _ in model.named_children() if _has_word(name)]
+        self._sound = SoundAxis.of(model, inputs, tokenizer) if is_sound(inputs) else None
+        self._images = images_of_texts(model, inputs, tokenizer, prompt)
+        #: The length of each sequence of which no argument says it: that of its first layer.
+        self._lengths: dict[str, int] = {}
+        #: Where the positions lie of sequences whose layers say it.
+        self._grids: dict[str, Grid] = {}
+
+    @property
+    def plain(self) -> bool:
+        """Whether a causal model can have no reason to look ahead: one text, no mask of its own."""
+        special = ("token_type_ids", "pixel_values", "inputs_embeds")
+        masks = [mask for name, mask in self._inputs.items() if name.endswith("attention_mask")]
+        own = any(not isinstance(mask, Tensor) or mask.ndim != 2 for mask in masks)
+        return not own and not any(name in self._inputs for name in special)
+
+    def ends(
+        self,
+        path: str,
+        kind: str,
+        queries: int,
+        keys: int,
+        grids: tuple[Grid, Grid] | None = None,
+    ) -> tuple[str, str]:
+        """The sequences that the queries and the keys of a layer come from.
+
+        Every length is a sequence of its own: what has not the length of the input, as a text that
+        is pooled or an image and a text together, is named by its length; places of an image that
+        their layer tells, by their rows and columns.
+        """
+        if grids is not None:
+            return name_of_grid(self._grids, grids[0]), name_of_grid(self._grids, grids[1])
+        if self._exact is not None:
+            self._check_exact(path, kind, queries, keys)
+        if self._pair:
+            named = {
+                "encoder": ("source", "source"),
+                "decoder": ("target", "target"),
+                "cross": ("target", "source"),
+            }[kind]
+        else:
+            seen = "pixel_values" in self._inputs and (
+                "input_ids" not in self._inputs or _has_word(path)
+            )
+            if seen and self._towers and "input_ids" not in self._inputs:
+                return self._seen(path, queries), self._seen(path, keys)
+            named = ("patches", "patches") if seen else ("tokens", "tokens")
+            own = self._given_length(named[0]) or self._lengths.get(named[0])
+            if kind == "cross" and not (keys == own != queries):
+                # Of another length than the input's: who pools the input looks at itself.
+                named = (named[0], "source")
+        return self._of_length(named[0], queries), self._of_length(named[1], keys)
+
+    def _seen(self, path: str, length: int) -> str:
+        """The sequence of a length in a model of which a part sees an image."""
+        inside = path.partition(".")[0] in self._towers or self._patches(length) is not None
+        return self._of_length("patches" if inside else "positions", length)
+
+    def _check_exact(self, path: str, kind: str, queries: int, keys: int) -> None:
+        """Raise an InputError where the positions of a layer are not the tokens of the inputs."""
+        if kind == "cross" and not self._pair:
+            raise InputError(
+                f"trace: layer {path} looks from a target at a source; the inputs are "
+                f"{self._exact}. Give both, as {{'source': ids, 'target': ids}}."
+            )
+        of_queries, of_keys = (
+            self._given_length("target" if self._pair and kind in kinds else "tokens")
+            for kinds in (("decoder", "cross"), ("decoder",))
+        )
+        if (queries, keys) != (of_queries, of_keys):
+            raise InputError(
+                f"trace: layer {path} ({kind}) has {queries} queries and {keys} keys, its inputs "
+                f"{of_queries} and {of_keys} tokens. trace names positions by input tokens: give "
+                "the inputs as the model reads them."
+            )
+
+    def _of_length(self, name: str, length: int) -> str:
+        own = self._given_length(name) or self._lengths.setdefault(name, length)
+        return name if length == own else f"{name}-{length}"
+
+    def _given(self, name: str, what: str) -> Tensor | None:
+        """What the arguments of the model say of a sequence, (batch, length, ...); None: nothing.
+
+        what: "input_ids", "inputs_embeds" or "attention_mask".
+        """
+        value = self._inputs.get(f"decoder_{what}" if name == "target" else what)
+        return value if isinstance(value, Tensor) and value.ndim > 1 and name in _READ else None
+
+    def _given_length(self, name: str) -> int | None:
+        """How many tokens were given of a sequence; None: no argument says it."""
+        values = (self._given(name, what) for what in ("input_ids", "inputs_embeds"))
+        return next((value.shape[1] for value in values if value is not None), None)
+
+    def of(self, name: str, length: int, sample: int) -> InputSequence:
+        """A sequence of some length, of one input of the batch."""
+        if name in self._grids:
+            grid = self._grids[name]
+            return InputSequence(slice(0, length), grid.names(), {**grid.places()})
+        ids, mask = (
+            value if value is not None and value.shape == (len(value), length) else None
+            for value in (self._given(name, "input_ids"), self._given(name, "attention_mask"))
+        )
+        span = slice(0, length)
+        if mask is not None:
+            (real,) = mask[sample].nonzero(as_tuple=True)
+            span = slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0)
+        if ids is not None:
+            images = self._images[sample] if self._images and name == "tokens" else None
+            return self._tokens(ids[sample, span].tolist(), span, name, images)
+        sees = "pixel_values" in self._inputs and (
+            name.startswith("patches") or (name == "source" and "input_ids" not in self._inputs)
+        )
+        patches = self._patches(length) if sees else None
+        if patches is not None:
+            return InputSequence(span, *patches)
+        sounds = self._is_sound(name)
+        if self._sound is not None and sounds and length == self._sound.count:
+            names = self._sound.names(span.start, span.stop)
+            return InputSequence(
+                span, names, {"seconds": self._sound.seconds(span.start, span.stop)}
+            )
+        word = "frame" if sounds else "position"
+        return InputSequence(span, [f"{word} {i}" for i in range(span.start, span.stop)])
+
+    def _is_sound(self, name: str) -> bool:
+        return not name.startswith("target") and is_sound(self._inputs)
+
+    def _tokens(
+        self, ids: list[int], span: slice, name: str, images: ImagesOfText | None
+    ) -> InputSequence:
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, Mapping):
+            tokenizer = tokenizer.get(name)
+        if hasattr(tokenizer, "feature_extractor") or hasattr(tokenizer, "image_processor"):
+            # A processor, of sounds or images and of texts.
+            tokenizer = getattr(tokenizer, "tokenizer", None)
+        known: dict[str, list[Any]] = {**special_known(ids, tokenizer)}
+        if self._offsets is not None and name in ("tokens", "source"):
+            # What was generated is not in the text that was given.
+            known["offsets"] = (self._offsets + [[0, 0]] * (span.stop - len(self._offsets)))[span]
+        prompt = None if name == "source" else self._prompt
+        if prompt is not None and (self._given_length(name) or 0) > prompt:
+            known["generated"] = [place >= prompt for place in range(span.start, span.stop)]
+        names = token_names(ids, tokenizer)
+        if images is None or not images.images:
+            return InputSequence(span, names, known | texts_known(names))
+        texts = images.named(list(shown(names)), span)
+        names = images.named(names, span)
+        if names != texts:
+            names = Tokens(names, texts)
+        known |= images.known(span) | texts_known(names)
+        return InputSequence(span, names, known, images.images)
+
+    def _patches(self, length: int) -> tuple[list[str], dict[str, list[Any]]] | None:
+        """The patches of an image, row by row, after what stands before them ([CLS])."""
+        config = getattr(self._config, "vision_config", self._config)
+        size = getattr(config, "patch_size", None)
+        pixels = self._inputs["pixel_values"]
+        if size is None or not isinstance(pixels, Tensor) or pixels.ndim != 4:
+            return None
+        # A masked autoencoder shuffles those that its encoder reads, the first sequence there is.
+        if hasattr(config, "mask_ratio") and self._lengths.get("patches") == length:
+            return None
+        high, wide = (size, size) if isinstance(size, int) else size
+        rows, columns = pixels.shape[-2] // high, pixels.shape[-1] // wide
+        before = length - rows * columns
+        registers = getattr(config, "num_register_tokens", 0) or 0
+        if not 0 <= before <= self._before_patches + registers:
+            return None
+        grid = Grid(rows, columns, before, distilled=self._before_patches > 1)
+        return grid.names(), {**grid.places()}
+
+
+def on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
+    """The inputs where the model is, token ids with a batch dimension."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    arguments: Arguments = {}
+    for name, value in inputs.items():
+        if isinstance(value, Tensor):
+            value = value.to(device)
+            beside = str(name).startswith(BESIDE)
+            if value.ndim == 1 and not value.is_floating_point() and not beside:
+                value = value[None]
+        arguments[str(name)] = value
+    return arguments

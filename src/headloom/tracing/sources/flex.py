@@ -1,0 +1,184 @@
+"""`flex_attention`, whose masks and scores are functions: read as masks and numbers, or refused.
+
+A `mask_mod` is a rule, and is read cell by cell. A `score_mod` may be anything; read are a bias,
+    score_mod(score, batch, head, query, key) = score + bias(batch, head, query, key),
+of which minus infinity hides a key, and a soft cap, c tanh(score / c). That it is one of them is
+tried in every cell, for several scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headloom.mechanism.masks import Mask
+from headloom.mechanism.parts import in_float64
+from headloom.tracing.sources.score_masks import score_mask
+
+__all__ = ["FlexCall", "FlexTerms", "UnreadableRuleError", "beside_output"]
+
+#: Scores for which a `score_mod` is tried, beside 0.
+_TRIED = (-3.0, 0.5, 7.0)
+#: A score that a soft cap cuts to its limit.
+_HUGE = 1e9
+#: Cells of a mask or a bias that are read.
+_MOST_CELLS = 2**30
+
+
+class UnreadableRuleError(Exception):
+    """A `score_mod` or `mask_mod` that is no rule which a trace can keep; says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class FlexTerms:
+    """What a call adds to its scores, and who may look at whom: see `LayerCall`."""
+
+    mask: Mask | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    ahead: bool | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FlexCall:
+    """A call of torch's operator `flex_attention`, by the names of its arguments."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    score_mod: Callable[..., Tensor]
+    block_mask: tuple[Any, ...]
+    scale: float
+    kernel_options: dict[str, Any]
+    score_mod_other_buffers: tuple[Any, ...] = ()
+    mask_mod_other_buffers: tuple[Any, ...] = ()
+
+    @property
+    def asks_for_more(self) -> bool:
+        """Whether log-sum-exps or largest scores are asked for beside the output."""
+        names = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
+        return any(self.kernel_options.get(name) for name in names)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        batch, heads, queries, _ = self.query.shape
+        return batch, heads, queries, self.key.shape[2]
+
+    def _places(self, rows: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Batch, head, query and key of every cell, as four tensors that broadcast."""
+        device = self.query.device
+        ranges = [torch.arange(size, device=device) for size in self._sizes]
+        if rows is not None:
+            ranges[2] = rows.to(device)
+        return tuple(
+            places.reshape([-1 if axis == own else 1 for axis in range(4)])
+            for own, places in enumerate(ranges)
+        )
+
+    def _allowed(self, rows: Tensor | None = None) -> Tensor:
+        return _of_cells(
+            lambda *places: self.block_mask[-1](*places, *self.mask_mod_other_buffers),
+            self._places(rows), "mask_mod",
+        )  # fmt: skip
+
+    def _scored(self, score: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The `score_mod` of scores, (batch, heads, queries, keys), or one for all cells."""
+        return _of_cells(
+            lambda *places: self.score_mod(score, *places, *self.score_mod_other_buffers),
+            self._places(rows), "score_mod",
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def terms(self) -> FlexTerms:
+        """The rules of the call.
+
+        Raises: UnreadableRuleError: they are none that a trace can keep.
+        """
+        sizes = self._sizes
+        if sizes[0] * sizes[1] * sizes[2] * sizes[3] > _MOST_CELLS:
+            raise UnreadableRuleError(
+                f"its rules have {sizes[0]} x {sizes[1]} x {sizes[2]} x {sizes[3]} cells, too many "
+                "to read one by one; trace a shorter input"
+            )
+        queries, keys = sizes[2:]
+        cells = _without_repeats(self._allowed())
+        bias, softcap = self._bias_or_softcap()
+        if bias is not None:
+            cells = cells & (bias > -torch.inf)
+            bias = _without_repeats(bias.masked_fill(bias == -torch.inf, 0))
+        read = score_mask(cells.expand(-1, -1, queries, keys), queries, keys)
+        return FlexTerms(read.mask, None if bias is None or not bool(bias.any()) else bias,
+                         softcap, read.ahead)  # fmt: skip
+
+    def _bias_or_softcap(self) -> tuple[Tensor | None, float | None]:
+        """The bias of the `score_mod`, or its soft cap; None and None: it changes nothing."""
+        zero = torch.zeros((), device=self.query.device)
+        bias = self._scored(zero)
+        hidden = bias == -torch.inf
+        if bool((bias == torch.inf).any()) or bool(bias.isnan().any()):
+            raise UnreadableRuleError("its score_mod gives scores that are not finite")
+        cap = None
+        if not bool(hidden.any()) and not bool(bias.any()):
+            limit = self._scored(zero + _HUGE)
+            first = float(limit.flatten()[0]) if limit.numel() else _HUGE
+            if first < _HUGE / 2 and bool((limit == first).all()):
+                cap = first
+        for score in _TRIED:
+            expected = bias + score if cap is None else bias + cap * float(
+                torch.tanh(torch.tensor(score / cap, dtype=torch.float64))
+            )  # fmt: skip
+            own = self._scored(zero + score)
+            close = (own - expected).abs() <= 1e-5 * (1 + expected.abs())
+            if not bool((close | (hidden & (own == -torch.inf))).all()):
+                raise UnreadableRuleError(
+                    "its score_mod is neither a bias that is added to the score, whatever the "
+                    "score is, nor a soft cap c tanh(score / c)"
+                )
+        return (bias, None) if bool(bias.any()) else (None, cap)
+
+    @torch.no_grad()
+    def own_rows(self, rows: Tensor) -> Tensor:
+        """The output of some rows by the formula, with the functions themselves."""
+        query, key, value = map(in_float64, (self.query[:, :, rows], self.key, self.value))
+        groups = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
+        products = ((query @ key.mT) * self.scale).float().to(self.query.device)
+        scores = self._scored(products, rows).masked_fill(~self._allowed(rows), -torch.inf)
+        scores = in_float64(scores)
+        return (scores.softmax(-1).nan_to_num(0) @ value).float().to(self.query.device)
+
+
+def beside_output() -> int:
+    """How many tensors torch's operator gives beside the output: 2, before torch 2.9 one."""
+    from torch.nn.attention import flex_attention
+
+    return 2 if hasattr(flex_attention, "AuxRequest") else 1
+
+
+def _of_cells(rule: Callable[..., Tensor], places: tuple[Tensor, ...], name: str) -> Tensor:
+    """A rule for every cell.
+
+    Raises: UnreadableRuleError: it does not take the places of all cells at once.
+    """
+    sizes = [part.numel() for part in places]
+    try:
+        cells = rule(*places)
+    except Exception as error:
+        raise UnreadableRuleError(
+            f"its {name} fails on tensors of places, {type(error).__name__}"
+        ) from error
+    cells = torch.as_tensor(cells, device=places[0].device)
+    return cells.reshape((1,) * (4 - cells.ndim) + cells.shape).expand(sizes)
+
+
+def _without_repeats(cells: Tensor) -> Tensor:
+    """Cells with a batch and heads of one, where every input and every head has the same."""
+    for axis in (0, 1):
+        first = cells.narrow(axis, 0, 1)
+        if cells.shape[axis] > 1 and (cells.stride(axis) == 0 or bool((cells == first).all())):
+            cells = first
+    return cells

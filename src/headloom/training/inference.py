@@ -1,0 +1,208 @@
+"""A trained run, ready to be used: opened, measured, asked to write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from headloom.errors import DataError, InputError
+from headloom.formats.run import RunFolder
+from headloom.models.decoding import Stepper, WithoutTokens, sample
+from headloom.models.language_model import LanguageModel
+from headloom.models.predictor import Predictor, other_kind
+from headloom.models.transformer import Transformer
+from headloom.training.checkpoint import load_weights
+from headloom.training.config import RunConfig, check_config
+from headloom.training.data import DataDescription
+from headloom.training.pretrained_vocabulary import PretrainedVocabulary
+from headloom.training.task_sections import NodesConfig, TranslationConfig
+from headloom.training.tasks import build_model, make_task
+from headloom.training.tasks.task import Task
+from headloom.training.text import Vocabulary
+
+__all__ = [
+    "TrainedRun",
+    "generate_text",
+    "open_classifier",
+    "open_run",
+    "open_translator",
+    "text_writer",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """A run that can be used.
+
+    step: of the training, at which the weights were kept.
+    """
+
+    folder: RunFolder
+    config: RunConfig
+    data: DataDescription
+    model: Predictor
+    step: int
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of its texts. Raises: InputError: it reads no text."""
+        if self.data.vocabulary is None:
+            graph = isinstance(self.config.task, NodesConfig)
+            raise InputError(
+                f"{self.folder.path}: this run reads no text{' but its graph' * graph}. Give one "
+                f"that does{', or let headloom trace read the graph, without a text' * graph}."
+            )
+        return self.data.vocabulary
+
+    def task(self, split: str | None = None) -> Task:
+        """The task with its data; of a translator those of one split alone, as others may be gone.
+
+        split: "valid" or "test"; None: test where there is such data.
+        """
+        config, task = self.config, self.config.task
+        if isinstance(task, TranslationConfig):
+            split = split or ("test" if task.test else "valid")
+            files = getattr(task, split) or task.valid
+            test = task.test if split == "test" else None
+            task = task.model_copy(update={"train": files, "valid": files, "test": test})
+        return make_task(config.model_copy(update={"task": task}), self.data)
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model reads one text and writes another."""
+        return isinstance(self.model, Transformer)
+
+    @property
+    def length_penalty(self) -> float:
+        """How much beam search prefers long translations, as the run was configured."""
+        task = self.config.task
+        return task.length_penalty if isinstance(task, TranslationConfig) else 1.0
+
+
+def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
+    """Open a run's best weights, in evaluation mode.
+
+    data: where its data are; None: where they were in training, as the run has kept it.
+
+    Raises: DataError: no run, not a run, or nothing kept yet.
+    """
+    folder = RunFolder.open(Path(path))
+    if folder.monitored() is not None:
+        raise InputError(
+            f"{folder.path}: a training that headloom.monitor watched: it holds what the heads "
+            f"did, "
+            "not the model. `headloom view` and `headloom heads` read it; give the model itself "
+            "here."
+        )
+    config = check_config(folder.config(), str(folder.path / "config.json"))
+    if data is not None and config.task.place is None:
+        raise InputError(f"--data: {folder.path} was trained on data that it draws. Leave it out.")
+    if config.task.place is not None and (place := data or folder.place()) is not None:
+        task = config.task.model_copy(update={config.task.place: str(place)})
+        config = config.model_copy(update={"task": task})
+    description = DataDescription.load(folder)
+    if description is None:
+        raise DataError(
+            f"{folder.path}: this run lacks its vocabulary.json or data.json. Put a copy back, or "
+            "train it again."
+        )
+    model = build_model(config, description)
+    if not folder.best.exists() and folder.state == "finished":
+        raise DataError(
+            f"{folder.path}: this run is finished, but its {folder.best.name} is missing. Put a "
+            "copy back, or train again in another folder with --run."
+        )
+    if not folder.best.exists():
+        raise DataError(
+            f"{folder.path}: this run has kept no weights yet; they come with its first "
+            "validation. Let it train on."
+        )
+    step = load_weights(folder.best, model).get("step")
+    if type(step) is not int or step < 0:
+        raise DataError(
+            f"{folder.best}: this checkpoint is damaged: its notes do not say at which step it was "
+            "kept. Restore it from a copy, or train the run again."
+        )
+    nn.Module.eval(model)
+    return TrainedRun(folder, config, description, model, step)
+
+
+def open_classifier(path: Path | str) -> TrainedRun:
+    """As `open_run`, of a classifier of texts. Raises: InputError: another run."""
+    run = open_run(path)
+    if not run.model.classifies_texts:
+        raise InputError(f"{path}: {other_kind(run.model, 'classify texts', 'a classifier')}")
+    return run
+
+
+def open_translator(path: Path | str) -> TrainedRun:
+    """As `open_run`, of a translator. Raises: InputError: another run."""
+    run = open_run(path)
+    if not run.translates:
+        raise InputError(f"{path}: {other_kind(run.model, 'translate', 'a translator')}")
+    return run
+
+
+def text_writer(model: LanguageModel, vocabulary: Vocabulary) -> Stepper:
+    """A language model that writes text alone: no token that is no part of one, as an end, which a
+    model that learns one long text is never taught, and which label smoothing makes likely.
+    """
+    if isinstance(vocabulary, PretrainedVocabulary):
+        return model  # its texts had ends
+    specials = (index for index in range(len(vocabulary)) if vocabulary.is_special(index))
+    return WithoutTokens(model, *specials)
+
+
+def generate_text(
+    run: TrainedRun,
+    prompt: str,
+    *,
+    length: int,
+    temperature: float = 0.8,
+    top: int | None = None,
+    top_p: float | None = None,
+    seed: int = 1,
+) -> str:
+    """What a language model writes after a prompt.
+
+    Args:
+        run: of a language model.
+        prompt: at least one token.
+        length: tokens to draw.
+        temperature: see `headloom.models.decoding.sample`.
+        top, top_p: likewise.
+        seed: of the random numbers.
+    """
+    if not isinstance(run.model, LanguageModel):
+        error = other_kind(run.model, "continue text", "a language model")
+        raise InputError(f"{run.folder.path}: {error}")
+    ids = run.vocabulary.encode(prompt)
+    if not ids:
+        raise InputError("the prompt is empty; give at least one character.")
+    room = run.model.architecture.room
+    if room is not None and len(ids) > room:
+        raise InputError(
+            f"the prompt has {len(ids):,} tokens, the model's positions end at {room:,}. Give a "
+            "shorter one, or train with a larger model.max_length."
+        )
+    # The last token that is drawn is not read.
+    if room is not None and length > room - len(ids) + 1:
+        raise InputError(
+            f"--length {length}: after a prompt of {len(ids):,} tokens the model's positions end "
+            f"at {room:,}. Give --length {room - len(ids) + 1} or less."
+        )
+    drawn = sample(
+        text_writer(run.model, run.vocabulary),
+        run.model.start(),
+        torch.tensor([ids]),
+        length=length,
+        temperature=temperature,
+        top=top,
+        top_p=top_p,
+        end=run.vocabulary.end,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return run.vocabulary.decode_continuation(drawn[0].tolist())

@@ -1,0 +1,410 @@
+"""The training loop: from random matrices, by back-propagation, to learned ones.
+
+The result depends on the configuration and the seed alone: a run that was killed and started
+again ends with the same bits as one that never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headloom.errors import InputError
+from headloom.formats.files import JsonObject
+from headloom.formats.history import History, is_snapshot_step, write_snapshot
+from headloom.formats.run import RunFolder
+from headloom.formats.tensors import read_notes
+from headloom.mechanism.linear import Products, products
+from headloom.mechanism.watching import layers_of
+from headloom.models.predictor import Predictor
+from headloom.training.averaged import LookedAt
+from headloom.training.batches import Batch
+from headloom.training.beginning import begin, check_best, completed_in
+from headloom.training.checkpoint import (
+    Learner,
+    Position,
+    draw_anew,
+    load_checkpoint,
+    save_checkpoint,
+    save_weights,
+)
+from headloom.training.config import PretrainedConfig, RunConfig, TrainingConfig
+from headloom.training.loss import predictor_loss
+from headloom.training.memory import memory_errors
+from headloom.training.optimisation import learning_rate
+from headloom.training.optimisers import make_optimisers
+from headloom.training.parts import whole
+from headloom.training.ranks import GroupError, Objective, Ranks, joined
+from headloom.training.recording import snapshot
+from headloom.training.stopping import held_signals, judged
+from headloom.training.tasks import begin_model, build_model
+from headloom.training.tasks.task import Task
+from headloom.training.validation import evaluate_batches
+
+__all__ = ["Listener", "TrainingResult", "train"]
+
+#: Steps between two lines of training loss in metrics.jsonl.
+REPORT_EVERY = 20
+
+
+class Listener(Protocol):
+    """Who is told how a training goes."""
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """The data are read, the model is drawn or loaded."""
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """A step was done; loss: mean of its tokens, in nats, smoothed labels included."""
+
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
+        """The validation data were looked at."""
+
+    def reported(self, report: JsonObject) -> None:
+        """A line was added to metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a training ended.
+
+    seconds: of training, over all sessions, setting up left out.
+    best_loss, best_step: of the weights that are kept.
+    already: whether the run was finished before, so that nothing was done.
+    """
+
+    folder: RunFolder
+    steps: int
+    seconds: float
+    tokens: int
+    best_loss: float
+    best_step: int
+    reason: str
+    already: bool = False
+
+
+def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
+    """Train a run to its end, or go on with it.
+
+    Args:
+        config: what to learn and how.
+        path: the run's folder; made if it is not there, gone on with if it is, also where it is
+            finished and max_steps, max_epochs or patience are larger now.
+        listener: told how it goes.
+
+    Raises: HeadloomError: the data cannot be used, the folder holds another run or is damaged.
+    """
+    with joined(config.training.parallel) as ranks, ExitStack() as stack:
+        folder, task = begin(config, path, ranks, stack)
+        training = _Training(config, folder, task, listener, ranks)
+        if ranks.leader:
+            folder.extend(config.model_dump(mode="json"), completed_in(path))
+        return training.run()
+
+
+class _Loss(Objective):
+    """The loss of a model on a batch.
+
+    Summed over the real targets only: nothing is scored for padding.
+    """
+
+    def __init__(self, model: Predictor, ignored: int, kind: Products) -> None:
+        super().__init__()
+        self.model, self.ignored, self.kind = model, ignored, kind
+
+    def forward(self, batch: Batch, smoothing: float) -> Tensor:
+        """See Objective.forward."""
+        real = batch.targets != self.ignored
+        with products(self.kind):
+            outputs = self.model.outputs(**batch.inputs)[real]
+            return predictor_loss(self.model, outputs, batch.targets[real], smoothing=smoothing)
+
+
+class _Training:
+    """One session of a training: what the steps share."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        task: Task,
+        listener: Listener,
+        ranks: Ranks,
+    ) -> None:
+        self.settings: TrainingConfig = config.training
+        #: Whether what it begins with is worth a validation.
+        self.knows_something = isinstance(config.model, PretrainedConfig)
+        self.folder, self.task, self.listener, self.ranks = folder, task, listener, ranks
+        torch.manual_seed(self.settings.seed)
+        self.model: Predictor = build_model(config, task.description)
+        if not folder.has_checkpoint:
+            begin_model(config, task, self.model)
+        #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
+        self.follows = self.settings.history and bool(layers_of(self.model))
+        copies = ranks.sharded and ranks.leader
+        copy = build_model(config, task.description) if copies else None
+        self.objective = ranks.distribute(_Loss(self.model, task.ignored, self.settings.products))
+        draw_anew(self.settings.seed, 0, ranks)
+        self.looked_at = LookedAt(self.model, self.settings.average, copy, shared=ranks.sharded)
+        optimisers = make_optimisers(self.model, self.settings)
+        self.learner = Learner(self.model, self.looked_at.mean, optimisers)
+        self.probe = task.probe()
+        batches = task.validation(self.settings.batch_tokens)
+        self.validation = ranks.validated_by(batches)
+        self.position = load_checkpoint(folder, self.learner, self.settings.seed, ranks)
+        if self.position.best_loss is not None:
+            if ranks.leader:
+                with ranks.led():
+                    check_best(folder, self.position.best_step)
+            else:
+                ranks.follow()
+
+    def run(self) -> TrainingResult:
+        """Step until the end, or until a signal comes.
+
+        Raises: InputError: the memory, or numbers that are none, end it.
+        """
+        with (
+            memory_errors(self.settings, self.folder, self.position),
+            held_signals(repeated=self.ranks.count > 1) as signals,
+        ):
+            return self._run(signals)
+
+    def _run(self, signals: list[int]) -> TrainingResult:
+        settings, position = self.settings, self.position
+        # Asked of the leader, before it changes anything there.
+        finished = self.ranks.leader and self.folder.state == "finished"
+        self.finished = bool(self.ranks.total(float(finished)))
+        if self.ranks.leader:
+            self._rewind()
+        self.listener.started(self.task, self.model, position, settings.max_steps)
+        self._clock = time.perf_counter()
+        reason = self._reason_to_stop()
+        already = self.finished and bool(reason)
+        if not reason:
+            if self.knows_something and not position.step:
+                self._validate()
+            self.model.train()
+            for group in self._groups():
+                self._step(group)
+                stopping = self._reason_to_stop()
+                if stopping or position.step % settings.validate_every == 0:
+                    self._validate()
+                    stopping = stopping or self._reason_to_stop()
+                told = bool(self.ranks.total(float(bool(signals))))
+                if stopping or told or position.step % settings.checkpoint_every == 0:
+                    self._checkpoint()
+                if stopping:
+                    reason = stopping
+                    break
+                if told:
+                    raise KeyboardInterrupt
+        self._finish()
+        return TrainingResult(
+            self.folder,
+            position.step,
+            position.seconds,
+            position.tokens,
+            self._kept_loss(),
+            position.best_step,
+            reason,
+            already,
+        )
+
+    def _kept_loss(self) -> float:
+        """The validation loss of the weights that are kept: where accuracy counts too, not always
+        the lowest.
+        """
+        lowest = self.position.best_loss
+        if lowest is None:
+            raise RuntimeError("a training ended without a validation")
+        if self.settings.better == "loss" or not self.ranks.leader:
+            return lowest
+        return float(read_notes(self.folder.best, "checkpoint")["validation_loss"])
+
+    def _rewind(self) -> None:
+        """Forget what was written after the checkpoint, before the run goes on from there."""
+        position, history = self.position, History(self.folder.history)
+        # Before the first checkpoint even the validation of step 0 comes again.
+        self.folder.rewind_metrics(position.step or -1)
+        history.rewind(position.step)
+        # The snapshot that ended a run which now goes on: a run planned so long has none there.
+        growth = self.settings.history_growth
+        if not self.finished and not is_snapshot_step(position.step, growth):
+            history.remove(position.step)
+
+    def _reason_to_stop(self) -> str:
+        settings, position = self.settings, self.position
+        if position.step >= settings.max_steps:
+            return "max_steps"
+        if settings.max_epochs is not None and position.epoch >= settings.max_epochs:
+            return "max_epochs"
+        if settings.patience is not None and position.without_better >= settings.patience:
+            return "patience"
+        return ""
+
+    def _groups(self) -> Iterator[list[Batch]]:
+        """The batches of each step, from the position on; the position moves along."""
+        position, accumulate = self.position, self.settings.accumulate
+        while True:
+            plans = self.task.plan_epoch(position.epoch, self.settings.batch_tokens)
+            while position.batch < len(plans):
+                chosen = plans[position.batch : position.batch + accumulate]
+                position.batch += len(chosen)
+                if position.batch >= len(plans):
+                    # The step that ends an epoch leaves the position at the next one's start.
+                    position.epoch, position.batch = position.epoch + 1, 0
+                    yield [self.task.batch(plan) for plan in chosen]
+                    break
+                yield [self.task.batch(plan) for plan in chosen]
+
+    def _step(self, group: list[Batch]) -> None:
+        settings, position, ranks = self.settings, self.position, self.ranks
+        ranks.check_launcher()
+        count = sum(int((batch.targets != self.task.ignored).sum()) for batch in group)
+        loss = 0.0
+        for place, batch in enumerate(group, 1):
+            with ranks.learning(self.objective, place == len(group)):
+                share = ranks.share(batch, self.task.ignored)
+                part = self.objective(share, settings.label_smoothing) / count
+                # Processes' gradients are averaged, their losses are parts of a sum.
+                torch.autograd.backward(part * ranks.count if ranks.count > 1 else part)
+            loss += float(part.detach())
+        loss = ranks.total(loss)
+        self._check_finite("loss", loss)
+        if self.follows and is_snapshot_step(position.step, settings.history_growth):
+            self._snapshot(loss, gradients=True)
+        norm = self._clip()
+        for optimiser in self.learner.optimisers:
+            for parameters in optimiser.param_groups:
+                parameters["lr"] = self._rate(parameters["peak"])
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        rate = self._rate(settings.peak_learning_rate)
+        self.looked_at.update(position.step + 1)
+
+        position.step += 1
+        position.tokens += sum(batch.tokens for batch in group)
+        self._take_time()
+        position.losses.append(loss)
+        if position.step % REPORT_EVERY == 0:
+            self._report(
+                {
+                    "step": position.step,
+                    "epoch": position.epoch,
+                    "loss": sum(position.losses) / len(position.losses),
+                    "learning_rate": rate,
+                    "gradient_norm": norm,
+                    "tokens": position.tokens,
+                    "seconds": round(position.seconds, 3),
+                }
+            )
+            position.losses.clear()
+        self.listener.stepped(position, loss, rate)
+
+    def _clip(self) -> float | None:
+        """Make the gradient no longer than it may be; its length before."""
+        if not self.settings.clip_norm:
+            return None
+        length = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        norm = float(whole(length))
+        self._check_finite("gradient's norm", norm)
+        return norm
+
+    def _take_time(self) -> None:
+        now = time.perf_counter()
+        self.position.seconds += now - self._clock
+        self._clock = now
+
+    def _report(self, content: JsonObject) -> None:
+        """Add a line to metrics.jsonl."""
+        if self.ranks.leader:
+            self.folder.append_metrics(content)
+            self.listener.reported(content)
+
+    def _rate(self, peak: float) -> float:
+        """The learning rate of this step."""
+        settings = self.settings
+        return learning_rate(
+            self.position.step,
+            peak=peak,
+            warmup=settings.warmup,
+            last=settings.max_steps,
+            schedule=settings.schedule,
+            floor=settings.floor,
+        )
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        position, ranks = self.position, self.ranks
+        ranks.align(self.model)
+        self.model.eval()
+        with self.looked_at.averaged() as model:
+            model.eval()
+            found = ranks.pooled(evaluate_batches(model, self.validation, self.task.ignored))
+            loss = found.loss
+            self._check_finite("validation loss", loss)
+            better, progress = judged(position, loss, found.accuracy, self.settings.better)
+            if better:
+                position.best_step = position.step
+                notes = {"step": position.step, "validation_loss": loss}
+                if ranks.leader:
+                    save_weights(self.folder.best, model, notes)
+            position.without_better = 0 if progress else position.without_better + 1
+        self.model.train()
+        report = {
+            "step": position.step,
+            "epoch": position.epoch,
+            "validation_loss": loss,
+            "validation_accuracy": found.accuracy,
+            "perplexity": math.exp(min(loss, 700)),
+            "seconds": round(position.seconds, 3),
+        }
+        self._report(report)
+        self.listener.validated(position, report, better)
+
+    def _snapshot(self, loss: float | None, *, gradients: bool) -> None:
+        model = self.looked_at.whole()
+        if self.ranks.leader:
+            state = snapshot(model, self.probe, self.position.step, loss, gradients=gradients)
+            write_snapshot(self.folder.history, state)
+
+    def _check_finite(self, what: str, value: float) -> None:
+        """Stop before anything that was learned is lost under numbers that are none."""
+        if not math.isfinite(value):
+            if not self.ranks.leader:  # all processes see the same number
+                raise GroupError(f"the {what} is {value}.")
+            settings = self.settings
+            rates = {"peak_learning_rate": settings.peak_learning_rate}
+            if settings.optimiser == "muon":
+                rates["matrix_learning_rate"] = settings.matrix_learning_rate
+            lower = " or ".join(f"training.{name} (now {rate:g})" for name, rate in rates.items())
+            kept = "; the last checkpoint is kept" if self.folder.has_checkpoint else ""
+            raise InputError(
+                f"step {self.position.step + 1}: the {what} is {value}. Lower {lower} and train in "
+                f"another folder{kept}."
+            )
+
+    def _checkpoint(self) -> None:
+        for parameter in self.model.parameters():
+            total = whole(parameter.detach().sum())
+            self._check_finite("sum of a matrix", float(total))
+        self._take_time()
+        self.ranks.align(self.model)
+        save_checkpoint(self.folder, self.learner, self.position, self.ranks)
+
+    def _finish(self) -> None:
+        """The last snapshot, of what was learned; the run says that it is finished."""
+        if self.finished:
+            return
+        if self.follows:
+            self._snapshot(None, gradients=False)
+        if self.ranks.leader:
+            self.folder.set_state("finished")

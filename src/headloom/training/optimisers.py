@@ -1,0 +1,175 @@
+"""What changes a model's parameters: Adam, AdamW, or Muon with AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headloom.mechanism.backends import native_linear
+from headloom.models.predictor import Predictor
+from headloom.training.config import TrainingConfig
+from headloom.training.parts import placed, whole
+
+__all__ = ["Muon", "make_optimisers", "orthogonal"]
+
+#: Coefficients of the polynomial a x + b x^3 + c x^5 that is iterated on the singular values: the
+#: steepest at 0 of those that end near 1 (0.7 to 1.2), of Jordan et al. 2024.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+#: Iterations of it.
+ITERATIONS = 5
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """The orthogonal matrices next to some: ``U V^T`` where a matrix is ``U S V^T``, about.
+
+        X = M / |M|;  5 times:  A = X X^T,  X = a X + (b A + c A^2) X
+
+    Singular values come out between 0.7 and 1.2, but for those that were below a thousandth of the
+    largest.
+
+    Args:
+        matrices: M, (number, rows, columns); computed in their type.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; Higham
+    2008, "Functions of Matrices", section 8.3 (Newton-Schulz).
+
+    >>> import torch
+    >>> orthogonal(torch.tensor([[[2.0, 0.0], [0.0, 0.5]]])).round()
+    tensor([[[1., 0.],
+             [0., 1.]]])
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Steps of the same length in all directions of a matrix, however small the gradient is there.
+
+        m <- momentum m + (1 - momentum) g
+        u = momentum m + (1 - momentum) g
+        W <- (1 - rate decay) W - rate sqrt(max(1, rows / columns)) orthogonal(u)
+
+    Matrices of one shape are computed at once. torch.optim.Muon computes each for itself, and
+    always in bfloat16, which is slow where the processor has no such products.
+
+    Args:
+        matrices: the parameters, of two dimensions.
+        lr: the rate.
+        momentum: of the gradients.
+        weight_decay: the decay.
+        dtype: in which matrices are made orthogonal.
+
+    Source: Jordan et al. 2024; Bernstein and Newhouse 2024 (why this is steepest descent in the
+    spectral norm).
+    """
+
+    def __init__(
+        self,
+        matrices: list[nn.Parameter],
+        *,
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """One step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for matrices in _by_shape(group["params"]):
+                self._move(matrices, group)
+        return loss
+
+    def _move(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum"] = torch.zeros_like(matrix)
+        means = [self.state[matrix]["momentum"] for matrix in matrices]
+        torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
+        ahead = map(whole, torch._foreach_lerp(gradients, means, group["momentum"]))
+        steps = orthogonal(torch.stack(list(ahead)).to(self.dtype)).to(matrices[0].dtype)
+        rows, columns = matrices[0].shape
+        rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+        if group["weight_decay"]:
+            torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        parts = [placed(step, matrix) for step, matrix in zip(steps, matrices, strict=True)]
+        torch._foreach_add_(matrices, parts, alpha=-rate)
+
+
+def _by_shape(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Those that have a gradient, in groups of one shape."""
+    shapes: dict[torch.Size, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            shapes.setdefault(parameter.shape, []).append(parameter)
+    yield from shapes.values()
+
+
+def make_optimisers(model: Predictor, settings: TrainingConfig) -> list[torch.optim.Optimizer]:
+    """The optimisers of a training; each group of parameters has its highest rate as "peak".
+
+    With Muon, the matrices of hidden layers are its own; embeddings, the last map, norms and biases
+    are AdamW's.
+    """
+    matrices = _hidden_matrices(model) if settings.optimiser == "muon" else []
+    chosen = {id(matrix) for matrix in matrices}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    optimisers: list[torch.optim.Optimizer] = []
+    if matrices:
+        # Elsewhere torch computes bfloat16 number by number.
+        fast = settings.products == "bfloat16" and native_linear.multiplies_bfloat16()
+        dtype = torch.bfloat16 if fast else torch.float32
+        muon = Muon(
+            matrices,
+            lr=settings.matrix_learning_rate,
+            weight_decay=settings.weight_decay,
+            dtype=dtype,
+        )
+        optimisers.append(muon)
+    kind = torch.optim.Adam if settings.optimiser == "adam" else torch.optim.AdamW
+    adam = kind(
+        rest,
+        lr=settings.peak_learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    optimisers.append(adam)
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["peak"] = group["lr"]
+    return optimisers
+
+
+def _hidden_matrices(model: Predictor) -> list[nn.Parameter]:
+    """The matrices of a model's linear maps, without the last one."""
+    last = None if model.last_map is None else model.last_map.weight
+    modules = list(model.modules())
+    others = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    weights = [module.weight for module in modules if isinstance(module, nn.Linear)]
+    hidden = {
+        id(weight): weight
+        for weight in weights
+        if isinstance(weight, nn.Parameter) and weight is not last and id(weight) not in others
+    }
+    return list(hidden.values())

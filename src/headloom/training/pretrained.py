@@ -1,0 +1,186 @@
+"""A training that begins from a model of Transformers: its weights, and what the run keeps of it.
+
+The run's data.json has the sizes of the model, and which tokens begin and end a text;
+vocabulary.json is its tokenizer. So a run can be used, and gone on with, where the folder is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headloom.errors import DataError, InputError
+from headloom.formats.files import JsonObject
+from headloom.models.configuration import Architecture
+from headloom.models.huggingface.families import load_model
+from headloom.models.huggingface.folder import Settings
+from headloom.models.huggingface.tokens import named_tokens, read_tokenizer
+from headloom.models.language_model import LanguageModel
+from headloom.models.predictor import Predictor
+from headloom.models.text_encoder import TextEncoder
+from headloom.models.transformer import Transformer
+from headloom.training.config import LabelsConfig, LanguageConfig, PretrainedConfig, RunConfig
+from headloom.training.data import DataDescription, classes_of
+from headloom.training.pretrained_vocabulary import NO_TOKEN, PretrainedVocabulary
+
+__all__ = ["Pretrained", "build_pretrained", "check_room", "fill_pretrained", "read_pretrained"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pretrained:
+    """A folder of Transformers, read.
+
+    settings: its config.json; model: in headloom's form; vocabulary: its tokens.
+    """
+
+    folder: Path
+    settings: Settings
+    model: Predictor
+    vocabulary: PretrainedVocabulary
+
+    def facts(self) -> JsonObject:
+        """What a run keeps in its data.json beside the vocabulary."""
+        model = self.model
+        assert isinstance(model, (LanguageModel, TextEncoder, Transformer))  # load_model's
+        sizes: JsonObject = {
+            "family": self.settings.get("model_type", ""),
+            "vocabulary": _embeddings(model),
+            "padding": model.padding,
+            "architecture": asdict(model.architecture),
+        }
+        if isinstance(model, TextEncoder):
+            segments = model.embedding.segments
+            sizes["segments"] = 0 if segments is None else segments.num_embeddings
+        return {"pretrained": sizes, "special_tokens": self.vocabulary.ids()}
+
+
+def _embeddings(model: LanguageModel | TextEncoder | Transformer) -> int:
+    embedding = model.source_embedding if isinstance(model, Transformer) else model.embedding
+    return embedding.tokens.num_embeddings
+
+
+def read_pretrained(folder: Path) -> Pretrained:
+    """Read a folder. Raises: HeadloomError: see `headloom.from_huggingface`; or its tokens are
+    others.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            f"model.folder {folder}: no such folder. Give one with config.json, safetensors and "
+            "tokenizer.json, as save_pretrained of Transformers writes it."
+        )
+    settings = Settings.read(folder)
+    model = load_model(folder, settings)
+    tokenizer = read_tokenizer(folder)
+    named = named_tokens(settings)
+    if isinstance(model, LanguageModel):
+        named = replace(named, padding=None)  # it may stand in a text
+    vocabulary = PretrainedVocabulary.of_folder(tokenizer, named)
+    assert isinstance(model, (LanguageModel, TextEncoder, Transformer))  # load_model's
+    if len(vocabulary) > _embeddings(model):
+        raise InputError(
+            f"{folder}: tokenizer.json has {len(vocabulary)} tokens, the model embeds "
+            f"{_embeddings(model)}. Give the tokenizer that the model was trained with."
+        )
+    lacking = [
+        name
+        for name in ("pad", "start", "end")
+        if getattr(vocabulary, name) == NO_TOKEN and not isinstance(model, LanguageModel)
+    ]
+    if lacking:
+        raise InputError(
+            f"{folder}: its files name no token for {', '.join(lacking)}, which this model needs. "
+            "Add pad_token_id, decoder_start_token_id (of a translator) or bos_token_id, and "
+            "eos_token_id to config.json."
+        )
+    return Pretrained(folder, settings, model, vocabulary)
+
+
+def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
+    """The model of a run that began from a folder, its matrices drawn at random.
+
+    Raises: InputError: the task is not learned by such a model; DataError: data.json is damaged.
+    """
+    assert isinstance(config.model, PretrainedConfig)
+    wanted = _wanted(config)
+    try:
+        sizes = data.facts["pretrained"]
+        family = sizes["family"]
+        architecture = Architecture.read(sizes["architecture"])
+        count, padding = int(sizes["vocabulary"]), int(sizes["padding"])
+        segments = int(sizes.get("segments", 0))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            "data.json of this run does not say what model it began from. Put a copy back, or "
+            "train again."
+        ) from error
+    if family not in wanted:
+        raise InputError(
+            f"model.folder {config.model.folder} holds a {family}; task.kind "
+            f"{config.task.kind!r} is learned by {' or '.join(wanted)}. Give such a folder, or "
+            "another task."
+        )
+    given = config.model.model_dump(include={"dropout", "attention_dropout"}, exclude_none=True)
+    architecture = replace(architecture, **given)
+    if family == "bert":
+        return TextEncoder(
+            count, architecture, segments=segments, head="classes", classes=len(classes_of(data)),
+            padding=padding,
+        )  # fmt: skip
+    kind = Transformer if family == "marian" else LanguageModel
+    return kind(count, architecture, padding)
+
+
+def _wanted(config: RunConfig) -> list[str]:
+    if isinstance(config.task, LanguageConfig):
+        return ["gpt2", "llama"]
+    return ["bert"] if isinstance(config.task, LabelsConfig) else ["marian"]
+
+
+@torch.no_grad()
+def fill_pretrained(model: Predictor, folder: Path, data: DataDescription) -> None:
+    """Give a new model the weights of a folder.
+
+    What scores the classes of texts stays drawn at random, unless the folder scores these classes,
+    by their names in its config.json; likewise a pooler that the folder lacks.
+    """
+    read = read_pretrained(folder)
+    given: dict[str, Any] = dict(read.model.named_parameters())
+    if isinstance(model, TextEncoder):
+        names = read.settings.raw("id2label")
+        classes = {str(place): name for place, name in enumerate(classes_of(data))}
+        if (
+            names != classes
+            or not isinstance(read.model, TextEncoder)
+            or (read.model.head != "classes")
+        ):
+            given = {name: value for name, value in given.items() if not name.startswith("output")}
+        given = {name: value for name, value in given.items() if not name.startswith("transform")}
+    own = dict(model.named_parameters())
+    new = [name for name in own if name not in given]
+    unknown = [name for name in given if name not in own]
+    if unknown or any(name.split(".")[0] not in ("pooler", "output") for name in new):
+        raise DataError(f"{folder}: this is not the model that the run began from any more.")
+    for name, value in given.items():
+        if own[name].shape != value.shape:
+            raise DataError(f"{folder}: this is not the model that the run began from any more.")
+        own[name].copy_(value)
+
+
+def check_room(config: RunConfig, model: Predictor) -> None:
+    """Raise an InputError where a task reads more tokens at once than a model has positions."""
+    architecture = getattr(model, "architecture", None)
+    room = architecture.room if isinstance(architecture, Architecture) else None
+    task = config.task
+    key, length = "", 0
+    if isinstance(task, LanguageConfig):
+        key, length = "block", task.block
+    elif isinstance(task, LabelsConfig):
+        key, length = "max_length", task.max_length
+    if room is not None and length > room:
+        raise InputError(
+            f"task.{key} is {length}, the positions of model.folder end at {room}. Set task.{key} "
+            f"to {room} or less."
+        )

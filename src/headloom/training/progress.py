@@ -1,0 +1,176 @@
+"""What a person sees while matrices are learned: a progress bar, and a line a validation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from torch import nn
+
+from headloom.formats.files import JsonObject
+from headloom.mechanism.graph_layer import GraphLayer
+from headloom.mechanism.watching import layers_of
+from headloom.training.checkpoint import Position
+from headloom.training.tasks.task import Task
+
+if TYPE_CHECKING:
+    from headloom.training.loop import Listener
+
+__all__ = ["ConsoleListener", "SeveralListeners", "SilentListener"]
+
+
+class SilentListener:
+    """Says nothing."""
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """See Listener.started."""
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """See Listener.stepped."""
+
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
+        """See Listener.validated."""
+
+    def reported(self, report: JsonObject) -> None:
+        """See Listener.reported."""
+
+
+class SeveralListeners:
+    """Tells several listeners, in their order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self.listeners = listeners
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """See Listener.started."""
+        for listener in self.listeners:
+            listener.started(task, model, position, last)
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """See Listener.stepped."""
+        for listener in self.listeners:
+            listener.stepped(position, loss, rate)
+
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
+        """See Listener.validated."""
+        for listener in self.listeners:
+            listener.validated(position, report, better)
+
+    def reported(self, report: JsonObject) -> None:
+        """See Listener.reported."""
+        for listener in self.listeners:
+            listener.reported(report)
+
+
+def _attention_of(model: nn.Module) -> str:
+    """The attention layers of a model in words, and what each head learns."""
+    graphs = [module for module in model.modules() if isinstance(module, GraphLayer)]
+    layers = [layer for _, layer in layers_of(model)]
+    each = [layer.heads for layer in graphs or layers]
+    if not each:
+        return "no attention layer"
+    heads = sum(each)
+    kind = "graph attention" if graphs else "attention"
+    own = "matrix and score" if graphs else "W_Q, W_K, W_V, W_O"
+    shared = max((layer.heads // layer.kv_heads for layer in layers), default=1)
+    if shared > 1:
+        own = f"W_Q and W_O, every {shared} with one W_K and W_V"
+    return (
+        f"{len(each)} {kind} layer{'s' * (len(each) != 1)}, {heads} head{'s' * (heads != 1)}, "
+        f"each with its own {own}"
+    )
+
+
+class ConsoleListener(SilentListener):
+    """Writes to a console; the bar is drawn on terminals only. A context manager.
+
+    notices: lines that come first.
+    """
+
+    def __init__(self, console: Console, notices: Sequence[str] = ()) -> None:
+        self.console, self.notices = console, notices
+        self._progress: Progress | None = None
+        self._bar: TaskID | None = None
+        self._mean_loss = math.nan
+        self._clock, self._tokens = time.perf_counter(), 0
+
+    def __enter__(self) -> ConsoleListener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """See Listener.started."""
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        sizes = ", ".join(
+            f"{count:,} {name.replace('_', ' ')}" for name, count in task.sizes().items()
+        )
+        for notice in self.notices:
+            self.console.print(notice, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(f"Data: {sizes}.")
+        for notice in task.notices():
+            self.console.print(f"Data: {notice}", markup=False, highlight=False, soft_wrap=True)
+        began = "drawn at random."
+        if "pretrained" in task.description.facts:
+            began = "as they were pretrained."
+        if position.step:
+            began = f"as learned in {position.step} step{'s' * (position.step != 1)}."
+        self.console.print(f"Model: {parameters:,} parameters; {_attention_of(model)}, {began}")
+        self._tokens = position.tokens
+        self._clock = time.perf_counter()
+        if self.console.is_interactive:
+            self._progress = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]:.3f}"),
+                TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self._bar = self._progress.add_task(
+                "training", total=last, completed=position.step, loss=math.nan, speed=0.0
+            )
+            self._progress.start()
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """See Listener.stepped."""
+        before = self._mean_loss
+        self._mean_loss = loss if math.isnan(before) else 0.95 * before + 0.05 * loss
+        if self._progress is not None and self._bar is not None:
+            speed = self._speed(position)
+            self._progress.update(
+                self._bar, completed=position.step, loss=self._mean_loss, speed=speed
+            )
+
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
+        """See Listener.validated."""
+        shown = "-" if math.isnan(self._mean_loss) else f"{self._mean_loss:.3f}"
+        self.console.print(
+            f"step {position.step:>6,}  epoch {position.epoch:>3}  "
+            f"loss {shown}  validation {report['validation_loss']:.4f}  "
+            f"right {report['validation_accuracy']:.2%}  "
+            f"{self._speed(position):,.0f} tokens/s  {position.seconds:,.0f} s"
+            + ("  kept" if better else ""),
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _speed(self, position: Position) -> float:
+        """Real tokens a second since the session began."""
+        seconds = time.perf_counter() - self._clock
+        return (position.tokens - self._tokens) / max(seconds, 1e-9)

@@ -1,0 +1,305 @@
+"""The processes that train one model together: what each learns from, and how they agree.
+
+Each step's batch is the same for any number of processes: each learns from its share of it, and the
+gradients are summed. With "ddp" each process holds the whole model; with "fsdp" each holds a share
+of every matrix, of its gradient and of the optimiser's moments, and a block's matrices are put
+together while the block computes (Li et al. 2020; Zhao et al. 2023).
+
+`torchrun` or `headloom train --processes` starts the processes; torch.distributed carries what they
+send.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headloom.errors import HeadloomError, InputError
+from headloom.models.predictor import Predictor
+from headloom.training.batches import Batch
+from headloom.training.validation import Evaluation
+
+__all__ = [
+    "MEETING",
+    "GroupError",
+    "Objective",
+    "Parallel",
+    "Ranks",
+    "joined",
+]
+
+Parallel = Literal["ddp", "fsdp"]
+
+#: Where the processes of one machine meet: a folder, so that nothing listens on the network.
+MEETING = "HEADLOOM_MEETING"
+#: Kept until the process ends. A store that is given up while others use its file waits for them; a
+#: group that is given up with DDP's reducer waits for a thread that waits for Python's lock.
+_KEPT: list[object] = []
+#: How long one waits for the others: reading the data may take the first some time.
+PATIENCE = timedelta(minutes=60)
+
+
+class GroupError(HeadloomError):
+    """Another process of the training ended, or has said already what is wrong."""
+
+
+class Objective(nn.Module):
+    """What is computed from a batch, as one module: its loss."""
+
+    model: Predictor
+
+    def forward(self, batch: Batch, smoothing: float) -> Tensor:
+        """The loss, summed over the targets."""
+        raise NotImplementedError
+
+
+class Ranks:
+    """One process that trains alone: it has everything. Others are subclasses.
+
+    number: of this process, from 0.
+    count: how many there are.
+    """
+
+    number, count = 0, 1
+    #: Whether each process holds a share of the model only.
+    sharded = False
+
+    @property
+    def leader(self) -> bool:
+        """Whether this process writes the run's folder and says how it goes."""
+        return self.number == 0
+
+    def share(self, batch: Batch, ignored: int) -> Batch:
+        """What this process learns from."""
+        return batch if self.count == 1 else batch.share(self.number, self.count, ignored)
+
+    def distribute(self, objective: Objective) -> nn.Module:
+        """The same function, computed on all processes; its model is the same before on all."""
+        return objective
+
+    def learning(self, objective: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """Round the passes over a batch; last: of its step, after which gradients are the sums."""
+        return nullcontext()
+
+    def total(self, value: float) -> float:
+        """The sum over all processes."""
+        return value
+
+    def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The batches of the validation data that this process looks at."""
+        return batches
+
+    def pooled(self, part: Evaluation) -> Evaluation:
+        """The evaluation of all batches, from those of the processes."""
+        return part
+
+    def gather_text(self, text: str) -> list[str]:
+        """What each process has to say, in order."""
+        return [text]
+
+    def random_states(self) -> list[Tensor]:
+        """Those of torch's random numbers, of all processes in order."""
+        return [torch.get_rng_state()]
+
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """What the leader does first, while the others wait for it with `follow`."""
+        yield
+
+    def follow(self) -> None:
+        """Wait for what the leader does first. Raises: GroupError: it could not."""
+
+    def align(self, model: nn.Module) -> None:
+        """Give all processes the first one's buffers, as the running means of batch norms are."""
+
+    def check_launcher(self) -> None:
+        """Raise GroupError where nobody is there any more who started this process."""
+
+
+class _Group(Ranks):
+    """Several processes."""
+
+    def __init__(self) -> None:
+        self.number, self.count = dist.get_rank(), dist.get_world_size()
+        self._launcher = os.getppid()
+
+    def total(self, value: float) -> float:
+        """See Ranks.total."""
+        return self._sums(value)[0]
+
+    def _sums(self, *values: float) -> list[float]:
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return [float(value) for value in sums]
+
+    def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """See Ranks.validated_by."""
+        return batches[self.number :: self.count]
+
+    def pooled(self, part: Evaluation) -> Evaluation:
+        """See Ranks.pooled."""
+        targets = part.targets
+        loss, right, count = self._sums(part.loss * targets, part.accuracy * targets, targets)
+        return Evaluation(loss / max(count, 1), right / max(count, 1), round(count))
+
+    def random_states(self) -> list[Tensor]:
+        """See Ranks.random_states."""
+        mine = torch.get_rng_state()
+        states = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(states, mine)
+        return states
+
+    def gather_text(self, text: str) -> list[str]:
+        """See Ranks.gather_text."""
+        content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor([len(content)]))
+        longest = int(max(sizes))
+        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
+        dist.all_gather(texts, nn.functional.pad(content, (0, longest - len(content))))
+        return [
+            bytes(row[: int(size)].tolist()).decode().strip()
+            for row, size in zip(texts, sizes, strict=True)
+        ]
+
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """See Ranks.led."""
+        flag = torch.zeros(1)
+        try:
+            yield
+            flag += 1
+        finally:
+            dist.broadcast(flag, src=0)
+
+    def follow(self) -> None:
+        """See Ranks.follow."""
+        flag = torch.zeros(1)
+        dist.broadcast(flag, src=0)
+        if not flag:
+            raise GroupError("the first process could not begin.")
+
+    def align(self, model: nn.Module) -> None:
+        """See Ranks.align."""
+        kept = model.state_dict().keys()
+        for name, buffer in model.named_buffers():
+            if name in kept:
+                dist.broadcast(buffer, src=0)
+
+    def check_launcher(self) -> None:
+        """See Ranks.check_launcher."""
+        if os.getppid() != self._launcher:
+            raise GroupError("the process that started this training is gone.")
+
+
+class _Replicas(_Group):
+    """Each process holds the whole model; gradients are summed over all (DDP)."""
+
+    def distribute(self, objective: Objective) -> nn.Module:
+        """See Ranks.distribute."""
+        # Without a look for unused parameters, torch orders the gradients anew after the first
+        # step, and a training that goes on would then round other sums than one that never stopped.
+        # Buffers are the same everywhere: none is learned from a share of a batch but those of
+        # batch norms, which are of the first process then.
+        norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in objective.modules())
+        # Of a convolution that reads one channel; each process would say it in its first step.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        with warnings.catch_warnings():  # torch 2.13 has another name for it, which older ones lack
+            warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+            return nn.parallel.DistributedDataParallel(
+                objective, find_unused_parameters=True, broadcast_buffers=norms
+            )
+
+    def learning(self, objective: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """See Ranks.learning."""
+        if last or not isinstance(objective, nn.parallel.DistributedDataParallel):
+            return nullcontext()
+        return _unsummed(objective)
+
+
+@contextmanager
+def _unsummed(objective: nn.parallel.DistributedDataParallel) -> Iterator[None]:
+    with objective.no_sync():
+        yield
+
+
+class _Shards(_Group):
+    """Each process holds a share of every parameter (FSDP2)."""
+
+    sharded = True
+
+    def distribute(self, objective: Objective) -> nn.Module:
+        """See Ranks.distribute."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        mesh = init_device_mesh("cpu", (self.count,))
+        for block in _blocks(objective.model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(objective.model, mesh=mesh)
+        register_fsdp_forward_method(objective.model, "outputs")
+        return objective
+
+    def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """See Ranks.validated_by."""
+        return batches if self.leader else ()
+
+
+def _blocks(model: nn.Module) -> Iterable[nn.Module]:
+    """The layers of a model: what stands in its lists of modules."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            yield from module
+
+
+@contextmanager
+def joined(parallel: Parallel) -> Iterator[Ranks]:
+    """The processes that were started to train together; alone where this one was not started so.
+
+    Raises: GroupError: another process ended.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1 or "RANK" not in os.environ:
+        yield Ranks()
+        return
+    if MEETING in os.environ:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        place = Path(os.environ[MEETING]) / f"attempt-{attempt}"
+        store = dist.FileStore(str(place), count)  # type: ignore[attr-defined]
+        _KEPT.append(store)
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
+    else:
+        try:
+            dist.init_process_group("gloo", timeout=PATIENCE)
+        except ValueError as error:
+            raise InputError(
+                "RANK and WORLD_SIZE are set, as torchrun sets them, but the processes do not find "
+                f"each other: {error}. Start them by torchrun, or unset RANK."
+            ) from error
+    _KEPT.append(dist.group.WORLD)
+    try:
+        yield _Shards() if parallel == "fsdp" else _Replicas()
+        dist.barrier()  # nobody leaves while another still waits for what was sent
+    except (dist.DistError, RuntimeError) as error:
+        if isinstance(error, HeadloomError) or not _is_of_connection(error):
+            raise
+        raise GroupError("another process of this training ended.") from error
+    finally:
+        dist.destroy_process_group()
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(
+        word in text for word in ("gloo", "connection", "connect", "socket", "peer")
+    )

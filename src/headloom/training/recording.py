@@ -1,0 +1,73 @@
+"""Recording a history: what every head's matrices are, and how they move, at chosen steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from headloom.formats.history import PROBE_EDGES, LayerSnapshot, Snapshot
+from headloom.mechanism.attention_layer import LayerKind
+from headloom.mechanism.graph import AttentionGraph, Top
+from headloom.mechanism.grid import Grid
+from headloom.mechanism.head_matrices import matrix_measures
+from headloom.mechanism.watching import Recorder, layers_of, watching
+from headloom.training.tasks.task import Probe
+
+__all__ = ["snapshot"]
+
+
+@torch.no_grad()
+def snapshot(
+    model: nn.Module, probe: Probe, step: int, loss: float | None, *, gradients: bool
+) -> Snapshot:
+    """The state of every attention layer.
+
+    Args:
+        model: as it is; left as it is.
+        probe: the fixed input whose attention is kept.
+        step: of the training.
+        loss: of the step, if known.
+        gradients: whether the parameters hold the step's gradients.
+    """
+    recorder = Recorder(model, Top(PROBE_EDGES))
+    training = model.training
+    model.eval()
+    try:
+        with watching(model, recorder):
+            model(**probe.inputs)
+        # In training, what makes a matrix may move with each look at it, as spectral norm does.
+        matrices = {name: layer.matrices() for name, layer in layers_of(model)}
+    finally:
+        model.train(training)
+    seen = {name: observation for name, _, observation in recorder.calls}
+    layers = []
+    for name, layer in layers_of(model):
+        graph = seen[name].caught
+        if not isinstance(graph, AttentionGraph):
+            raise TypeError("an observer that keeps Top(k) is given graphs")
+        query_tokens, key_tokens = _tokens(probe, layer.kind, seen[name].grids)
+        layers.append(
+            LayerSnapshot(
+                name,
+                layer.kind,
+                {matrix: tensor.detach().clone() for matrix, tensor in matrices[name].items()},
+                matrix_measures(
+                    matrices[name], layer.matrices(gradients=True) if gradients else None
+                ),
+                graph[0],
+                query_tokens,
+                key_tokens,
+                seen[name].scale,
+            )
+        )
+    return Snapshot(step, loss, layers)
+
+
+def _tokens(
+    probe: Probe, kind: LayerKind, grids: tuple[Grid, Grid] | None
+) -> tuple[list[str], list[str]]:
+    """The names of a layer's queries and keys: of places of an image the layer knows them."""
+    if grids is not None:
+        return grids[0].names(), grids[1].names()
+    queries, keys = probe.sequences_of(kind)
+    return probe.tokens[queries], probe.tokens[keys]

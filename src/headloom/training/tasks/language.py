@@ -1,0 +1,178 @@
+"""A language model on the characters, or the byte-pair pieces, of a text file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headloom.errors import InputError
+from headloom.formats.files import JsonObject, read_text
+from headloom.formats.lines import text_lines
+from headloom.models.predictor import Predictor
+from headloom.training.batches import Batch
+from headloom.training.config import LanguageConfig
+from headloom.training.data import DataDescription
+from headloom.training.measures.corpus import Results, digest
+from headloom.training.measures.language import language_measures, of_stretches, token_bytes
+from headloom.training.tasks.task import Plan, Probe, TextTask
+from headloom.training.text import Vocabulary
+from headloom.training.token_file import TokenFile, digest_of
+from headloom.training.validation import score_targets
+
+__all__ = ["LanguageTask", "language_task"]
+
+
+class LanguageTask(TextTask):
+    """Windows of one long text; each token is predicted from those before it in its window."""
+
+    shorter = "choose a smaller task.block"
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        seed: int,
+        train: TokenFile,
+        valid_text: str,
+        block: int,
+        digests: JsonObject,
+    ) -> None:
+        super().__init__(vocabulary)
+        self.description = DataDescription(vocabulary, tokens=train, digests=digests)
+        self.seed, self.block = seed, block
+        self.valid_text = valid_text
+        ids, offsets = vocabulary.encode_with_offsets(valid_text)
+        self._train, self._valid = train, torch.tensor(ids)
+        #: Where each token of the held-out text begins, in characters.
+        self._starts = [start for start, _ in offsets]
+
+    def sizes(self) -> dict[str, int]:
+        """See Task.sizes."""
+        return {
+            "train_tokens": len(self._train.ids),
+            "valid_tokens": len(self._valid),
+            "vocabulary": len(self.vocabulary),
+        }
+
+    def longest(self) -> int:
+        """See Task.longest."""
+        return self.block
+
+    def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
+        """Windows at random places, as many tokens as the text has."""
+        numbers = random.Random(self.seed * 1_000_003 + epoch)
+        windows = max(1, batch_tokens // self.block)
+        tokens = len(self._train.ids)
+        last = tokens - self.block - 1
+        count = max(1, tokens // (windows * self.block))
+        return [[numbers.randint(0, last) for _ in range(windows)] for _ in range(count)]
+
+    def batch(self, plan: Plan) -> Batch:
+        """See Task.batch."""
+        return self._windows(self._train.ids, plan)
+
+    def _windows(self, ids: NDArray[Any], starts: list[int]) -> Batch:
+        places = np.array(starts)[:, None] + np.arange(self.block + 1)
+        windows = torch.from_numpy(ids[places].astype(np.int64))
+        return Batch({"tokens": windows[:, :-1]}, windows[:, 1:], len(starts) * self.block)
+
+    def validation(self, batch_tokens: int) -> list[Batch]:
+        """The held-out text, window by window."""
+        starts = list(range(0, len(self._valid) - self.block, self.block))
+        size = max(1, batch_tokens // self.block)
+        return [
+            self._windows(self._valid.numpy(), starts[place : place + size])
+            for place in range(0, len(starts), size)
+        ]
+
+    def probe(self) -> Probe:
+        """The first tokens of the held-out text."""
+        ids = self._valid[: min(48, self.block)].tolist()
+        return Probe.of_tokens(ids, self.vocabulary)
+
+    def digest(self, split: str) -> str:
+        """See Task.digest."""
+        self.check_split(split)
+        return digest(self.valid_text)
+
+    def results(
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
+    ) -> Results:
+        """Bits per byte, loss, perplexity and accuracy on the held-out text."""
+        self.check_split(split)
+        batches, scores = self.validation(8_192), []
+        for done, batch in enumerate(batches, 1):
+            scores.append(score_targets(model, batch, self.vocabulary.pad))
+            progress(done, len(batches))
+        nats = torch.cat([part.nats for part in scores]).numpy()
+        right = torch.cat([part.right for part in scores]).double().numpy()
+        # The windows stand side by side: what they predict is the text from its second token on.
+        sizes = token_bytes(self.valid_text, self._starts)[1 : len(nats) + 1]
+        starts = np.array(self._starts[1 : len(nats) + 1], dtype=np.float64)
+        unknown = (self._valid[1 : len(nats) + 1] == self.vocabulary.unknown).double().numpy()
+        each = {"tokens": np.ones_like(nats), "bytes": sizes, "unknown_tokens": unknown}
+        counts = {name: of_stretches(values, starts) for name, values in each.items()}
+        facts = {name: int(values.sum()) for name, values in each.items()}
+        measures = language_measures(nats, right, sizes, starts)
+        ends = [*self._starts, len(self.valid_text)]
+        covered = ends[1], ends[len(nats) + 1]
+        return Results("valid", "stretches of text", measures, facts, counts, covered)
+
+    def held_out(self, count: int, size: int) -> Tensor:
+        """Evenly spaced parts of the held-out text: ids, (count, size)."""
+        starts = torch.linspace(0, len(self._valid) - size, count).long()
+        return self._valid[starts[:, None] + torch.arange(size)]
+
+
+def language_task(
+    config: LanguageConfig, seed: int, data: DataDescription | None = None
+) -> LanguageTask:
+    """The task with its text read and split: the beginning to learn from, the end held out.
+
+    Raises: DataError: the text cannot be read. InputError: it is too short for the windows, or no
+    longer the text of this run.
+    """
+    text = read_text(Path(config.file), "text (task.file says where, in headloom evaluate --data)")
+    if not text.strip():
+        raise InputError(f"{config.file}: the text is empty. Give a file with text to learn from.")
+    # Cut before tokenising, so that no piece spans the border.
+    border = int(len(text) * (1 - config.valid_share))
+    train_text, valid_text = text[:border], text[border:]
+    if not train_text:
+        raise InputError(
+            f"{config.file}: all of its {len(text):,} characters are held out by task.valid_share "
+            f"= {config.valid_share}, and none is left to learn from. Give more text or a smaller "
+            "share."
+        )
+    digests = {"text": digest_of(train_text), "held_out": digest_of(valid_text)}
+    known = {} if data is None else data.digests
+    if any(known.get(name, digest) != digest for name, digest in digests.items()):
+        raise InputError(
+            f"{config.file}: it has changed since this run began to learn from it. Put it back, or "
+            "train again in another folder with --run."
+        )
+    vocabulary = None if data is None else data.vocabulary
+    if vocabulary is None:
+        if config.tokens == "characters":
+            vocabulary = Vocabulary.of_characters([train_text])
+        else:
+            lines = (line for line in text_lines(train_text) if line)
+            vocabulary = Vocabulary.of_pieces(lines, config.vocabulary)
+    train = None if data is None else data.tokens
+    if train is None:
+        train = TokenFile.of_text(train_text, vocabulary)
+    task = LanguageTask(vocabulary, seed, train, valid_text, config.block, digests)
+    sizes = task.sizes()
+    for name, part in (("training", "train_tokens"), ("held-out", "valid_tokens")):
+        if sizes[part] < config.block + 2:
+            raise InputError(
+                f"{config.file}: the {name} part has {sizes[part]} tokens; expected more than "
+                f"task.block + 1 = {config.block + 1}. Give more text or a smaller block."
+            )
+    return task

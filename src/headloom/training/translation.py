@@ -1,0 +1,235 @@
+"""Translating: texts to the sequences that a beam finds, a list of them or lines without end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from headloom.errors import HeadloomError, InputError
+from headloom.mechanism.linear import Products, prepared_maps, products
+from headloom.models.decoding import Hypothesis, Stepper, WithoutTokens, beam_hypotheses, greedy
+from headloom.models.predictor import Predictor, other_kind
+from headloom.models.transformer import Transformer
+from headloom.training.batches import bucketed, padded
+from headloom.training.pretrained_vocabulary import PretrainedVocabulary
+from headloom.training.text import Vocabulary
+
+__all__ = ["Search", "TranslatedLine", "hypotheses_of", "translate", "translated_windows"]
+
+_Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How translations are looked for.
+
+    beam: hypotheses kept at every step; 1 = greedy.
+    length_penalty: see `beam_hypotheses`.
+    batch_tokens: source tokens decoded at once, beams counted.
+    products: of the linear maps, see `headloom.mechanism.linear.products`.
+    """
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    batch_tokens: int = 8_192
+    products: Products = "float32"
+
+
+@dataclass(frozen=True, eq=False)
+class TranslatedLine:
+    """A line and what was written for it.
+
+    number: of the line, from 1.
+    source: the line, without spaces around it: so the texts were that were learned.
+    ids: its tokens, without the end token.
+    hypotheses: the best first; none of a line without tokens.
+    """
+
+    number: int
+    source: str
+    ids: list[int]
+    hypotheses: list[Hypothesis]
+
+
+def translate(
+    model: Predictor,
+    vocabulary: Vocabulary,
+    texts: Sequence[str],
+    *,
+    beam: int = 5,
+    length_penalty: float = 1.0,
+    batch_tokens: int = 8_192,
+    progress: _Told = lambda done, total: None,
+) -> list[str]:
+    """Translate texts, by free-running decoding.
+
+    Args:
+        model: a Transformer.
+        vocabulary: its tokens.
+        texts: sources, read without spaces around them; an empty one gives an empty translation.
+        beam, length_penalty, batch_tokens: see `Search`.
+        progress: see `hypotheses_of`.
+
+    Returns: one translation a text, in their order.
+    """
+    search = Search(beam, length_penalty, batch_tokens)
+    encoded = vocabulary.encode_all([text.strip() for text in texts])
+    ranked = hypotheses_of(model, vocabulary, encoded, search, progress)
+    return [vocabulary.decode(best[0].tokens) if best else "" for best in ranked]
+
+
+@prepared_maps()
+def hypotheses_of(
+    model: Predictor,
+    vocabulary: Vocabulary,
+    sources: Sequence[Sequence[int]],
+    search: Search,
+    progress: _Told = lambda done, total: None,
+) -> list[list[Hypothesis]]:
+    """What a beam finds for each source, the best first; nothing for an empty one.
+
+    Args:
+        model: a Transformer.
+        vocabulary: its tokens.
+        sources: ids, without the end token.
+        search: how.
+        progress: told how many texts of how many are done, at every token: texts that are being
+            written count by the share of their longest length.
+    """
+    translator = _translator(model)
+    lengths = [(len(source) + 1,) for source in sources]
+    ranked: list[list[Hypothesis]] = [[] for _ in sources]
+    done = 0
+    for batch in bucketed(lengths, max(1, search.batch_tokens // search.beam)):
+        plan = [index for index in batch if sources[index]]
+        if plan:
+
+            def told(share: float, before: int = done, size: int = len(plan)) -> None:
+                progress(before + int(share * size), len(sources))
+
+            ids = padded([[*sources[index], vocabulary.end] for index in plan], vocabulary.pad)
+            with products(search.products):
+                decoded = _decode(translator, vocabulary, ids, search, told)
+            for index, hypotheses in zip(plan, decoded, strict=True):
+                ranked[index] = hypotheses
+        done += len(batch)
+        progress(done, len(sources))
+    return ranked
+
+
+def translated_windows(
+    model: Predictor,
+    vocabulary: Vocabulary,
+    lines: Iterable[str],
+    search: Search,
+    window: int,
+) -> Iterator[list[TranslatedLine]]:
+    """Translate lines without end, in memory that does not grow with their number.
+
+    A window of lines is read, sorted by length, translated, and yielded in the lines' order before
+    the next one is read.
+
+    Args:
+        model: a Transformer.
+        vocabulary: its tokens.
+        lines: sources, read without spaces around them.
+        search: how.
+        window: lines at once.
+
+    Raises: InputError: a line is longer than the model's positions: the lines before it were
+        yielded; likewise whatever `lines` raises.
+    """
+    translator = _translator(model)
+    rest, number = iter(lines), 1
+    while True:
+        texts, error = _read(rest, window)
+        sources = vocabulary.encode_all(texts)
+        fit = _how_many_fit(translator, sources)
+        if fit < len(texts):
+            error = InputError(
+                f"line {number + fit} has {len(sources[fit]) + 1:,} tokens with its end, the "
+                f"model's positions end at {translator.architecture.max_length:,}. Split it, or "
+                "train with a larger model.max_length; the lines before it are translated."
+            )
+            texts, sources = texts[:fit], sources[:fit]
+        if texts:
+            ranked = hypotheses_of(translator, vocabulary, sources, search)
+            yield [
+                TranslatedLine(number + place, *line)
+                for place, line in enumerate(zip(texts, sources, ranked, strict=True))
+            ]
+        if error is not None:
+            raise error
+        if not texts:
+            return
+        number += len(texts)
+
+
+def _read(lines: Iterator[str], count: int) -> tuple[list[str], HeadloomError | None]:
+    """So many lines, fewer at the end, as they were learned; and why no more could be read."""
+    texts: list[str] = []
+    try:
+        texts.extend(line.strip() for line in islice(lines, count))
+    except HeadloomError as error:
+        return texts, error
+    return texts, None
+
+
+def _how_many_fit(model: Transformer, sources: Sequence[Sequence[int]]) -> int:
+    """How many sources come before the first that is too long for learned positions."""
+    room = model.architecture.room
+    if room is not None:
+        for place, source in enumerate(sources):
+            if len(source) >= room:
+                return place
+    return len(sources)
+
+
+def _translator(model: Predictor) -> Transformer:
+    """The model. Raises: InputError: it does not translate."""
+    if not isinstance(model, Transformer):
+        raise other_kind(model, "translate", "a translator")
+    return model
+
+
+@torch.no_grad()
+def _decode(
+    model: Transformer,
+    vocabulary: Vocabulary,
+    source: Tensor,
+    search: Search,
+    progress: Callable[[float], None],
+) -> list[list[Hypothesis]]:
+    training = model.training
+    model.eval()
+    # A translation may be longer than its source, within reason and the model's positions. By its
+    # own source: else where a translation that does not end is cut would depend on its batch.
+    limits = (2 * (source != vocabulary.pad).sum(1) + 32).tolist()
+    room = model.architecture.room
+    if room is not None:
+        limits = [min(limit, room) for limit in limits]
+    start, end = vocabulary.start, vocabulary.end
+
+    def told(length: int) -> None:
+        progress(length / max(limits))
+
+    stepper: Stepper = model
+    if isinstance(vocabulary, PretrainedVocabulary):
+        stepper = WithoutTokens(model, vocabulary.pad)  # it was never taught not to write it
+    try:
+        state = model.start(source)
+        if search.beam == 1:
+            found = greedy(
+                stepper, state, len(source), start=start, end=end, max_length=limits, progress=told
+            )
+            return [[hypothesis] for hypothesis in found]
+        return beam_hypotheses(
+            stepper, state, len(source), start=start, end=end, max_length=limits, beam=search.beam,
+            length_penalty=search.length_penalty, progress=told,
+        )  # fmt: skip
+    finally:
+        model.train(training)

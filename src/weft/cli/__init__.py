@@ -1,5 +1,0 @@
-"""The command line, the only place where making and seeing meet what a person types."""
-
-from weft.cli.commands import app, main
-
-__all__ = ["app", "main"]

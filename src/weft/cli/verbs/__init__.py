@@ -1,1 +1,0 @@
-"""The verbs of the command `weft`: a module each, found by `weft.cli.commands`."""

@@ -1,1 +1,0 @@
-"""weft's models as ONNX graphs, which many runtimes compute."""

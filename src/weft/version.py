@@ -1,5 +1,0 @@
-"""The version of weft: a leaf that every floor may import."""
-
-__all__ = ["__version__"]
-
-__version__ = "0.1.0"

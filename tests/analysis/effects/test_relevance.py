@@ -1,0 +1,326 @@
+"""Relevance against gradients of dense weights, as eager attention of the library has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headloom
+from headloom.analysis.effects import gradient_weights as module
+from headloom.analysis.effects.relevance import relevance, weighted_layers
+from headloom.mechanism.multihead import MultiHeadAttention
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.tensor([[1, 7, 9, 7, 14, 22, 5]])
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 16,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PAIR = {
+    "vocab_size": 40,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+
+
+def build(name: str, config: str, options: dict) -> nn.Module:
+    torch.manual_seed(5)
+    settings = getattr(transformers, config)(**options)
+    model = getattr(transformers, name)._from_config(settings, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def positive(weights: Tensor, score: Tensor) -> Tensor:
+    """mean over heads of max(0, gradient * weights), from a dense matrix in the graph."""
+    (slope,) = torch.autograd.grad(score, weights, retain_graph=True)
+    return (slope * weights)[0].clamp(min=0).mean(0).detach()
+
+
+CASES = {
+    "classifier": ("BertForSequenceClassification", "BertConfig", SIZES),
+    "decoder": ("GPT2LMHeadModel", "GPT2Config",
+                {"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 32,
+                 "bos_token_id": 1, "eos_token_id": 2}),
+    "grouped": ("LlamaForCausalLM", "LlamaConfig",
+                {**SIZES, "num_key_value_heads": 2, "head_dim": 8}),
+    "soft cap": ("Gemma2ForCausalLM", "Gemma2Config",
+                 {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8,
+                  "attn_logit_softcapping": 2.0, "sliding_window": 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sequence(case) -> None:
+    model = build(*CASES[case])
+    output = model(input_ids=IDS, output_attentions=True)
+    classifies = output.logits.ndim == 2
+    score = output.logits[0, 1] if classifies else output.logits[0, 4, 11]
+    expected = torch.eye(7)
+    for weights in output.attentions:
+        expected = expected + positive(weights, score) @ expected
+    target, row = (1, 0) if classifies else (11, 4)
+    found = relevance(model, {"input_ids": IDS}, target, position=4)
+    assert torch.allclose(found[0], expected[row], rtol=1e-4, atol=1e-6)
+    assert float((expected - torch.eye(7)).abs().max()) > 1e-3
+    several = relevance(model, {"input_ids": IDS}, target, position=4, rows=[0, 2, -1])
+    assert torch.allclose(several, expected[[0, 2, 6]], rtol=1e-4, atol=1e-6)
+    row_of_numpy: Any = np.int64(2)
+    alone = relevance(model, {"input_ids": IDS}, target, position=4, rows=row_of_numpy)
+    assert torch.equal(alone[0], several[1])
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "config", "options"), [
+    ("BartForConditionalGeneration", "BartConfig", PAIR),
+    ("T5ForConditionalGeneration", "T5Config",
+     {"vocab_size": 40, "d_model": 24, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 4,
+      "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}),
+])  # fmt: skip
+def test_two_sequences(name, config, options) -> None:
+    model = build(name, config, options)
+    target = torch.tensor([[1, 12, 30, 8]])
+    inputs = {"input_ids": IDS, "decoder_input_ids": target}
+    output = model(**inputs, output_attentions=True, use_cache=False)
+    score = output.logits[0, 3, 9]
+
+    def normalized(R: Tensor) -> Tensor:
+        added = R - torch.eye(len(R))
+        sums = added.sum(1, keepdim=True)
+        return torch.eye(len(R)) + torch.where(sums > 0, added / sums, 0)
+
+    R_s, R_t, R_ts = torch.eye(7), torch.eye(4), torch.zeros(4, 7)
+    for weights in output.encoder_attentions:
+        R_s = R_s + positive(weights, score) @ R_s
+    for own, cross in zip(output.decoder_attentions, output.cross_attentions, strict=True):
+        A = positive(own, score)
+        R_t, R_ts = R_t + A @ R_t, R_ts + A @ R_ts
+        R_ts = R_ts + normalized(R_t).T @ positive(cross, score) @ normalized(R_s)
+    found = relevance(model, inputs, 9, rows=range(4))
+    assert float(R_ts.max()) > 1e-3
+    assert torch.allclose(found, R_ts, rtol=1e-3, atol=1e-6)
+
+
+class Reader(nn.Module):
+    """A language model of headloom's layers with Shaw's positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 16)
+        self.layers = nn.ModuleList(
+            MultiHeadAttention(16, 4, kv_heads=2, kind="decoder", relative="shaw", clip=2)
+            for _ in range(2)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        state: Tensor = self.embedding(tokens)
+        for layer in self.layers:
+            state = state + layer(state, mask=headloom.causal())
+        return state @ self.embedding.weight.T
+
+
+def test_headlooms_own_layers_by_finite_differences() -> None:
+    """A = P * max(0, dy/dP): each cell's slope from scaling what key j gives to query i alone."""
+    torch.manual_seed(2)
+    model = Reader().double()
+    layers, asked = weighted_layers(model, IDS, 17)
+    assert asked == -1
+    model = model.double()
+    for number, layer in enumerate(layers):
+        weights = layer.matrix.dense().double()
+        expected = torch.zeros(7, 7, dtype=torch.float64)
+        for head in range(4):
+            slopes = finite_slopes(model, number, head)
+            expected += (weights[head] * slopes).clamp(min=0) / 4
+        assert torch.allclose(layer.dense().double(), expected, rtol=1e-3, atol=1e-6)
+
+
+def finite_slopes(model: Reader, number: int, head: int, step: float = 1e-4) -> Tensor:
+    """dy/dp_ij of one head of one layer: p_ij changed by a little, everything else as it is."""
+    slopes = torch.zeros(7, 7, dtype=torch.float64)
+    layer = model.layers[number]
+    states = model.embedding(IDS[0])
+    for below in model.layers[:number]:
+        states = states + below(states[None], mask=headloom.causal())[0]
+    values = (states @ layer.w_v.weight.T + layer.w_v.bias).reshape(7, 2, 4)[:, head // 2]
+    table = layer.value_table
+
+    def logit(change: Tensor) -> float:
+        # What changes in the head's output goes through W_O into the stream.
+        added = torch.zeros(7, 16, dtype=torch.float64)
+        added[:, head * 4 : head * 4 + 4] = change
+        after = states + layer(states[None], mask=headloom.causal())[0] + added @ layer.w_o.weight.T
+        for above in model.layers[number + 1 :]:
+            after = after + above(after[None], mask=headloom.causal())[0]
+        return float((after @ model.embedding.weight.T)[-1, 17])
+
+    with torch.no_grad():
+        for i in range(7):
+            for j in range(i + 1):
+                given = values[j] + table[max(-2, min(2, j - i)) + 2]
+                change = torch.zeros(7, 4, dtype=torch.float64)
+                change[i] = step * given
+                slopes[i, j] = (logit(change) - logit(-change)) / (2 * step)
+    return slopes
+
+
+def test_long_layers_are_made_some_rows_at_a_time(monkeypatch) -> None:
+    model = build(*CASES["decoder"])
+    whole = relevance(model, {"input_ids": IDS}, 3)
+    monkeypatch.setattr(module, "KEPT_CELLS", 0)
+    monkeypatch.setattr(module, "TILE", (2, 3))
+    assert torch.allclose(relevance(model, {"input_ids": IDS}, 3), whole, rtol=1e-5, atol=1e-7)
+
+
+def test_the_largest_logit_and_a_function() -> None:
+    model = build(*CASES["classifier"])
+    with torch.no_grad():
+        best = int(model(input_ids=IDS).logits.argmax())
+    named = relevance(model, {"input_ids": IDS}, best)
+    assert torch.equal(relevance(model, {"input_ids": IDS}), named)
+    asked = relevance(model, {"input_ids": IDS}, lambda output: output.logits[0, best], rows=0)
+    assert torch.equal(asked, named)
+
+
+def test_frozen_models_can_be_asked() -> None:
+    model = build(*CASES["decoder"])
+    expected = relevance(model, {"input_ids": IDS}, 3)
+    model.requires_grad_(False)
+    assert torch.allclose(relevance(model, {"input_ids": IDS}, 3), expected, rtol=1e-5)
+
+
+def test_blocks_are_computed_again_and_left_as_they_were() -> None:
+    model = build(*CASES["decoder"])
+    runs: list[int] = []
+    for number, block in enumerate(model.transformer.h):
+        block.attn.register_forward_hook(lambda *_, number=number: runs.append(number))
+    own = model.transformer.h[1].forward
+    vars(model.transformer.h[1])["forward"] = own
+    relevance(model, {"input_ids": IDS}, 3)
+    assert runs == [0, 1, 2, 2, 1, 0]
+    assert ["forward" in vars(block) for block in model.transformer.h] == [False, True, False]
+    assert vars(model.transformer.h[1])["forward"] is own
+    with pytest.raises(ZeroDivisionError):
+        relevance(model, {"input_ids": IDS}, lambda _: 1 / 0)
+    assert ["forward" in vars(block) for block in model.transformer.h] == [False, True, False]
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+class Alone(nn.Module):
+    """Attention layers that are no list of blocks, the last of which the logits do not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 16)
+        self.first = MultiHeadAttention(16, 4, kind="decoder")
+        self.second = MultiHeadAttention(16, 4, kind="decoder")
+        self.unused = MultiHeadAttention(16, 4, kind="decoder")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        state: Tensor = self.embedding(tokens)
+        for layer in (self.first, self.second):
+            state = state + layer(state, mask=headloom.causal())
+        self.unused(state)
+        return state @ self.embedding.weight.T
+
+
+def test_layers_that_are_no_blocks_or_not_needed() -> None:
+    torch.manual_seed(2)
+    model = Alone()
+    layers, _ = weighted_layers(model, IDS, 17)
+    assert [layer.name for layer in layers] == ["first", "second"]
+    expected = torch.eye(7)
+    for layer in layers:
+        expected = expected + layer.dense() @ expected
+    assert torch.allclose(relevance(model, IDS, 17)[0], expected[-1], rtol=1e-5, atol=1e-7)
+    with pytest.raises(headloom.InputError, match="depends on no attention layer"):
+        relevance(model, IDS, lambda output: torch.ones(1))
+    with torch.no_grad():
+        model.second.w_v.weight.fill_(torch.nan)
+    with pytest.raises(headloom.InputError, match="no finite number"):
+        relevance(model, IDS, 17)
+
+
+@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "buckets", "rotary"])
+@pytest.mark.parametrize("mask", [None, headloom.causal(), headloom.window(2, 1)])
+def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch) -> None:
+    """A of one layer, in tiles, against autograd through a dense softmax of the same scores."""
+    monkeypatch.setattr(module, "TILE", (3, 2))
+    torch.manual_seed(4)
+    layer = MultiHeadAttention(16, 4, kv_heads=2, relative=relative, clip=2).double()
+    states = torch.randn(1, 7, 16, dtype=torch.float64) * 3
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, states: Tensor) -> Tensor:
+            return self.layer(states, mask=mask)
+
+    (found,), _ = weighted_layers(One(), states, 5, position=6)
+    with torch.no_grad():
+        weights = found.matrix.dense()
+    weights.requires_grad_()
+    values = found.values
+    output = weights @ values
+    if relative == "shaw":
+        distance = (torch.arange(7)[None] - torch.arange(7)[:, None]).clamp(-2, 2) + 2
+        output = output + torch.einsum("hij,ijd->hid", weights, layer.value_table[distance])
+    logit = layer.w_o(output.transpose(0, 1).flatten(1))[6, 5]
+    (slope,) = torch.autograd.grad(logit, weights)
+    expected = (weights * slope).clamp(min=0).mean(0).detach()
+    assert float(expected.max()) > 1e-3
+    assert torch.allclose(found.dense(), expected, rtol=1e-6, atol=1e-9)
+    asked = torch.randn(7, 2, dtype=torch.float64)
+    monkeypatch.setattr(module, "KEPT_CELLS", 0)
+    assert torch.allclose(found @ asked, expected @ asked, rtol=1e-6, atol=1e-9)
+    assert torch.allclose(found.transposed(asked), expected.T @ asked, rtol=1e-6, atol=1e-9)
+
+
+def test_what_cannot_be_asked(minilm) -> None:
+    with pytest.raises(headloom.InputError, match="has no logits"):
+        relevance(minilm[0], minilm[1]("a dog", return_tensors="pt"))
+    model = build(*CASES["classifier"])
+    with pytest.raises(headloom.InputError, match="batch of 2"):
+        relevance(model, {"input_ids": IDS.repeat(2, 1)})
+    with pytest.raises(headloom.InputError, match="at least one token"):
+        relevance(model, {"input_ids": IDS[:, :0]})
+    with pytest.raises(headloom.InputError, match="no logit 9"):
+        relevance(model, {"input_ids": IDS}, 9)
+    with pytest.raises(headloom.InputError, match="rows"):
+        relevance(model, {"input_ids": IDS}, 0, rows=7)
+    model = build(*CASES["decoder"])
+    with pytest.raises(
+        headloom.InputError, match="33 tokens in input_ids; GPT2LMHeadModel reads 32"
+    ):
+        relevance(model, torch.ones(1, 33, dtype=torch.long))
+    with pytest.raises(headloom.InputError, match="no single number"):
+        relevance(model, IDS, lambda output: output.logits[0, 0])
+    with pytest.raises(headloom.InputError, match="no attention layers of headloom"):
+        relevance(nn.Linear(2, 2), torch.ones(1, 2))

@@ -1,0 +1,485 @@
+"""A watched training ends with the same bits; what its folder holds, whatever happens to it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headloom
+from headloom.analysis.matrices.projections import matrices_of_snapshot
+from headloom.analysis.monitor.measures import LayerSeen, layers_seen
+from headloom.analysis.monitor.probe import Probe
+from headloom.errors import DataError, InputError
+from headloom.formats.history import History
+from headloom.formats.reports import Reports
+from headloom.formats.run import RunFolder
+from headloom.mechanism.head_matrices import product_cells
+from headloom.training.inference import open_run
+
+Train = Callable[..., None]
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [report["step"] for report in Reports(folder / "measures.jsonl", "measures").read()]
+
+
+def state_of(model: nn.Module) -> list[Tensor]:
+    return [tensor.clone() for tensor in model.state_dict().values()]
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(state_of(one), state_of(other), strict=True))
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_the_training_ends_with_the_same_bits(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train, implementation: str
+) -> None:
+    """With dropout, which draws random numbers, and measured at every step."""
+    alone, watched = gpt2(), gpt2()
+    for model in (alone, watched):
+        model.set_attn_implementation(implementation)
+    trained(alone, batches[:12])
+    with headloom.monitor(watched, tmp_path / "run", every=1) as monitor:
+        trained(watched, batches[:12], monitor)
+    assert equal(alone, watched)
+    assert watched.training
+    assert steps_of(tmp_path / "run") == list(range(13))
+    assert History(tmp_path / "run" / "history").steps == [0, 1, 2, 4, 8, 12]
+    assert RunFolder(tmp_path / "run").state == "finished"
+    assert not watched._forward_pre_hooks
+
+
+def test_a_watched_step_leaves_modules_as_they_were(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
+) -> None:
+    """Also in gradient checkpointing, and of a batch that is the probe itself."""
+    alone, watched = gpt2(), gpt2()
+    for model in (alone, watched):
+        model.activation_checkpointing_enable()
+    before = [(name, set(vars(module))) for name, module in watched.named_modules()]
+    trained(alone, batches[:5])
+    with headloom.monitor(watched, tmp_path / "run", every=1) as monitor:
+        trained(watched, batches[:5], monitor)
+    assert equal(alone, watched)
+    assert [(name, set(vars(module))) for name, module in watched.named_modules()] == before
+    assert watched.config._attn_implementation == "sdpa"
+
+
+def test_the_probe_is_the_first_text_of_the_first_batch(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
+) -> None:
+    model = gpt2()
+    with headloom.monitor(model, tmp_path / "run", sequences=2) as monitor:
+        trained(model, batches[:3], monitor)
+    probe = Probe.open(tmp_path / "run" / "probe.safetensors", torch.device("cpu"))
+    assert set(probe.inputs) == {"input_ids"}
+    assert torch.equal(probe.inputs["input_ids"], batches[0][:2])
+    layer = History(tmp_path / "run" / "history")[2].layers[0]
+    assert layer.query_tokens == [f"#{number}" for number in batches[0][0].tolist()]
+
+
+def test_losses_are_reported(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
+) -> None:
+    model, losses = gpt2(), []
+    with headloom.monitor(model, tmp_path / "run", every=10) as monitor:
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in batches[:25]:
+            loss = model(input_ids=batch, labels=batch).loss
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            losses.append(float(loss.detach()))
+            monitor.step(loss, **({"validation_loss": 3.5} if len(losses) == 7 else {}))
+    reports = RunFolder(tmp_path / "run").read_metrics()
+    assert reports[0] == {"step": 7, "validation_loss": 3.5}
+    assert [report["step"] for report in reports[1:]] == [20, 25]
+    assert reports[1]["loss"] == pytest.approx(sum(losses[:20]) / 20)
+    assert reports[2]["loss"] == pytest.approx(sum(losses[20:]) / 5)
+
+
+def test_steps_that_are_told_now_and_then(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
+    """At the first step that is told of after one that is due."""
+    model = gpt2()
+    with headloom.monitor(model, tmp_path / "run", every=30) as monitor:
+        model(input_ids=batches[0])
+        for step in range(5, 100, 10):
+            monitor.reach(step, float(step))
+            assert len(monitor._losses) < 3
+    assert steps_of(tmp_path / "run") == [0, 5, 15, 25, 35, 65, 95]
+    assert History(tmp_path / "run" / "history").steps == [0, 5, 15, 25, 35, 65, 95]
+    reports = RunFolder(tmp_path / "run").read_metrics()
+    expected = [(25, 15), (45, 40), (65, 60), (85, 80), (95, 95)]
+    assert [(report["step"], report["loss"]) for report in reports] == expected
+
+
+def test_a_deviation_that_is_no_finite_number_is_null(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = layers_seen
+
+    def without_numbers(*given: Any) -> list[LayerSeen]:
+        return [
+            replace(found, layer=replace(found.layer, deviation=math.inf)) for found in seen(*given)
+        ]
+
+    monkeypatch.setattr("headloom.analysis.monitor.monitor.layers_seen", without_numbers)
+    with headloom.monitor(gpt2(), tmp_path / "run", probe=batches[0]):
+        pass
+    config = json.loads((tmp_path / "run" / "config.json").read_text(), parse_constant=pytest.fail)
+    assert [layer["deviation"] for layer in config["monitor"]["layers"]] == [None, None]
+
+
+def test_it_measures_as_often_as_it_is_asked(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
+) -> None:
+    """However long that takes: at each multiple, at the powers of two of snapshots, at the end."""
+    model = gpt2()
+    with headloom.monitor(model, tmp_path / "run", every=3) as monitor:
+        trained(model, batches[:20], monitor)
+    assert steps_of(tmp_path / "run") == [0, 1, 2, 3, 4, 6, 8, 9, 12, 15, 16, 18, 20]
+
+
+def test_measures_that_take_more_than_a_budget_are_put_off_and_that_is_told(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
+) -> None:
+    model = gpt2()
+    with (
+        headloom.monitor(model, tmp_path / "run", every=3, budget=1e-9) as monitor,
+        pytest.warns(UserWarning, match=r"step 3: .* more than budget=1e-09: measures are put off"),
+    ):
+        trained(model, batches[:20], monitor)
+    assert monitor.overhead > 1e-9
+    # Snapshots alone are kept, and the end.
+    assert steps_of(tmp_path / "run") == [0, 1, 2, 4, 8, 16, 20]
+
+
+def test_a_training_that_is_taken_up_again_is_measured_as_if_it_never_stopped(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor]
+) -> None:
+    """Stopped by an error after 7 steps, taken up from a checkpoint of step 5."""
+
+    def train(model: Any, optimiser: Any, batches: list[Tensor], monitor: Any) -> None:
+        for batch in batches:
+            model(input_ids=batch, labels=batch).loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            monitor.step()
+
+    def made() -> tuple[Any, Any]:
+        model = gpt2(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+        return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+    model, optimiser = made()
+    with headloom.monitor(model, tmp_path / "whole", every=2) as monitor:
+        train(model, optimiser, batches[:10], monitor)
+
+    model, optimiser = made()
+    with (
+        pytest.raises(ZeroDivisionError),
+        headloom.monitor(model, tmp_path / "parts", every=2) as monitor,
+    ):
+        train(model, optimiser, batches[:5], monitor)
+        checkpoint = copy.deepcopy(model.state_dict())
+        train(model, optimiser, batches[5:7], monitor)
+        raise ZeroDivisionError
+    assert RunFolder(tmp_path / "parts").state == "training"
+    assert steps_of(tmp_path / "parts") == [0, 1, 2, 4, 6]
+    # A process that was killed while it wrote leaves half a line.
+    with (tmp_path / "parts" / "measures.jsonl").open("a") as file:
+        file.write('{"step": 8, "layers": {"transf')
+
+    model, optimiser = made()
+    model.load_state_dict(checkpoint)
+    with headloom.monitor(model, tmp_path / "parts", every=2, step=5) as monitor:
+        train(model, optimiser, batches[5:10], monitor)
+
+    def read(name: str) -> list[Any]:
+        reports = Reports(tmp_path / name / "measures.jsonl", "measures").read()
+        return [(report["step"], report["layers"]) for report in reports if report["step"] != 5]
+
+    assert read("parts") == read("whole")
+    histories = [History(tmp_path / name / "history") for name in ("whole", "parts")]
+    assert histories[0].steps == [0, 1, 2, 4, 8, 10]
+    assert histories[1].steps == [0, 1, 2, 4, 5, 8, 10]
+    one, other = (history[10].layers[1] for history in histories)
+    assert torch.equal(one.matrices["W_Q"], other.matrices["W_Q"])
+    assert one.query_tokens == other.query_tokens
+
+
+def test_trainings_are_not_mixed(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
+    probe = {"input_ids": batches[0][:1]}
+    folder = tmp_path / "run"
+    with headloom.monitor(gpt2(), folder, probe=probe) as monitor:
+        for _ in range(3):
+            monitor.step()
+    with (
+        pytest.raises(InputError, match=r"holds a training of 3 steps already\. Choose another"),
+        headloom.monitor(gpt2(), folder),
+    ):
+        pass
+    with (
+        pytest.raises(
+            InputError, match=r"another model: .*h\.0\.attn with 2 heads there, .* 4 now"
+        ),
+        headloom.monitor(gpt2(n_head=4), folder, probe=probe, step=3),
+    ):
+        pass
+    with (
+        pytest.raises(DataError, match="measured on another probe"),
+        headloom.monitor(gpt2(), folder, probe={"input_ids": batches[1][:1]}, step=3),
+    ):
+        pass
+    assert steps_of(folder) == [0, 1, 2, 3]
+    with headloom.monitor(gpt2(), folder, probe=probe, every=1, step=2, overwrite=True) as monitor:
+        monitor.step()
+    assert steps_of(folder) == [0, 1, 2, 3]
+    (folder / "mine.txt").write_text("mine")
+    with headloom.monitor(gpt2(n_head=4), folder, probe=probe, overwrite=True):
+        pass
+    assert steps_of(folder) == [0]
+    assert (folder / "mine.txt").read_text() == "mine"
+    with (
+        pytest.raises(InputError, match="being trained already"),
+        headloom.monitor(gpt2(), folder, probe=probe, overwrite=True),
+        headloom.monitor(gpt2(), folder, probe=probe, overwrite=True),
+    ):
+        pass
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path, gpt2: Any) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    for options in ({}, {"overwrite": True}):
+        with (
+            pytest.raises(InputError, match="exists and is not a run"),
+            headloom.monitor(gpt2(), tmp_path / "notes", **options),
+        ):
+            pass
+    own = RunFolder.create_or_open(tmp_path / "own", {"task": {}})
+    with (
+        pytest.raises(InputError, match="a training of headloom's own"),
+        headloom.monitor(gpt2(), own.path, overwrite=True),
+    ):
+        pass
+    assert own.config() == {"task": {}}
+
+
+def test_a_watched_training_is_no_model(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
+    with headloom.monitor(gpt2(), tmp_path / "run", probe={"input_ids": batches[0][:1]}):
+        pass
+    with pytest.raises(InputError, match=r"headloom\.monitor watched: it holds what the heads did"):
+        open_run(tmp_path / "run")
+    with pytest.raises(
+        InputError, match=r"the folder of a training that headloom\.monitor watches"
+    ):
+        RunFolder.create_or_open(tmp_path / "run", {"task": {}})
+
+
+def test_what_fails_while_it_trains_is_warned_of_once(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
+) -> None:
+    """The folder is gone: the training goes on, and ends with the same bits."""
+    alone, watched = gpt2(), gpt2()
+    trained(alone, batches[:6])
+    with (
+        pytest.warns(
+            UserWarning, match=r"headloom\.monitor: step 1: .* The training goes on"
+        ) as told,
+        headloom.monitor(watched, tmp_path / "run", every=1) as monitor,
+    ):
+        watched(input_ids=batches[0])
+        shutil.rmtree(tmp_path / "run")
+        trained(watched, batches[:6], monitor)
+    assert equal(alone, watched)
+    assert len(told) == 1
+
+
+def test_a_model_that_is_not_called_is_not_measured(tmp_path: Path, gpt2: Any) -> None:
+    kept: list[weakref.ref[Tensor]] = []
+
+    class Loss(Tensor):
+        def detach(self) -> Tensor:
+            value = torch.ones(())
+            kept.append(weakref.ref(value))
+            return value
+
+    with (
+        pytest.warns(UserWarning, match="was not called, or is compiled.* Give probe="),
+        headloom.monitor(gpt2(), tmp_path / "run") as monitor,
+    ):
+        for _ in range(5):
+            monitor.step(Loss())
+    assert not (tmp_path / "run" / "run.json").exists()
+    assert len(kept) == 5 and not any(loss() is not None for loss in kept)
+
+
+def test_large_matrices_are_pictures(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
+    """W_Q W_K^T of 96 rows on 32: of each 3 x 3 cells the one that is furthest from 0."""
+    model = gpt2(n_embd=96)
+    with headloom.monitor(
+        model, tmp_path / "run", probe={"input_ids": batches[0][:1]}, matrices=False
+    ):
+        pass
+    snapshot = History(tmp_path / "run" / "history")[0]
+    layer = snapshot.layers[0]
+    assert layer.matrices == {} and layer.product is not None
+    weight = model.transformer.h[0].attn.c_attn.weight.detach()
+    queries, keys = (part.unflatten(1, (2, 48)).transpose(0, 1) for part in weight.chunk(3, 1)[:2])
+    whole = queries @ keys.mT
+    assert layer.product.shape == (2, 32, 32)
+    for head, row, column in ((0, 0, 0), (1, 31, 5), (0, 7, 20)):
+        cells = whole[head, 3 * row : 3 * row + 3, 3 * column : 3 * column + 3].flatten()
+        assert layer.product[head, row, column] == pytest.approx(
+            float(cells[cells.abs().argmax()]), rel=1e-5
+        )
+    assert torch.allclose(product_cells(queries, keys, 96), whole, atol=1e-6)
+    with pytest.raises(InputError, match=r"the history keeps no W_Q of layer"):
+        matrices_of_snapshot(snapshot)
+
+
+def test_warnings_of_collapse_and_explosion(tmp_path: Path, gpt2: Any, batches: Any) -> None:
+    """W_Q and W_K grow by hand: each layer is warned of once, until it is in order again."""
+    model = gpt2()
+    folder = tmp_path / "run"
+
+    def grow(factor: float) -> None:
+        with torch.no_grad():
+            model.transformer.h[1].attn.c_attn.weight[:, :32] *= factor
+
+    with headloom.monitor(model, folder, probe={"input_ids": batches[0][:1]}, every=1) as monitor:
+        monitor.step()
+        assert monitor.warnings == []
+        grow(300)
+        with pytest.warns(
+            UserWarning, match=r"headloom\.monitor: step 2: transformer\.h\.1\.attn:"
+        ):
+            monitor.step()
+        kinds = [text.split(": ")[2] for text in monitor.warnings]
+        assert kinds == ["entropy collapses", "scores explode"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            monitor.step()
+            grow(1 / 300)
+            monitor.step()
+        grow(300)
+        with pytest.warns(UserWarning, match="step 5"):
+            monitor.step()
+        with torch.no_grad():
+            model.transformer.h[0].attn.c_attn.weight[0, 0] = math.nan
+        with pytest.warns(UserWarning, match="numbers that are infinite or NaN") as told:
+            monitor.step()
+        assert ["h.0.attn" in str(warning.message) for warning in told] == [True, False]
+    reports = Reports(folder / "measures.jsonl", "measures").read()
+    assert [len(report.get("warnings", [])) for report in reports] == [0, 0, 2, 0, 0, 2, 2]
+    assert reports[2]["warnings"][0]["kind"] == "entropy collapse"
+    # Head 1 does not read what head 0 made of it, in the same layer.
+    assert reports[6]["layers"]["transformer.h.0.attn"]["entropy"][0] is None
+    assert reports[6]["layers"]["transformer.h.1.attn"]["entropy"] == [None, None]
+    assert History(folder / "history")[6].layers[0].measures["effective_rank"] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, r"every=0; expected a whole number, 1 or more"),
+        ({"every": None}, r"every=None; expected"),
+        ({"sequences": 1.5}, r"sequences=1\.5; expected a whole number"),
+        ({"step": -1}, r"step=-1; expected a whole number, 0 or more"),
+        ({"growth": 1}, r"growth=1; expected a number above 1"),
+        ({"budget": 0}, r"budget=0; expected a share"),
+        ({"least_evenness": 2}, r"least_evenness=2; expected a number from 0 to 1"),
+        ({"largest_score": math.nan}, r"largest_score=nan; expected a number above 0"),
+        ({"matrices": "all"}, r"matrices='all'; expected True, False"),
+        ({"layers": "attn"}, r"layers='attn'; expected a list of numbers or paths"),
+        ({"heads": [3]}, r"heads=\[3\]; expected \[\(layer, head\)"),
+        ({"probe": "a text"}, r"probe is str; expected a tensor, a tuple of them, or a dict"),
+        ({"folder": 3}, r"folder is 3; expected the path of a folder"),
+    ],
+)
+def test_what_cannot_be_asked(
+    tmp_path: Path, gpt2: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=f"monitor: {message}"):
+        headloom.monitor(gpt2(), **{"folder": tmp_path / "run", **options})
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_watched(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
+    with pytest.raises(InputError, match="the model is a str 'gpt2'"):
+        headloom.monitor("gpt2", tmp_path / "run")  # type: ignore[arg-type]
+    model = nn.Linear(2, 2)
+    model.weight.ds_id = 0  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="spread over processes"):
+        headloom.monitor(model, tmp_path / "run")
+    monitor = headloom.monitor(gpt2(), tmp_path / "run")
+    with pytest.raises(InputError, match="enter it first"):
+        monitor.step()
+    with (
+        pytest.raises(InputError, match="trace"),
+        headloom.monitor(nn.Linear(2, 2), tmp_path / "run", probe=torch.zeros(1, 2)),
+    ):
+        pass
+    # Nothing stays behind that stands in the way of a second try.
+    with headloom.monitor(gpt2(), tmp_path / "run", probe={"input_ids": batches[0][:1]}):
+        pass
+    with (
+        pytest.raises(InputError, match=r"heads has \(9, 9\); there are 2 layers"),
+        headloom.monitor(gpt2(), tmp_path / "other", heads=[(9, 9)], probe=probe_of(batches)),
+    ):
+        pass
+
+
+def probe_of(batches: list[Tensor]) -> dict[str, Tensor]:
+    """The first text."""
+    return {"input_ids": batches[0][:1]}
+
+
+def test_a_loss_that_is_no_number_is_warned_of_once(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor]
+) -> None:
+    model, text = gpt2(), probe_of(batches)
+    with (
+        pytest.warns(UserWarning, match="step 20: loss is nan") as warned,
+        headloom.monitor(model, tmp_path / "run", probe=text) as monitor,
+    ):
+        for _ in range(40):
+            monitor.step(math.nan)
+    assert len([w for w in warned if "loss is nan" in str(w.message)]) == 1
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_graph_is_measured_whole(tmp_path: Path, given: bool) -> None:
+    class Nodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = headloom.GATConv(8, 4, heads=2)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.layer(x, edge_index)
+
+    model, call = Nodes(), (torch.randn(6, 8), torch.tensor([[0, 1, 2, 5], [1, 2, 3, 4]]))
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    probe = call if given else None
+    with headloom.monitor(model, tmp_path / "run", every=1, probe=probe) as monitor:
+        model(*call).pow(2).mean().backward()
+        optimiser.step()
+        monitor.step(loss=1.0)
+    layer = History(tmp_path / "run" / "history")[0].layers[0]
+    probe = Probe.open(tmp_path / "run" / "probe.safetensors", torch.device("cpu"))
+    assert torch.equal(probe.inputs["x"], call[0])
+    assert torch.equal(probe.inputs["edge_index"], call[1])
+    assert len(layer.query_tokens) == 6

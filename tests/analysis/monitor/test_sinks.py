@@ -1,0 +1,205 @@
+"""What TensorBoard, Weights & Biases, trackio and sinks of one's own are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headloom
+from headloom.analysis.monitor import sinks
+from headloom.errors import InputError
+from headloom.formats.reports import Reports
+
+
+class Listener:
+    """A sink of one's own."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, dict[str, float]] = {}
+        self.closed = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.told[step] = dict(values)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def watched(folder: Path, model: Any, batches: list[Tensor], **options: Any) -> list[Any]:
+    """Three steps without a training, measured; returns what the folder holds."""
+    probe = {"input_ids": batches[0][:1]}
+    with headloom.monitor(model, folder, probe=probe, every=1, **options) as monitor:
+        for _ in range(2):
+            with torch.no_grad():
+                model.transformer.h[0].attn.c_attn.weight.mul_(1.5)
+            monitor.step()
+    return Reports(folder / "measures.jsonl", "measures").read()
+
+
+def test_a_sink_of_ones_own(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
+    """A layer's mean, the largest score, and one head by itself."""
+    sink = Listener()
+    reports = watched(tmp_path / "run", gpt2(), batches, sinks=sink, heads=[(1, 0)])
+    assert sink.closed and list(sink.told) == [0, 1, 2]
+    first, second = reports[2]["layers"].values()
+    told = sink.told[2]
+    layer = "attention/transformer.h.0.attn"
+    assert told[f"{layer}/entropy"] == pytest.approx(sum(first["entropy"]) / 2, rel=1e-5)
+    assert told[f"{layer}/largest_score"] == pytest.approx(max(first["largest_score"]), rel=1e-5)
+    assert told[f"{layer}/norm"] == pytest.approx(sum(first["norm"]) / 2, rel=1e-5)
+    every = first["largest_score"] + second["largest_score"]
+    assert told["attention/largest_score"] == pytest.approx(max(every), rel=1e-5)
+    assert told["attention/entropy"] == pytest.approx(
+        sum(first["entropy"] + second["entropy"]) / 4, rel=1e-5
+    )
+    own = {name for name in told if "/head_" in name}
+    head = "attention/transformer.h.1.attn/head_0"
+    assert own == {f"{head}/{name}" for name in second}
+    assert told[f"{head}/symmetry"] == pytest.approx(second["symmetry"][0], rel=1e-5)
+
+
+def test_tensorboard(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
+    """Read back by TensorBoard's own reader."""
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reports = watched(tmp_path / "run", gpt2(), batches, sinks=["tensorboard"])
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    scalars = events.Scalars("attention/transformer.h.0.attn/symmetry")
+    assert [scalar.step for scalar in scalars] == [0, 1, 2]
+    expected = [sum(report["layers"]["transformer.h.0.attn"]["symmetry"]) / 2 for report in reports]
+    assert [scalar.value for scalar in scalars] == pytest.approx(expected, rel=1e-4)
+
+
+def test_tensorboard_keeps_the_step_that_a_training_goes_on_from(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor]
+) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for options in ({}, {"step": 1}):
+        watched(tmp_path / "run", gpt2(), batches, sinks=["tensorboard"], **options)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [scalar.step for scalar in events.Scalars("attention/entropy")] == [0, 1, 2, 3]
+
+
+def test_tensorboard_that_goes_on_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tenth file of a process has a name before that of the ninth."""
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    counted = type(event_file_writer._global_uid)(9)
+    monkeypatch.setattr(event_file_writer, "_global_uid", counted)
+    time.sleep(1 - time.time() % 1)  # both within one second
+    for values in ({20: 3.0, 40: 2.0}, {20: 3.0, 40: 2.5, 60: 1.0}):
+        board = sinks.TensorBoard(tmp_path, 1)
+        for step, value in values.items():
+            board.log(step, {"loss": value})
+        board.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == list(values.items())
+
+
+def test_weights_and_biases(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in with the same functions, which raises what wandb does."""
+    logged: list[dict[str, float]] = []
+    defined: dict[str, str | None] = {}
+
+    def define_metric(name: str, step_metric: str | None = None) -> None:
+        defined[name] = step_metric
+
+    module = SimpleNamespace(
+        run=SimpleNamespace(define_metric=define_metric, log=lambda data: logged.append(data))
+    )
+    monkeypatch.setitem(__import__("sys").modules, "wandb", module)
+    watched(tmp_path / "run", gpt2(), batches, sinks=["wandb"])
+    assert defined == {"attention/step": None, "attention/*": "attention/step"}
+    assert [data["attention/step"] for data in logged] == [0, 1, 2]
+    assert all(name.startswith("attention/") for data in logged for name in data)
+
+    module.run = None
+    with pytest.raises(InputError, match=r"no run of wandb goes on\. Call wandb\.init"):
+        watched(tmp_path / "other", gpt2(), batches, sinks=["wandb"])
+
+
+def test_trackio(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: dict[int, dict[str, float]] = {}
+
+    def log(metrics: dict[str, float], step: int | None = None) -> None:
+        assert step is not None
+        logged[step] = metrics
+
+    monkeypatch.setitem(__import__("sys").modules, "trackio", SimpleNamespace(log=log))
+    watched(tmp_path / "run", gpt2(), batches, sinks=["trackio"])
+    assert list(logged) == [0, 1, 2]
+    assert 0 < logged[2]["attention/first_token"] < 1
+
+
+def test_a_sink_that_fails_does_not_stop_a_training(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor]
+) -> None:
+    class Broken(Listener):
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            raise ConnectionError("the board does not answer")
+
+    other = Listener()
+    with pytest.warns(UserWarning, match="Broken: ConnectionError: the board") as told:
+        reports = watched(tmp_path / "run", gpt2(), batches, sinks=[Broken(), other])
+    assert len(told) == 1
+    assert len(reports) == len(other.told) == 3
+
+
+def test_a_sink_that_cannot_be_closed_keeps_no_other_open(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor]
+) -> None:
+    class Full(Listener):
+        def close(self) -> None:
+            raise OSError("disk full")
+
+    other = Listener()
+    with pytest.warns(UserWarning, match="the end: OSError: disk full"):
+        watched(tmp_path / "run", gpt2(), batches, sinks=[Full(), other])
+    assert other.closed
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        ("mlflow", r"no sink 'mlflow'; expected \"tensorboard\", \"wandb\", \"trackio\""),
+        ([3], "no sink 3; expected"),
+        ("trackio", r"the sink needs trackio, which is not installed\. pip install trackio"),
+    ],
+)
+def test_no_such_sink(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor], monkeypatch: pytest.MonkeyPatch,
+    sink: Any, message: str,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(__import__("sys").modules, "trackio", None)
+    with pytest.raises(InputError, match=message):
+        watched(tmp_path / "run", gpt2(), batches, sinks=sink)
+
+
+def test_heads_that_are_not_there_are_not_told(
+    tmp_path: Path, gpt2: Callable[..., Any], batches: list[Tensor]
+) -> None:
+    sink = Listener()
+    watched(tmp_path / "run", gpt2(), batches, sinks=sink, heads="all")
+    heads = {name.split("/")[2] for name in sink.told[0] if "/head_" in name}
+    assert heads == {"head_0", "head_1"}

@@ -1,0 +1,178 @@
+"""`Trainer` of Transformers with the callback: the same bits, and a run as headloom's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headloom
+from headloom.errors import InputError
+from headloom.formats.history import History
+from headloom.formats.reports import Reports
+from headloom.formats.run import RunFolder
+
+transformers = pytest.importorskip("transformers", reason="needs Transformers")
+pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+
+
+def train(
+    folder: Path,
+    callback: Any = None,
+    *,
+    resume: str | None = None,
+    more: list[Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Train a small Llama on texts that repeat themselves; returns it."""
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, attention_dropout=0.1,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    texts = torch.randint(0, 30, (64, 5), generator=torch.Generator().manual_seed(1)).repeat(1, 2)
+    data = [{"input_ids": text, "labels": text} for text in texts]
+    arguments = transformers.TrainingArguments(
+        **{
+            "output_dir": str(folder), "max_steps": 12, "per_device_train_batch_size": 4,
+            "learning_rate": 0.01, "logging_steps": 4, "report_to": [], "use_cpu": True,
+            "save_strategy": "no", "disable_tqdm": True,
+        } | options
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=data, eval_dataset=data[:4],
+        callbacks=[*([] if callback is None else [callback]), *(more or [])],
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    return model
+
+
+def same(one: Any, other: Any) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_training_ends_with_the_same_bits_and_leaves_a_run(tmp_path: Path) -> None:
+    # Evaluation draws a random number, with the callback and without.
+    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 6}
+    alone = train(tmp_path / "alone", **options)
+    callback = headloom.MonitorCallback(tmp_path / "run", every=3)
+    watched = train(tmp_path / "out", callback, **options)
+    assert same(alone, watched)
+    run = RunFolder.open(tmp_path / "run")
+    assert run.state == "finished"
+    assert History(run.history).steps == [0, 1, 2, 4, 8, 12]
+    steps = [report["step"] for report in Reports(run.measures.path, "measures").read()]
+    assert steps == [0, 1, 2, 3, 4, 6, 8, 9, 12]
+    reports = run.read_metrics()
+    assert [report["step"] for report in reports if "loss" in report] == [4, 8, 12]
+    assert [report["step"] for report in reports if "validation_loss" in report] == [6, 12]
+    assert callback.monitor is not None and callback.monitor.overhead > 0
+    layer = History(run.history)[12].layers[1]
+    assert layer.name == "model.layers.1.self_attn"
+    assert layer.matrices["W_K"].shape == (2, 16, 4)
+
+
+@pytest.mark.slow
+def test_half_precision_checkpointing_and_accumulation(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "bf16": True, "activation_checkpointing": True, "gradient_accumulation_steps": 2,
+        "max_steps": 4,
+    }  # fmt: skip
+    alone = train(tmp_path / "alone", **options)
+    callback = headloom.MonitorCallback(tmp_path / "run", every=1)
+    assert same(alone, train(tmp_path / "out", callback, **options))
+    reports = Reports(tmp_path / "run" / "measures.jsonl", "measures").read()
+    assert [report["step"] for report in reports] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_training_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """It goes on in its folder; begun anew, the folder is another training's."""
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 6}
+
+    def folders() -> tuple[list[int], list[Any]]:
+        reports = Reports(tmp_path / "run" / "measures.jsonl", "measures").read()
+        return [report["step"] for report in reports], [report["layers"] for report in reports]
+
+    train(tmp_path / "out", headloom.MonitorCallback(tmp_path / "run", every=3), **options)
+    steps, layers = folders()
+    with pytest.raises(InputError, match="holds a training of 12 steps already"):
+        train(tmp_path / "anew", headloom.MonitorCallback(tmp_path / "run"))
+    train(
+        tmp_path / "out", headloom.MonitorCallback(tmp_path / "run", every=3),
+        resume=str(tmp_path / "out" / "checkpoint-6"), **options,
+    )  # fmt: skip
+    assert folders() == (steps, layers)
+    assert RunFolder.open(tmp_path / "run").state == "finished"
+
+
+def test_a_training_that_fails_leaves_its_folder_to_the_next(tmp_path: Path) -> None:
+    class Stop(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+            if state.global_step == 3:
+                raise ZeroDivisionError
+
+    callback = headloom.MonitorCallback(tmp_path / "run", every=2, overwrite=True)
+    torch.manual_seed(0)
+    with pytest.raises(ZeroDivisionError):
+        failing = _trainer_with(tmp_path, [callback, Stop()])
+        failing.train()
+    assert RunFolder.open(tmp_path / "run").state == "training"
+    train(tmp_path / "out", callback, max_steps=2)
+    assert RunFolder.open(tmp_path / "run").state == "finished"
+
+
+class Fails(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """Ends a training in an error after five steps."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+        if state.global_step == 5:
+            raise OSError("disk full")
+
+
+@pytest.mark.slow
+def test_a_training_that_failed_goes_on_in_the_same_process(tmp_path: Path) -> None:
+    """By another callback of the same folder, while the first is still there."""
+    monitor = headloom.MonitorCallback(tmp_path / "run", every=2)
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
+    with pytest.raises(OSError, match="disk full"):
+        train(tmp_path / "out", monitor, more=[Fails()], **options)
+    again = headloom.MonitorCallback(tmp_path / "run", every=2)
+    train(tmp_path / "out", again, resume=str(tmp_path / "out" / "checkpoint-4"), **options)
+    assert monitor.monitor is not None and again.monitor is not None
+    steps = [r["step"] for r in Reports(tmp_path / "run" / "measures.jsonl", "measures").read()]
+    assert steps == [0, 1, 2, 4, 6, 8, 10, 12]
+    assert RunFolder.open(tmp_path / "run").state == "finished"
+
+
+def _trainer_with(folder: Path, callbacks: list[Any]) -> Any:
+    config = transformers.GPT2Config(
+        vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    data = [{"input_ids": torch.arange(6), "labels": torch.arange(6)}] * 8
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder / "failing"), max_steps=5, report_to=[], use_cpu=True,
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    return transformers.Trainer(
+        transformers.GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=callbacks
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evry": 3}, r"no option 'evry'; there are every, budget, probe"),
+        ({"step": 3}, r"no option 'step'"),
+        ({"every": 0}, r"every=0; expected a whole number"),
+        ({"folder": ""}, r"folder is ''; expected the path"),
+    ],
+)
+def test_what_cannot_be_asked(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"monitor: {message}"):
+        headloom.MonitorCallback(**{"folder": tmp_path / "run", **options})

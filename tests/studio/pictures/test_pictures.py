@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import resource
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.image import AxesImage, imread
+from matplotlib.text import Text
+from tests.forked import Loaded
+
+import headloom
+from headloom.api.trace import Trace
+from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.studio.pictures import alignment, fonts, heads, history, save_picture, threads
+from headloom.studio.pictures.palette import palette
+
+
+def images(figure) -> list[AxesImage]:
+    return [image for axes in figure.axes for image in axes.images]
+
+
+def texts(figure) -> list[Text]:
+    return [text for text in figure.findobj(Text) if text.get_text()]
+
+
+def words(figure) -> set[str]:
+    return {text.get_text() for text in texts(figure)}
+
+
+def colour_of(figure, text: str) -> str:
+    return next(to_hex(t.get_color()) for t in texts(figure) if t.get_text().startswith(text))
+
+
+def test_alignment_has_queries_as_rows_and_keys_as_columns(pair_trace) -> None:
+    layer = pair_trace.layer("cross", 0)
+    figure = alignment(layer, 2)
+    axes = figure.axes[0]
+    (image,) = axes.images
+    assert np.allclose(image.get_array(), layer.graph.dense()[2])
+    assert [label.get_text() for label in axes.get_yticklabels()] == layer.query_tokens
+    assert [label.get_text() for label in axes.get_xticklabels()] == layer.key_tokens
+    # Row 0 is at the top, and so are the names of the columns.
+    low, high = axes.get_ylim()
+    assert low > high
+    assert axes.xaxis.get_tick_params()["labeltop"]
+    assert "cross layer 0, head 2" in words(figure)
+    assert colour_of(figure, "queries") == palette().query
+    assert colour_of(figure, "keys") == palette().key
+
+
+def test_alignment_of_all_heads_is_their_mean(pair_trace) -> None:
+    layer = pair_trace.layer("cross", 0)
+    expected = layer.graph.dense().mean(0)
+    for what in (layer, layer.graph, layer.graph.dense(), layer.graph.dense().numpy()):
+        assert np.allclose(images(alignment(what))[0].get_array(), expected, atol=1e-6)
+    assert "cross layer 0, mean of 4 heads" in words(alignment(layer))
+    assert "queries ↓ (just read or written)" in words(alignment(layer))
+    # Nothing is written by an encoder.
+    assert "queries ↓" in words(alignment(pair_trace.layer("encoder", 0)))
+
+
+def test_links_are_outlined_and_seconds_stay_on_a_long_axis() -> None:
+    weights = np.full((3, 4), 0.25)
+    axes = alignment(weights, links=[(3, 0), (1, 2)]).axes[0]
+    # Centres, as columns and rows.
+    boxes = [patch.get_bbox() for patch in axes.patches]
+    assert [((b.x0 + b.x1) / 2, (b.y0 + b.y1) / 2) for b in boxes] == [(3, 0), (1, 2)]
+    assert {(b.width, b.height) for b in boxes} == {(1, 1)}
+    seconds = [f"{place / 50:.2f} s" for place in range(500)]
+    axes = alignment(np.full((2, 500), 1 / 500), key_tokens=seconds).axes[0]
+    shown = {place: label.get_text() for place, label in enumerate(axes.get_xticklabels())}
+    assert {place: text for place, text in shown.items() if text}
+    assert all(text in ("", seconds[place]) for place, text in shown.items())
+    assert shown[0] == "0.00 s"
+
+
+def test_alignment_without_names_shows_positions() -> None:
+    figure = alignment(torch.eye(3))
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0", "1", "2"]
+    long = alignment(np.eye(700))
+    labels = [label.get_text() for label in long.axes[0].get_yticklabels()]
+    assert labels[0] == "0"
+    assert 5 <= sum(map(bool, labels)) <= 15
+
+
+@pytest.mark.parametrize(
+    ("length", "least"), [(10, 9.0), (30, 8.0), (60, 5.5)], ids=["10", "30", "60"]
+)
+def test_token_labels_are_readable_and_apart(make_trace, length, least) -> None:
+    layer = make_trace([f"word{i}" for i in range(length)]).layers[0]
+    figure = alignment(layer, 0)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    labels = figure.axes[0].get_yticklabels()
+    assert labels[0].get_fontsize() >= least
+    boxes = [label.get_window_extent(renderer) for label in labels]
+    for above, below in pairwise(boxes):
+        assert above.y0 >= below.y1 - 1
+    assert all(box.x0 >= 0 for box in boxes)
+    top = max(label.get_window_extent(renderer).y1 for label in figure.axes[0].get_xticklabels())
+    assert top <= figure.bbox.height
+
+
+def test_heads_shows_each_head_once_kinds_apart(pair_trace) -> None:
+    figure = heads(pair_trace)
+    tiles = images(figure)
+    assert len(tiles) == 12
+    for number, layer in enumerate(pair_trace.layers):
+        for head in range(4):
+            assert np.allclose(tiles[4 * number + head].get_array(), layer.graph.dense()[head])
+    shown = words(figure)
+    assert {"Encoder: the source looks at itself", "Cross: the target looks at the source"} <= shown
+    assert "12 heads · 7 source tokens and 4 target tokens" in shown
+    # Layers are rows, heads columns, the first at the top left.
+    places = [tile.axes.get_position() for tile in tiles]
+    assert places[0].x0 < places[1].x0
+    assert places[0].y0 == places[1].y0 > places[4].y0 > places[8].y0
+
+
+def test_heads_names_the_sequences_as_the_trace_does() -> None:
+    """Also names that a font or a formula's syntax might trip over."""
+    _, graph = headloom.attend(*torch.randn(3, 1, 4, 8), keep=headloom.Top(4))
+
+    def layer(name: str, number: int) -> TraceLayer:
+        tokens = ["a"] * 4
+        return TraceLayer(
+            name=f"{number}", kind="encoder", index=number, shape=(1, 4, 4), queries_from=name,
+            keys_from=name, query_tokens=tokens, key_tokens=tokens, scale=1.0,
+            data=LayerInMemory(graph),
+        )  # fmt: skip
+
+    names = ["patches", "$x^{y", "patches"]
+    layers = tuple(layer(name, number) for number, name in enumerate(names))
+    figure = heads(Trace({name: ["a"] * 4 for name in names}, layers), title="of several")
+    figure.canvas.draw()
+    (found,) = (text.get_text() for text in texts(figure) if "Encoder" in text.get_text())
+    assert found.replace("\\$", "$") == (
+        "Encoder: the patches look at each other; the $x^{y looks at itself"
+    )
+
+
+def test_the_caption_of_one_narrow_head_stays_in_the_picture(make_trace) -> None:
+    figure = heads(make_trace([str(i) for i in range(1200)], heads=1, keep=4))
+    assert "1 head · 1,200 tokens" in words(figure)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    small = [text for text in figure.texts if text.get_fontsize() == 6.5]
+    boxes = [text.get_window_extent(renderer) for text in small]
+    assert any("a dot" in text.get_text() for text in small)
+    assert max(box.x1 for box in boxes) < figure.bbox.width
+    assert not any(one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[:n])
+
+
+def test_one_head_of_one_token(make_trace) -> None:
+    assert "1 head · 1 token" in words(heads(make_trace(["a"], heads=1)))
+
+
+def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace) -> None:
+    figure = heads(make_trace([str(i) for i in range(192)], keep=192))
+    tile = images(figure)[0].get_array()
+    assert tile.shape == (64, 64)
+    assert np.allclose(tile.sum(1), 1, atol=1e-5)
+
+
+def test_what_stands_right_of_a_curve_of_history_is_in_the_picture() -> None:
+    matrices = [np.full((4, 4), float(step)) - 2 for step in range(7)]
+    for first, last in ((0.0203, 0.00271), (-0.0203, -0.00271), (-1.23e-05, -4.56e-07)):
+        figure = history(range(7), matrices, {"symmetry": np.linspace(first, last, 7).tolist()})
+        figure.canvas.draw()
+        written = figure.findobj(
+            lambda artist: isinstance(artist, Text) and "→" in artist.get_text()
+        )
+        (text,) = (artist for artist in written if isinstance(artist, Text))
+        assert text.get_window_extent().x1 < figure.bbox.width - 3
+
+
+def test_history_draws_the_first_and_the_last_on_one_scale() -> None:
+    steps = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
+    matrices = [torch.eye(4) * (step - 100) for step in steps]
+    figure = history(
+        steps,
+        matrices,
+        {"norm": [float(m.norm()) for m in matrices], "loss": ([1, 2, 3], [3.0, 2.0, 1.0])},
+        shown=4,
+    )
+    shown, moved = images(figure)[:4], images(figure)[4:]
+    # Below each snapshot of a signed matrix, how far it is from the first.
+    assert len(moved) == 4
+    assert not moved[0].get_array().any()
+    assert np.allclose(moved[-1].get_array(), matrices[-1] - matrices[0])
+    assert np.allclose(shown[0].get_array(), matrices[0])
+    assert np.allclose(shown[-1].get_array(), matrices[-1])
+    assert len({(image.norm.vmin, image.norm.vmax) for image in shown}) == 1
+    assert shown[0].norm.vmin == -shown[0].norm.vmax
+    assert {"step 0: random", "step 256", "norm", "loss", "3 → 1"} <= words(figure)
+    assert "training step, logarithmic" in words(figure)
+    weights = history([0, 1], [np.full((2, 2), 0.5)] * 2)
+    assert images(weights)[0].norm.vmax == 1
+
+
+def test_threads_lead_from_queries_to_keys(pair_trace) -> None:
+    layer = pair_trace.layer("cross", 0)
+    figure = threads(layer, 1)
+    weights = layer.graph.dense()[1]
+    curves = [patch for patch in figure.axes[0].patches if patch.get_facecolor()[3] == 0]
+    assert len(curves) == int((weights >= 0.01).sum())
+    strongest = max(curves, key=lambda curve: curve.get_linewidth())
+    i, j = np.unravel_index(int(weights.argmax()), weights.shape)
+    height = {text.get_text(): text.get_position() for text in figure.axes[0].texts}
+    start, end = strongest.get_path().vertices[[0, -1]]
+    assert start[1] == pytest.approx(height[layer.query_tokens[i]][1])
+    assert start[0] < end[0]
+    keys = [text for text in figure.axes[0].texts if text.get_text() == layer.key_tokens[j]]
+    assert any(end[1] == pytest.approx(text.get_position()[1]) for text in keys)
+    # What the keys receive, over all queries, sums to 1.
+    numbers = [t.get_text() for t in figure.axes[0].texts if t.get_text().startswith("0.")]
+    assert sum(map(float, numbers)) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_hostile_tokens_are_drawn_without_a_warning(
+    make_trace, hostile_tokens, tmp_path, theme
+) -> None:
+    trace = make_trace(hostile_tokens)
+    figures = (
+        alignment(trace.layers[0], 0, theme=theme),
+        heads(trace, title="".join(hostile_tokens)[:60], theme=theme),
+        threads(trace.layers[0], [0, 1], theme=theme),
+        history([0, 1], [np.eye(2)] * 2, {"$x$\n\x00": [1, 2]}, title="月$\x01", theme=theme),
+    )
+    for number, figure in enumerate(figures):
+        save_picture(figure, tmp_path / f"{number}.png", dpi=60)
+        save_picture(figure, tmp_path / f"{number}.svg")
+    labels = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
+    assert "‹202E›gnp.exe" in labels
+    assert "∅" in labels
+
+
+def test_letters_that_no_font_has_are_named(monkeypatch, capsys) -> None:
+    only = {"DejaVu Sans": fonts._installed()["DejaVu Sans"]}
+    monkeypatch.setattr(fonts, "_installed", lambda: only)
+    assert fonts.lettering(["é", "\u202e"]).families == ("DejaVu Sans",)
+    assert capsys.readouterr().err == ""
+    assert fonts.lettering(["2024年3月é"]).text("3月") == "3‹6708›"
+    assert capsys.readouterr().err == (
+        "headloom: no installed font has 年月: drawn as code points. Install one that has, as "
+        "Noto.\n"
+    )
+
+
+def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path) -> None:
+    layer = pair_trace.layers[0]
+    for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+        for name in ("a", "b"):
+            save_picture(alignment(layer, 0), tmp_path / f"{name}.{suffix}")
+        first, second = ((tmp_path / f"{name}.{suffix}").read_bytes() for name in ("a", "b"))
+        assert first.startswith(start)
+        assert first == second
+    assert ">#27</text>" in (tmp_path / "a.svg").read_text("utf-8")  # text stays text
+    ground = imread(tmp_path / "a.png")[0, 0, :3]
+    assert np.allclose(ground, 1)
+
+
+def test_pictures_leave_matplotlib_as_it_was(loaded: Loaded, pair_trace, tmp_path) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    save_picture(heads(pair_trace), tmp_path / "a.svg")
+    assert dict(matplotlib.rcParams) == before
+    code = "import sys, headloom.studio.pictures; assert 'matplotlib.pyplot' not in sys.modules"
+    with loaded.start(program=code) as process:
+        assert process.wait() == 0, process.errors()
+
+
+def test_wrong_requests(pair_trace, tmp_path) -> None:
+    layer = pair_trace.layers[0]
+    with pytest.raises(headloom.InputError, match="head 4; the graph has heads 0 to 3"):
+        alignment(layer, 4)
+    with pytest.raises(headloom.InputError, match="2 query tokens for 7 query"):
+        alignment(layer, query_tokens=["a", "b"])
+    with pytest.raises(headloom.InputError, match='expected "light" or "dark"'):
+        heads(pair_trace, theme="blue")
+    with pytest.raises(headloom.InputError, match="query 9; the layer has queries 0 to 6"):
+        threads(layer, query=9)
+    with pytest.raises(headloom.InputError, match="2 steps for 1 matrices"):
+        history([0, 1], [np.eye(2)])
+    with pytest.raises(headloom.InputError, match="do not ascend"):
+        history([1, 1], [np.eye(2)] * 2)
+    with pytest.raises(headloom.InputError, match="'norm' has 1 values for 2 steps"):
+        history([0, 1], [np.eye(2)] * 2, {"norm": [1.0]})
+    with pytest.raises(headloom.InputError, match="written as"):
+        save_picture(alignment(layer), tmp_path / "a.bmp")
+    with pytest.raises(headloom.DataError, match="cannot write"):
+        save_picture(alignment(layer), tmp_path / "missing" / "a.png")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_full_disk_is_one_line(pair_trace, tmp_path, suffix: str) -> None:
+    figure = alignment(pair_trace.layers[0])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+    try:
+        with pytest.raises(headloom.DataError, match="file too large"):
+            save_picture(figure, tmp_path / f"a.{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

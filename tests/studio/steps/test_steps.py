@@ -1,0 +1,311 @@
+"""`headloom.steps`: matrices that are given or drawn, text and HTML, and input that cannot be
+used."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+import headloom
+from headloom.errors import DataError, InputError, ShapeError
+
+ONE_HEAD = {"W_Q": [[0.0], [1.0]], "W_K": [[1.0], [0.0]], "W_V": [[1.0], [1.0]], "W_O": [[1.0]]}
+
+
+def test_the_first_walk_is_three_words_wide_four_with_two_heads() -> None:
+    walk = headloom.steps()
+    assert walk.queries.tokens == ("the", "cat", "sat")
+    assert walk.X.shape == (3, 4) and walk.Q.shape == (2, 3, 2)
+    text = str(walk)
+    assert max(map(len, text.splitlines())) <= 80 and len(text.splitlines()) < 140
+    steps = [step for step in walk.lesson().steps if step.number is not None]
+    names = ["Project", "Score", "Scale", "Mask", "Softmax", "Weigh"]
+    assert [step.name for step in steps] == names
+    assert all(step.formula and step.sentence for step in walk.lesson().steps)
+    # What is drawn is easy to multiply; the weights are neither all alike nor all on one word.
+    assert {float(number) for number in walk.W_Q.flatten()} <= {-1, -0.5, 0, 0.5, 1}
+    assert float(walk.weights.std()) > 0.01 and float(walk.weights.max()) < 0.999
+
+
+def test_the_output_is_that_of_numpy() -> None:
+    walk = headloom.steps(kind="decoder", seed=3)
+    X = walk.X.numpy()
+    heads = []
+    for W_Q, W_K, W_V in zip(walk.W_Q.numpy(), walk.W_K.numpy(), walk.W_V.numpy(), strict=True):
+        scores = (X @ W_Q) @ (X @ W_K).T / np.sqrt(2)
+        scores[np.triu_indices(3, 1)] = -np.inf
+        powers = np.exp(scores)
+        heads.append(powers / powers.sum(1, keepdims=True) @ (X @ W_V))
+    expected = np.concatenate(heads, 1) @ walk.W_O.numpy()
+    np.testing.assert_allclose(walk.output.numpy(), expected, atol=1e-12)
+
+
+def numbers_below(text: str, heading: str, rows: int) -> np.ndarray[Any, Any]:
+    """The numbers of the lines after a heading and its columns, without the words before them."""
+    lines = text.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.strip().startswith(heading))
+    chosen = lines[start + 2 : start + 2 + rows]
+    return np.array(
+        [
+            [float(x.replace("−∞", "-inf")) for x in re.findall(r"-?\d+\.\d+|−∞", line)]
+            for line in chosen
+        ]
+    )
+
+
+def test_the_text_shows_the_numbers_of_the_matrices() -> None:
+    walk = headloom.steps("the cat saw a dog", kind="decoder", digits=3, head=1)
+    text = str(walk)
+    shown = numbers_below(text, "A, head 1", 5)
+    np.testing.assert_allclose(shown[:, :5], walk.weights[1].numpy(), atol=5.001e-4)
+    assert shown[:, 5].tolist() == [1.0] * 5
+    masked = numbers_below(text, "masked, head 1", 5)
+    assert (np.isinf(masked) == np.triu(np.ones((5, 5)), 1).astype(bool)).all()
+    difference = float(re.findall(r"Largest difference .*: (\S+)$", text, re.MULTILINE)[0])
+    assert difference == pytest.approx(walk.difference, rel=0.05) and difference < 1e-12
+
+
+def test_sums_that_are_written_out_add_up() -> None:
+    walk = headloom.steps("a b c", query="b", digits=4)
+    lines = [line for line in str(walk).splitlines() if "×" in line and "head" not in line]
+    products = [line for line in lines if re.match(r" [abc] +-?\d+\.\d+×", line)]
+    assert len(products) == 3
+    for line in products:
+        terms, dot, scaled, power, _ = re.match(
+            r" \S+ +(.*?)  +(\S+) +(\S+) +(\S+) +(\S+)$", line
+        ).groups()  # type: ignore[union-attr]
+        factors = [[float(x) for x in term.split("×")] for term in terms.split(" + ")]
+        assert sum(a * b for a, b in factors) == pytest.approx(float(dot), abs=2e-4)
+        assert float(scaled) == pytest.approx(float(dot) / np.sqrt(2), abs=2e-4)
+        assert float(power) == pytest.approx(np.exp(float(scaled)), rel=1e-3, abs=1e-4)
+    weights = [float(line.split()[-1]) for line in products]
+    assert weights == pytest.approx(walk.weights[0, 1].tolist(), abs=6e-5)
+
+
+@pytest.mark.parametrize("digits", [0, 2, 6])
+@pytest.mark.parametrize(
+    ("sentence", "options"),
+    [
+        ("the cat sat", {}),
+        ("a " * 40, {"heads": 1}),
+        ("Donaudampfschifffahrtsgesellschaft 月曜日の朝 שלום \u202egnp.exe", {"width": 60}),
+        ("one", {"width": 1, "heads": 1, "positions": "none"}),
+        ("the cat sat", {"width": 64, "heads": 4, "head": 3}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+def test_no_line_is_wider_than_eighty_columns(
+    sentence: str, options: dict[str, Any], kind: str, digits: int
+) -> None:
+    target = "die Katze" if kind == "cross" else None
+    walk = headloom.steps(sentence, kind=kind, target=target, digits=digits, **options)
+    lines = str(walk).splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    assert "\x1b" not in str(walk) and "\u202e" not in str(walk)
+
+
+def test_every_matrix_of_a_wide_layer_is_shortened() -> None:
+    """Matrices that stand beside each other too: W_K has as many rows as W_Q, and as few lines."""
+    text = str(headloom.steps("a b", width=96, heads=3))
+    project = text[text.index("1. Project") : text.index("2. Score")].splitlines()
+    tops = [place for place, line in enumerate(project) if "head 0 (96×32)" in line]
+    assert sum(project[place].count("(96×32)") for place in tops) == 3
+    for place in tops:
+        # The name, four rows, an ellipsis for each matrix, the last row, an empty line.
+        side_by_side = project[place].count("(96×32)")
+        assert project[place + 5].count("⋮") == side_by_side
+        assert project[place + 7] == ""
+    walk = headloom.steps("a b", width=96, heads=3)
+    last = [float(cell) for cell in re.findall(r"-?\d\.\d\d", project[tops[0] + 6])]
+    W_Q, W_K = walk.W_Q[0, -1].tolist(), walk.W_K[0, -1].tolist()
+    assert last == [*W_Q[:5], W_Q[-1], *W_K[:5], W_K[-1]]
+
+
+def test_the_same_word_has_the_same_embedding_and_the_same_seed_the_same_walk() -> None:
+    first, second = headloom.steps("the cat saw the dog"), headloom.steps("dog the")
+    assert first.queries.E is not None and second.queries.E is not None
+    assert first.queries.E[0].tolist() == first.queries.E[3].tolist()
+    assert first.queries.E[4].tolist() == second.queries.E[0].tolist()
+    assert first.X[0].tolist() != first.X[3].tolist()
+    assert first.W_Q.tolist() == second.W_Q.tolist() != headloom.steps(seed=2).W_Q.tolist()
+
+
+def test_the_three_kinds_differ_in_who_gives_what_and_in_the_mask() -> None:
+    sentence, target = "the cat sat", "die Katze saß fest"
+    encoder, decoder = headloom.steps(sentence), headloom.steps(target, kind="decoder")
+    cross = headloom.steps(sentence, target=target, kind="cross")
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        assert getattr(encoder, name).equal(getattr(cross, name))
+    assert cross.Q.equal(decoder.Q) and cross.K.equal(encoder.K) and cross.V.equal(encoder.V)
+    assert cross.weights.shape == (2, 4, 3)
+    assert (decoder.weights.triu(1) == 0).all() and (encoder.weights > 0).all()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_matrices_of_a_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"matrices{suffix}"
+    arrays = ONE_HEAD | {"embeddings": [[2.0, 0.0], [6.0, 1.0]]}
+    if suffix == ".json":
+        path.write_text(json.dumps(arrays | {"sentence": "I see"}))
+    else:
+        np.savez(path, **{name: np.array(array) for name, array in arrays.items()})
+    walk = headloom.steps(matrices=path, positions="none")
+    # By hand: Q = (0, 1), K = (2, 6), V = (2, 7).
+    assert walk.scores.tolist() == [[[0, 0], [2, 6]]]
+    assert walk.queries.tokens == (("I", "see") if suffix == ".json" else ("x0", "x1"))
+    e = np.exp(-4)
+    expected = [[4.5], [(2 * e + 7) / (1 + e)]]
+    np.testing.assert_allclose(walk.output.numpy(), expected, atol=1e-12)
+    assert walk.origin == "given: embeddings, W_Q, W_K, W_V, W_O"
+
+
+def test_given_heads_and_drawn_rest() -> None:
+    generator = np.random.default_rng(2)
+    wide = generator.normal(size=(4, 6))
+    walk = headloom.steps(W_Q=wide, W_K=wide, W_V=wide, heads=3)
+    assert walk.W_Q.shape == (3, 4, 2) and walk.W_O.shape == (6, 4)
+    assert walk.W_Q[1].numpy() == pytest.approx(wide[:, 2:4])
+    assert walk.origin == "given: W_Q, W_K, W_V; W_O random, seed 1"
+    # W_Q = W_K: every matrix of scores is symmetric.
+    assert float((walk.scores - walk.scores.transpose(1, 2)).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sentence": "  "}, InputError, "the sentence is empty; give one word or more"),
+        ({"sentence": "a " * 41}, InputError, "has 41 tokens; a walk shows 40 at most"),
+        (
+            {"query": "dog"},
+            InputError,
+            "query 'dog': not among the words that look: the, cat, sat.",
+        ),
+        ({"query": 3}, InputError, "query 3: there are words 0 to 2"),
+        ({"head": 2}, InputError, "head 2: there are heads 0 to 1"),
+        ({"kind": "graph"}, InputError, "kind='graph'; expected one of encoder, decoder, cross"),
+        ({"sentence": "a", "kind": "cross"}, InputError, "give the target too"),
+        ({"digits": 7}, InputError, "digits=7; expected 0 to 6"),
+        ({"width": 5}, InputError, "width 5 does not split into 2 heads"),
+        ({"width": 0}, InputError, "width is 0; expected 1 to 4,096"),
+        ({"width": 3, "heads": 1}, InputError, "width 3 is odd"),
+        ({"positions": "rotary"}, InputError, "positions='rotary'; expected"),
+        ({"W_Q": [[1, 2], [3]]}, InputError, "W_Q is no matrix of numbers"),
+        ({"W_X": [[1]]}, InputError, "no argument 'W_X'; arrays are embeddings, target_em"),
+        ({"W_Q": [1.0, 2.0]}, ShapeError, "W_Q is (2,); expected (width, heads * depth)"),
+        (
+            {"W_Q": [[1, 2, 3]], "heads": 2},
+            ShapeError,
+            "W_Q is (1, 3); expected (width, heads * depth)",
+        ),
+        ({"embeddings": [[1, 2, 3, 4]]}, None, ""),
+        ({"sentence": "a b", "embeddings": [[1, 2, 3, 4]]}, ShapeError, "(1, 4); expected (2, 4)"),
+        ({"W_Q": [[[np.inf] * 2] * 4] * 2}, InputError, "W_Q holds a number that is not finite"),
+        ({"model": "x", "W_Q": [[1]]}, InputError, "a model whose matrices they are; not both"),
+        ({"sentence": 5}, InputError, "the sentence is 5; expected a text, or a list of words"),
+        ({"sentence": ["a", 1]}, InputError, "expected a text, or a list of words"),
+        ({"layer": 1}, InputError, "layer 1: drawn or given matrices are one layer"),
+        ({"target": "die Katze"}, InputError, "target: an encoder reads one sentence"),
+    ],
+)
+def test_input_that_cannot_be_used(options: Any, error: Any, message: str) -> None:
+    if error is None:
+        assert headloom.steps(**options).queries.tokens == ("x0",)
+        return
+    with pytest.raises(error) as raised:
+        headloom.steps(**options)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("m.json", b"[1]", "expected an object"),
+        ("m.json", b"{", "is not JSON"),
+        ("m.npz", b"PK\x03\x04 nothing", "cannot be read as arrays of numbers"),
+        ("m.npz", b"\x80\x04K\x01.", "cannot be read as arrays of numbers"),
+        ("m.txt", b"1 2", "expected matrices as .json or .npz"),
+        (None, b"", "no such"),
+    ],
+)
+def test_files_that_cannot_be_read(
+    tmp_path: Path, name: str | None, content: bytes, message: str
+) -> None:
+    path = tmp_path / (name or "nowhere.json")
+    if name is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError) as raised:
+        headloom.steps(matrices=path)
+    assert message in str(raised.value).lower() or message in str(raised.value)
+
+
+def test_a_file_with_a_matrix_that_is_none_of_attention_s(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text('{"W_X": [[1]]}')
+    with pytest.raises(InputError, match=r"m\.json: W_X: no such matrix; there are embeddings,"):
+        headloom.steps(matrices=path)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    path = tmp_path / "m.npz"
+    np.savez(path, W_Q=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(DataError, match="cannot be read as arrays of numbers"):
+        headloom.steps(matrices=path)
+
+
+class Page(HTMLParser):
+    """The elements of a page, what stands in its cells, and its words."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.cells: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        self.last = tag
+
+    def handle_data(self, data: str) -> None:
+        if self.last in ("td", "th", "caption", "p", "h2", "h3", "span"):
+            self.text += data
+        if self.last == "td":
+            self.cells.append(data)
+
+
+def test_html_shows_every_weight_and_escapes_every_word(hostile_tokens: list[str]) -> None:
+    walk = headloom.steps(hostile_tokens, positions="none", seed=4)
+    page = Page(walk._repr_html_())
+    allowed = {"div", "style", "h2", "h3", "p", "span", "table", "caption", "tr", "td", "th"}
+    assert page.tags <= allowed
+    for weight in walk.weights[0].flatten().tolist():
+        assert f"{weight:.2f}" in page.cells
+    assert "<script>" in page.text and "<!--" in page.text
+    walk._repr_html_().encode("utf-8")
+    assert "http" not in walk._repr_html_()
+
+
+def test_a_cell_of_the_page_says_the_sum_that_it_is() -> None:
+    walk = headloom.steps(seed=4)
+    factors = zip(walk.Q[1, 2].tolist(), walk.K[1, 0].tolist(), strict=True)
+    terms = " + ".join(f"{a:.2f}×{b:.2f}" for a, b in factors)
+    assert f'title="{terms} = {float(walk.scores[1, 2, 0]):.2f}"' in walk._repr_html_()
+
+
+def test_pages_and_pictures_are_written_whole(tmp_path: Path) -> None:
+    walk, file, picture = headloom.steps(kind="cross"), tmp_path / "a.html", tmp_path / "a.svg"
+    walk.page(file)
+    walk.picture(picture)
+    assert file.read_text("utf-8").startswith("<!DOCTYPE html>")
+    svg = picture.read_text("utf-8")
+    for weight in walk.weights.flatten().tolist():
+        assert f">{weight:.2f}</text>" in svg
+    with pytest.raises(InputError, match=r"written as \.png"):
+        headloom.steps().picture(tmp_path / "walk.gif")
