@@ -1,7 +1,7 @@
 """What the tests reach of src/headloom, package by package, after `make coverage` has run them.
 
     python scripts/coverage_table.py              # a table; exit status 1 below 92 %
-    python scripts/coverage_table.py --lines mechanism/ring.py    # and the lines of a file
+    python scripts/coverage_table.py --lines mechanism/masks.py    # and the lines of a file
     python -m pytest tests/cli --cov --cov-append --cov-report=   # some tests, added to the rest
 
 Lines of processes that tests start are counted too; those of the kernels, in C++, are not.

@@ -52,7 +52,6 @@ from .mechanism.positions import Shaw as Shaw
 from .mechanism.positions import alibi_slopes as alibi_slopes
 from .mechanism.positions import sinusoidal as sinusoidal
 from .mechanism.received import LastQueries as LastQueries
-from .mechanism.ring import ring_attend as ring_attend
 from .mechanism.rotary import RotaryScaling as RotaryScaling
 from .mechanism.rotary import rotary as rotary
 from .mechanism.scores import Additive as Additive

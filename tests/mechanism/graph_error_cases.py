@@ -1,4 +1,4 @@
-"""Cases for the errors of graph attention layers and of their kernels; see `error_cases`."""
+"""Cases for the errors of graph attention layers and of their kernels; see `test_errors`."""
 
 from __future__ import annotations
 
