@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = Path(headloom.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 #: Functions of the face that stand over tracing's.
-OVER_TRACING = ("trace", "watch", "from_queries_keys", "from_weights")
+OVER_TRACING = ("trace", "watch", "from_queries_keys", "from_weights", "from_edges")
 #: Names that say nothing of what is inside.
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 

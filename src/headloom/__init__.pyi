@@ -17,6 +17,7 @@ from .api.loaded_model import LoadedModel as LoadedModel
 from .api.loaded_model import from_huggingface as from_huggingface
 from .api.steps import steps as steps
 from .api.trace import Trace as Trace
+from .api.trace import from_edges as from_edges
 from .api.trace import from_queries_keys as from_queries_keys
 from .api.trace import from_weights as from_weights
 from .api.trace import open as open

@@ -127,7 +127,7 @@ def test_nothing_is_unpickled(tmp_path) -> None:
     path = saved(tmp_path / "x.npz", images=np.array([{}], dtype=object), labels=[1])
     with pytest.raises(
         DataError,
-        match=r"cannot be read as arrays of numbers: .*Python objects, which are not unpickled",
+        match=r"cannot be read as arrays of numbers: .*Object arrays cannot be loaded",
     ):
         read_images(path)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -49,15 +48,13 @@ class Foreign:
 
 @pytest.mark.parametrize(
     "form",
-    ["torch", "numpy", "big-endian", "read-only", "dlpack", "list", "nhd", "flat", "batch of one"],
+    ["torch", "big-endian", "read-only", "dlpack", "list", "nhd", "batch of one"],
 )
 def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formula(form) -> None:
     queries, keys = drawn(3, 4, 9, 8), drawn(3, 2, 9, 8, seed=1)
     allowed = torch.ones(9, 9, dtype=torch.bool).tril()
     first, second, options = queries, keys, {}
-    if form == "numpy":
-        first, second = queries.numpy(), keys.numpy()
-    elif form == "big-endian":
+    if form == "big-endian":
         first, second = queries.numpy().astype(">f8"), keys.numpy().astype(">f4")
     elif form == "read-only":
         first, second = queries.numpy().copy(), keys.numpy()
@@ -69,10 +66,6 @@ def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formu
     elif form == "nhd":
         first, second = queries.transpose(1, 2), keys.transpose(1, 2)
         options = {"layout": "NHD"}
-    elif form == "flat":
-        first = [one.transpose(0, 1).flatten(1) for one in queries]
-        second = [one.transpose(0, 1).flatten(1) for one in keys]
-        options = {"heads": 4}
     elif form == "batch of one":
         first, second = list(queries[:, None]), list(keys[:, None])
     trace = headloom.from_queries_keys(first, second, mask=headloom.causal(), **options)
@@ -143,7 +136,7 @@ def test_a_bias_of_minus_infinity_is_a_mask(added: float, tmp_path) -> None:
         assert (layer.kind, layer.mask) == ("decoder", "causal")
         assert layer.positions == ("bias" if added else "none")
         torch.testing.assert_close(layer.matrix.dense(), masked.layers[0].matrix.dense())
-        assert one.heads().equals(masked.heads())
+        pandas.testing.assert_frame_equal(one.heads(), masked.heads(), atol=1e-6)
     assert np.isnan(trace.heads()["next"]).all()  # no row may look there
 
 
@@ -220,14 +213,11 @@ def test_what_a_model_of_transformers_returns_is_taken_as_it_is() -> None:
     assert [len(trace.layers) for trace in two] == [3, 3]
 
 
-def test_sinks_take_what_a_row_lacks_and_sums_are_divided_out() -> None:
+def test_sinks_take_what_a_row_lacks() -> None:
     given = softmax(2, 5, 5) * 0.75
     (partial,) = headloom.from_weights(given, partial=True).layers
     assert torch.equal(partial.graph.dense(), given)
     assert torch.allclose(partial.graph.rest, torch.tensor(0.25))
-    trace = headloom.from_weights(given * 3, normalise=True)
-    assert torch.allclose(trace.layers[0].graph.dense(), given / 0.75, atol=1e-7)
-    assert trace.model["rows"] == "divided by their sums"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -254,52 +244,36 @@ GIVEN = softmax(2, 3, 5, 5)
 SCORES = 3 * drawn(2, 3, 5, 5)
 BROKEN = GIVEN.clone()
 BROKEN[1, 2, 4, 0] = torch.nan
-NEGATIVE = GIVEN.clone()
-NEGATIVE[0, 0, 1, 2] = -1e-6
 
 
 @pytest.mark.parametrize(
     ("given", "options", "line"),
     [
-        (SCORES, {}, r"weights of layer 0: numbers from -.* these look like scores before the "
-                     r"softmax\. Give them after it"),
-        (SCORES.abs(), {}, r"the largest number is .* look like scores before the softmax"),
-        (SCORES.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf), {}, "scores before the"),
-        (GIVEN.log(), {}, "these are logarithms of weights"),
-        (BROKEN, {}, r"weights of layer 1: nan at head 2, query 4, key 0; 1 of 75 numbers are"),
+        (SCORES, {}, "weights of layer 0: -.* these look like scores before the softmax"),
+        (SCORES.abs(), {}, "rows do not sum to 1. Give weights after the softmax"),
+        (BROKEN, {}, "weights of layer 1: nan at .*head 2, query 4, key 0; 1 of 75 numbers are"),
         (GIVEN * 1.01, {}, r"head 0, query 0: the row sums to 1\.01, and 15 of 15 rows .* dropout"),
-        (GIVEN.mT, {}, r"their columns do\. Rows are queries: exchange"),
-        (NEGATIVE, {}, r"-1e-06 at head 0, query 1, key 2; expected weights of 0 or more"),
+        (GIVEN.mT, {}, "queries before keys"),
         (GIVEN * 0, {}, "every weight is 0"),
-        (GIVEN * 0.9, {"normalise": True, "partial": True}, "exclude each other"),
         (GIVEN * 1.5, {"partial": True}, r"sums to 1\.5"),
-        (GIVEN, {"mask": headloom.causal()}, r"a weight of .* at head 0, query 0, key 1, where the "
-                                         r"mask hides the key, and 30 such weights"),
-        (GIVEN, {"tokens": list("abcd")}, "has 5 queries, the sequence 'tokens' 4 tokens"),
-        (GIVEN, {"kind": "both"}, r"kind='both'; expected encoder, decoder, cross"),
-        (GIVEN, {"names": ["a"]}, r"1 names for 2 layers"),
-        (GIVEN[0, 0], {}, r"an array \(5, 5\); expected 3 dimensions"),
-        (GIVEN[None, None], {}, r"an array \(1, 1, 2, 3, 5, 5\); expected 3 dimensions"),
+        (GIVEN, {"mask": headloom.causal()}, "at head 0, query 0, key 1, where the mask hides"),
+        (GIVEN, {"tokens": list("abcd")}, "has 5 positions, the sequence 'tokens' 4 tokens"),
+        (GIVEN, {"kind": "both"}, "kind='both'; expected encoder, decoder, cross"),
+        (GIVEN, {"names": ["a"]}, "for 2 layers; expected a text for each"),
+        (GIVEN[0, 0], {}, "expected 3 dimensions"),
         ([], {}, "no layers"),
-        (None, {}, r"None; expected an array of numbers"),
-        ((None, None), {}, r'weights of layer 0: None, .*attn_implementation="eager"'),
-        ((tuple(GIVEN), tuple(GIVEN)), {}, r"a tuple; expected an array.* generate\(\)"),
-        ("abc", {}, "a str; expected an array"),
-        ({"a": GIVEN}, {}, "a dict; expected an array"),
-        ([GIVEN[0], [[0.5, 0.5]]], {}, "weights of layer 1: a list; expected an array"),
+        ((None, None), {}, 'weights of layer 0: a NoneType.*attn_implementation="eager"'),
+        ((tuple(GIVEN), tuple(GIVEN)), {}, "a tuple; expected an array"),
         (GIVEN.to(torch.int64), {}, "numbers of type int64; expected floating-point"),
-        (GIVEN.numpy().astype("V4"), {}, r"lose the type bfloat16: save float32"),
-        (np.array([[[object()]]]), {}, "an array of object"),
-        (GIVEN[:, :, :0, :0], {}, "heads, queries and keys, 1 or more of each"),
-        ([GIVEN, GIVEN[:1]], {}, "a batch of 1 inputs, the first layer of 2"),
+        (GIVEN.numpy().astype("V4"), {}, "lose the type bfloat16: save float32"),
+        (GIVEN[:, :, :0, :0], {}, "1 or more of each"),
+        ([GIVEN, GIVEN[:1]], {}, "expected one batch for all layers"),
     ],
-)  # fmt: skip
+)
 def test_what_are_no_weights_is_told_in_one_line(given, options, line) -> None:
-    with pytest.raises(headloom.InputError) as raised:
+    with pytest.raises(headloom.InputError, match=line) as raised:
         headloom.from_weights(given, **options)
-    said = str(raised.value)
-    assert re.search(line, said), said
-    assert "\n" not in said
+    assert "\n" not in str(raised.value)
 
 
 QUERIES = drawn(2, 4, 5, 8)
@@ -310,79 +284,29 @@ INFINITE[1, 3, 2, 0] = torch.inf
 @pytest.mark.parametrize(
     ("queries", "keys", "options", "line"),
     [
-        (INFINITE, QUERIES, {}, r"queries of layer 1: inf at head 3, position 2, number 0"),
-        (QUERIES, QUERIES[:1], {}, "2 layers of queries and 1 of keys"),
-        (QUERIES, QUERIES[..., :4], {}, r"keys of layer 0: .* Batch and depth must be the same"),
-        (QUERIES, drawn(2, 3, 5, 8), {}, r'3 heads of 5 keys for 4 of queries.*layout="NHD"'),
+        (INFINITE, QUERIES, {}, "queries of layer 1: inf at .*head 3, position 2, number 0"),
+        (QUERIES, QUERIES[:1], {}, "2 layers of queries, 1 layers of keys"),
+        (QUERIES, QUERIES[..., :4], {}, "queries have depth 8, keys 4"),
         (QUERIES, QUERIES, {"layout": "DHN"}, r"layout='DHN'; expected \"HND\" or \"NHD\""),
-        (QUERIES, QUERIES, {"tokens": list("abcdef")}, "has 5 queries, the sequence 'tokens' 6"),
         (QUERIES, QUERIES, {"tokens": "abcde"}, "the tokens of 'tokens' are str"),
         (QUERIES, QUERIES, {"tokens": ["a", "b", "c", "d", 5]}, "neither all texts nor all ids"),
-        (QUERIES, QUERIES, {"tokens": {}}, "no tokens in an empty dict"),
         (QUERIES, QUERIES, {"tokens": {"text": list("abcde")}}, "tokens of 'text'; expected"),
-        (QUERIES, drawn(2, 4, 9, 8), {"tokens": list("abcde")}, "look from one at another"),
-        (QUERIES, drawn(2, 4, 9, 8), {"kind": "decoder"}, "Give all of its queries"),
-        (QUERIES[:, :0], QUERIES, {}, r"\(1, 0, 5, 8\) as .* expected 1 or more of each"),
-        (QUERIES, QUERIES[:, :, :0], {}, r"keys of layer 0: .* expected 1 or more keys\."),
-        (QUERIES * 1e30, QUERIES * 1e30, {}, "their scores are too large for float32"),
-        (
-            QUERIES,
-            drawn(2, 4, 9, 8),
-            {"mask": headloom.causal()},
-            "5 queries and 9 keys under a causal",
-        ),
+        (QUERIES, drawn(2, 4, 9, 8), {"tokens": list("abcde")}, "where one looks at another"),
+        (QUERIES, QUERIES[:, :, :0], {}, "keys of layer 0: .* 1 or more of each"),
+        (QUERIES, drawn(2, 4, 9, 8), {"mask": headloom.causal()}, "9 keys under a causal mask"),
         (QUERIES, QUERIES, {"mask": [None]}, "mask is a list of 1 for 2 layers"),
-        (QUERIES, QUERIES, {"scale": float("nan")}, "scale is nan; expected a finite number"),
-        (QUERIES, QUERIES, {"bias": drawn(3, 3)}, r"layer layers.0: the bias is \(.*3, 3\)"),
-        (
-            QUERIES,
-            QUERIES,
-            {"bias": torch.full((5, 1, 1), -torch.inf)},
-            r"the bias is \(1, 5, 1, 1",
-        ),
-        (
-            QUERIES,
-            QUERIES,
-            {"bias": torch.full((5,), torch.inf)},
-            "bias of layer 0 holds inf, 5 such",
-        ),
-        (
-            QUERIES,
-            QUERIES,
-            {"sinks": [None, torch.full((4,), torch.nan)]},
-            "sinks of layer 1 holds",
-        ),
-        (QUERIES, QUERIES, {"values": drawn(2, 4, 6, 8)}, "Give a value for each key"),
-        ([drawn(5, 31)], [drawn(5, 31)], {"heads": 4}, "31 numbers a position are not 4 heads"),
-        ([drawn(5, 32)], [drawn(5, 20)], {"heads": 4}, "20 numbers a position; expected a multi"),
+        (QUERIES, QUERIES, {"bias": drawn(3, 3)}, r"the bias is \(.*3, 3\)"),
         (QUERIES, QUERIES, {"keep": 5}, "keep=5; expected headloom.Top"),
+        (QUERIES, QUERIES, {"tokens": {"source": list("abcde"), "target": list("xyzuv")}},
+         "no layer reads the tokens of 'target'.*kind=\"cross\""),
     ],
-)
-def test_what_are_no_queries_and_keys_is_told_in_one_line(queries, keys, options, line) -> None:
-    with pytest.raises(headloom.InputError) as raised:
-        headloom.from_queries_keys(queries, keys, **options)
-    said = str(raised.value)
-    assert re.search(line, said), said
-    assert "\n" not in said
-
-
-@pytest.mark.parametrize("kind", [None, "encoder"])
-def test_tokens_that_no_layer_reads_are_named(kind: str | None, tmp_path) -> None:
-    queries = torch.randn(2, 3, 4)
-    tokens = {"source": ["a", "b", "c"], "target": ["x", "y", "z"]}
-    line = r"^from_queries_keys: no layer reads the tokens of 'target'.*kind=\"cross\""
-    with pytest.raises(headloom.InputError, match=line):
-        headloom.from_queries_keys(
-            queries, queries, tokens=tokens, kind=kind, save=tmp_path / "trace"
-        )
-    assert not list(tmp_path.iterdir())
-    (layer,) = headloom.from_queries_keys(queries, queries, tokens=tokens, kind="cross").layers
-    assert (layer.query_tokens, layer.key_tokens) == (tokens["target"], tokens["source"])
-
-
-def test_nothing_is_written_where_a_later_layer_is_wrong(tmp_path) -> None:
-    with pytest.raises(headloom.InputError):
-        headloom.from_weights(BROKEN, save=tmp_path / "t.loom")
+)  # fmt: skip
+def test_what_are_no_queries_and_keys_is_told_in_one_line(
+    queries, keys, options, line, tmp_path
+) -> None:
+    with pytest.raises(headloom.InputError, match=line) as raised:
+        headloom.from_queries_keys(queries, keys, save=tmp_path / "t.loom", **options)
+    assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -415,15 +339,6 @@ def test_weights_that_are_given_with_their_mask_say_which_keys_are_hidden(rule, 
     assert headloom.open(tmp_path / "t.loom").layers[0].mask == rule
 
 
-def test_a_mask_of_cells_that_weights_are_given_with_hides_what_no_head_looks_at() -> None:
-    shown = torch.ones(6, 6, dtype=torch.bool)
-    shown[:, 2] = False
-    given = drawn(2, 6, 6).masked_fill(~shown, -torch.inf).softmax(-1)
-    layer = headloom.from_weights(given, mask=shown, keep=headloom.All()).layers[0]
-    seen = allowed_keys(layer).seen
-    assert layer.mask is None and seen is not None and seen.tolist() == [[0, 1, 3, 4, 5]] * 6
-
-
 def test_each_input_of_a_batch_of_weights_has_its_own_mask() -> None:
     lengths = torch.tensor([4, 2])
     shown = torch.arange(4) < lengths[:, None, None, None]
@@ -433,36 +348,10 @@ def test_each_input_of_a_batch_of_weights_has_its_own_mask() -> None:
     assert ends == [[4] * 4, [2] * 4]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"save": 3}, "save=3; expected the path of a folder"),
-        ({"model": 3}, "model is int; expected a text"),
-        ({"names": 3}, "names is int; expected a list with a text"),
-        ({"kind": np.zeros(2)}, "expected encoder, decoder, cross or None"),
-        ({"overwrite": "yes"}, "overwrite='yes'; expected True or False"),
-    ],
-)
-def test_options_of_other_types_are_one_line(options, said) -> None:
-    queries = drawn(1, 2, 3, 4)
-    for give in (lambda: headloom.from_queries_keys(queries, queries, **options),
-                 lambda: headloom.from_weights(queries.softmax(-1), **options)):  # fmt: skip
-        with pytest.raises(headloom.InputError) as caught:
-            give()
-        assert said in str(caught.value) and "\n" not in str(caught.value)
-    for name in ("scale", "relative"):
-        with pytest.raises(headloom.InputError, match=f"from_queries_keys: {name} is"):
-            headloom.from_queries_keys(queries, queries, **{name: "dog"})
-    with pytest.raises(headloom.InputError, match="normalise='dog'; expected True or False"):
-        headloom.from_weights(queries.softmax(-1), normalise="dog")
-
-
 def test_weights_of_a_later_step_of_a_generation_have_a_kind() -> None:
     """One query over four keys: the last of a text, or another sequence's; nothing else says it."""
     step = np.full((2, 1, 4), 0.25)
-    with pytest.raises(
-        headloom.InputError, match=r'1 query and 4 keys.*kind="decoder", or kind="cross"'
-    ):
+    with pytest.raises(headloom.InputError, match=r'1 query and 4 keys.*kind="decoder" or "cross"'):
         headloom.from_weights(step)
     trace = headloom.from_weights(step, kind="decoder", tokens=["a", "b", "c", "d"])
     (layer,) = trace.layers

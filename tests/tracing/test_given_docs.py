@@ -18,7 +18,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, Any] = {}
     torch.manual_seed(0)
     exec(compile(blocks[0], str(DOCS), "exec"), names)
@@ -31,3 +31,5 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for layer, weights in zip(names["trace"].layers, given, strict=True):
         assert torch.equal(layer.graph.dense(), weights[0])
     assert names["trace"].tokens[0] == "[CLS]"
+    exec(compile("import headloom\n" + blocks[2], str(DOCS), "exec"), names)
+    assert names["trace"].layers[0].graph.dense()[0].tolist() == [[1, 0], [0.25, 0.75]]

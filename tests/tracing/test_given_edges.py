@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import torch
 
 import headloom
 from headloom.analysis.graphs.strength import received
-from headloom.analysis.heads.patterns import allowed_keys
-from headloom.analysis.interval import left_out
 from headloom.mechanism.masks import causal
 from headloom.tracing.given_edges import from_edges
 
@@ -38,22 +35,6 @@ def test_whole_rows_are_a_whole_matrix() -> None:
     assert float(layer.graph.entropy[0, 2]) == pytest.approx(1.02965, abs=1e-5)
     assert layer.graph.rest.tolist() == [[0, 0, 0]]
     assert set(headloom.Trace.of(trace).heads()["source"]) == {"exact"}
-
-
-def test_the_window_of_edges_is_kept(tmp_path) -> None:
-    mask = headloom.window(2, 5)
-    torch.manual_seed(0)
-    weights = headloom.AttentionMatrix(*torch.randn(2, 1, 24, 4), mask=mask).dense()[0]
-    rows = [(0, 0, i, j, float(weights[i, j]))
-            for i in range(24) for j in weights[i].topk(2).indices.tolist()]  # fmt: skip
-    trace = headloom.Trace.of(from_edges(columns(rows), mask=mask, strongest=True))
-    trace.save(tmp_path / "t")
-    for found in (trace, headloom.open(tmp_path / "t")):
-        assert found.layers[0].terms.window == [2, 5, 0]
-        assert found.layers[0].mask == "window"
-        # The last query looks at no more than two keys before it.
-        allowed = allowed_keys(found.layers[0])
-        assert (int(allowed.first[-1]), int(allowed.end[-1])) == (21, 24)
 
 
 @pytest.mark.parametrize("mask", [causal(), None])
@@ -143,17 +124,6 @@ def test_of_the_strongest_edges_little_is_left_over_too() -> None:
     assert (got.upper[0].numpy() >= weights.sum(0) - 1e-6).all()
 
 
-def test_scores_that_fit_are_kept() -> None:
-    lse = np.array([0.5, -1.0, -1.0, 2.0, 2.0, 2.0])
-    scores = np.log([row[4] for row in ROWS]) + lse
-    graph = from_edges(columns(ROWS, score=scores), mask=causal()).layers[0].graph
-    assert torch.allclose(graph.lse, torch.tensor([[0.5, -1.0, 2.0]]))
-    assert float(graph.scores[0, 2, 1]) == pytest.approx(np.log(0.3) + 2, abs=1e-6)
-    scores[5] += 1
-    with pytest.raises(headloom.InputError, match="its scores are not those of its weights"):
-        from_edges(columns(ROWS, score=scores), mask=causal())
-
-
 def changed(place: int, **values: Any) -> dict[str, Any]:
     made = columns(ROWS)
     for name, value in values.items():
@@ -167,41 +137,21 @@ def changed(place: int, **values: Any) -> dict[str, Any]:
     [
         (changed(0, weight=np.nan), {}, "a weight of nan in row 0 of the table"),
         (changed(1, weight=-0.1), {}, r"a weight of -0\.1 in row 1"),
-        (changed(1, weight=3.5), {}, r"a weight of 3\.5 in row 1"),
-        (changed(1, weight=0.9), {}, r"query 1: its weights sum to 1\.15; expected 1 at most"),
-        (changed(2, key=1), {}, "head 0, query 1, key 1 is there 2 times"),
+        (changed(1, weight=0.9), {}, r"query 1: its weights sum to 1\.15"),
+        (changed(2, key=1), {}, "head 0, query 1: an edge 2 times"),
         (changed(2, key=2), {}, "query 1 looks at key 2, which the mask hides"),
-        (changed(5, key=-1), {}, "the column key holds -1"),
-        (changed(5, layer=2**15), {}, "the column layer holds 32768"),
+        (changed(5, key=-1), {}, "the column key holds int64 from -1"),
         (columns([row for row in ROWS if row[2] != 1]), {}, "query 1: its weights sum to 0, and"),
-        (columns([]), {}, "the table has no rows"),
-        (columns(ROWS), {"tokens": ["a", "b"]}, "at position 2, and 2 tokens"),
+        (columns(ROWS), {"tokens": ["a", "b"]}, "a position 2, and 2 tokens"),
         (columns(ROWS), {"kind": "both"}, "kind 'both'; expected"),
         (columns(ROWS, name=["x"] * 5 + ["y"]), {}, "layer 0 has several texts in the column name"),
-        (columns(ROWS, query_token=list("abbccc"), key_token=list("abacxb")), {}, "position 0 is"),
+        (columns(ROWS, query_token=list("abbccc"), key_token=list("abacxb")), {}, "position 0 of"),
     ],
 )
 def test_what_is_no_list_of_edges_is_told_in_one_line(given, options, line) -> None:
-    with pytest.raises(headloom.InputError) as raised:
+    with pytest.raises(headloom.InputError, match=line) as raised:
         from_edges(given, mask=causal(), **options)
-    said = str(raised.value)
-    assert re.search(line, said), said
-    assert "\n" not in said
-
-
-def test_rows_of_different_numbers_of_edges_have_bounds_that_hold() -> None:
-    weights = np.array([[0.5, 0.5, 0, 0], [0.1, 0.44, 0.44, 0.02], [0.3, 0.1, 0.3, 0.3],
-                        [0.55, 0.45, 0, 0]])  # fmt: skip
-    queries, keys = np.nonzero(weights >= 0.45)
-    none = np.zeros(len(keys), dtype=np.int64)
-    table = {"layer": none, "head": none, "query": queries, "key": keys,
-             "weight": weights[queries, keys]}  # fmt: skip
-    graph = from_edges(table, mask=None, strongest=True).layers[0].graph
-    got = received(graph)
-    assert (got.lower[0].numpy() <= weights.sum(0) + 1e-6).all()
-    assert (got.upper[0].numpy() >= weights.sum(0) - 1e-6).all()
-    # The second row keeps no edge at all: one key may have all of its weight.
-    assert left_out(graph)[1][0].tolist() == [0, 1, 1, 0]
+    assert "\n" not in str(raised.value)
 
 
 def test_an_edge_list_takes_no_memory_by_the_square_of_its_positions() -> None:

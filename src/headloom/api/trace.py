@@ -15,7 +15,7 @@ from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import whole_number
-from headloom.tracing import capture, given
+from headloom.tracing import capture, given, given_edges
 from headloom.tracing import watch as watching
 from headloom.tracing.watched import Watched
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Trace",
     "WatchedModel",
+    "from_edges",
     "from_queries_keys",
     "from_weights",
     "open",
@@ -176,6 +177,7 @@ def _of(
 
 
 trace = _of(capture.trace)
+from_edges = _of(given_edges.from_edges)
 from_queries_keys = _of(given.from_queries_keys)
 from_weights = _of(given.from_weights)
 

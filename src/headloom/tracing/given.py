@@ -1,10 +1,11 @@
-"""Traces of what somebody has already: queries and keys, or attention weights, as arrays."""
+"""Traces of queries and keys, or of attention weights, that are there as arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,47 +13,39 @@ from torch import Tensor
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Keep, Top
-from headloom.mechanism.masks import Mask
-from headloom.mechanism.positions import Relative
-from headloom.mechanism.shapes import check_flag, finite_number, in_words, whole_number
-from headloom.tracing.given_layers import (
-    GivenLayers,
-    Making,
-    checked_model,
-    each,
-    in_layer,
-    masks_of,
-    tensors_of,
-)
-from headloom.tracing.given_tokens import GivenTokens
+from headloom.mechanism.masks import Mask, as_mask, causal
+from headloom.mechanism.positions import ALiBi, Relative, Shaw
+from headloom.mechanism.shapes import finite_number
+from headloom.tracing.given_tokens import GivenTokens, TokensGiven, given_traces
+from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.recorder import CallRecorder
-from headloom.tracing.sources.given_queries_keys import LAYOUTS, GivenCalls
-from headloom.tracing.sources.given_weights import (
-    Sums,
-    checked_weights,
-    graph_of_weights,
-    weights_call,
-)
-from headloom.tracing.sources.tensors import Layers, is_causal
+from headloom.tracing.recording.score_terms import ranges_of
+from headloom.tracing.recording.sequences import kind_of_name
+from headloom.tracing.sources.given_weights import checked_weights, graph_of_weights, weights_call
+from headloom.tracing.sources.score_masks import without_hidden
+from headloom.tracing.sources.tensors import as_tensor, check_numbers, is_causal, layer_tensors
 
-__all__ = ["from_queries_keys", "from_weights"]
+__all__ = ["KINDS", "from_queries_keys", "from_weights", "mask_is_causal"]
+
+KINDS = ("encoder", "decoder", "cross")
+
+T = TypeVar("T")
 
 
 def from_queries_keys(
-    queries: Any,
-    keys: Any,
-    values: Any = None,
+    queries: object,
+    keys: object,
+    values: object = None,
     *,
     mask: Mask | Tensor | Sequence[Mask | Tensor | None] | None = None,
     scale: float | None = None,
-    tokens: Any = None,
-    tokenizer: Any = None,
+    tokens: TokensGiven | Mapping[str, TokensGiven] | None = None,
+    tokenizer: object = None,
     layout: str = "HND",
-    heads: int | None = None,
     relative: Relative | Sequence[Relative | None] | None = None,
-    bias: Any = None,
+    bias: object = None,
     softcap: float | None = None,
-    sinks: Any = None,
+    sinks: object = None,
     kind: str | Sequence[str | None] | None = None,
     names: Sequence[str] | None = None,
     model: str | None = None,
@@ -62,7 +55,7 @@ def from_queries_keys(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
 ) -> TraceData | list[TraceData]:
-    """A trace of queries and keys that are there as arrays: NumPy's, torch's, JAX's.
+    """Make a trace of queries and keys that are there as arrays: NumPy's, torch's, JAX's.
 
         weights = softmax(scale * queries . keys), as `headloom.attend` computes them
 
@@ -79,7 +72,6 @@ def from_queries_keys(
             sequence looks at another; a list of them for a batch. None: numbers.
         tokenizer: names ids.
         layout: "HND", or "NHD" for (positions, heads, depth), as JAX and vLLM have it.
-        heads: of the queries, where a list has arrays (positions, heads * depth).
         relative, bias, sinks: as `headloom.attend` takes them; a list: one for each layer.
         softcap: as `headloom.attend` takes it.
         kind: "encoder", "decoder" or "cross", or a list with one for each layer; None: from names,
@@ -100,84 +92,149 @@ def from_queries_keys(
     >>> from_queries_keys(queries, keys, tokens="a b c d e".split())
     Trace(3 encoder layers, tokens: 5 tokens)
     """
-    operation = "from_queries_keys"
-    checked_model(operation, model)
-    if scale is not None:
-        scale = finite_number(operation, "scale", scale)
-    if softcap is not None:
-        softcap = finite_number(operation, "softcap", softcap)
-    stacks = _stacks(operation, queries, keys, values, layout, heads)
-    count = len(stacks[0])
-    calls = GivenCalls(
-        stacks[0],
-        stacks[1],
-        stacks[2] if len(stacks) > 2 else None,
-        layout,
-        heads,
-        scale,
-        softcap,
-        masks=masks_of(operation, mask, count),
-        relatives=_relatives(operation, relative, count),
-        biases=tensors_of(operation, "bias", bias, count),
-        sinks=tensors_of(operation, "sinks", sinks, count),
-    )
-    layers = GivenLayers.of(operation, count, names, kind, calls.lengths)
-    sequences = GivenTokens(operation, tokens, tokenizer, stacks[0].samples, layers.pair)
+    if layout not in ("HND", "NHD"):
+        raise InputError(f'layout={layout!r}; expected "HND" or "NHD".')
+    scale = None if scale is None else finite_number("from_queries_keys", "scale", scale)
+    arrays = {"queries": queries, "keys": keys, "values": values}
+    stacks = {
+        name: _heads_first(name, array, layout)
+        for name, array in arrays.items()
+        if array is not None
+    }
+    count = len(stacks["queries"])
+    if any(len(stack) != count for stack in stacks.values()):
+        counts = ", ".join(f"{len(stack)} layers of {name}" for name, stack in stacks.items())
+        raise InputError(f"from_queries_keys: {counts}; expected as many of each.")
+    biases: list[object] = _each("bias", bias, count)
+    every_sinks: list[object] = _each("sinks", sinks, count)
+    relatives: list[Relative | None] = _each("relative", relative, count)
+    calls = []
+    for number, own_mask in enumerate(_masks(mask, count)):
+        rows, columns = stacks["queries"][number], stacks["keys"][number]
+        lengths = rows.shape[2], columns.shape[2]
+        if own_mask == causal() and lengths[0] != lengths[1]:
+            raise InputError(
+                f"queries of layer {number}: {lengths[0]} queries and {lengths[1]} keys under a "
+                "causal mask. Of queries that are the last of the keys, "
+                "headloom.causal(offset=keys - queries); between two sequences, no mask."
+            )
+        added = None if biases[number] is None else as_tensor("bias", biases[number])
+        if added is not None:
+            added = added.reshape((1,) * (4 - added.ndim) + tuple(added.shape))
+            own_mask, added = without_hidden(own_mask, added, (*rows.shape[:3], lengths[1]))
+        places = relatives[number]
+        own_values = stacks["values"][number] if "values" in stacks else None
+        position = "none" if added is None else "bias"
+        if places is not None:
+            position = {Shaw: "shaw", ALiBi: "alibi"}.get(type(places), "bias")
+        own_sinks = every_sinks[number]
+        calls.append(
+            LayerCall(
+                path="",
+                kind="",
+                queries=rows,
+                keys=columns,
+                values=columns.new_zeros(*columns.shape[:3], 1)
+                if own_values is None
+                else own_values,
+                scale=rows.shape[3] ** -0.5 if scale is None else scale,
+                mask=own_mask,
+                bias=added,
+                relative=None if places is None else places.in_scores(),
+                softcap=softcap,
+                sinks=None if own_sinks is None else as_tensor("sinks", own_sinks),
+                positions=position,
+                is_causal=mask_is_causal(own_mask, *lengths),
+                values_known=own_values is not None,
+            )
+        )
+    layers = _layers(names, kind, [_lengths(call) for call in calls], [c.is_causal for c in calls])
+    samples = len(calls[0].queries)
+    sequences = GivenTokens(tokens, tokenizer, samples, "cross" in [own for _, own in layers])
 
     def record(recorder: CallRecorder) -> None:
-        for number, name in enumerate(layers.names):
-            call = calls.call(number, name, layers.kind(number, calls.causal(number)))
-            with in_layer(operation, name):
-                recorder(call)
+        for call, (path, own_kind) in zip(calls, layers, strict=True):
+            recorder(replace(call, path=path, kind=own_kind))
 
-    said = {"name": model or "queries and keys", "given": "queries and keys"}
-    making = Making(operation, keep, queries_keys, save, dtype, overwrite)
-    return making.traces(sequences, record, said)
+    traces = given_traces(
+        sequences, record, "queries and keys", model, keep, save,
+        overwrite=overwrite, queries_keys=queries_keys, dtype=dtype,
+    )  # fmt: skip
+    return traces[0] if len(traces) == 1 else traces
 
 
-def _relatives(operation: str, relative: Any, count: int) -> tuple[Relative | None, ...]:
-    """The relative positions of each layer."""
-    entries = each(operation, "relative", relative, count)
-    for entry in entries:
-        if entry is not None and not isinstance(entry, Relative):
+def _lengths(call: LayerCall) -> tuple[int, int]:
+    return call.queries.shape[2], call.keys.shape[2]
+
+
+def _heads_first(name: str, array: object, layout: str) -> list[Tensor]:
+    """The arrays as layers, (batch, heads, positions, depth)."""
+    layers = layer_tensors(name, array)
+    if layout == "NHD":
+        layers = [layer.transpose(1, 2) for layer in layers]
+    for number, layer in enumerate(layers):
+        words = ("input", "head", "position", "number")
+        check_numbers(f"{name} of layer {number}", layer, words)
+    return layers
+
+
+def mask_is_causal(mask: Mask | None, queries: int, keys: int) -> bool:
+    """Whether a mask shows no query of a sequence a key after it."""
+    if mask is None or queries != keys or queries < 2:
+        return False
+    ranges = ranges_of(mask, queries, keys)
+    return ranges is not None and bool((ranges[1] <= torch.arange(1, queries + 1)).all())
+
+
+def _each(name: str, value: object, count: int) -> list[T]:
+    """An argument for each layer: a list as it is, anything else for all."""
+    if not isinstance(value, (list, tuple)):
+        return [cast(T, value)] * count
+    if len(value) != count:
+        raise InputError(
+            f"{name} is a list of {len(value)} for {count} layers; expected one for each, or one "
+            "for all."
+        )
+    return list(value)
+
+
+def _masks(mask: object, count: int) -> list[Mask | None]:
+    masks: list[Mask | Tensor | None] = _each("mask", mask, count)
+    return [None if mask is None else as_mask(mask) for mask in masks]
+
+
+def _layers(
+    names: Sequence[str] | None,
+    kind: str | Sequence[str | None] | None,
+    lengths: Sequence[tuple[int, int]],
+    causal: Sequence[bool],
+) -> list[tuple[str, str]]:
+    """The name and the kind of each layer."""
+    count = len(lengths)
+    names = [f"layers.{number}" for number in range(count)] if names is None else list(names)
+    if len(names) != count or not all(isinstance(name, str) for name in names):
+        raise InputError(f"names={names!r:.80} for {count} layers; expected a text for each.")
+    kinds: list[str | None] = _each("kind", kind, count)
+    made = []
+    for name, own, (queries, keys), ahead in zip(names, kinds, lengths, causal, strict=True):
+        if own is not None and own not in KINDS:
+            raise InputError(f"kind={own!r}; expected {', '.join(KINDS)} or None.")
+        by_name = kind_of_name(name, ahead)
+        if own is None and by_name != "cross" and queries == 1 < keys:
             raise InputError(
-                f"{operation}: relative is {type(entry).__name__}; expected relative positions, "
-                "as headloom.ALiBi or headloom.Shaw, or None."
+                f"layer {name} has 1 query and {keys} keys: a later step of a generation, or a "
+                'position that looks at another sequence. Say which: kind="decoder" or "cross".'
             )
-    return tuple(entries)
-
-
-def _stacks(
-    operation: str, queries: Any, keys: Any, values: Any, layout: str, heads: int | None
-) -> list[Layers]:
-    """The arrays as layers, as many of each."""
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise InputError(f'{operation}: layout={in_words(layout)}; expected "HND" or "NHD".')
-    if heads is not None:
-        whole_number(operation, "heads", heads, 1)
-    given = {"queries": queries, "keys": keys, "values": values}
-    rank = 3 if heads is None else 2
-    stacks = [
-        Layers(name, array, rank)
-        for name, array in given.items()
-        if name != "values" or array is not None
-    ]
-    for other in stacks[1:]:
-        if len(other) != len(stacks[0]):
-            raise InputError(
-                f"{operation}: {len(stacks[0])} layers of queries and {len(other)} of "
-                f"{other.name}; expected as many."
-            )
-    return stacks
+        made.append((name, own or ("cross" if queries != keys else by_name)))
+    return made
 
 
 def from_weights(
-    weights: Any,
+    weights: object,
     *,
     mask: Mask | Tensor | Sequence[Mask | Tensor | None] | None = None,
-    tokens: Any = None,
-    tokenizer: Any = None,
-    normalise: bool = False,
+    tokens: TokensGiven | Mapping[str, TokensGiven] | None = None,
+    tokenizer: object = None,
     partial: bool = False,
     kind: str | Sequence[str | None] | None = None,
     names: Sequence[str] | None = None,
@@ -186,7 +243,7 @@ def from_weights(
     save: Path | str | None = None,
     overwrite: bool = False,
 ) -> TraceData | list[TraceData]:
-    """A trace of attention weights that are there as arrays: its edges are the weights given.
+    """Make a trace of attention weights that are there as arrays: its edges are the weights given.
 
     There are no queries and keys: a layer has no `matrix`, and its scores are the logarithms of
     its weights. Where every edge is kept, all that is computed from the trace is exact.
@@ -199,49 +256,35 @@ def from_weights(
         mask: who may look at whom, or a list with one for each layer: weights elsewhere are an
             error. None: at every key whose weight is not 0.
         tokens, tokenizer, names, model, kind, save, overwrite: as of `from_queries_keys`.
-        normalise: divide each row by its sum.
         partial: let rows sum to less than 1: sinks, or keys that are not here, have the rest.
         keep: the edges kept of each query; ``headloom.All()`` for all.
 
     Returns: the trace, or a list of traces where there is a batch of several inputs.
 
-    Raises: InputError: rows that do not sum to 1, numbers below 0 or not finite, scores in the
-        place of weights, a weight that the mask hides, shapes that do not fit.
+    Raises: InputError: rows that do not sum to 1, numbers below 0 or not finite, a weight that the
+        mask hides, shapes that do not fit.
 
     >>> import numpy as np
     >>> trace = from_weights(np.array([[[1.0, 0.0], [0.25, 0.75]]]), tokens=["a", "b"])
     >>> trace.layers[0].kind, trace.layers[0].graph.keys[0, 1, :2].tolist()
     ('decoder', [1, 0])
     """
-    operation = "from_weights"
-    checked_model(operation, model)
-    check_flag(operation, "normalise", normalise)
-    check_flag(operation, "partial", partial)
-    if normalise and partial:
-        raise InputError(f"{operation}: normalise and partial exclude each other; give one.")
-    stack = Layers("weights", weights)
-    sums: Sums = "normalise" if normalise else "less" if partial else "one"
-    masks = masks_of(operation, mask, len(stack))
-
-    def lengths(number: int) -> tuple[int, int]:
-        shape = stack.shape(number)
-        return shape[-2], shape[-1]
-
-    steps = not isinstance(tokens, Mapping)
-    layers = GivenLayers.of(operation, len(stack), names, kind, lengths, steps)
-    sequences = GivenTokens(operation, tokens, tokenizer, stack.samples, layers.pair)
+    stack = layer_tensors("weights", weights)
+    masks = _masks(mask, len(stack))
+    lengths = [(layer.shape[2], layer.shape[3]) for layer in stack]
+    if kind is None and isinstance(tokens, Mapping) and "source" in tokens:
+        kind = [None if queries == keys else "cross" for queries, keys in lengths]
+    layers = _layers(names, kind, lengths, [is_causal(layer) for layer in stack])
+    pair = "cross" in [own for _, own in layers]
+    sequences = GivenTokens(tokens, tokenizer, len(stack[0]), pair)
 
     def record(recorder: CallRecorder) -> None:
-        for number, name in enumerate(layers.names):
-            label = stack.label(number)
-            checked = checked_weights(label, stack[number], sums)
+        for number, (name, own_kind) in enumerate(layers):
+            label, own_mask = f"weights of layer {number}", masks[number]
+            checked = checked_weights(label, stack[number], partial=partial)
             places = recorder.places(checked.shape[-1])
-            graph = graph_of_weights(label, checked, places, masks[number], partial=partial)
-            layer_kind = layers.kind(number, is_causal(checked))
-            recorder.take(weights_call(name, layer_kind, checked, masks[number]), graph)
+            graph = graph_of_weights(label, checked, places, own_mask, partial=partial)
+            recorder.take(weights_call(name, own_kind, graph, own_mask), graph)
 
-    said = {"name": model or "weights", "given": "weights"}
-    if normalise:
-        said["rows"] = "divided by their sums"
-    making = Making(operation, keep, False, save, None, overwrite)
-    return making.traces(sequences, record, said)
+    traces = given_traces(sequences, record, "weights", model, keep, save, overwrite=overwrite)
+    return traces[0] if len(traces) == 1 else traces

@@ -1,365 +1,278 @@
-"""A trace of a list of edges: who looks at whom, with what weight, and nothing else."""
+"""A trace of a table of edges: who looks at whom, with what weight, and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from headloom.errors import InputError
-from headloom.formats.terms import Terms
-from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
-from headloom.mechanism.graph import AttentionGraph
+from headloom.formats.trace import TraceData
+from headloom.mechanism.graph import All, AttentionGraph
 from headloom.mechanism.masks import Mask
-from headloom.tracing.given_layers import KINDS
-from headloom.tracing.given_tokens import GivenTokens, names_of_kind
-from headloom.tracing.recording.score_terms import as_rule, ranges_of
-from headloom.tracing.sources.given_queries_keys import is_causal
+from headloom.tracing.given import KINDS, mask_is_causal
+from headloom.tracing.given_tokens import GivenTokens, TokensGiven, ends_of_kind, given_traces
+from headloom.tracing.recording.recorder import CallRecorder
+from headloom.tracing.recording.score_terms import ranges_of
+from headloom.tracing.sources.given_weights import weights_call
 
 __all__ = ["NEAR", "from_edges"]
 
 #: How far from 1 the weights of a row may sum, as of numbers written with a few decimals.
 NEAR = 1e-3
 
-Columns = Mapping[str, NDArray[Any]]
+_WHOLE = ("layer", "head", "query", "key")
+_TEXTS = ("name", "kind", "query_token", "key_token")
+
+Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The edges of a layer, sorted by row and weight, and where each stands in its row.
+class _Edges:
+    """The columns of a table: whole numbers, weights, and texts where there are some."""
 
-    row      head * queries + query of each edge
-    place    its place in the row, strongest first
-    shape    (heads, queries, keys)
-    """
+    whole: dict[str, Whole]
+    weight: NDArray[np.float64]
+    texts: dict[str, NDArray[np.str_]]
 
-    row: NDArray[np.int64]
-    place: NDArray[np.int64]
-    shape: tuple[int, int, int]
-
-    def slots(self, values: NDArray[Any], empty: float, kept: int) -> torch.Tensor:
-        """A number for each edge, (heads, queries, kept)."""
-        heads, queries, _ = self.shape
-        whole = np.full((heads * queries, kept), empty, values.dtype)
-        whole[self.row, self.place] = values
-        return torch.from_numpy(whole.reshape(heads, queries, kept))
-
-    def sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum over each row, (heads * queries,)."""
-        heads, queries, _ = self.shape
-        return np.bincount(self.row, values, heads * queries).astype(np.float64)
+    def of_layer(self, number: int) -> _Edges:
+        own = self.whole["layer"] == number
+        return _Edges(
+            {name: column[own] for name, column in self.whole.items()},
+            self.weight[own],
+            {name: column[own] for name, column in self.texts.items()},
+        )
 
 
 def from_edges(
-    columns: Columns,
+    table: Mapping[str, ArrayLike],
     *,
     mask: Mask | None,
-    tokens: Any = None,
-    tokenizer: Any = None,
+    tokens: TokensGiven | Mapping[str, TokensGiven] | None = None,
+    tokenizer: object = None,
     strongest: bool = False,
     kind: str | None = None,
     model: str | None = None,
+    save: Path | str | None = None,
+    overwrite: bool = False,
 ) -> TraceData:
-    """A trace of edges.
+    """Make a trace of a table with a row for each edge.
 
-    What is not among them is not known: a row whose weights sum to less than 1 has the rest
-    nowhere (`rest`), and then no entropy (NaN). A trace needs the strongest edges of each row, so
-    that no other edge weighs more than the last.
+    What is not in the table is not known: a row of the matrix whose weights sum to less than 1 has
+    the rest nowhere (`rest`), and then no entropy (NaN).
 
     Args:
-        columns: layer, head, query, key, weight of each edge; and perhaps score, name and kind of
-            its layer, query_token and key_token.
+        table: columns layer, head, query, key (from 0) and weight; and perhaps name and kind of
+            the layer, query_token and key_token. A dict of arrays, or a DataFrame.
         mask: who may look at whom; where some layers look from one sequence at another, in the
             layers of the decoder, whose others may look at all.
-        tokens, tokenizer: see `headloom.from_queries_keys`; None: those of the columns, or numbers.
+        tokens, tokenizer: see `headloom.from_queries_keys`; None: those of the table, or numbers.
         strongest: whether the edges are the strongest ones of each row, which may lack others;
             else each row must be whole.
         kind: of the layers; None: that of the column, or by the mask.
-        model: what the trace calls the model.
+        model, save, overwrite: see `headloom.from_queries_keys`.
 
-    Raises: InputError: weights that are none, an edge twice, rows that are not whole.
+    Raises: InputError: weights that are none, an edge twice or where the mask hides it, rows that
+        are not whole.
+
+    >>> table = {"layer": [0, 0], "head": [0, 0], "query": [0, 1], "key": [0, 0], "weight": [1, 1]}
+    >>> from_edges(table, mask=None).layers[0].graph.adjacency(0).toarray().tolist()
+    [[1.0, 0.0], [1.0, 0.0]]
     """
-    operation = "edges"
-    _check(columns)
-    layers = np.unique(columns["layer"])
-    said = [_said(columns, "kind", number) or kind for number in layers]
-    length = 1 + int(max(columns["query"].max(), columns["key"].max()))
-    by_mask = "decoder" if is_causal(mask, length, length) else "encoder"
-    kinds = [own_kind or by_mask for own_kind in said]
-    for number, own_kind in zip(layers, kinds, strict=True):
-        if own_kind not in KINDS:
-            raise InputError(f"edges: layer {number}: kind {own_kind!r}; expected {KINDS}.")
-    pair = "cross" in kinds
-    if tokens is None:
-        tokens = _tokens_of(columns, dict(zip(layers.tolist(), kinds, strict=True)), pair)
-    sequences = GivenTokens(operation, tokens, tokenizer, 1, pair)
-    reach = _reach(sequences, columns, dict(zip(layers.tolist(), kinds, strict=True)))
-    made: list[TraceLayer] = []
-    for number, own_kind in zip(layers, kinds, strict=True):
-        own = {name: column[columns["layer"] == number] for name, column in columns.items()}
-        path = _said(columns, "name", number) or f"layers.{number}"
-        # Of an encoder-decoder the decoder alone may not look at all.
-        own_mask = mask if not pair or own_kind == "decoder" else None
-        lengths = _lengths(sequences, own_kind, own, reach)
-        ends = sequences.ends(path, own_kind, *lengths)
-        shape = (1 + int(own["head"].max()), *lengths)
-        graph = _graph(f"edges of layer {number}", own, shape, own_mask, strongest)
-        terms = Terms(as_rule(own_mask, *lengths, 1))
-        made.append(
-            TraceLayer(
-                name=path,
-                kind=own_kind,
-                index=sum(layer.kind == own_kind for layer in made),
-                shape=shape,
-                queries_from=ends[0],
-                keys_from=ends[1],
-                query_tokens=sequences.of(ends[0], lengths[0], 0).names,
-                key_tokens=sequences.of(ends[1], lengths[1], 0).names,
-                scale=1.0,
-                data=LayerInMemory(graph, known_terms=terms),
-                positions="bias",
-                mask=terms.rule,
-            )
-        )
-    names = {layer.queries_from: layer.query_tokens for layer in made}
-    names |= {layer.keys_from: layer.key_tokens for layer in made}
-    known = {
-        name: sequences.of(name, len(of), 0).known
-        for name, of in names.items()
-        if sequences.of(name, len(of), 0).known
+    edges = _checked(table)
+    of_layers = {
+        number: edges.of_layer(number) for number in np.unique(edges.whole["layer"]).tolist()
     }
-    return TraceData(names, tuple(made), {"name": model or "edges", "given": "edges"}, known)
-
-
-def _check(columns: Columns) -> None:
-    """Raise an InputError for numbers that no edge has."""
-    if not len(columns["weight"]):
-        raise InputError("edges: the table has no rows; expected one for each edge.")
-    for name in ("layer", "head", "query", "key"):
-        lowest, highest = int(columns[name].min()), int(columns[name].max())
-        most = 2**15 - 1 if name in ("layer", "head") else 2**31 - 1
-        if lowest < 0 or highest >= most:
-            raise InputError(
-                f"edges: the column {name} holds {lowest if lowest < 0 else highest}; expected "
-                f"whole numbers from 0 to {most - 1:,}."
+    length = 1 + int(max(edges.whole["query"].max(), edges.whole["key"].max()))
+    by_mask = "decoder" if mask_is_causal(mask, length, length) else "encoder"
+    kinds = {
+        number: _only("kind", number, own) or kind or by_mask for number, own in of_layers.items()
+    }
+    if wrong := set(kinds.values()) - set(KINDS):
+        raise InputError(f"edges of kind {wrong.pop()!r}; expected {', '.join(KINDS)}.")
+    pair = "cross" in kinds.values()
+    ends: dict[str, list[tuple[int, str]]] = {}
+    for number, own_kind in kinds.items():
+        for name, side in zip(ends_of_kind(own_kind, pair), ("query", "key"), strict=True):
+            ends.setdefault(name, []).append((number, side))
+    reach: dict[str, int] = {}
+    of_table: dict[str, list[str]] = {}
+    for name, sides in ends.items():
+        places = np.concatenate([of_layers[number].whole[side] for number, side in sides])
+        reach[name] = 1 + int(places.max())
+        if {"query_token", "key_token"} <= set(edges.texts):
+            texts = np.concatenate(
+                [of_layers[number].texts[f"{side}_token"] for number, side in sides]
             )
-    weights = columns["weight"]
-    wrong = ~(np.isfinite(weights) & (weights >= 0) & (weights <= 1 + NEAR))
+            there, first = np.unique(places, return_index=True)
+            if len(there) == reach[name]:  # else some position without an edge has no name
+                of_table[name] = _tokens(name, texts[first], places, texts)
+    given = tokens if isinstance(tokens, Mapping) or tokens is None else {"tokens": tokens}
+    sequences = GivenTokens(given or of_table or None, tokenizer, 1, pair)
+    for name, own_tokens in (given or {}).items():
+        if len(own_tokens) < reach.get(name, 0):
+            raise InputError(
+                f"edges: a position {reach[name] - 1}, and {len(own_tokens)} tokens; expected a "
+                "token for each position, from 0."
+            )
+        reach[name] = len(own_tokens)
+
+    def record(recorder: CallRecorder) -> None:
+        for number, own in of_layers.items():
+            path = _only("name", number, own) or f"layers.{number}"
+            # Of an encoder-decoder the decoder alone may not look at all.
+            own_mask = mask if not pair or kinds[number] == "decoder" else None
+            queries, keys = (reach[name] for name in ends_of_kind(kinds[number], pair))
+            shape = (1 + int(own.whole["head"].max()), queries, keys)
+            graph = _graph(f"edges of layer {number}", own, shape, own_mask, strongest)
+            recorder.take(weights_call(path, kinds[number], graph, own_mask), graph)
+
+    return given_traces(
+        sequences, record, "edges", model, All(), save, overwrite=overwrite
+    )[0]  # fmt: skip
+
+
+def _checked(table: Mapping[str, ArrayLike]) -> _Edges:
+    """The columns that are read, which hold what edges have."""
+    if missing := [name for name in (*_WHOLE, "weight") if name not in table]:
+        raise InputError(
+            f"edges: no column {', '.join(missing)}; expected {', '.join(_WHOLE)}, weight."
+        )
+    weight = np.asarray(table["weight"], dtype=np.float64)
+    if not len(weight):
+        raise InputError("edges: the table has no rows; expected one for each edge.")
+    whole = {name: np.asarray(table[name]) for name in _WHOLE}
+    for name, column in whole.items():
+        most = 2**15 - 2 if name in ("layer", "head") else 2**31 - 2
+        if column.dtype.kind not in "iu" or column.min() < 0 or column.max() > most:
+            raise InputError(
+                f"edges: the column {name} holds {column.dtype} from {column.min()} to "
+                f"{column.max()}; expected whole numbers from 0 to {most:,}."
+            )
+    wrong = ~(np.isfinite(weight) & (weight >= 0) & (weight <= 1 + NEAR))
     if wrong.any():
         place = int(wrong.argmax())
         raise InputError(
-            f"edges: a weight of {weights[place]:.6g} in row {place} of the table, and "
+            f"edges: a weight of {weight[place]:.6g} in row {place} of the table, and "
             f"{int(wrong.sum()):,} such; expected numbers from 0 to 1, after the softmax."
         )
+    return _Edges(
+        {name: column.astype(np.int64) for name, column in whole.items()},
+        weight,
+        {name: np.asarray(table[name], dtype=str) for name in _TEXTS if name in table},
+    )
 
 
-def _said(columns: Columns, name: str, number: int) -> str | None:
-    """What a column of texts says of a layer."""
-    if name not in columns:
-        return None
-    said = set(columns[name][columns["layer"] == number])
-    if len(said) > 1:
+def _only(name: str, number: int, own: _Edges) -> str | None:
+    """The one text of a layer in a column; None: there is no such column."""
+    texts = sorted(set(own.texts[name].tolist())) if name in own.texts else []
+    if len(texts) > 1:
         raise InputError(
             f"edges: layer {number} has several texts in the column {name}: "
-            f"{', '.join(sorted(said))[:80]}; expected one."
+            f"{', '.join(texts)[:80]}; expected one."
         )
-    return str(said.pop())
+    return str(texts[0]) if texts else None
 
 
-def _tokens_of(
-    columns: Columns, kinds: Mapping[int, str], pair: bool
-) -> dict[str, list[str]] | None:
-    """The tokens that the table names at the ends of its edges, of each sequence of which it names
-    every one.
-
-    kinds: of the layers, by their numbers; pair: whether some look from one sequence at another.
-    """
-    if "query_token" not in columns or "key_token" not in columns:
-        return None
-    ends: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
-    for number, kind in kinds.items():
-        own = columns["layer"] == number
-        for name, what in zip(names_of_kind(kind, pair), ("query", "key"), strict=True):
-            ends.setdefault(name, []).append((columns[what][own], columns[f"{what}_token"][own]))
-    found = {}
-    for name, parts in ends.items():
-        positions, tokens = (np.concatenate(part) for part in zip(*parts, strict=True))
-        there, first = np.unique(positions, return_index=True)
-        if len(there) <= int(there[-1]):
-            continue  # a position without an edge has no name here
-        names = tokens[first]
-        wrong = names[positions] != tokens
-        if wrong.any():
-            place = int(wrong.argmax())
-            of = f" of the {name}" if pair else ""
-            raise InputError(
-                f"edges: position {positions[place]}{of} is {names[positions[place]]!r:.40} in one "
-                f"row of the table and {tokens[place]!r:.40} in another; expected one token."
-            )
-        found[name] = [str(name) for name in names]
-    return found or None
-
-
-def _reach(sequences: GivenTokens, columns: Columns, kinds: Mapping[int, str]) -> dict[str, int]:
-    """How many positions the edges reach of each sequence that looks at itself."""
-    reach = {sequences.names_of(kind)[0]: 0 for kind in kinds.values() if kind != "cross"}
-    for number, kind in kinds.items():
-        own = columns["layer"] == number
-        for name, what in zip(sequences.names_of(kind), ("query", "key"), strict=True):
-            if name in reach:
-                reach[name] = max(reach[name], 1 + int(columns[what][own].max()))
-    return reach
-
-
-def _lengths(
-    sequences: GivenTokens, kind: str, own: Columns, reach: Mapping[str, int]
-) -> tuple[int, int]:
-    """How many queries and keys a layer has: as many as tokens, or as the edges reach."""
-    names = sequences.names_of(kind)
-    first, second = (
-        sequences.length(name) or reach.get(name, 1 + int(own[what].max()))
-        for name, what in zip(names, ("query", "key"), strict=True)
-    )
-    for what, size in (("query", first), ("key", second)):
-        if int(own[what].max()) >= size:
-            raise InputError(
-                f"edges: a {what} at position {int(own[what].max())}, and {size} tokens; expected "
-                "a token for each position, from 0."
-            )
-    return first, second
+def _tokens(
+    name: str, names: NDArray[np.str_], places: Whole, texts: NDArray[np.str_]
+) -> list[str]:
+    """The tokens of a sequence, the same wherever the table names them."""
+    wrong = names[places] != texts
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise InputError(
+            f"edges: position {places[place]} of the {name} is {names[places[place]]!r:.40} in one "
+            f"row of the table and {texts[place]!r:.40} in another; expected one token."
+        )
+    return [str(token) for token in names]
 
 
 def _graph(
-    label: str, own: Columns, shape: tuple[int, int, int], mask: Mask | None, strongest: bool
+    label: str, own: _Edges, shape: tuple[int, int, int], mask: Mask | None, strongest: bool
 ) -> AttentionGraph:
-    """The graph of the edges of a layer."""
+    """The graph of the edges of a layer, in a batch of one."""
     heads, queries, keys = shape
-    rows = own["head"] * queries + own["query"]
-    order = np.lexsort((own["key"], -own["weight"], rows))
-    rows, weights, places = rows[order], own["weight"][order], own["key"][order]
-    first = np.searchsorted(rows, np.arange(heads * queries))
-    edges = _Rows(rows, np.arange(len(rows)) - first[rows], shape)
-    count = _count(label, rows, places, shape, mask)
-    sums = edges.sums(weights)
-    looks = count > 0
-    _check_sums(label, sums, looks, queries, strongest)
-    scores = np.log(np.maximum(weights, np.finfo(np.float32).tiny))
-    lse = np.where(looks, 0, -np.inf)
-    if "score" in own:
-        scores = own["score"][order]
-        lse = _lse(label, edges, weights, scores)
+    rows, edge_keys = own.whole["head"] * queries + own.whole["query"], own.whole["key"]
+    order = np.lexsort((edge_keys, -own.weight, rows))
+    row, weight, key = rows[order], own.weight[order], edge_keys[order]
+    place = np.arange(len(row)) - np.searchsorted(row, np.arange(heads * queries))[row]
+    cells, times = np.unique(row * keys + key, return_counts=True)
+    if times.max() > 1:
+        where = _where(label, int(cells[times.argmax()]) // keys, queries)
+        raise InputError(f"{where}: an edge {times.max()} times; expected each once.")
+    count = _count(label, row, key, shape, mask)
+    sums = np.bincount(row, weight, heads * queries)
     far = np.abs(1 - sums) > NEAR
+    wrong = (sums > 1 + NEAR) | ((count > 0) & far & (not strongest))
+    if wrong.any():
+        raise InputError(
+            f"{_where(label, int(wrong.argmax()), queries)}: its weights sum to "
+            f"{sums[wrong][0]:.6g}, and {int(wrong.sum()):,} rows are not whole; expected 1. Where "
+            "the list holds the strongest edges of each row, say so (strongest=True, --strongest)."
+        )
     # What a list of the strongest edges lacks is on other keys, however little of a row it is.
-    lacks = far | (strongest & (np.bincount(rows, minlength=len(count)) < count))
-    rest = np.where(looks & lacks, np.maximum(1 - sums, 0), 0)
-    terms = -weights * np.log(np.where(weights > 0, weights, 1))
-    entropy = np.where(looks & far, np.nan, edges.sums(terms))
-    kept = int(edges.place.max()) + 1
+    lacks = far | (strongest & (np.bincount(row, minlength=len(count)) < count))
+    rest = np.where((count > 0) & lacks, np.maximum(1 - sums, 0), 0)
+    terms = -weight * np.log(np.where(weight > 0, weight, 1))
+    entropy = np.bincount(row, terms, heads * queries)
+    entropy[(count > 0) & far] = np.nan
+    logarithms = np.log(np.maximum(weight, np.finfo(np.float32).tiny))
 
-    def per_row(values: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values.reshape(heads, queries))
+    def slots(
+        values: Whole | NDArray[np.float64], empty: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        whole = np.full((heads * queries, int(place.max()) + 1), float(empty))
+        whole[row, place] = values
+        return torch.from_numpy(whole).to(dtype).reshape(1, heads, queries, -1)
+
+    def per_row(
+        values: Whole | NDArray[np.float64], dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        return torch.from_numpy(values).to(dtype).reshape(1, heads, queries)
 
     return AttentionGraph(
-        keys=edges.slots(places.astype(np.int32), -1, kept),
-        scores=edges.slots(scores.astype(np.float32), -np.inf, kept),
-        weights=edges.slots(weights.astype(np.float32), 0, kept),
-        lse=per_row(lse.astype(np.float32)),
-        entropy=per_row(entropy.astype(np.float32)),
-        rest=per_row(rest.astype(np.float32)),
-        count=per_row(count.astype(np.int32)),
+        keys=slots(key, -1, torch.int32),
+        scores=slots(logarithms, -np.inf, torch.float32),
+        weights=slots(weight, 0, torch.float32),
+        lse=per_row(np.where(count > 0, 0, -np.inf)),
+        entropy=per_row(entropy),
+        rest=per_row(rest),
+        count=per_row(count, torch.int32),
         length=keys,
     )
 
 
+def _where(label: str, row: int, queries: int) -> str:
+    return f"{label}: head {row // queries}, query {row % queries}"
+
+
 def _count(
     label: str,
-    rows: NDArray[np.int64],
-    places: NDArray[np.int64],
+    row: Whole,
+    key: Whole,
     shape: tuple[int, int, int],
     mask: Mask | None,
-) -> NDArray[np.int64]:
+) -> Whole:
     """How many keys each row may look at, (heads * queries,); every edge is at one of them."""
     heads, queries, keys = shape
-    cells = rows * keys + places
-    whole, times = np.unique(cells, return_counts=True)
-    if len(whole) < len(cells):
-        cell = int(whole[times.argmax()])
-        head, query = divmod(cell // keys, queries)
-        raise InputError(
-            f"{label}: head {head}, query {query}, key {cell % keys} is there "
-            f"{int(times.max())} times; expected each edge once."
-        )
-    if mask is None:
-        return np.full(heads * queries, keys)
-    hidden: NDArray[Any]
-    shown: NDArray[Any]
     ranges = ranges_of(mask, queries, keys)
-    if ranges is not None:  # no cell for each query and key
+    if mask is not None and ranges is None:
+        shown = mask.dense(queries, keys)[0, 0].expand(queries, keys).numpy()
+        hidden, count = ~shown[row % queries, key], shown.sum(1)
+    else:  # no cell for each query and key
+        assert ranges is not None
         first, end = (np.asarray(part.expand(queries)) for part in ranges)
-        of_edges = rows % queries
-        hidden = (places < first[of_edges]) | (places >= end[of_edges])
-        shown = np.maximum(end - first, 0)
-    else:
-        cells = mask.dense(queries, keys)[0, 0].expand(queries, keys).numpy()
-        hidden, shown = np.asarray(~cells[rows % queries, places]), cells.sum(1)
+        hidden = (key < first[row % queries]) | (key >= end[row % queries])
+        count = np.maximum(end - first, 0)
     if hidden.any():
-        row, key = int(rows[hidden.argmax()]), int(places[hidden.argmax()])
+        place = int(hidden.argmax())
         raise InputError(
-            f"{label}: head {row // queries}, query {row % queries} looks at key {key}, which the "
-            f"mask hides, and {int(hidden.sum()):,} such edges; expected none. Give the mask that "
-            "the model has."
+            f"{_where(label, int(row[place]), queries)} looks at key {key[place]}, which the mask "
+            f"hides, and {int(hidden.sum()):,} such edges; expected none."
         )
-    return np.tile(shown, heads)
-
-
-def _check_sums(
-    label: str,
-    sums: NDArray[np.float64],
-    looks: NDArray[np.bool_],
-    queries: int,
-    strongest: bool,
-) -> None:
-    """Raise an InputError for rows that are not whole, or more than that."""
-    over = sums > 1 + NEAR
-    wrong = over if strongest else over | (looks & (sums < 1 - NEAR))
-    if wrong.any():
-        row = int(wrong.argmax())
-        where = f"{label}: head {row // queries}, query {row % queries}"
-        if over[row]:
-            raise InputError(
-                f"{where}: its weights sum to {sums[row]:.6g}; expected 1 at most, after the "
-                "softmax."
-            )
-        raise InputError(
-            f"{where}: its weights sum to {sums[row]:.6g}, and {int(wrong.sum()):,} rows are not "
-            "whole; expected 1. Where the list holds the strongest edges of each row, say so "
-            "(--strongest): the rest of each row is then kept as not known."
-        )
-
-
-def _lse(
-    label: str,
-    edges: _Rows,
-    weights: NDArray[np.float64],
-    scores: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """The log-sum-exp of each row: of its strongest edge, ``score - log weight``."""
-    heads, queries, _ = edges.shape
-    lse = np.zeros(heads * queries)
-    there = weights > 1e-6
-    own = np.where(there, scores - np.log(np.where(there, weights, 1)), 0)
-    strong = (edges.place == 0) & there
-    lse[edges.row[strong]] = own[strong]
-    differs = there & ~(np.abs(own - lse[edges.row]) <= 1e-2)
-    if differs.any():
-        row = int(edges.row[differs.argmax()])
-        raise InputError(
-            f"{label}: head {row // queries}, query {row % queries}: its scores are not those of "
-            "its weights: score - log(weight) differs from edge to edge. Leave the column score "
-            "out, or give the scores before the softmax."
-        )
-    return lse
+    return np.tile(count, heads)

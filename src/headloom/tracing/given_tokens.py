@@ -1,23 +1,35 @@
-"""The tokens of arrays that somebody has: which sequence a layer is of, and its names."""
+"""Traces of layers that are given: their tokens, and the way to a recorder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.formats.tokens import Tokens
+from headloom.formats.trace import TraceData
+from headloom.formats.trace_writer import writing_trace
+from headloom.mechanism.graph import Keep
 from headloom.mechanism.grid import Grid
 from headloom.tracing.names import texts_known, token_names
-from headloom.tracing.recording.sequences import InputSequence
+from headloom.tracing.options import check_keep, check_save
+from headloom.tracing.recording.layers import LayerMaker
+from headloom.tracing.recording.recorder import CallRecorder
+from headloom.tracing.recording.sequences import InputSequence, check_can_be_saved
 
-__all__ = ["GivenTokens", "names_of_kind"]
+__all__ = ["GivenTokens", "TokensGiven", "ends_of_kind", "given_traces"]
 
-_NAMES = ("tokens", "source", "target")
-#: The sequences of the queries and of the keys of a layer, by its kind.
+#: The texts, or the ids, of the positions of one input.
+TokensOfInput = Sequence[str] | Sequence[int] | NDArray[np.integer] | Tensor
+#: Of one input or of each input of a batch, of one sequence or of each by its name.
+TokensGiven = TokensOfInput | Sequence[TokensOfInput]
+
 _ENDS = {
     "encoder": ("source", "source"),
     "decoder": ("target", "target"),
@@ -25,8 +37,8 @@ _ENDS = {
 }
 
 
-def names_of_kind(kind: str, pair: bool) -> tuple[str, str]:
-    """The sequences of the queries and the keys of a layer of a kind.
+def ends_of_kind(kind: str, pair: bool) -> tuple[str, str]:
+    """Return the sequences of the queries and the keys of a layer of a kind.
 
     pair: whether some layers look from one sequence at another.
     """
@@ -37,9 +49,8 @@ class GivenTokens:
     """The sequences of layers that are given: see `NamesOfSequences`.
 
     Args:
-        operation: what errors begin with.
-        tokens: the tokens: texts, or ids; {"source": ..., "target": ...} for an encoder-decoder;
-            of a batch, one for each input. None: positions have numbers.
+        tokens: the texts, or ids, of the positions; {"source": ..., "target": ...} where one
+            sequence looks at another; of a batch, one for each input. None: positions have numbers.
         tokenizer: names ids: see `token_names`.
         samples: inputs of the batch.
         pair: whether one sequence looks at another.
@@ -48,78 +59,59 @@ class GivenTokens:
     plain = False
 
     def __init__(
-        self, operation: str, tokens: Any, tokenizer: Any, samples: int, pair: bool
+        self,
+        tokens: TokensGiven | Mapping[str, TokensGiven] | None,
+        tokenizer: object,
+        samples: int,
+        pair: bool,
     ) -> None:
-        self._operation, self._tokenizer, self.samples = operation, tokenizer, samples
-        self._pair = pair or (isinstance(tokens, Mapping) and "tokens" not in tokens)
-        self._given: dict[str, list[list[str]]] = {}
-        self._read: set[str] = set()
-        if isinstance(tokens, Mapping) and not tokens:
+        self._tokenizer, self.samples = tokenizer, samples
+        named = tokens if isinstance(tokens, Mapping) else {"tokens": tokens}
+        self.pair = pair or "source" in named
+        expected = {"source", "target"} if self.pair else {"tokens"}
+        if tokens is not None and set(named) - expected:
             raise InputError(
-                f'{operation}: no tokens in an empty dict; expected "tokens", or "source" and '
-                '"target".'
+                f"tokens of {', '.join(map(repr, named))}; expected tokens of one sequence, or "
+                'tokens={"source": ..., "target": ...} where one looks at another.'
             )
-        if tokens is not None and not isinstance(tokens, Mapping):
-            if self._pair:
-                raise InputError(
-                    f"{operation}: tokens of one sequence for layers that look from one at "
-                    'another; expected tokens={"source": ..., "target": ...}.'
-                )
-            tokens = {"tokens": tokens}
-        for name, given in (tokens or {}).items():
-            if name not in _NAMES:
-                raise InputError(
-                    f'{operation}: tokens of {name!r}; expected "tokens", or "source" and "target".'
-                )
-            self._given[name] = self._of_batch(name, given)
+        self._given = {
+            name: self._of_batch(name, given) for name, given in named.items() if given is not None
+        }
+        self._unread = set(self._given)
         #: The length of each sequence: of its tokens, or of its first layer.
         self._lengths = {name: len(given[0]) for name, given in self._given.items()}
 
-    def _of_batch(self, name: str, given: Any) -> list[list[str]]:
+    def _of_batch(self, name: str, given: TokensGiven) -> list[list[str]]:
         """The names of the tokens of a sequence, for each input."""
-        if isinstance(given, (Tensor, np.ndarray)) and given.ndim > 1:
-            given = list(given)
         if isinstance(given, str) or not isinstance(given, (Sequence, Tensor, np.ndarray)):
             raise InputError(
-                f"{self._operation}: the tokens of {name!r} are {type(given).__name__}; expected a "
-                "list with a text, or an id, for each position."
+                f"the tokens of {name!r} are {type(given).__name__}; expected a list with a text, "
+                "or an id, for each position."
             )
-        nested = len(given) > 0 and isinstance(given[0], (list, tuple, np.ndarray, Tensor))
-        if nested and not (isinstance(given[0], (np.ndarray, Tensor)) and given[0].ndim == 0):
-            if len(given) != self.samples:
+        entries = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
+        if len(entries) and not isinstance(entries[0], (str, int, np.integer)):
+            inputs = [self._named(name, entry) for entry in entries]
+            if len(inputs) != self.samples or len({len(names) for names in inputs}) > 1:
                 raise InputError(
-                    f"{self._operation}: {len(given)} lists of tokens for {self.samples} inputs; "
-                    "expected one for each."
+                    f"the tokens of {name!r} are {len(inputs)} lists of "
+                    f"{sorted({len(names) for names in inputs})} tokens for {self.samples} inputs; "
+                    "expected one for each, as long as the arrays, padding too."
                 )
-            of_inputs = [self._named(name, entry) for entry in given]
-            if len({len(names) for names in of_inputs}) > 1:
-                raise InputError(
-                    f"{self._operation}: the inputs have different numbers of tokens; expected "
-                    "one for each position of the arrays, padding too."
-                )
-            return of_inputs
-        return [self._named(name, given)] * self.samples
+            return inputs
+        return [self._named(name, entries)] * self.samples
 
-    def _named(self, name: str, given: Any) -> list[str]:
+    def _named(self, name: str, given: object) -> list[str]:
         if isinstance(given, Tokens):
             return given
-        entries = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
-        if all(isinstance(entry, str) for entry in entries):
+        entries = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
+        if isinstance(entries, Sequence) and all(isinstance(one, str) for one in entries):
             return [str(entry) for entry in entries]
-        if all(isinstance(entry, (int, np.integer)) for entry in entries):
+        if isinstance(entries, Sequence) and all(isinstance(x, (int, np.integer)) for x in entries):
             return token_names(entries, self._tokenizer)
         raise InputError(
-            f"{self._operation}: the tokens of {name!r} are neither all texts nor all ids; "
-            "expected one or the other for each position."
+            f"the tokens of {name!r} are neither all texts nor all ids; expected one or the other "
+            "for each position."
         )
-
-    def names_of(self, kind: str) -> tuple[str, str]:
-        """The sequences of the queries and the keys of a layer of a kind."""
-        return names_of_kind(kind, self._pair)
-
-    def length(self, name: str) -> int | None:
-        """How many tokens were given of a sequence; None: none were."""
-        return len(self._given[name][0]) if name in self._given else None
 
     def ends(
         self,
@@ -130,37 +122,31 @@ class GivenTokens:
         grids: tuple[Grid, Grid] | None = None,
     ) -> tuple[str, str]:
         """See NamesOfSequences."""
-        named = self.names_of(kind)
-        self._read.update(named)
+        names = ends_of_kind(kind, self.pair)
+        self._unread.difference_update(names)
         if kind == "decoder" and queries < keys:
-            of_keys = self._of_length(path, "keys", named[1], keys)
+            of_keys = self._of_length(path, names[1], keys)
             return f"{of_keys}-{queries}-from-{keys - queries}", of_keys
-        return (
-            self._of_length(path, "queries", named[0], queries),
-            self._of_length(path, "keys", named[1], keys),
-        )
+        return self._of_length(path, names[0], queries), self._of_length(path, names[1], keys)
 
     def check_all_read(self) -> None:
         """Raise an InputError where tokens were given that belong to no layer."""
-        for name in self._given:
-            if name not in self._read:
-                raise InputError(
-                    f"{self._operation}: no layer reads the tokens of {name!r}. Say which layer "
-                    'looks from one sequence at another: kind="cross", or a list with each kind.'
-                )
-
-    def _of_length(self, path: str, what: str, name: str, length: int) -> str:
-        """The sequence of a length: where no tokens are given, every length is one of its own."""
-        own = self._lengths.setdefault(name, length)
-        if own == length:
-            return name
-        if name in self._given:
+        if self._unread:
             raise InputError(
-                f"{self._operation}: layer {path} has {length} {what}, the sequence {name!r} "
-                f"{own} tokens; expected a token for each. Give all tokens that the model read, "
-                'special ones too; if the dimensions are (positions, heads, depth), layout="NHD".'
+                f"no layer reads the tokens of {', '.join(map(repr, self._unread))}. Say which "
+                'layer looks from one sequence at another: kind="cross", or a list with each kind.'
             )
-        return f"{name}-{length}"
+
+    def _of_length(self, path: str, name: str, length: int) -> str:
+        """The sequence of a length: where no tokens are given, every length is one of its own."""
+        known = self._lengths.setdefault(name, length)
+        if known != length and name in self._given:
+            raise InputError(
+                f"layer {path} has {length} positions, the sequence {name!r} {known} tokens; "
+                "expected a token for each, special ones too. If the dimensions are (positions, "
+                'heads, depth), layout="NHD".'
+            )
+        return name if known == length else f"{name}-{length}"
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
         """See NamesOfSequences."""
@@ -172,3 +158,43 @@ class GivenTokens:
             names = list(names)[start:] if first else names
             return InputSequence(slice(0, length), names, {**texts_known(names)})
         return InputSequence(slice(0, length), [f"position {start + i}" for i in range(length)])
+
+
+def given_traces(
+    sequences: GivenTokens,
+    record: Callable[[CallRecorder], None],
+    what: str,
+    model: str | None,
+    keep: Keep,
+    save: Path | str | None,
+    *,
+    overwrite: bool = False,
+    queries_keys: bool = False,
+    dtype: torch.dtype | None = None,
+) -> list[TraceData]:
+    """Return the trace of each input; where it is saved, opened from there.
+
+    Args:
+        sequences: names the positions.
+        record: hands each layer to a recorder.
+        what: what the traces say that they were made of.
+        model: what they call the model.
+        keep, save, overwrite, queries_keys, dtype: see `headloom.from_queries_keys`.
+    """
+    operation = f"a trace of {what}"
+    check_keep(keep, operation)
+    check_save(save, operation)
+    check_can_be_saved(save, sequences.samples)
+    description = {"name": model or what, "given": what}
+    maker = LayerMaker(sequences, sequences.samples, queries_keys)
+    # There is no model to hold the layers against.
+    recorder = CallRecorder(maker, keep, None, verified=lambda: False)
+    with ExitStack() as stack:
+        if save is not None:
+            maker.writer = stack.enter_context(
+                writing_trace(save, {}, description, dtype=dtype, overwrite=overwrite)
+            )
+        record(recorder)
+        sequences.check_all_read()
+        maker.finish([])
+    return maker.traces(description) if save is None else [TraceData.open(save)]

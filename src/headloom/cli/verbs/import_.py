@@ -10,11 +10,11 @@ from headloom.cli.output import print_json, say, working
 
 PLACE = ("Trace", 2)
 
-ArrayFiles = Annotated[
-    list[Path],
+ArrayFile = Annotated[
+    Path,
     typer.Argument(
-        metavar="FILE...",
-        help="Arrays (.npz, .npy, .safetensors), folders of them, or a table of edges (.parquet, "
+        metavar="PATH",
+        help="Arrays (.npz, .npy, .safetensors), a folder of them, or a table of edges (.parquet, "
         ".csv).",
     ),
 ]
@@ -28,26 +28,14 @@ TokenizerFile = Annotated[
 ]
 MaskName = Annotated[
     str | None,
-    typer.Option("--mask", help="Who may look at whom: causal or all; not needed for weights."),
-]
-MaskWindow = Annotated[
-    int | None,
     typer.Option(
-        "--mask-window", min=1, help="With --mask causal: keys that a query sees at most."
+        "--mask",
+        help="Who may look at whom: causal, all, or window:N for a causal window of N keys; not "
+        "needed for weights.",
     ),
 ]
-Scale = Annotated[
-    float | None, typer.Option(help="The factor on the scores; default: 1 / sqrt(depth).")
-]
-Softcap = Annotated[float | None, typer.Option(help="The soft cap of the scores.")]
 Layout = Annotated[
     str, typer.Option(help="HND: (heads, positions, depth); NHD: (positions, heads, depth).")
-]
-SplitHeads = Annotated[
-    int | None,
-    typer.Option(
-        "--num-heads", min=1, help="Heads of queries, of arrays (positions, heads * depth)."
-    ),
 ]
 QueriesNames = Annotated[
     str | None,
@@ -57,18 +45,8 @@ QueriesNames = Annotated[
     ),
 ]  # fmt: skip
 KeysNames = Annotated[str | None, typer.Option("--keys", metavar="PATTERN", help="Those of keys.")]
-ValuesNames = Annotated[
-    str | None, typer.Option("--values", metavar="PATTERN", help="Those of values.")
-]
 WeightsNames = Annotated[
     str | None, typer.Option("--weights", metavar="PATTERN", help="Those of attention weights.")
-]
-ImportKind = Annotated[
-    str | None, typer.Option("--kind", help="encoder, decoder or cross; default: as it looks.")
-]
-Normalise = Annotated[bool, typer.Option("--normalise", help="Divide weights by their row's sum.")]
-Partial = Annotated[
-    bool, typer.Option("--partial", help="Rows of weights may sum to less than 1, as with sinks.")
 ]
 Strongest = Annotated[
     bool,
@@ -77,28 +55,22 @@ Strongest = Annotated[
 
 
 def import_(
-    files: ArrayFiles, output: ImportOutput, tokens: TokensFile = None,
-    tokenizer: TokenizerFile = None, mask: MaskName = None,
-    mask_window: MaskWindow = None, scale: Scale = None, softcap: Softcap = None,
-    layout: Layout = "HND", num_heads: SplitHeads = None,
-    queries: QueriesNames = None, keys: KeysNames = None,
-    values: ValuesNames = None, weights: WeightsNames = None,
-    kind: ImportKind = None, normalise: Normalise = False,
-    partial: Partial = False, strongest: Strongest = False,
-    keep: option.Keep = 32, dtype: option.Dtype = None, queries_keys: option.QueriesKeys = True,
-    overwrite: option.Overwrite = False, as_json: option.AsJson = False,
+    path: ArrayFile, output: ImportOutput, tokens: TokensFile = None,
+    tokenizer: TokenizerFile = None, mask: MaskName = None, layout: Layout = "HND",
+    queries: QueriesNames = None, keys: KeysNames = None, weights: WeightsNames = None,
+    strongest: Strongest = False, keep: option.Keep = 32, overwrite: option.Overwrite = False,
+    as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Make a trace of queries and keys, weights or edges that other programs saved."""
     from headloom.api.importing import ImportOptions, import_files
 
-    named = {"queries": queries, "keys": keys, "values": values, "weights": weights}
+    named = {"queries": queries, "keys": keys, "weights": weights}
+    patterns = {role: pattern for role, pattern in named.items() if pattern is not None}
     options = ImportOptions(
-        {role: pattern for role, pattern in named.items() if pattern is not None},
-        tokens, tokenizer, mask, mask_window, scale, softcap, layout, num_heads, kind, normalise,
-        partial, strongest, keep, dtype and dtype.value, queries_keys, overwrite,
+        patterns, tokens, tokenizer, mask, layout, strongest, keep, overwrite
     )  # fmt: skip
     with working("making the trace"):
-        report = import_files(files, output, options)
+        report = import_files(path, output, options)
     for line in report.lines:
         say(line)
     if as_json:
