@@ -4,11 +4,8 @@ A model of GPT-2 small's shape (12 layers of 12 heads), its random scores sharpe
 neither flat nor on single keys, traced once. Then every measure over all of its layers and heads:
 from the kept edges (claim: at most 20 s each), and from all weights (claim: at most 5 times the
 model's own forward pass), each at most 4 GB; each in a process of its own that opens the trace from
-disk. Prints seconds and peak memory, the ratio to the forward pass last. With --dense: the same
-measures on dense matrices, which fit at N = 1024, their seconds, how far from them the exact ones
-are, and whether the bounds from kept edges hold them; --measures none leaves the others out.
+disk. Prints seconds and peak memory, the ratio to the forward pass last.
 
-    python benchmarks/bench_analysis.py --length 1024 --dense
     python benchmarks/bench_analysis.py --trace /tmp/gpt2-8192 --length 8192         # the claim
     python benchmarks/bench_analysis.py --trace /tmp/gpt2-8192 --measures pagerank --only exact
 """
@@ -29,7 +26,6 @@ from typing import Any
 import torch
 
 import headloom
-from dense_measures import compare, compare_relevance, compare_two_sequences
 from headloom.analysis.compare import distance
 from headloom.analysis.effects.relevance import relevance
 from headloom.analysis.graphs.components import components
@@ -153,14 +149,6 @@ def one(folder: Path, name: str, exact: bool) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "memory": peak_memory()}
 
 
-def compare_with_dense(folder: Path) -> None:
-    """Each measure beside the same on dense matrices; see benchmarks/dense_measures.py."""
-    trace = headloom.open(folder)
-    compare(trace)
-    compare_relevance(*model_of(len(trace.tokens)))
-    compare_two_sequences(len(trace.tokens))
-
-
 def in_a_process(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, *arguments], capture_output=True, check=False, text=True
@@ -177,7 +165,6 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="where the trace is, or is to be")
     parser.add_argument("--measures", nargs="+", help="some of them")
     parser.add_argument("--only", choices=("kept", "exact"))
-    parser.add_argument("--dense", action="store_true", help="beside dense matrices")
     parser.add_argument("--process", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(2)
@@ -201,11 +188,9 @@ def main() -> None:
         made = json.loads(notes.read_text())
         forward = made["forward"]
         print(f"forward {forward:.2f} s; {made['rest']:.2f} of the mass is on no kept edge")
-        if given.dense:
-            compare_with_dense(folder)
         everything = [*MEASURES, *OF_EDGES, "relevance"]
         chosen = given.measures or everything
-        for name in [] if chosen == ["none"] else chosen:
+        for name in chosen:
             ways = ["kept"] if name in OF_EDGES else ["exact"] if name == "relevance" else [
                 "kept", "exact"]  # fmt: skip
             for way in ways:

@@ -39,7 +39,7 @@ constexpr Nothing nothing{};
     asm volatile("tdpbf16ps %%tmm" #right ", %%tmm" #left ", %%tmm" #sum::)
 
 // A matrix unit that has had nothing to do for half a microsecond goes to sleep, and takes a
-// quarter of one to wake (on the Xeon of benchmarks/bench_matrix_unit.py). A product of nothing now
+// quarter of one to wake (on a Xeon with AMX). A product of nothing now
 // and then, while vectors are computed, keeps it awake.
 inline void keep_awake() {
     HEADLOOM_TILE_ZERO(0);

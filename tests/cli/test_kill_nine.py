@@ -1,78 +1,135 @@
-"""scripts/kill_nine.py: every command is killed; and the faults that the script would see."""
+"""kill -9 at one of a command's writes: the same command again ends with the same bytes."""
 
 from __future__ import annotations
 
-import importlib
-import os
+import json
+import random
 import shutil
-import subprocess
-import sys
+import signal
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.forked import Loaded
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_nine.py"
+CONFIG = """
+[task]
+kind = "language"
+file = "text.txt"
+block = 8
+
+[model]
+width = 16
+heads = 2
+feed_forward = 16
+decoder_layers = 2
+dropout = 0.2
+
+[training]
+max_steps = 24
+batch_tokens = 128
+warmup = 2
+average = 0.9
+accumulate = 2
+validate_every = 3
+checkpoint_every = 2
+"""
+TEXT = "the cat sat on the mat, the dog lay by the log; "
+COMMANDS = (
+    "train config.toml --run new --threads 1",
+    "trace run --corpus texts.txt -o traces --threads 1",
+    "trace run --file text.txt --window 16 -o windows --threads 1",
+    "trace run --file new.txt -o old.loom --overwrite --threads 1",
+    "export old.loom --html page.html",
+    "export old.loom --parquet edges.parquet",
+)
+#: Runs the command in sys.argv[2:]; it is killed before the write of this number, 0: never, and
+#: says then how many there were.
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+import headloom.cli
+kill_at, count = int(sys.argv.pop(1)), 0
+
+def hook(event, arguments):
+    global count
+    writes = event in ("os.rename", "os.remove", "os.mkdir")
+    if event == "open":
+        writes = bool((arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))
+    if writes and str(arguments[0]).startswith(os.getcwd()):
+        count += 1
+        if count == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+try:
+    headloom.cli.main(sys.argv[1:])
+finally:
+    if not kill_at:
+        print("writes", count, file=sys.stderr)
+"""
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Every file below a folder, but for the seconds that the clock says."""
+    files: dict[str, object] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content: object = path.read_bytes()
+        if path.name == "metrics.jsonl":
+            content = [{**json.loads(line), "seconds": 0} for line in path.read_text().splitlines()]
+        elif path.name == "checkpoint.safetensors":
+            data = path.read_bytes()
+            end = 8 + int.from_bytes(data[:8], "little")
+            notes = json.loads(json.loads(data[8:end])["__metadata__"]["notes"])
+            del notes["position"]["seconds"]
+            content = notes, data[end:]
+        elif path.name == "places.json":  # names this folder
+            content = json.loads(path.read_bytes())[1]
+        files[str(path.relative_to(folder))] = content
+    return files
+
+
+@pytest.fixture(scope="module")
+def start(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text, a configuration, a small run and a trace."""
+    folder = tmp_path_factory.mktemp("start")
+    (folder / "text.txt").write_text(TEXT * 8)
+    (folder / "new.txt").write_text("the dog sat on the log")
+    lines = [TEXT[number % 40 :][: 5 + number % 9] for number in range(12)]
+    (folder / "texts.txt").write_text("\n".join(lines) + "\n")
+    (folder / "config.toml").write_text(CONFIG)
+    for command in (
+        "train config.toml --run run --threads 1 --set training.max_steps=4",
+        "trace run --file text.txt -o old.loom --threads 1",
+    ):
+        with loaded.start(*command.split(), folder=folder) as process:
+            _, errors = process.communicate()
+            assert process.wait() == 0, errors
+    return folder
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_every_command_is_killed() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--seed", "2"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = done.stdout.splitlines()[-1]
-    kills = int(last.split()[0])
-    assert kills >= 30
-    assert last == f"{kills} kills: {kills} finished equal, 0 processes left, 0 different"
-    # Some of them came while files were there that a reader must not see.
-    assert "1 temporary names then" in done.stdout
-
-
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    return importlib.import_module("killing.processes")
-
-
-def test_a_process_that_lives_on_is_seen(
-    processes: ModuleType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_killed_command_given_again_ends_the_same(
+    loaded: Loaded, start: Path, tmp_path: Path, command: str
 ) -> None:
-    monkeypatch.setenv(processes.MARK, "of this test")
-    assert processes.living() == []
-    command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
-    with subprocess.Popen(command, env={**os.environ}) as parent:
-        assert processes.wait_until(lambda: len(processes.living()) == 2, 60)
-        parent.kill()
-        parent.wait()
-        # While a process becomes another program, its environment is empty for a moment.
-        assert processes.wait_until(lambda: len(processes.living()) == 1, 60)
-        (orphan,) = processes.living()
-        os.kill(orphan, 9)
-        assert processes.wait_until(lambda: processes.living() == [], 60)
+    work = tmp_path / "work"  # of one name, so that no file holds another
 
+    def run(kill_at: int) -> tuple[int, str]:
+        with loaded.start(kill_at, *command.split(), program=PROGRAM, folder=work) as process:
+            _, errors = process.communicate()
+            return process.wait(), errors.decode()
 
-def test_only_the_clock_may_differ(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    contents = importlib.import_module("killing.contents").contents
-    copy = tmp_path / "run"
-    shutil.copytree(runs / "language", copy)
-    before = contents(copy)
-    metrics = copy / "metrics.jsonl"
-    lines = metrics.read_text()
-    metrics.write_text(lines.replace('"seconds": ', '"seconds": 1'))
-    assert metrics.read_text() != lines
-    assert contents(copy) == before
-    metrics.write_text(lines.replace('"step": ', '"step": 1'))
-    assert contents(copy) != before
-    metrics.write_text(lines)
-    checkpoint = copy / "checkpoint.safetensors"
-    content = checkpoint.read_bytes()
-    checkpoint.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert contents(copy) != before
-    checkpoint.write_bytes(content)
-    (copy / ".left.headloom-part-x").touch()
-    assert contents(copy) != before
+    shutil.copytree(start, work)
+    code, errors = run(0)
+    assert code == 0, errors
+    writes = int(errors.split()[-1])
+    whole = contents(work)
+    chance = random.Random(command)
+    for _ in range(4):
+        shutil.rmtree(work)
+        shutil.copytree(start, work)
+        assert run(chance.randint(1, writes))[0] == -signal.SIGKILL
+        code, errors = run(0)
+        assert code == 0, errors
+        assert contents(work) == whole

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.experiments.test_relevance import positive
+from tests.analysis.effects.test_relevance import positive
 from tests.saved_models import save_writer
 from tests.studio.printed import exported, words
 from tests.studio.test_accessibility import AXE, axe_findings, faint_texts

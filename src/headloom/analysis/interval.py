@@ -69,7 +69,7 @@ def check_numbers(source: Source, measure: str) -> None:
 
     >>> import headloom
     >>> check_numbers(headloom.AttentionMatrix(torch.ones(1, 2, 1), torch.ones(1, 2, 1)),
-    "received")
+    ...               "received")
     """
     broken = source.lse.isnan()
     if broken.any():

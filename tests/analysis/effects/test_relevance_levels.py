@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.experiments.test_relevance import CASES, IDS, PAIR, build, positive
+from tests.analysis.effects.test_relevance import CASES, IDS, PAIR, build, positive
 
 from headloom.analysis.effects.relevance import relevance
 from headloom.analysis.effects.relevance_levels import relevance_levels

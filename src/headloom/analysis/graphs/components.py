@@ -63,7 +63,7 @@ def components(
     >>> import headloom
     >>> looks = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0]]])
     >>> _, graph = headloom.attend(looks, torch.eye(3)[None], looks, scale=1.0,
-    keep=headloom.Top(1))
+    ...                             keep=headloom.Top(1))
     >>> components(graph, 0.5).labels.tolist()                   # 0 and 1 look at each other
     [[0, 0, 1]]
     """

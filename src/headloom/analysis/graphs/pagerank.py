@@ -81,7 +81,7 @@ def pagerank(
     >>> import headloom
     >>> ahead = torch.tensor([[[0.0, 99.0], [0.0, 99.0]]])       # both look at position 1
     >>> _, graph = headloom.attend(ahead, torch.eye(2)[None], ahead, scale=1.0,
-    keep=headloom.Top(2))
+    ...                             keep=headloom.Top(2))
     >>> pagerank(graph, damping=0.5).mean.round(decimals=4)      # r_0 = (1 - 0.5) / 2
     tensor([0.2500, 0.7500])
     """

@@ -34,7 +34,8 @@ def received(source: Source, value_norms: Tensor | None = None) -> Interval:
     >>> import math, headloom
     >>> first = torch.tensor([[[8.0, 0.0], [8.0, 0.0]]])
     >>> _, graph = headloom.attend(first, torch.eye(2)[None], first, scale=10.0,
-    keep=headloom.Top(1)) >>> received(graph).lower
+    ...                             keep=headloom.Top(1))
+    >>> received(graph).lower
     tensor([[2., 0.]])
     """
     check_source("received", source)
@@ -92,7 +93,8 @@ def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False)
     >>> import headloom
     >>> first = torch.tensor([[[8.0, 0.0], [8.0, 0.0]]])
     >>> _, graph = headloom.attend(first, torch.eye(2)[None], first, scale=10.0,
-    keep=headloom.Top(2)) >>> heavy_hitters(graph).of(0)
+    ...                             keep=headloom.Top(2))
+    >>> heavy_hitters(graph).of(0)
     tensor([0])
     """
     check_source("heavy_hitters", source)

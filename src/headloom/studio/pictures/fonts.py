@@ -82,8 +82,10 @@ def lettering(tokens: Iterable[str]) -> Lettering:
                 families.append(family)
                 missing -= found
     if letters := "".join(filter(str.isprintable, map(chr, sorted(missing))))[:_SHOWN]:
-        message = "headloom: no installed font has %s: drawn as code points. Install one that "
-        "has, as Noto."
+        message = (
+            "headloom: no installed font has %s: drawn as code points. Install one that has, as "
+            "Noto."
+        )
         logging.getLogger(__name__).warning(message, letters)
     return Lettering(tuple(families), frozenset(map(chr, missing)))
 

@@ -1,1 +1,0 @@
-"""Whole inputs, ways to damage them, and what reads them; see scripts/damaged_inputs.py."""

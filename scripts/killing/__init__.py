@@ -1,1 +1,0 @@
-"""Processes that are killed, and the files that they leave."""
