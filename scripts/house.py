@@ -1,14 +1,13 @@
-"""The state of the code in figures: sizes, cycles, walks, types, long lines.
+"""The state of the code in figures: sizes, cycles, walks, types.
 
     python scripts/house.py            # a table
-    python scripts/house.py --json     # one JSON object, as the last line
-    python scripts/house.py --names    # and the files and functions behind each count
-    python scripts/house.py --walks    # the two walks alone, as CONTRIBUTING.md shows them
+    python scripts/house.py --names    # and the files behind each count
+    python scripts/house.py --walks    # the walks alone, as CONTRIBUTING.md shows them
     python scripts/house.py --budget   # what is beyond its budget in pyproject.toml
 
-Counts are read from the files that git tracks. The two walks are not drawn by hand: a training
-step, a trace and a request of the studio run, and the files on the call stack are counted where
-the kernel is called, edges are written, and edges are read.
+Counts are read from the files that git tracks. The walks are not drawn by hand: programs run, and
+the files on the call stack are counted where a kernel is called, edges are written and edges are
+read; of `headloom.trace` the files whose functions are handed the model.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import argparse
 import ast
 import contextlib
 import io
-import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,18 +26,18 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "headloom"
-LONG_FUNCTION, LONG_FILE, LONG_LINE = 60, 400, 100
+LONG_FILE, SHORT_FILE = 400, 60
 LANGUAGES = {
     "py": (".py",),
     "C++": (".cpp", ".h"),
     "ts": (".ts", ".mts", ".js", ".mjs"),
     "svelte": (".svelte",),
     "css": (".css",),
-    "md": (".md",),
 }
 
 
@@ -120,31 +119,10 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     return knots
 
 
-def long_functions(path: Path) -> Iterator[str]:
-    """Functions of more than 60 lines, their docstring not counted."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        first = node.body[0]
-        docstring = 0
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            docstring = (first.end_lineno or 0) - first.lineno + 1
-        length = (node.end_lineno or 0) - node.lineno + 1 - docstring
-        if length > LONG_FUNCTION:
-            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name} ({length})"
-
-
-def words_in(path: Path) -> dict[str, int]:
-    """How often a module names `Any`, asserts, and silences a checker."""
-    counts = dict.fromkeys(("Any", "assert", "type: ignore", "noqa", "fmt: skip"), 0)
-    source = path.read_text(encoding="utf-8")
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.NAME and token.string in ("Any", "assert"):
-            counts[token.string] += 1
-        elif token.type == tokenize.COMMENT:
-            for word in ("type: ignore", "noqa", "fmt: skip"):
-                counts[word] += word in token.string
-    return counts
+def names_of_any(path: Path) -> int:
+    """How often a module names `Any`."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    return sum(token.type == tokenize.NAME and token.string == "Any" for token in tokens)
 
 
 def stack_files() -> list[str]:
@@ -169,6 +147,7 @@ def note_stack(owner: Any, name: str, seen: list[list[str]]) -> Callable[[], Non
     return lambda: setattr(owner, name, before)
 
 
+TEXT = "to be or not to be, that is the question. " * 300
 CONFIG = """
 [task]
 kind = "language"
@@ -188,62 +167,105 @@ checkpoint_every = 1
 """
 
 
+@contextlib.contextmanager
+def in_new_folder() -> Iterator[None]:
+    """A folder of its own, with a text and a configuration."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        Path("text.txt").write_text(TEXT, encoding="utf-8")
+        Path("config.toml").write_text(CONFIG, encoding="utf-8")
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+def command(*words: str) -> None:
+    """Run the command, its output on standard error."""
+    from headloom.cli import app
+
+    with contextlib.redirect_stdout(sys.stderr):
+        app(list(words), standalone_mode=False)
+
+
 def walks() -> dict[str, list[str]]:
-    """The files on the call stack on two ways through the house.
+    """The files on the call stack on three ways through the house.
 
     query: from `headloom train` to the native kernel.
+    attend: from `headloom.attend` to it.
     edge: from the kernel, through the file of edges, to the studio's answer to a browser. The
         files of the model and of the command, which only stand above, are left out.
     """
-    import os
-
     import pyarrow.parquet
+    import torch
     from fastapi.testclient import TestClient
 
+    import headloom
     from headloom import _native
-    from headloom.cli import app
     from headloom.studio.runs import open_collection
     from headloom.studio.server import create_app
-
-    def headloom(*words: str) -> None:
-        with contextlib.redirect_stdout(sys.stderr):
-            app(list(words), standalone_mode=False)
 
     calls: list[list[str]] = []
     writes: list[list[str]] = []
     reads: list[list[str]] = []
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        text = "to be or not to be, that is the question. " * 300
-        Path("text.txt").write_text(text, encoding="utf-8")
-        Path("config.toml").write_text(CONFIG, encoding="utf-8")
-        undo = [note_stack(_native, "forward", calls)]
-        headloom("train", "config.toml", "--run", "run")
+    with in_new_folder(), contextlib.ExitStack() as undo:
+        undo.callback(note_stack(_native, "forward", calls))
+        command("train", "config.toml", "--run", "run")
         query = calls[0]
         calls.clear()
-        undo.append(note_stack(pyarrow.parquet.ParquetWriter, "write_table", writes))
-        headloom("trace", "run", "--text", text[:100], "-o", "t.loom")
-        undo.append(note_stack(pyarrow.parquet.ParquetFile, "read_row_groups", reads))
+        headloom.attend(*torch.randn(3, 2, 99, 16), keep=headloom.Top(4))
+        attend = calls[0]
+        calls.clear()
+        undo.callback(note_stack(pyarrow.parquet.ParquetWriter, "write_table", writes))
+        command("trace", "run", "--text", TEXT[:100], "-o", "t.loom")
+        undo.callback(note_stack(pyarrow.parquet.ParquetFile, "read_row_groups", reads))
         application = create_app(open_collection(Path("t.loom")))
         with TestClient(application, base_url="http://127.0.0.1:8137") as client:
             reads.clear()
             client.get("/api/examples/0/layers/0/heads/0/edges/0").raise_for_status()
-        for put_back in undo:
-            put_back()
-        os.chdir(before)
     passed = dict.fromkeys((*reversed(calls[-1]), *writes[0], *reads[0]))
-    edge = [name for name in passed if not name.startswith(("cli/", "jobs/", "models/"))]
-    return {"query": query, "edge": edge}
+    edge = [name for name in passed if not name.startswith(("cli/", "api/", "models/"))]
+    return {"query": query, "attend": attend, "edge": edge}
+
+
+def handed_on() -> list[str]:
+    """The files whose functions are handed a model of Transformers by `headloom.trace`, in turn."""
+    import torch
+    import transformers
+
+    import headloom
+
+    settings = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=99)
+    model = transformers.GPT2LMHeadModel(settings).eval()
+    stays: list[str] = []
+    package = f"{Path(headloom.__file__).parent}/"
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(package):
+            return
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if any(frame.f_locals.get(name) is model for name in names):
+            name = code.co_filename.removeprefix(package)
+            if stays[-1:] != [name]:
+                stays.append(name)
+
+    sys.setprofile(look)
+    try:
+        headloom.trace(model, torch.arange(9)[None])
+    finally:
+        sys.setprofile(None)
+    return stays
 
 
 def drawn(ways: dict[str, list[str]]) -> str:
     """The walks as CONTRIBUTING.md shows them."""
-    titles = {"query": "headloom train", "edge": "the kernel"}
-    ends = {"query": "the kernel", "edge": "the browser"}
+    titles = {"query": "headloom train", "attend": "headloom.attend", "edge": "the kernel"}
     lines = []
     for name, passed in ways.items():
-        text = " > ".join((titles[name], *passed, ends[name]))
+        end = "the browser" if name == "edge" else "the kernel"
+        text = " > ".join((titles[name], *passed, end))
         lines += textwrap.wrap(
             f"{name}: {text}", 96, subsequent_indent="    ", break_on_hyphens=False
         )
@@ -258,21 +280,20 @@ def sizes(names: Iterable[str]) -> dict[str, int]:
 
     files = [path for path in tracked() if path.suffix in sum(LANGUAGES.values(), ())]
     source = [path for path in files if path.suffix == ".py" and path.is_relative_to(PACKAGE)]
-    command: Any = get_command(app)
-    verbs = {name: command.get_command(None, name) for name in command.list_commands(None)}
+    group: Any = get_command(app)
+    verbs = [group.get_command(None, name) for name in group.list_commands(None)]
     options = [[one for one in verb.params if one.param_type_name == "option" and not one.hidden]
-               for verb in verbs.values()]  # fmt: skip
+               for verb in verbs]  # fmt: skip
     figures = {
         "files in src/headloom": len(source),
-        "Any in src/headloom": sum(words_in(path)["Any"] for path in source),
+        "Any in src/headloom": sum(map(names_of_any, source)),
         "verbs": len(verbs),
         "options of a verb": max(map(len, options)),
         "options": sum(map(len, options)),
     }
-    code = [path for path in files if path.suffix != ".md"]
     return {
         name: figures[name] if name in figures else sum(
-            len(lines_of(path)) for path in code if path.is_relative_to(ROOT / name)
+            len(lines_of(path)) for path in files if path.is_relative_to(ROOT / name)
         )
         for name in names
     }  # fmt: skip
@@ -298,42 +319,40 @@ def examined() -> dict[str, list[str] | int]:
     graph = {module_name(path): path for path in source}
     imports = {name: imports_of(path, set(graph)) for name, path in graph.items()}
     written = [path for path in files if path.suffix in sum(LANGUAGES.values(), ())]
+    length = {path: len(lines_of(path)) for path in written}
+    folders = ("src/headloom", "native", "studio/src", "tests", "scripts", "benchmarks")
     state: dict[str, list[str] | int] = {
-        "files tracked": len(files),
-        "files in src/headloom": len(source),
-        "folders in src/headloom": len({path.parent for path in source}),
-        "lines in src/headloom": sum(len(lines_of(path)) for path in source),
-        "cycles": [" ".join(knot) for knot in cycles(imports)],
-        "functions over 60 lines": [name for path in source for name in long_functions(path)],
-        "files over 400 lines": [
-            f"{path.relative_to(ROOT)} ({len(lines_of(path))})"
-            for path in written
-            if path.suffix != ".md" and len(lines_of(path)) > LONG_FILE
-        ],
+        f"lines in {folder}": sum(
+            lines for path, lines in length.items() if path.is_relative_to(ROOT / folder)
+        )
+        for folder in folders
     }
-    for name, suffixes in LANGUAGES.items():
-        state[f"lines over 100 columns, {name}"] = [
-            f"{path.relative_to(ROOT)}:{number}"
-            for path in written
-            if path.suffix in suffixes
-            for number, line in enumerate(lines_of(path), 1)
-            # A row of a Markdown table is one line, however long.
-            if len(line) > LONG_LINE and not (name == "md" and line.startswith("|"))
-        ]
-    words = [words_in(path) for path in source]
-    for word in words[0]:
-        state[f"{word}, src"] = sum(counts[word] for counts in words)
+    state |= {
+        "files in src/headloom": len(source),
+        "cycles": [" ".join(knot) for knot in cycles(imports)],
+        f"files over {LONG_FILE} lines": [
+            f"{path.relative_to(ROOT)} ({lines})" for path, lines in length.items()
+            if lines > LONG_FILE
+        ],
+        f"files under {SHORT_FILE}, src": [
+            str(path.relative_to(ROOT)) for path in source
+            if 1 < length[path] < SHORT_FILE and path.parent.name != "verbs"
+        ],
+        "Any, src": sum(map(names_of_any, source)),
+    }  # fmt: skip
     for name, passed in walks().items():
-        state[f"walk of {'a query' if name == 'query' else 'an edge'}"] = passed
+        state[f"walk: {name}"] = passed
+    stays = handed_on()
+    state["walk: a model to trace, rooms"] = list(dict.fromkeys(stays))
+    state["walk: a model to trace, returns"] = len(stays) - len(set(stays))
     return state
 
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object, as the last line")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--names", action="store_true", help="what is behind each count")
-    parser.add_argument("--walks", action="store_true", help="the two walks alone")
+    parser.add_argument("--walks", action="store_true", help="the walks alone")
     parser.add_argument("--budget", action="store_true", help="what is beyond its budget")
     asked = parser.parse_args()
     if asked.budget:
@@ -341,15 +360,10 @@ def main() -> None:
     if asked.walks:
         print(drawn(walks()))
         return
-    state = examined()
-    counts = {name: of if isinstance(of, int) else len(of) for name, of in state.items()}
-    for name, count in counts.items():
-        print(f"{name:32} {count:6}")
-        behind = state[name]
-        if asked.names and not isinstance(behind, int):
-            print(*(f"    {line}" for line in behind), sep="\n")
-    if asked.json:
-        print(json.dumps(counts))
+    for name, of in examined().items():
+        print(f"{name:32} {of if isinstance(of, int) else len(of):7,}")
+        if asked.names and not isinstance(of, int):
+            print(*(f"    {line}" for line in of), sep="\n")
 
 
 if __name__ == "__main__":
