@@ -25,7 +25,7 @@ from headloom.training.loop import train
 from headloom.training.measures.corpus import CorpusMeasure, Results
 from headloom.training.progress import SilentListener
 
-__all__ = ["ROOT", "Figures", "captions", "results_of", "trained", "value_of"]
+__all__ = ["ROOT", "Figures", "results_of", "trained", "value_of"]
 
 ROOT = Path(__file__).parents[2]
 FIGURES = Path(__file__).parent / "figures"
@@ -72,18 +72,6 @@ class Figures:
     def machine(self) -> str:
         """On which their figures were measured."""
         return " and ".join(sorted({self.kept[name]["machine"] for name in self.used}))
-
-
-def captions(folder: Path, seed: int, steps: int) -> list[str]:
-    """Changes of examples/multi30k.toml to compare many trainings: 2 + 2 layers, fewer words and
-    steps.
-    """
-    return [
-        f"task.folder={folder}", "task.vocabulary=4000", "model.encoder_layers=2",
-        "model.decoder_layers=2", f"training.seed={seed}", f"training.max_steps={steps}",
-        f"training.warmup={steps // 5}", "training.average=0.99",
-        f"training.validate_every={steps // 2}", f"training.checkpoint_every={steps // 2}",
-    ]  # fmt: skip
 
 
 def trained(folder: Path, config: Path, changes: Sequence[str]) -> tuple[TrainedRun, float]:
