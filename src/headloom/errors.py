@@ -48,7 +48,7 @@ class VerificationError(HeadloomError, RuntimeError):
 
 
 def installing(extra: str) -> str:
-    """The command that installs an extra of headloom, from the clone: headloom is not on PyPI.
+    """The command that installs an extra of headloom, from the clone: headloom is not on PyPI yet.
 
     >>> installing("hf")
     'pip install ".[hf]" in the clone of headloom'
