@@ -33,7 +33,7 @@ from runs import ROOT, trained
 
 import headloom
 from headloom.analysis.alignment.align import AlignmentOptions, align_words
-from headloom.analysis.alignment.error_rate import ErrorRate, alignment_error_rate
+from headloom.analysis.alignment.links import ErrorRate, alignment_error_rate
 from headloom.analysis.alignment.words import STEPS, WordWeights
 from headloom.api.opening import open_model
 from headloom.api.word_alignment import word_weights_of

@@ -7,8 +7,8 @@ tested.
 
 from .analysis.alignment.align import Alignment as Alignment
 from .analysis.alignment.align import align as align
-from .analysis.alignment.error_rate import ErrorRate as ErrorRate
-from .analysis.alignment.error_rate import alignment_error_rate as alignment_error_rate
+from .analysis.alignment.links import ErrorRate as ErrorRate
+from .analysis.alignment.links import alignment_error_rate as alignment_error_rate
 from .analysis.image_map import ImageMap as ImageMap
 from .analysis.monitor.monitor import Monitor as Monitor
 from .analysis.monitor.monitor import monitor as monitor

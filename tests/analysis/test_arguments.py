@@ -13,10 +13,7 @@ import pytest
 import torch
 
 import headloom
-from headloom.analysis.alignment import links
 from headloom.analysis.alignment.align import align
-from headloom.analysis.alignment.error_rate import alignment_error_rate
-from headloom.analysis.alignment.words import parts_by_offsets, parts_by_tokens, word_weights
 from headloom.analysis.arguments import in_words, real_number
 from headloom.analysis.compare import changed_edges, compare, first_difference, matched_layers
 from headloom.analysis.compare import distance as row_distance
@@ -109,17 +106,6 @@ CASES = [
     Case(TRACE.save, {"path": None}),
     Case(headloom.Trace.of, {"data": TRACE}),
     Case(headloom.Trace.open, {"path": None}),
-    Case(align, {"traces": PAIR, "gold": None, "heads": None, "method": "mutual", "step": None,
-                 "norms": False, "most": 8}),
-    Case(alignment_error_rate, {"links": [[(0, 0)]], "gold": [LINKS]}),
-    Case(word_weights, {"trace": PAIR, "source": None, "target": None, "steps": ("read",),
-                        "norms": False}),
-    Case(parts_by_tokens, {"tokens": ["a"]}),
-    Case(parts_by_offsets, {"text": "a b", "offsets": [(0, 1), (2, 3)]}),
-    Case(links.argmax, {"weights": drawn(1, 2, 3)}),
-    Case(links.mutual, {"weights": drawn(1, 2, 3)}),
-    Case(links.dtw, {"weights": drawn(1, 2, 3)}),
-    Case(links.links_by, {"method": "mutual"}),
     Case(compare, {"first": TRACE, "second": TRACE, "exact": None, "edges": 3}),
     Case(row_distance, {"first": LAYER, "second": LAYER, "exact": None}),
     Case(lambda **given: changed_edges(0, **given), {"first": LAYER, "second": LAYER, "head": 0,

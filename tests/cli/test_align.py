@@ -87,7 +87,7 @@ def test_heads_are_chosen_by_gold_and_by_agreement(
         "align", runs / "translation", *texts, "-o", tmp_path / "b", "--picture", picture
     )
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "AER" in free.out and "chosen on 4 pairs" in free.out
+    assert "agreement" in free.out and "chosen on 4 pairs" in free.out
     assert "On the" not in free.out
 
 

@@ -12,17 +12,13 @@ import pytest
 import torch
 from tests.cli.conftest import Command
 from tests.forked import Loaded
-from torch import nn
 
 import headloom
 import headloom.cli
-from headloom.api import word_alignment
 from headloom.formats.pharaoh import GoldLinks
 from headloom.mechanism.linear import current_products
 from headloom.models.decoding import beam_hypotheses
 from headloom.models.transformer import Transformer
-from headloom.tracing.capture import trace_as
-from headloom.tracing.options import TraceOptions
 from headloom.training.inference import TrainedRun, open_run
 
 TEXTS = ["de: 17. März 2024", "", "en: May 3, 1999", "fr: 1 mai 2001"]
@@ -166,11 +162,11 @@ def test_alignments_are_those_of_a_trace_of_the_translation(
             torch.testing.assert_close(
                 torch.tensor(hypothesis["weights"]), mean, atol=2e-6, rtol=1e-4
             )
-            best = {(int(row.argmax()), t) for t, row in enumerate(mean)}
-            mutual = {(s, t) for s, t in best if int(mean[:, s].argmax()) == t}
-            links = GoldLinks.of_line(hypothesis["alignment"])
-            assert links is not None
-            assert links.sure == mutual
+            # Each is the other's best, up to rounding: a word that stands there twice ties.
+            links = GoldLinks.of_line(hypothesis["alignment"]).sure
+            assert links
+            for s, t in links:
+                assert mean[t, s] >= max(mean[t].max(), mean[:, s].max()) - 1e-5
             compared += 1
     assert compared >= 6
 
@@ -316,26 +312,6 @@ def test_translations_that_are_cut_where_the_positions_end(
     assert compared
     traced = headloom_main("trace", run, "--text", texts[0], "-o", tmp_path / "t.loom")
     assert traced.code == 0, traced.err
-
-
-def test_of_a_long_line_only_what_is_asked_for_is_held(
-    headloom_main: Command, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Weights of all edges are the target's on the source; never the source's on itself."""
-    kept = []
-
-    def watched(network: nn.Module, inputs: Any, asked: TraceOptions) -> Any:
-        traced = trace_as(network, inputs, asked)
-        if isinstance(asked.keep, headloom.All):
-            for trace in traced if isinstance(traced, list) else [traced]:
-                kept.extend(layer.kind for layer in trace.layers)
-        return traced
-
-    monkeypatch.setattr(word_alignment, "trace_as", watched)
-    command = ("translate", trained, "--file", trained.parent / "lines", "--json", "--beam", 1)
-    result = headloom_main(*command)
-    assert result.code == 0, result.err
-    assert set(kept) == {"cross"}
 
 
 def test_each_window_is_written_before_the_next_is_read(loaded: Loaded, runs: Path) -> None:

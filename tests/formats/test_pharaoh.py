@@ -27,13 +27,6 @@ def test_possible_links_are_not_sure(tmp_path: Path) -> None:
     assert links.possible == {(0, 0), (1, 2), (2, 1)}
 
 
-def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
-    """As in the texts that the links are of: form feeds and U+2028 stand within a line."""
-    (tmp_path / "gold").write_bytes("0-0\x0c1-1\u20282-2\x85\r\n\n3-3\n".encode())
-    found = headloom.read_pharaoh(tmp_path / "gold")
-    assert [sorted(links.sure) for links in found] == [[(0, 0), (1, 1), (2, 2)], [], [(3, 3)]]
-
-
 @pytest.mark.parametrize("wrong", ["0", "0-", "-1", "a-b", "0:1", "0-1-2", "0 - 1", "１-0"])
 def test_a_line_that_holds_something_else_is_named(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "gold").write_text(f"0-0\n1-1 {wrong}\n")

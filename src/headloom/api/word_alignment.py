@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,17 +17,16 @@ from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.files import read_text
 from headloom.formats.lines import text_lines
-from headloom.formats.pharaoh import GoldLinks, check_links, read_pharaoh
+from headloom.formats.pharaoh import check_links, read_pharaoh
 from headloom.formats.run import is_run
-from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import All, Top
+from headloom.mechanism.graph import Top
 from headloom.tracing.capture import trace_as
 from headloom.tracing.options import TraceOptions
 
 __all__ = ["AlignmentRequest", "PairReader", "align_files", "word_weights_of"]
 
-#: Pairs that are put in order of their length, and pairs that the model reads at once.
-_SORTED, _BATCH = 512, 32
+#: Pairs that the model reads at once.
+_BATCH = 32
 _Told = Callable[[int, int], None]
 
 
@@ -63,22 +62,28 @@ def align_files(
                 "--source-file and --target-file, or give a run or a model."
             )
         traces = find_traces([Path(request.source)])
-        weights = (
-            word_weights(trace, steps=options.steps, norms=options.norms) for trace in traces
-        )
-        return align_words(weights, options, gold, str(request.gold))
+        weights = (word_weights(trace, steps=options.steps) for trace in traces)
+        return align_words(weights, options, gold)
     if request.sources is None or request.targets is None:
         raise InputError(
             "align: a model aligns two files with a text a line. Give --source-file and "
             "--target-file, or traces in the place of the model."
         )
-    sources, targets = _lines(request.sources), _lines(request.targets)
-    _check_counts(request, sources, targets, gold)
-    model = open_model(request.source)
-    read = word_weights_of(
-        model, sources, targets, steps=options.steps, norms=options.norms, progress=progress
+    sources, targets = (
+        text_lines(read_text(path, "text file")) for path in (request.sources, request.targets)
     )
-    return align_words(read, options, gold, str(request.gold))
+    if len(sources) != len(targets):
+        raise InputError(
+            f"{request.sources} has {len(sources)} lines, {request.targets} {len(targets)}; "
+            "line-aligned files have as many. Pair them up again."
+        )
+    if gold is not None:  # before the model is opened
+        check_links(
+            gold, [(len(s.split()), len(t.split())) for s, t in zip(sources, targets, strict=True)]
+        )
+    model = open_model(request.source)
+    read = word_weights_of(model, sources, targets, steps=options.steps, progress=progress)
+    return align_words(read, options, gold)
 
 
 def word_weights_of(
@@ -87,10 +92,9 @@ def word_weights_of(
     targets: Sequence[str],
     *,
     steps: Sequence[Step],
-    norms: bool = False,
     progress: _Told = lambda done, total: None,
 ) -> Iterator[WordWeights]:
-    """The weights between the words of each pair, in their order; the first batch is verified.
+    """Yield the weights between the words of each pair, in order; the first batch is verified.
 
     A pair of which a side is empty has none.
 
@@ -101,23 +105,17 @@ def word_weights_of(
     ]
     if not full:
         check_text("")
-    reader = PairReader(model.network, steps, norms)
-    done = 0
-    for start in range(0, len(sources), _SORTED):
-        block = range(start, min(start + _SORTED, len(sources)))
-        order = sorted(
-            (i for i in block if sources[i].strip() and targets[i].strip()),
-            key=lambda i: len(sources[i]) + len(targets[i]),
-        )
-        read: dict[int, WordWeights] = {}
-        for first in range(0, len(order), _BATCH):
-            chosen = order[first : first + _BATCH]
-            pairs = model.pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
-            read.update(zip(chosen, reader.read(pairs), strict=True))
-            done += len(chosen)
-            progress(done, len(full))
-        for i in block:
+    reader = PairReader(model.network, steps)
+    written = 0
+    for start in range(0, len(full), _BATCH):
+        chosen = full[start : start + _BATCH]
+        pairs = model.pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
+        read = dict(zip(chosen, reader.read(pairs), strict=True))
+        progress(start + len(chosen), len(full))
+        end = len(sources) if start + _BATCH >= len(full) else chosen[-1] + 1
+        for i in range(written, end):
             yield read.get(i) or _nothing(reader.heads, sources[i], targets[i])
+        written = end
 
 
 class PairReader:
@@ -125,46 +123,28 @@ class PairReader:
 
     Args:
         network: an encoder-decoder.
-        steps, norms: see `word_weights`.
+        steps: see `word_weights`.
     """
 
-    def __init__(self, network: nn.Module, steps: Sequence[Step], norms: bool = False) -> None:
-        self.network, self.steps, self.norms = network, steps, norms
+    def __init__(self, network: nn.Module, steps: Sequence[Step]) -> None:
+        self.network, self.steps = network, steps
         #: The heads, in the order of the weights; none before the first batch.
         self.heads: tuple[AligningHead, ...] = ()
-        self._layers: list[int | str] | None = None
-        self._numbers: list[int] = []
 
     def read(self, pairs: Pairs) -> list[WordWeights]:
-        """The weights between the words of each pair."""
-        first = self._layers is None
-        if first:
-            # Which layers look at the source. The others' weights are never held: those of a long
-            # source over itself would take its length squared.
-            found = self._traces(
-                pairs, TraceOptions(keep=Top(1), queries_keys=False, verify=False, sampled=False)
-            )
-            crossing = [n for n, layer in enumerate(found[0].layers) if layer.kind == "cross"]
-            self._layers = [found[0].layers[number].name for number in crossing]
-            self._numbers = crossing
-        asked = TraceOptions(
-            keep=All(), queries_keys=False, layers=self._layers or None,
-            verify=None if first else False, sampled=first,
-        )  # fmt: skip
-        traces = self._traces(pairs, asked)
+        """Return the weights between the words of each pair."""
+        first = not self.heads
+        # Queries and keys, of which the weights on the source are computed alone: those of a long
+        # source over itself would take its length squared.
+        options = TraceOptions(keep=Top(1), verify=None if first else False, sampled=first)
+        traced = trace_as(self.network, pairs.inputs, options)
+        traces = traced if isinstance(traced, list) else [traced]
         weights = [
-            word_weights(trace, source, target, steps=self.steps, norms=self.norms)
+            word_weights(trace, source, target, steps=self.steps)
             for trace, source, target in zip(traces, pairs.sources, pairs.targets, strict=True)
         ]
-        # Of a trace of all layers.
-        self.heads = tuple(
-            head._replace(layer=self._numbers[head.layer]) for head in weights[0].heads
-        )
-        return [replace(each, heads=self.heads) for each in weights]
-
-    def _traces(self, pairs: Pairs, asked: TraceOptions) -> list[TraceData]:
-        traced = trace_as(self.network, pairs.inputs, asked)
-        return traced if isinstance(traced, list) else [traced]
+        self.heads = weights[0].heads
+        return weights
 
 
 def _nothing(heads: tuple[AligningHead, ...], source: str, target: str) -> WordWeights:
@@ -177,24 +157,3 @@ def _has_traces(name: str) -> bool:
     if not path.is_dir() or is_run(path):
         return False
     return (path / "trace.json").exists() or any(path.glob("*/trace.json"))
-
-
-def _lines(path: Path) -> list[str]:
-    return text_lines(read_text(path, "text file"))
-
-
-def _check_counts(
-    request: AlignmentRequest,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    gold: Sequence[GoldLinks] | None,
-) -> None:
-    """Raise an InputError, before the model is opened, where files differ in their lines."""
-    if len(sources) != len(targets):
-        raise InputError(
-            f"{request.sources} has {len(sources)} lines, {request.targets} {len(targets)}; "
-            "line-aligned files have as many. Pair them up again."
-        )
-    if gold is not None:
-        sizes = [(len(s.split()), len(t.split())) for s, t in zip(sources, targets, strict=True)]
-        check_links(gold, sizes, str(request.gold))

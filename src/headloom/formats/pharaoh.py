@@ -34,8 +34,8 @@ class GoldLinks:
     possible: frozenset[Link]
 
     @classmethod
-    def of_line(cls, line: str) -> GoldLinks | None:
-        """The links of a line; None: it holds something else.
+    def of_line(cls, line: str) -> GoldLinks:
+        """Return the links of a line. Raises: InputError: it holds something else.
 
         >>> sorted(GoldLinks.of_line("0-0 1?2").possible)
         [(0, 0), (1, 2)]
@@ -44,7 +44,7 @@ class GoldLinks:
         for word in line.split():
             parts = _LINK.fullmatch(word)
             if parts is None:
-                return None
+                raise InputError(f"{word[:40]!r}; expected links of words, as 0-0 1-2, or 1?2.")
             link = int(parts[1]), int(parts[3])
             possible.add(link)
             if parts[2] == "-":
@@ -57,40 +57,30 @@ def read_pharaoh(path: Path | str) -> list[GoldLinks]:
 
     Raises: DataError: no such file, or not UTF-8; InputError: a line holds something else.
     """
-    path = Path(path)
     links = []
-    for number, line in enumerate(text_lines(read_text(path, "alignment")), 1):
-        of_line = GoldLinks.of_line(line)
-        if of_line is None:
-            wrong = next(word for word in line.split() if _LINK.fullmatch(word) is None)
-            raise InputError(
-                f"{path}: line {number} holds {wrong[:40]!r}; expected links of words, as 0-0 1-2, "
-                "or 1?2 for a possible one."
-            )
-        links.append(of_line)
+    for number, line in enumerate(text_lines(read_text(Path(path), "alignment")), 1):
+        try:
+            links.append(GoldLinks.of_line(line))
+        except InputError as error:
+            raise InputError(f"{path}: line {number} holds {error}") from error
     return links
 
 
-def check_links(
-    gold: Sequence[GoldLinks], sizes: Sequence[tuple[int, int]], name: str = "gold"
-) -> None:
+def check_links(gold: Sequence[GoldLinks], sizes: Sequence[tuple[int, int]]) -> None:
     """Raise an InputError where gold links do not fit sentences.
 
-    Args:
-        gold: of each pair.
-        sizes: the words of the source and of the target of each pair.
-        name: of the gold, for the message.
+    sizes: the words of the source and of the target of each pair.
     """
     if len(gold) != len(sizes):
         raise InputError(
-            f"{name} has {len(gold)} lines for {len(sizes)} pairs of sentences; expected one each, "
+            f"gold has {len(gold)} lines for {len(sizes)} pairs of sentences; expected one each, "
             "empty where nothing is linked."
         )
     for number, (links, (source, target)) in enumerate(zip(gold, sizes, strict=True), 1):
         for first, second in sorted(links.possible):
             if first >= source or second >= target:
                 raise InputError(
-                    f"{name}: line {number} links word {first} of the source to word {second} of "
+                    f"gold: line {number} links word {first} of the source to word {second} of "
                     f"the target, which have {source} and {target} words, counted from 0. Split "
                     "words by spaces, as in the texts, and count from 0."
                 )

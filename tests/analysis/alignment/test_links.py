@@ -8,38 +8,8 @@ import pytest
 import torch
 
 import headloom
-from headloom.analysis.alignment.links import METHODS, argmax, dtw, links_by, mutual, pairs_of
+from headloom.analysis.alignment.links import METHODS, argmax, links_by, mutual
 from headloom.formats.pharaoh import GoldLinks
-
-
-def paths(rows: int, columns: int) -> list[list[tuple[int, int]]]:
-    """Every path from the first cell to the last that never goes back."""
-    if (rows, columns) == (1, 1):
-        return [[(0, 0)]]
-    before = []
-    for step in ((1, 1), (1, 0), (0, 1)):
-        if rows > step[0] and columns > step[1]:
-            before += paths(rows - step[0], columns - step[1])
-    return [[*path, (rows - 1, columns - 1)] for path in before]
-
-
-def test_the_number_of_paths_is_that_of_delannoy() -> None:
-    # The central Delannoy numbers: 1, 3, 13, 63.
-    assert [len(paths(n, n)) for n in (1, 2, 3, 4)] == [1, 3, 13, 63]
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 4), (3, 1), (3, 4), (5, 3)])
-def test_the_path_is_the_cheapest_of_all(rows: int, columns: int) -> None:
-    generator = torch.Generator().manual_seed(rows * 10 + columns)
-    weights = torch.rand(6, rows, columns, generator=generator)
-    links = dtw(weights)
-    for head in range(6):
-        found = sorted((t, s) for s, t in pairs_of(links[head]))
-        costs = {
-            tuple(path): sum(1 - float(weights[head, t, s]) for t, s in path)
-            for path in paths(rows, columns)
-        }
-        assert costs[tuple(found)] == pytest.approx(min(costs.values()))
 
 
 def test_links_are_those_of_a_search_cell_by_cell() -> None:
@@ -55,7 +25,7 @@ def test_links_are_those_of_a_search_cell_by_cell() -> None:
     for method in METHODS.values():
         assert method(torch.zeros(2, 0, 4)).shape == (2, 0, 4)
         assert method(torch.zeros(2, 3, 0)).shape == (2, 3, 0)
-    with pytest.raises(headloom.InputError, match="no method 'hmm'; there are mutual, argmax, dtw"):
+    with pytest.raises(headloom.InputError, match="no method 'hmm'; there are mutual, argmax"):
         links_by("hmm")
 
 

@@ -8,34 +8,15 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from headloom.analysis.alignment.error_rate import ErrorRate, alignment_error_rate
-from headloom.analysis.alignment.heads import (
-    agreement,
-    best_few,
-    better_steps,
-    error_rates,
-    links_of_heads,
-)
-from headloom.analysis.alignment.links import links_by, pairs_of
+from headloom.analysis.alignment.heads import best_few, better_steps, links_of_heads, measure
+from headloom.analysis.alignment.links import ErrorRate, alignment_error_rate, links_by, pairs_of
 from headloom.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights, word_weights
 from headloom.analysis.arguments import each_trace
 from headloom.errors import InputError
 from headloom.formats.pharaoh import GoldLinks, Link, check_links, read_pharaoh, write_pharaoh
 from headloom.formats.trace import TraceData
-from headloom.mechanism.shapes import check_flag, in_words, whole_number
 
-__all__ = [
-    "Alignment",
-    "AlignmentOptions",
-    "HeadOfAlignment",
-    "align",
-    "align_words",
-    "check_choice",
-    "check_heads",
-]
-
-#: How heads are chosen that are not named.
-_CHOICES = ("best", "agreement")
+__all__ = ["Alignment", "AlignmentOptions", "align", "align_words", "check_choice", "check_heads"]
 
 #: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
 _ENOUGH = 1_000
@@ -52,54 +33,36 @@ class AlignmentOptions:
 
     heads: "best": those that align best with the gold links; "agreement": those whose two
         directions agree best; or names of heads; None: best where there is gold.
-    method: "mutual", "argmax" or "dtw": see `headloom.analysis.alignment.links`.
+    method: "mutual" or "argmax": see `headloom.analysis.alignment.links`.
     step: "read" or "write"; None: whichever is better, of each head: with gold by the links, else
         by the words that occur together in other pairs.
-    norms: weights times the norms of the values.
     most: how many heads are taken together, at most; 1: the best single one.
     """
 
     heads: str | Sequence[str] | None = None
     method: str = "mutual"
-    step: Step | str | None = None
-    norms: bool = False
+    step: Step | None = None
     most: int = 8
 
     def __post_init__(self) -> None:
         """Raise an InputError for what cannot be asked."""
         links_by(self.method)
-        if self.step is not None and not (isinstance(self.step, str) and self.step in STEPS):
-            raise InputError(f"align: step {in_words(self.step)}; expected {' or '.join(STEPS)}.")
-        object.__setattr__(self, "most", whole_number("align", "most", self.most, 1))
-        check_flag("align", "norms", self.norms)
+        if self.step not in (*STEPS, None):
+            raise InputError(f"align: step {self.step!r}; expected {' or '.join(STEPS)}.")
         _ = self.named
 
     @property
     def named(self) -> list[AligningHead] | None:
         """The heads that are named; None: they are to be chosen."""
-        if self.heads is None or (isinstance(self.heads, str) and self.heads in _CHOICES):
+        if self.heads in (None, "best", "agreement"):
             return None
-        if not isinstance(self.heads, str | list | tuple) or not self.heads:
-            raise InputError(
-                f'align: heads={in_words(self.heads)}; expected "best", "agreement", names of '
-                "heads, as 0.1, or None."
-            )
-        names = self.heads.split(",") if isinstance(self.heads, str) else self.heads
+        names = self.heads.split(",") if isinstance(self.heads, str) else self.heads or ()
         return [AligningHead.named(name) for name in names]
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """The steps that heads are tried by."""
-        return tuple(step for step in STEPS if self.step in (step, None))
-
-
-@dataclass(frozen=True)
-class HeadOfAlignment:
-    """A head: how far its directions agree, and, with gold, its error rate on the same pairs."""
-
-    head: AligningHead
-    agreement: float
-    error_rate: ErrorRate | None
+        return STEPS if self.step is None else (self.step,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +71,8 @@ class Alignment:
 
     links        of each pair of sentences, (source word, target word), from 0
     heads        those whose mean was taken
-    table        every head, the best first, without gold by its better step; of named heads, these
+    table        every head, the best first, with its measure, 0 to 1; of named heads, these
+    measure      "1 - AER" with gold, else "agreement"
     chosen_on    how many pairs the heads were chosen on; 0: they were named
     error_rate   of the links, on pairs that the heads were not chosen on; None: without gold
     measured_on  how many pairs these are
@@ -118,7 +82,8 @@ class Alignment:
 
     links: list[list[Link]]
     heads: list[AligningHead]
-    table: list[HeadOfAlignment]
+    table: list[tuple[AligningHead, float]]
+    measure: str
     chosen_on: int
     error_rate: ErrorRate | None
     measured_on: int
@@ -136,11 +101,10 @@ def align(
     gold: Path | str | Sequence[GoldLinks] | None = None,
     heads: str | Sequence[str] | None = None,
     method: str = "mutual",
-    step: Step | str | None = None,
-    norms: bool = False,
+    step: Step | None = None,
     most: int = 8,
 ) -> Alignment:
-    """The words of target and source that belong together, by the heads of cross-attention.
+    """Align the words of target and source by the heads of cross-attention.
 
     Words are joined of tokens by how these are spelled; the weights between words, of the heads
     that are chosen, are averaged, and become links. With gold links the heads are chosen on the
@@ -149,26 +113,17 @@ def align(
     Args:
         traces: of an encoder-decoder on sentences whose target is known.
         gold: their links, or a file in the Pharaoh format; None: none are known.
-        heads, method, step, norms, most: see AlignmentOptions.
+        heads, method, step, most: see AlignmentOptions.
 
     Raises: InputError: traces without cross-attention, gold that does not fit, no such head.
 
     Source: Och and Ney 2003 (error rate); `headloom.analysis.alignment.words.word_weights` and
     `.links` name those of the formulas.
     """
-    options = AlignmentOptions(heads, method, step, norms, most)
-    several = list(each_trace("align", traces))
+    options = AlignmentOptions(heads, method, step, most)
     known = read_pharaoh(gold) if isinstance(gold, str | Path) else gold
-    if known is not None and not (
-        isinstance(known, Sequence) and all(isinstance(links, GoldLinks) for links in known)
-    ):
-        raise InputError(
-            f"align: gold={in_words(known)}; expected a file in the Pharaoh format, a list of "
-            "GoldLinks, as headloom.read_pharaoh gives, or None."
-        )
-    words = (word_weights(trace, steps=options.steps, norms=norms) for trace in several)
-    name = str(gold) if isinstance(gold, str | Path) else "gold"
-    result = align_words(words, options, known, name)
+    words = (word_weights(trace, steps=options.steps) for trace in each_trace("align", traces))
+    result = align_words(words, options, known)
     if result.note:
         warnings.warn(f"align: {result.note}", stacklevel=2)
     return result
@@ -187,9 +142,8 @@ def align_words(
     sentences: Iterable[WordWeights],
     options: AlignmentOptions,
     gold: Sequence[GoldLinks] | None = None,
-    name: str = "gold",
 ) -> Alignment:
-    """As `align`, of weights between words; name: of the gold, for messages.
+    """Align as `align` does, by weights between words.
 
     Sentences are taken one by one, but for those that heads are chosen on.
     """
@@ -198,26 +152,47 @@ def align_words(
     first = list(rest if gold is not None else islice(rest, _ENOUGH))
     if not first:
         raise InputError("align: no sentences; give at least one pair.")
-    _check_alike(first)
     if gold is not None:
-        check_links(gold, [sentence.size for sentence in first], name)
-    choice = _choice(first, options, gold)
-    method, every = links_by(options.method), first[0].heads
-    places = [every.index(head) for head in choice.heads]
+        check_links(gold, [sentence.size for sentence in first])
+    every, method, named = first[0].heads, links_by(options.method), options.named
+    half = slice(0, None, 2 if gold is not None and named is None and len(first) > 1 else 1)
+    chosen_on = first[half]
+    of_gold = None if gold is None or options.heads == "agreement" else gold[half]
+    _check_alike(chosen_on)
+    note = ""
+    if named is not None:
+        check_heads(named, every)
+        places = [every.index(head) for head in named]
+        single = measure(chosen_on, of_gold, method).tolist()
+        table = [(every[place], single[place]) for place in places]
+    else:
+        steps, told = list(range(len(every))), [True] * len(every)
+        if of_gold is None:
+            steps, told = better_steps(chosen_on)
+            chosen_on = [sentence.of(steps) for sentence in chosen_on]
+        best = best_few(chosen_on, of_gold, method, options.most)
+        places = [steps[place] for place in best.chosen]
+        order = sorted(range(len(steps)), key=lambda number: -best.single[number])
+        table = [(every[steps[number]], best.single[number]) for number in order]
+        note = "" if all(told[place] for place in best.chosen) else _NOT_TOLD
     links = []
     for sentence in chain(first, rest):
         _check_alike([first[0], sentence])
         links.append(pairs_of(links_of_heads(sentence.weights, places, method)))
-    measured = None
-    apart = slice(1 if choice.chosen_on else 0, None, 2 if choice.chosen_on else 1)
-    others = [] if gold is None else list(gold[apart])
-    if others:
-        measured = alignment_error_rate(links[apart], others)
+    others = slice(0 if named else 1, None, 1 if named else 2)
+    apart = [] if gold is None else list(gold[others])
     mean = first[0].weights[places].mean(0, keepdim=True)
     return Alignment(
-        links, choice.heads, choice.table, choice.chosen_on, measured, len(others),
-        WordWeights(mean, (), first[0].source, first[0].target), choice.note,
-    )  # fmt: skip
+        links=links,
+        heads=[every[place] for place in places],
+        table=table,
+        measure="agreement" if of_gold is None else "1 - AER",
+        chosen_on=0 if named else len(chosen_on),
+        error_rate=alignment_error_rate(links[others], apart) if apart else None,
+        measured_on=len(apart),
+        first=WordWeights(mean, (), first[0].source, first[0].target),
+        note=note,
+    )
 
 
 def check_heads(named: Sequence[AligningHead], every: Sequence[AligningHead]) -> None:
@@ -232,53 +207,11 @@ def check_heads(named: Sequence[AligningHead], every: Sequence[AligningHead]) ->
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Choice:
-    heads: list[AligningHead]
-    table: list[HeadOfAlignment]
-    chosen_on: int
-    note: str = ""
-
-
-def _choice(
-    first: Sequence[WordWeights], options: AlignmentOptions, gold: Sequence[GoldLinks] | None
-) -> _Choice:
-    """The heads, and what is said of each."""
-    named = options.named
-    half = slice(0, None, 2 if gold is not None and named is None and len(first) > 1 else 1)
-    sentences, method = first[half], links_by(options.method)
-    of_gold = None if gold is None else gold[half]
-    by_gold = of_gold is not None and options.heads != "agreement"
-    told = [True] * len(first[0].heads)
-    if named is None and not by_gold:
-        places, told = better_steps(sentences)
-        sentences = [sentence.of(places) for sentence in sentences]
-    every = sentences[0].heads
-    rates = None if of_gold is None else error_rates(sentences, of_gold, method)
-    table = [
-        HeadOfAlignment(head, agrees, None if rates is None else rates[number])
-        for number, (head, agrees) in enumerate(zip(every, agreement(sentences), strict=True))
-    ]
-    if named is not None:
-        check_heads(named, every)
-        return _Choice(named, [row for row in table if row.head in named], 0)
-    measured = best_few(sentences, of_gold if by_gold else None, method, options.most)
-    order = sorted(range(len(every)), key=lambda number: -measured.single[number])
-    return _Choice(
-        [every[number] for number in measured.chosen],
-        [table[number] for number in order],
-        len(sentences),
-        "" if all(told[number] for number in measured.chosen) else _NOT_TOLD,
-    )
-
-
 def _check_alike(sentences: Sequence[WordWeights]) -> None:
     """Raise an InputError where sentences come from models of other heads."""
-    first = {head[:2] for head in sentences[0].heads}
     for number, sentence in enumerate(sentences):
-        own = {head[:2] for head in sentence.heads}
-        if own != first:
+        if sentence.heads != sentences[0].heads:
             raise InputError(
-                f"align: trace {number + 1} has {len(own)} heads of cross-attention, the first "
-                f"{len(first)}. Give traces of one model, of all layers."
+                f"align: trace {number + 1} has {len(sentence.heads)} heads of cross-attention, "
+                f"the first {len(sentences[0].heads)}. Give traces of one model, of all layers."
             )

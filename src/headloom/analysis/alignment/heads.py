@@ -1,102 +1,99 @@
-"""Which heads align: measured against gold links, or by the agreement of both directions.
-
-And by which step, where there is no gold: by the words that occur together in other pairs.
-"""
+"""Which heads align, by gold links or by the agreement of both directions; and by which step."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headloom.analysis.alignment.error_rate import ErrorRate
 from headloom.analysis.alignment.links import Method, argmax
 from headloom.analysis.alignment.words import WordWeights
-from headloom.formats.pharaoh import GoldLinks, Link
+from headloom.formats.pharaoh import GoldLinks
 
-__all__ = ["Measured", "agreement", "best_few", "better_steps", "error_rates", "links_of_heads"]
+__all__ = ["Measured", "best_few", "better_steps", "links_of_heads", "measure"]
 
-#: The heads that are added to the best ones, at most.
-_MOST = 8
 #: The fewest pairs that tell a step, and by how many standard errors.
 _FEWEST, _ERRORS = 5, 2.0
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a measure says: of every single head, and of the means of the best few.
-
-    single  of each head
-    chosen  the places of the best few, in the order in which they were added
-    steps   the measure of the first of them, of the first two, ...
-    """
+class Measured(NamedTuple):
+    """The measure of every single head, and the best few in the order of their choice."""
 
     single: list[float]
     chosen: list[int]
-    steps: list[float]
 
 
-#: From candidates (heads, target words, source words) of one pair, and its number, to counts
-#: (heads, n); and from the sums of counts over all pairs to the measure, larger is better.
-_Counts = Callable[[Tensor, int], Tensor]
-_Measure = Callable[[Tensor], Tensor]
+def measure(
+    sentences: Sequence[WordWeights],
+    gold: Sequence[GoldLinks] | None,
+    method: Method,
+    beside: Sequence[int] = (),
+) -> Tensor:
+    """Return how well each head aligns, or its mean with others, 0 to 1.
 
-
-def error_rates(
-    sentences: Sequence[WordWeights], gold: Sequence[GoldLinks], method: Method
-) -> list[ErrorRate]:
-    """The error rate of each head alone."""
-    counts, _ = _against(sentences, gold, method)
-    total = _totals(sentences, counts, None)
-    return [ErrorRate(*map(int, row)) for row in total.tolist()]
-
-
-def agreement(sentences: Sequence[WordWeights]) -> list[float]:
-    """How far each head's two directions agree, 0 to 1; no gold is needed.
+    With gold, 1 - AER (see ErrorRate); without, how far the two directions agree:
 
         F = 2 |R and C| / (|R| + |C|)
 
     R links each target word with the source word that it looks at most, C each source word with the
-    target word that looks at it most. Source: the idea is that of Liang et al. 2006, "Alignment by
-    Agreement", whose two directions are two models.
+    target word that looks at it most.
+
+    Args:
+        sentences: to measure on.
+        gold: their links.
+        method: from weights to links, for gold.
+        beside: the places of heads that each is averaged with.
+
+    Source: the idea is that of Liang et al. 2006, "Alignment by Agreement", whose two directions
+    are two models.
     """
-    return _agrees(_totals(sentences, _directions, None)).tolist()
+    right, whole = torch.zeros(2, len(sentences[0].heads))
+    for number, sentence in enumerate(sentences):
+        weights = sentence.weights
+        weights = (weights + weights[list(beside)].sum(0)) / (len(beside) + 1)
+        if gold is None:
+            first, second = argmax(weights), argmax(weights.transpose(1, 2)).transpose(1, 2)
+            right += 2 * (first & second).sum((1, 2))
+            whole += first.sum((1, 2)) + second.sum((1, 2))
+        else:
+            own = method(weights)
+            for links in (gold[number].sure, gold[number].possible):
+                right += sum((own[:, target, source] for source, target in links), torch.zeros(1))
+            whole += own.sum((1, 2)) + len(gold[number].sure)
+    return right / whole.clamp(min=1)
 
 
 def best_few(
     sentences: Sequence[WordWeights],
     gold: Sequence[GoldLinks] | None,
     method: Method,
-    most: int = _MOST,
+    most: int = 8,
 ) -> Measured:
-    """The heads whose mean aligns best: the best one, then each that helps the mean most.
+    """Return the heads whose mean aligns best: the best one, then each that helps the mean most.
 
     Args:
-        sentences: to choose on.
-        gold: their links; None: chosen by agreement.
-        method: from weights to links.
+        sentences, gold, method: see `measure`.
         most: heads at most; none is added that does not help.
     """
-    counts, measure = (_directions, _agrees) if gold is None else _against(sentences, gold, method)
-    single = measure(_totals(sentences, counts, None))
-    chosen, steps = [int(single.argmax())], [float(single.max())]
+    single = measure(sentences, gold, method)
+    chosen, best = [int(single.argmax())], float(single.max())
     while len(chosen) < min(most, len(single)):
-        scores = measure(_totals(sentences, counts, chosen))
+        scores = measure(sentences, gold, method, chosen)
         scores[chosen] = -torch.inf
-        if float(scores.max()) <= steps[-1]:
+        if float(scores.max()) <= best:
             break
         chosen.append(int(scores.argmax()))
-        steps.append(float(scores.max()))
-    return Measured(single.tolist(), chosen, steps)
+        best = float(scores.max())
+    return Measured(single.tolist(), chosen)
 
 
 def better_steps(sentences: Sequence[WordWeights]) -> tuple[list[int], list[bool]]:
-    """The places of the heads, each by the better of its steps; and whether the pairs tell it.
+    """Return the places of the heads, each by the better of its steps; and whether pairs tell it.
 
     Moved by a row, the two directions of a head agree as well. But the words that it links by the
     right row occur together in the other pairs too:
@@ -109,9 +106,8 @@ def better_steps(sentences: Sequence[WordWeights]) -> tuple[list[int], list[bool
 
     Source: Dice 1945 (the coefficient).
     """
-    heads = sentences[0].heads
     places: dict[tuple[int, int], list[int]] = {}
-    for place, head in enumerate(heads):
+    for place, head in enumerate(sentences[0].heads):
         places.setdefault(head[:2], []).append(place)
     of_heads = torch.tensor(list(places.values()))
     if of_heads.shape[1] == 1:
@@ -147,65 +143,11 @@ def _together(sentences: Sequence[WordWeights]) -> list[Tensor]:
         return 1.0 if s == t else 2 * (both[s, t] - 1) / others if others else 0.0
 
     return [
-        torch.tensor([dice(s, t) for t in target for s in source]).reshape(len(target), -1)
-        if source and target
-        else torch.zeros(len(target), len(source))
+        torch.tensor([dice(s, t) for t in target for s in source]).reshape(len(target), len(source))
         for source, target in words
     ]
 
 
 def links_of_heads(weights: Tensor, heads: Sequence[int], method: Method) -> Tensor:
-    """The links by the mean of some heads, bool, (target words, source words)."""
+    """Return the links by the mean of some heads, bool, (target words, source words)."""
     return method(weights[list(heads)].mean(0, keepdim=True))[0]
-
-
-def _totals(
-    sentences: Sequence[WordWeights], counts: _Counts, chosen: Sequence[int] | None
-) -> Tensor:
-    """The counts over all pairs: of each head, or of its mean with those that are chosen."""
-    whole = []
-    for number, sentence in enumerate(sentences):
-        weights = sentence.weights
-        if chosen is not None:
-            # The mean itself: the cost of a path is no cost of the sum.
-            weights = (weights + weights[list(chosen)].sum(0)) / (len(chosen) + 1)
-        whole.append(counts(weights, number))
-    return torch.stack(whole).sum(0)
-
-
-def _against(
-    sentences: Sequence[WordWeights], gold: Sequence[GoldLinks], method: Method
-) -> tuple[_Counts, _Measure]:
-    """Counts of an ErrorRate, and 1 - aer."""
-    tables = [
-        (_table(links.sure, sentence), _table(links.possible, sentence))
-        for links, sentence in zip(gold, sentences, strict=True)
-    ]
-
-    def counts(weights: Tensor, number: int) -> Tensor:
-        own = method(weights)
-        sure, possible = tables[number]
-        every = (own, sure.expand_as(own), own & sure, own & possible)
-        return torch.stack([links.sum((1, 2)) for links in every], 1)
-
-    def measure(total: Tensor) -> Tensor:
-        return (total[:, 2] + total[:, 3]) / (total[:, 0] + total[:, 1]).clamp(min=1)
-
-    return counts, measure
-
-
-def _table(links: frozenset[Link], sentence: WordWeights) -> Tensor:
-    table = torch.zeros(len(sentence.target), len(sentence.source), dtype=torch.bool)
-    for source, target in links:
-        table[target, source] = True
-    return table
-
-
-def _directions(weights: Tensor, _number: int) -> Tensor:
-    of_target, of_source = argmax(weights), argmax(weights.transpose(1, 2)).transpose(1, 2)
-    every = (of_target & of_source, of_target, of_source)
-    return torch.stack([links.sum((1, 2)) for links in every], 1)
-
-
-def _agrees(total: Tensor) -> Tensor:
-    return 2 * total[:, 0] / (total[:, 1] + total[:, 2]).clamp(min=1)

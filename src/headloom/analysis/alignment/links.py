@@ -1,25 +1,33 @@
-"""From the weights between words to links: which words belong together."""
+"""From the weights between words to links, and how far these are from those that people drew."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError, ShapeError
-from headloom.formats.pharaoh import Link
-from headloom.mechanism.shapes import describe, in_words, real_tensor
+from headloom.errors import InputError
+from headloom.formats.pharaoh import GoldLinks, Link
 
-__all__ = ["METHODS", "Method", "argmax", "dtw", "links_by", "mutual", "pairs_of"]
+__all__ = [
+    "METHODS",
+    "ErrorRate",
+    "Method",
+    "alignment_error_rate",
+    "argmax",
+    "links_by",
+    "mutual",
+    "pairs_of",
+]
 
 #: From weights (heads, target words, source words) to links, bool, of the same shape.
 Method = Callable[[Tensor], Tensor]
 
 
 def argmax(weights: Tensor) -> Tensor:
-    """Each target word with the source word that it looks at most.
+    """Link each target word with the source word that it looks at most.
 
         A = {(s, t): s = argmax over s' of W(t, s')}
 
@@ -27,17 +35,16 @@ def argmax(weights: Tensor) -> Tensor:
 
     Source: Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models".
     """
-    return _best(_checked(weights), 2)
+    return _best(weights, 2)
 
 
 def mutual(weights: Tensor) -> Tensor:
-    """Two words, of which each is the other's best.
+    """Link two words, of which each is the other's best.
 
         A = {(s, t): s = argmax over s' of W(t, s'), t = argmax over t' of W(t', s)}
 
     Source: Jalili Sabet et al. 2020, "SimAlign" (Argmax).
     """
-    weights = _checked(weights)
     return _best(weights, 2) & _best(weights, 1)
 
 
@@ -50,54 +57,19 @@ def _best(weights: Tensor, dimension: int) -> Tensor:
     return chosen & (largest > 0)
 
 
-def dtw(weights: Tensor) -> Tensor:
-    """The cheapest path from the first two words to the last two that never goes back.
-
-        D(t, s) = 1 - W(t, s) + min(D(t-1, s-1), D(t-1, s), D(t, s-1))
-
-    Every cell of the path is a link. For languages of one order, and for sounds; of equal paths
-    that over the diagonal is taken, then that which goes on in the target.
-
-    Source: Sakoe and Chiba 1978, dynamic time warping.
-    """
-    cost = 1 - _checked(weights).detach().double().numpy()
-    heads, rows, columns = cost.shape
-    links = np.zeros(cost.shape, bool)
-    if not links.size:
-        return torch.from_numpy(links)
-    total = np.full((heads, rows + 1, columns + 1), np.inf)
-    total[:, 0, 0] = 0
-    # 0: over the diagonal, 1: from the row before, 2: from the column before.
-    way = np.zeros(cost.shape, np.int8)
-    for row in range(rows):
-        for column in range(columns):
-            before = np.stack(
-                (total[:, row, column], total[:, row, column + 1], total[:, row + 1, column])
-            )
-            way[:, row, column] = before.argmin(0)
-            total[:, row + 1, column + 1] = cost[:, row, column] + before.min(0)
-    for head in range(heads):
-        row, column = rows - 1, columns - 1
-        while row >= 0 and column >= 0:
-            links[head, row, column] = True
-            step = way[head, row, column]
-            row, column = row - (step != 2), column - (step != 1)
-    return torch.from_numpy(links)
-
-
 #: By the names that `headloom align --method` takes.
-METHODS: Mapping[str, Method] = {"mutual": mutual, "argmax": argmax, "dtw": dtw}
+METHODS: Mapping[str, Method] = {"mutual": mutual, "argmax": argmax}
 
 
 def links_by(method: str) -> Method:
-    """A method by its name. Raises: InputError: there is none."""
-    if not isinstance(method, str) or method not in METHODS:
-        raise InputError(f"align: no method {in_words(method)}; there are {', '.join(METHODS)}.")
+    """Return a method by its name. Raises: InputError: there is none."""
+    if method not in METHODS:
+        raise InputError(f"align: no method {method!r}; there are {', '.join(METHODS)}.")
     return METHODS[method]
 
 
 def pairs_of(links: Tensor) -> list[Link]:
-    """The links of one head, bool (target words, source words), as pairs in the source's order.
+    """Return the links of one head, bool (target words, source words), as pairs.
 
     >>> pairs_of(torch.tensor([[False, True], [True, False]]))
     [(0, 1), (1, 0)]
@@ -105,11 +77,60 @@ def pairs_of(links: Tensor) -> list[Link]:
     return [(source, target) for source, target in links.T.nonzero().tolist()]
 
 
-def _checked(weights: Tensor) -> Tensor:
-    """Weights between words, (heads, target words, source words)."""
-    real_tensor("align", "the tensor of weights", weights)
-    if weights.ndim != 3:
-        raise ShapeError(
-            f"align: weights {describe(weights)}; expected (heads, target words, source words)."
+@dataclass(frozen=True)
+class ErrorRate:
+    """Precision, recall and alignment error rate of links A, over a whole text.
+
+        precision = |A and P| / |A|        recall = |A and S| / |S|
+        aer = 1 - (|A and S| + |A and P|) / (|A| + |S|)
+
+    S are the sure and P the possible gold links; all of S are in P. Where no link is merely
+    possible, aer = 1 - F1. Of no links at all against none, precision and recall are 1.
+
+    Source: Och and Ney 2003, "A Systematic Comparison of Various Statistical Alignment Models".
+    """
+
+    links: int
+    sure: int
+    right_sure: int
+    right_possible: int
+
+    @property
+    def precision(self) -> float:
+        """How many of the links are gold ones."""
+        return self.right_possible / self.links if self.links else 1.0
+
+    @property
+    def recall(self) -> float:
+        """How many of the sure gold links are there."""
+        return self.right_sure / self.sure if self.sure else 1.0
+
+    @property
+    def aer(self) -> float:
+        """The alignment error rate, 0 to 1."""
+        whole = self.links + self.sure
+        return 1 - (self.right_sure + self.right_possible) / whole if whole else 0.0
+
+    def __str__(self) -> str:
+        return f"AER {self.aer:.3f}, precision {self.precision:.3f}, recall {self.recall:.3f}"
+
+
+def alignment_error_rate(links: Sequence[Iterable[Link]], gold: Sequence[GoldLinks]) -> ErrorRate:
+    """Return the error rate of the links of each pair of sentences.
+
+    Raises: InputError: not as many lines of gold.
+
+    >>> gold = GoldLinks.of_line("0-0 1?2")
+    >>> alignment_error_rate([[(0, 0), (1, 2), (2, 2)]], [gold]).aer
+    0.25
+    """
+    if len(links) != len(gold):
+        raise InputError(
+            f"alignment_error_rate: {len(links)} lines of links and {len(gold)} of gold; expected "
+            "as many."
         )
-    return weights
+    counts = [
+        (len(own), len(right.sure), len(own & right.sure), len(own & right.possible))
+        for own, right in zip(map(set, links), gold, strict=True)
+    ]
+    return ErrorRate(*(sum(column) for column in zip(*counts, strict=True)))

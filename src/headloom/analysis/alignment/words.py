@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_text, check_trace
-from headloom.analysis.arguments import texts as listed
 from headloom.analysis.heads.patterns import separators
 from headloom.errors import InputError
 from headloom.formats.tokens import each_once, shown
 from headloom.formats.trace import TraceData, TraceLayer
-from headloom.mechanism.shapes import check_flag, check_type, in_words
 
 __all__ = [
     "STEPS",
@@ -35,8 +31,6 @@ __all__ = [
 #: before, which writes it.
 Step = Literal["read", "write"]
 STEPS: tuple[Step, ...] = ("read", "write")
-#: What pieces of words begin with where a space was.
-_SPACE = "▁"
 #: Special tokens that begin a sequence, and end none.
 _BEGINNINGS = frozenset({"<start>", "<s>", "<bos>", "<pad>", "[CLS]", "[BOS]", "[PAD]"})
 _HEAD = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})(?::(read|write))?")
@@ -62,7 +56,7 @@ class AligningHead(NamedTuple):
     @classmethod
     def named(cls, name: str) -> AligningHead:
         """The head of a name. Raises: InputError: it is none."""
-        parts = _HEAD.fullmatch(name.strip()) if isinstance(name, str) else None
+        parts = _HEAD.fullmatch(str(name).strip())
         if parts is None:
             raise InputError(
                 f"heads: {name!r:.40}; expected LAYER.HEAD, as 5.1, by the layer's number in a "
@@ -123,8 +117,6 @@ def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
     >>> parts.words, parts.share.tolist()
     (['an', 'end'], [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
     """
-    check_text("align", "the text", text)
-    offsets = _spans(offsets)
     words = list(re.finditer(r"\S+", text))
     begins, ends = [word.start() for word in words], [word.end() for word in words]
     owners: list[tuple[int, int]] = []
@@ -140,18 +132,7 @@ def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
     share = torch.zeros(len(words), len(offsets))
     if owners:
         share[tuple(torch.tensor(owners).T)] = 1
-    return WordParts([word[0] for word in words], _shared(share))
-
-
-def _spans(offsets: Any) -> list[tuple[int, int]]:
-    """Pairs of places in a text."""
-    try:
-        return [(operator.index(start), operator.index(end)) for start, end in offsets]
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            f"align: offsets={in_words(offsets)}; expected the first character and the end of each "
-            "token, as [(0, 3), (3, 5)]."
-        ) from None
+    return WordParts([word[0] for word in words], share / share.sum(0).clamp(min=1))
 
 
 def parts_by_tokens(tokens: Sequence[str], special: Sequence[bool] | None = None) -> WordParts:
@@ -163,51 +144,26 @@ def parts_by_tokens(tokens: Sequence[str], special: Sequence[bool] | None = None
     >>> parts_by_tokens(["<start>", " gold", "en", " end", "<end>"]).words
     ['golden', 'end']
     """
-    tokens = listed("align", "tokens", tokens)
-    texts = [text.replace(_SPACE, " ") for text in each_once(shown(tokens))]
-    no_word = {*separators(tokens, special), *_first(tokens, special)}
-    spaced = any(" " in text for number, text in enumerate(texts) if number not in no_word)
-    words: list[str] = []
-    owner: list[int] = []
-    new = True
-    for number, text in enumerate(texts):
-        if number in no_word:
-            owner.append(-1)
-            new = True
-            continue
-        new = new or (text.startswith(" ") if spaced else not text.startswith("##"))
-        bare = text.strip() if spaced else text.removeprefix("##")
-        if new and bare:
-            words.append("")
-            new = False
-        # A space that is a token of its own belongs to the word that it begins.
-        owner.append(len(words) if new else len(words) - 1)
-        if bare:
-            words[-1] += bare
-        new = new or text.endswith(" ")
-    share = torch.zeros(len(words), len(texts))
-    for place, number in enumerate(owner):
-        if 0 <= number < len(words):
-            share[number, place] = 1
-    return WordParts(words, share)
-
-
-def _first(tokens: Sequence[str], special: Sequence[bool] | None) -> list[int]:
-    """The place of a special token that begins the sequence."""
-    if not tokens:
-        return []
+    texts = [text.replace("▁", " ") for text in each_once(shown(tokens))]
+    no_word = set(separators(tokens, special))
     # Separators leave the first token out; of two first tokens, the second is like the first.
-    begins = special[0] if special is not None else 1 in separators([tokens[0], tokens[0]])
-    return [0] if begins or (special is None and tokens[0] in _BEGINNINGS) else []
-
-
-def _means(share: Tensor) -> Tensor:
-    """From the tokens of words to the mean over each word's."""
-    return share / share.sum(1, keepdim=True).clamp(min=1e-9)
-
-
-def _shared(share: Tensor) -> Tensor:
-    return share / share.sum(0).clamp(min=1)
+    first = tokens[:1] and (
+        special[0] if special else tokens[0] in _BEGINNINGS or 1 in separators([tokens[0]] * 2)
+    )
+    if first:
+        no_word.add(0)
+    spaced = any(" " in text for number, text in enumerate(texts) if number not in no_word)
+    text, offsets = "", []
+    for number, piece in enumerate(texts):
+        if number in no_word:
+            text += " "
+            offsets.append((0, 0))
+            continue
+        if not spaced:
+            piece = piece.removeprefix("##") if piece.startswith("##") else f" {piece}"
+        offsets.append((len(text), len(text) + len(piece)))
+        text += piece
+    return parts_by_offsets(text, offsets)
 
 
 def word_weights(
@@ -216,9 +172,8 @@ def word_weights(
     target: WordParts | None = None,
     *,
     steps: Sequence[Step] = STEPS,
-    norms: bool = False,
 ) -> WordWeights:
-    """The weights between words, of every head of cross-attention.
+    """Return the weights between words, of every head of cross-attention.
 
         W(t, s) = 1/|P_t|  sum over i in P_t  sum over j in P_s  w(r(i), j)
 
@@ -231,25 +186,14 @@ def word_weights(
         trace: of an encoder-decoder.
         source, target: the words; None: as the tokens are spelled.
         steps: "read", "write", or both, for each head one after the other.
-        norms: weights times the norms of the values, w |v_j|, without the output's projection.
 
-    Raises: InputError: no cross-attention, a source that is no text, norms that were not kept.
+    Raises: InputError: no cross-attention, a source that is no text, edges that were cut off.
 
     Source: Clark et al. 2019, section 4.1 (sum over the pieces that are looked at, mean over those
     that look); Chen et al. 2020, "Accurate Word Alignment Induction from Neural Machine
-    Translation" (the step that reads a word against the one that writes it); Kobayashi et al. 2020
-    (norms).
+    Translation" (the step that reads a word against the one that writes it).
     """
-    check_trace("align", trace)
-    for name, words in (("source", source), ("target", target)):
-        if words is not None:
-            check_type("align", name, words, WordParts, "WordParts, or None")
-    if not isinstance(steps, list | tuple) or not steps or any(step not in STEPS for step in steps):
-        raise InputError(
-            f"align: steps={in_words(steps)}; expected a list of {' and '.join(map(repr, STEPS))}."
-        )
-    check_flag("align", "norms", norms)
-    crossing = [number for number, layer in enumerate(trace.layers) if layer.kind == "cross"]
+    crossing = [n for n, layer in enumerate(trace.layers) if layer.kind == "cross"]
     layers = [trace.layers[number] for number in crossing]
     if not layers:
         raise InputError(
@@ -262,52 +206,37 @@ def word_weights(
             f"align: the source is no text but {len(layers[0].key_tokens)} places of a sound or an "
             "image, which have no words. Give traces of a translator."
         )
-    source = source or _parts_of(trace, layers[0].keys_from)
-    target = target or _parts_of(trace, layers[0].queries_from)
-    written = _means(target.share)[:, 1:]
-    read = _means(target.share[:, : target.share.shape[1] - target.unread])
-    rows_of = {
-        "read": read,
-        "write": torch.nn.functional.pad(written, (0, 1 - target.unread)),
-    }
+
+    def parts_of(name: str) -> WordParts:
+        return parts_by_tokens(trace.sequences[name], trace.positions.get(name, {}).get("special"))
+
+    source = source or parts_of(layers[0].keys_from)
+    target = target or parts_of(layers[0].queries_from)
+    # The mean over the tokens of a word that have a row.
+    tokens = target.share[:, : target.share.shape[1] - target.unread]
+    read = tokens / tokens.sum(1, keepdim=True).clamp(min=1e-9)
+    written = (target.share / target.share.sum(1, keepdim=True).clamp(min=1e-9))[:, 1:]
+    rows_of = {"read": read, "write": torch.nn.functional.pad(written, (0, 1 - target.unread))}
     columns = source.share.T
     parts: list[Tensor] = []
     heads: list[AligningHead] = []
     for number, layer in zip(crossing, layers, strict=True):
-        weights = _weights_of(layer, norms)
-        if weights.shape[1:] != (read.shape[1], columns.shape[0]):
-            raise InputError(
-                f"align: layer {layer.name} has {weights.shape[1]} queries and {weights.shape[2]} "
-                f"keys for {read.shape[1]} target and {columns.shape[0]} source tokens; expected "
-                "one each. Give the words of this trace."
-            )
-        looked_at = weights @ columns
+        looked_at = _weights_of(layer) @ columns
         for step in steps:
             parts.append(rows_of[step] @ looked_at)
             heads += [AligningHead(number, head, step) for head in range(layer.heads)]
     return WordWeights(torch.cat(parts), tuple(heads), source.words, target.words)
 
 
-def _parts_of(trace: TraceData, name: str) -> WordParts:
-    return parts_by_tokens(trace.sequences[name], trace.positions.get(name, {}).get("special"))
-
-
-def _weights_of(layer: TraceLayer, norms: bool) -> Tensor:
-    """The weights of a layer, (heads, queries, keys); with norms, what each key gives."""
-    matrix = None if layer.data.keeps_every_edge else layer.normalised_matrix
-    if matrix is None and not layer.data.keeps_every_edge:
+def _weights_of(layer: TraceLayer) -> Tensor:
+    """The weights of a layer, (heads, queries, keys)."""
+    if layer.data.keeps_every_edge:
+        return layer.graph.dense().float()
+    matrix = layer.normalised_matrix
+    if matrix is None:
         raise InputError(
             f"align: layer {layer.name} keeps at most {layer.graph.k} edges of each query and "
             f"no exact weights: {layer.no_matrix}. Trace with keep=headloom.All(), or keep queries "
             "and keys."
         )
-    weights = (layer.graph.dense() if matrix is None else matrix.dense()).float()
-    if not norms:
-        return weights
-    lengths = layer.value_norms
-    if lengths is None:
-        raise InputError(
-            f"align: the trace kept no norms of the values of layer {layer.name}. Leave norms out, "
-            "or trace the model anew."
-        )
-    return weights * lengths.float().repeat_interleave(layer.heads // len(lengths), 0)[:, None]
+    return matrix.dense().float()

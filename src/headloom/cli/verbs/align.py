@@ -1,33 +1,138 @@
 """`headloom align`."""
 
-from headloom.cli import align_options as option
-from headloom.cli.alignment_report import draw_first, print_alignment, report_of
-from headloom.cli.options import AsJson, RowsOfTable, Threads
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headloom.cli.options import AsJson, RowsOfTable, Threads, is_model
 from headloom.cli.output import print_json, progress_bar
+from headloom.cli.tables import cell, print_table
+
+if TYPE_CHECKING:
+    from headloom.analysis.alignment.align import Alignment
 
 PLACE = ("Read", 8)
 
 
+class AligningStep(StrEnum):
+    """The row that stands for a target token."""
+
+    read = "read"
+    write = "write"
+
+
+class AligningMethod(StrEnum):
+    """How weights become links."""
+
+    mutual = "mutual"
+    argmax = "argmax"
+
+
+Aligned = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        callback=is_model,
+        help="A run of a translator, an encoder-decoder of Hugging Face, or traces in a folder.",
+    ),
+]
+SourceFile = Annotated[
+    Path | None, typer.Option("--source-file", help="For a model: a file with a source a line.")
+]
+TargetFile = Annotated[
+    Path | None,
+    typer.Option("--target-file", help="The targets, in lines of the same order."),
+]
+Gold = Annotated[
+    Path | None,
+    typer.Option(help="The right links, in the Pharaoh format: 0-0 1-2, 1?2 for a possible one."),
+]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help="best: chosen on half of the gold links; agreement: whose two directions agree; or "
+        "names, as 3.1,5.2:write. Default: best with --gold, else agreement."
+    ),
+]
+Method = Annotated[
+    AligningMethod,
+    typer.Option(help="mutual: words that are each other's best; argmax: each target word's best."),
+]
+Step = Annotated[
+    AligningStep | None,
+    typer.Option(
+        help="The query of a target word: of the step that reads it, or that writes it. Default: "
+        "the better of each head, by gold, or by words that occur together."
+    ),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        "--picture", help="Draw the first pair, its links outlined: a .png, .svg or .pdf file."
+    ),
+]
+Output = Annotated[Path, typer.Option("-o", "--output", help="The links to write.")]
+
+
 def align(
-    source: option.Aligned, output: option.LinksOutput, source_file: option.SourceFile = None,
-    target_file: option.TargetFile = None, gold: option.Gold = None,
-    heads: option.AligningHeads = None,
-    method: option.AlignMethod = option.AligningMethod.mutual,
-    step: option.AlignStep = None, norms: option.Norms = False, most: option.MostHeads = 8,
-    picture: option.LinksPicture = None, limit: RowsOfTable = 8, threads: Threads = None,
-    as_json: AsJson = False,
+    source: Aligned, output: Output, source_file: SourceFile = None,
+    target_file: TargetFile = None, gold: Gold = None, heads: Heads = None,
+    method: Method = AligningMethod.mutual, step: Step = None, picture: Picture = None,
+    limit: RowsOfTable = 8, threads: Threads = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Align the words of sources and targets by the heads that look from one at the other."""
     from headloom.analysis.alignment.align import AlignmentOptions
     from headloom.api.word_alignment import AlignmentRequest, align_files
 
-    options = AlignmentOptions(heads, method.value, step and step.value, norms, most)
+    options = AlignmentOptions(heads, method.value, None if step is None else step.value)
     request = AlignmentRequest(source, source_file, target_file, gold)
     with progress_bar("pairs read", lines=True) as show:
         result = align_files(request, options, show)
     result.save(output)
+    names = ", ".join(map(str, result.heads))
     if picture is not None:
-        draw_first(result, picture)
-    print_alignment(result, output, limit)
+        from headloom.studio.pictures.alignment import alignment
+        from headloom.studio.pictures.canvas import save_picture
+
+        figure = alignment(
+            result.first.weights[0], query_tokens=result.first.target,
+            key_tokens=result.first.source, links=result.links[0],
+            title=f"links of words by head{'s' * (len(result.heads) > 1)} {names}",
+        )  # fmt: skip
+        save_picture(figure, picture)
+    rows = [[str(head), cell("score", value)] for head, value in result.table[:limit]]
+    print_table(["head", result.measure], rows, left=("head",))
+    chosen = f", chosen on {_pairs(result.chosen_on)}" if result.chosen_on else ""
+    several = "the mean of the heads" if len(result.heads) > 1 else "the head"
+    print(f"Links by {several} {names}{chosen}.")
+    if result.note:
+        print(result.note[:1].upper() + result.note[1:])
+    if result.error_rate is not None:
+        others = "other " if result.chosen_on else ""
+        print(f"On the {others}{result.measured_on:,}: {result.error_rate}.")
+    links = sum(map(len, result.links))
+    print(f"{links:,} link{'s' * (links != 1)} of {_pairs(len(result.links))}: {output}")
     if as_json:
-        print_json(report_of(result, output))
+        print_json(_content(result, output))
+
+
+def _pairs(count: int) -> str:
+    return f"{count:,} pair{'s' * (count != 1)}"
+
+
+def _content(result: "Alignment", output: Path) -> dict[str, object]:
+    rate = result.error_rate
+    return {
+        "alignment": str(output),
+        "pairs": len(result.links),
+        "links": sum(map(len, result.links)),
+        "heads": [str(head) for head in result.heads],
+        "chosen_on": result.chosen_on,
+        "note": result.note,
+        "measured_on": result.measured_on,
+        **{name: getattr(rate, name, None) for name in ("aer", "precision", "recall")},
+        "measure": result.measure,
+        "table": [{"head": str(head), "measure": value} for head, value in result.table],
+    }

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from headloom.cli.align_options import AligningMethod, AlignMethod
 from headloom.cli.options import Beam, RunPath, Threads
+from headloom.cli.verbs.align import AligningMethod
+from headloom.cli.verbs.align import Method as AlignMethod
 from headloom.errors import InputError
 
 PLACE = ("Make", 4)
