@@ -31,8 +31,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from headloom.api.model_export import export_model
-from headloom.mechanism.linear import Products, products
 from headloom.models.decoding import beam_search
+from headloom.models.dense import Products, products
 from headloom.models.transformer import Transformer
 from headloom.training.batches import padded
 from headloom.training.config import load_config

@@ -26,15 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from headloom.mechanism.backends import native_product
-from headloom.mechanism.linear import Products, linear_maps, products
 from headloom.mechanism.positions import sinusoidal
 from headloom.models.configuration import Architecture
+from headloom.models.dense import Products, has_matrix_unit, linear_maps, products
 from headloom.models.transformer import Transformer
 from headloom.training.batches import Batch
 from headloom.training.config import DatesConfig, TranslationConfig
-from headloom.training.loss import predictor_loss
-from headloom.training.optimisation import smoothed_cross_entropy
+from headloom.training.optimisation import predictor_loss, smoothed_cross_entropy
 from headloom.training.tasks.dates import dates_task
 from headloom.training.tasks.translation import translation_task
 
@@ -165,7 +163,7 @@ def main() -> None:
         "headloom": Transformer(choices, sizes),
     }
     kinds: dict[str, Products] = dict.fromkeys(models, "float32")
-    if native_product.has_matrix_unit():
+    if has_matrix_unit():
         kinds["headloom, float32-tiles"] = "float32-tiles"
     kinds["headloom, bfloat16"] = "bfloat16"
     for name in list(kinds)[len(models) :]:

@@ -103,15 +103,15 @@ def test_train_names_the_run_after_the_configuration(
 @pytest.mark.parametrize(
     ("kind", "asked"),
     [
-        ("float32-tiles", "native_product.has_matrix_unit"),
-        ("bfloat16", "native_linear.multiplies_bfloat16"),
+        ("float32-tiles", "has_matrix_unit"),
+        ("bfloat16", "multiplies_bfloat16"),
     ],
 )
 def test_train_says_where_products_are_not_those_asked_for(
     headloom_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     kind: str, asked: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(f"headloom.mechanism.backends.{asked}", lambda: False)
+    monkeypatch.setattr(f"headloom.models.dense.kinds.{asked}", lambda: False)
     command = ("train", data / "language.toml", *ONE_STEP, "--run")
     result = headloom_main(*command, tmp_path / "a", "--set", f"training.products={kind}")
     assert f'Products are torch\'s in float32, not "{kind}": no ' in result.err

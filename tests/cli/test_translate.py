@@ -16,8 +16,8 @@ from tests.forked import Loaded
 import headloom
 import headloom.cli
 from headloom.formats.pharaoh import GoldLinks
-from headloom.mechanism.linear import current_products
 from headloom.models.decoding import beam_hypotheses
+from headloom.models.dense import current_products
 from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headloom
-from headloom.mechanism.backends import native, native_passes
+from headloom.mechanism.backends import native, native_rotary
 from headloom.mechanism.positions import bucket_of_distance, distances
 from headloom.mechanism.reference import positions as reference
 
@@ -198,7 +198,7 @@ def test_rotary_of_heads_by_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Forward against the formula number by number; the gradient turns back."""
-    monkeypatch.setattr(native_passes, "INSTRUCTION_SET", instruction_set)
+    monkeypatch.setattr(native_rotary, "INSTRUCTION_SET", instruction_set)
     torch.manual_seed(length)
     for vectors in (
         torch.randn(2, 3, length, depth),

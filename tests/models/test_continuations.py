@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headloom.mechanism.backends import native_passes
+from headloom.models import dense
 from headloom.models.continuations import best_continuations, largest
 
 
@@ -32,7 +32,7 @@ def test_the_likeliest_continuations(
     vocabulary: int, beam: int, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not served:
-        monkeypatch.setattr(native_passes, "serves", lambda *tensors: False)
+        monkeypatch.setattr(dense, "serves", lambda *tensors: False)
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 5 * torch.randn(4 * beam, vocabulary, generator=generator)
     logits[0, 0] = -torch.inf  # a token that is never written

@@ -18,8 +18,8 @@ from headloom.errors import DataError, InputError
 from headloom.formats.history import MATRICES, History
 from headloom.formats.run import RunFolder
 from headloom.formats.tensors import load_tensors, save_tensors
-from headloom.mechanism.backends import native_product
 from headloom.mechanism.watching import Recorder, layers_of, watching
+from headloom.models.dense import has_matrix_unit, maps
 from headloom.training import loop
 from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig
@@ -157,19 +157,19 @@ def test_interruptions_change_nothing(tiny: ConfigMaker, tmp_path: Path) -> None
     assert notes["position"]["epoch"] > 0
 
 
-@pytest.mark.skipif(not native_product.has_matrix_unit(), reason="no matrix unit")
+@pytest.mark.skipif(not has_matrix_unit(), reason="no matrix unit")
 def test_interruptions_change_nothing_on_tiles(
     tiny: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = 0
-    multiply = native_product.multiply
+    multiply = maps.multiply
 
     def counting(*arguments: Any, **options: Any) -> bool:
         nonlocal taken
         taken += 1
         return multiply(*arguments, **options)
 
-    monkeypatch.setattr(native_product, "multiply", counting)
+    monkeypatch.setattr(maps, "multiply", counting)
     config = tiny(
         model={"width": 128, "feed_forward": 128}, max_steps=6, batch_tokens=256, validate_every=3,
         checkpoint_every=2, products="float32-tiles",

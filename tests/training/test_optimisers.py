@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from headloom.formats.tensors import load_tensors
-from headloom.mechanism.backends import native_linear
-from headloom.mechanism.linear import Products
 from headloom.models.configuration import Architecture
+from headloom.models.dense import Products
 from headloom.models.language_model import LanguageModel
+from headloom.training import optimisers
 from headloom.training.config import RunConfig, TrainingConfig
 from headloom.training.loop import train
 from headloom.training.optimisers import COEFFICIENTS, ITERATIONS, Muon, make_optimisers, orthogonal
@@ -110,7 +110,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> No
 def test_matrices_are_made_orthogonal_in_bfloat16_where_the_processor_has_it(
     multiplies: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_linear, "multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(optimisers, "multiplies_bfloat16", lambda: multiplies)
     model = LanguageModel(11, Architecture(width=8, heads=2, feed_forward=8, decoder_layers=1))
     kinds: list[tuple[Products, torch.dtype]] = [("bfloat16", dtype), ("float32", torch.float32)]
     for products, expected in kinds:

@@ -32,7 +32,7 @@ def trained(
     notices: what is said when the training begins, which bad data keep from beginning.
     """
     from headloom.api.launch import Attempts, AttemptsListener
-    from headloom.mechanism.linear import why_not_here
+    from headloom.models.dense import why_not_here
     from headloom.training.loop import train
     from headloom.training.progress import ConsoleListener, SeveralListeners, SilentListener
 

@@ -18,7 +18,7 @@ from headloom.errors import InputError, ShapeError
 from headloom.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKind
 from headloom.mechanism.constants import WithConstants
 from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.linear import linear_maps
+from headloom.mechanism.linear import LinearMaps, linear_maps
 from headloom.mechanism.masks import Mask, ends_before
 from headloom.mechanism.positions import (
     ALiBi,
@@ -93,6 +93,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
     w_k: nn.Linear
     w_v: nn.Linear
     w_o: nn.Linear
+    #: How the four projections multiply; models may set kernels of theirs.
+    linear_maps: LinearMaps
     #: Of ALiBi, where the layer has it.
     slopes: Tensor
 
@@ -183,6 +185,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             check_buckets(name, buckets, max_distance, bidirectional=kind != "decoder")
             self.bucket_table = nn.Parameter(torch.empty(buckets, heads))
         self.softcap = softcap
+        self.linear_maps = linear_maps
         self.sinks = nn.Parameter(torch.empty(heads)) if sinks else None
         self.query_norm = nn.RMSNorm(depth, eps=1e-6) if query_key_norm else None
         self.key_norm = nn.RMSNorm(depth, eps=1e-6) if query_key_norm else None
@@ -263,7 +266,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             and cache.keys is not None
             and cache.values is not None
         ):
-            (projected,) = linear_maps(queries_from, [self.w_q])
+            (projected,) = self.linear_maps(queries_from, [self.w_q])
             queries = _normalised(self._split(projected, self.heads), self.query_norm)
             keys, values = cache.keys, cache.values
         else:
@@ -280,7 +283,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout,
             softcap=self.softcap, sinks=self.sinks,
         )  # fmt: skip
-        (joined,) = linear_maps(output.transpose(1, 2).flatten(-2), [self.w_o])
+        (joined,) = self.linear_maps(output.transpose(1, 2).flatten(-2), [self.w_o])
         return joined
 
     def turned(self, vectors: Tensor, offset: int = 0) -> Tensor:
@@ -311,15 +314,15 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         if values_from is not keys_from:
             self._check("values_from", values_from, self.source_width)
         if queries_from is keys_from is values_from:
-            queries, keys, values = linear_maps(queries_from, maps)
+            queries, keys, values = self.linear_maps(queries_from, maps)
         else:
-            (queries,) = linear_maps(queries_from, maps[:1])
+            (queries,) = self.linear_maps(queries_from, maps[:1])
             if keys_from is values_from:
-                keys, values = linear_maps(keys_from, maps[1:])
+                keys, values = self.linear_maps(keys_from, maps[1:])
             else:
                 (keys,), (values,) = (
-                    linear_maps(keys_from, maps[1:2]),
-                    linear_maps(values_from, maps[2:]),
+                    self.linear_maps(keys_from, maps[1:2]),
+                    self.linear_maps(values_from, maps[2:]),
                 )
         return (
             _normalised(self._split(queries, self.heads), self.query_norm),

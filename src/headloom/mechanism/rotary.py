@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.backends import native_passes
+from headloom.mechanism.backends import native_rotary
 from headloom.mechanism.parts import without_float64
 from headloom.mechanism.shapes import (
     TYPES,
@@ -280,9 +280,9 @@ def rotary(
 def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | None) -> Tensor:
     """All coordinates turned, the two halves paired."""
     depth = tensor.shape[-1]
-    if native_passes.serves_rotary(tensor, offset):
-        length = native_passes.angles_kept(offset + tensor.shape[2])
-        return native_passes.rotary(tensor, offset, *_table(depth, base, scaling, length))
+    if native_rotary.serves(tensor, offset):
+        length = native_rotary.angles_kept(offset + tensor.shape[2])
+        return native_rotary.rotary(tensor, offset, *_table(depth, base, scaling, length))
     # Angles of far positions need more digits than float32 has.
     device = torch.device("cpu") if without_float64(tensor.device) else tensor.device
     position = torch.arange(tensor.shape[-2], device=device, dtype=torch.float64) + offset
@@ -290,7 +290,7 @@ def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | N
         part.to(tensor.dtype).to(tensor.device)
         for part in _turns(position, rotary_frequencies(depth, base, scaling), scaling)
     )
-    return native_passes.turn(tensor, cos, sin)
+    return native_rotary.turn(tensor, cos, sin)
 
 
 @lru_cache(maxsize=8)

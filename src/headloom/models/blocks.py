@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.backends import native_passes
-from headloom.mechanism.linear import feed_forward, linear_maps
 from headloom.mechanism.masks import Mask
 from headloom.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
 from headloom.models.configuration import ActivationKind, Architecture, checked_architecture
+from headloom.models.dense import linear_maps
 from headloom.models.dropout import Dropout
 from headloom.models.norms import norm_of, normed
 
@@ -53,11 +55,15 @@ def activated(hidden: Tensor, kind: ActivationKind) -> Tensor:
 
     Source: Hendrycks and Gimpel 2016 for the last three.
     """
-    if kind == "relu":
-        return hidden.relu()
-    if native_passes.serves(hidden):
-        return native_passes.activation(hidden, kind)
-    return native_passes.ACTIVATIONS[kind](hidden)
+    return _ACTIVATIONS[kind](hidden)
+
+
+_ACTIVATIONS: dict[ActivationKind, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": gelu,
+    "gelu-tanh": partial(gelu, approximate="tanh"),
+    "silu": silu,
+}
 
 
 class FeedForward(nn.Module):
@@ -86,10 +92,6 @@ class FeedForward(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., width) to (..., width)."""
-        if self.gate is None:
-            whole = feed_forward(inputs, self.rise, self.fall, self.activation)
-            if whole is not None:
-                return whole
         if self.gate is not None:
             gate, risen = linear_maps(inputs, [self.gate, self.rise])
             hidden = activated(gate, self.activation) * risen
@@ -102,7 +104,7 @@ class FeedForward(nn.Module):
 
 
 def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttention:
-    return MultiHeadAttention(
+    layer = MultiHeadAttention(
         architecture.width,
         architecture.heads,
         kv_heads=architecture.kv_heads,
@@ -119,6 +121,8 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
         kind=kind,
         weights=architecture.weights,
     )
+    layer.linear_maps = linear_maps
+    return layer
 
 
 class _Block(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headloom.mechanism.backends import native_passes
+from headloom.models import dense
 
 __all__ = ["best_continuations", "largest"]
 
@@ -58,9 +58,9 @@ def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
     sources, beam = scores.shape
     few = min(count, logits.shape[-1])
     numbers, tokens = largest(logits, few)
-    if native_passes.serves(logits) and logits.is_contiguous():
+    if dense.serves(logits) and logits.is_contiguous():
         # The loss of the likeliest token, less its own logit, is the logarithm of the sum.
-        nats = native_passes.losses(logits, tokens[:, 0], 0.0, gradient=False)
+        nats = dense.losses(logits, tokens[:, 0], 0.0, gradient=False)
         logs = numbers - numbers[:, :1] - nats[:, None]
     else:
         logs = numbers - logits.logsumexp(-1, keepdim=True)

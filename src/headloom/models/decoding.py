@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.mechanism.linear import prepared_maps
 from headloom.mechanism.shapes import finite_number, whole_number
 from headloom.models.blocks import BlockCache
 from headloom.models.cache_places import closed_up, in_place
@@ -125,7 +124,6 @@ class Hypothesis:
 
 
 @torch.no_grad()
-@prepared_maps()
 def greedy(
     model: Stepper,
     state: DecodingState,
@@ -204,7 +202,6 @@ def beam_search(
 
 
 @torch.no_grad()
-@prepared_maps()
 def beam_hypotheses(
     model: Stepper,
     state: DecodingState,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headloom.mechanism.backends import native_passes
 from headloom.mechanism.shapes import finite_number
+from headloom.models import dense
 
 __all__ = ["Dropout"]
 
@@ -33,12 +33,12 @@ class Dropout(nn.Module):
         """Any shape to the same; the inputs themselves outside training."""
         if not self.training or self.p == 0:
             return inputs
-        if native_passes.serves(inputs):
-            return native_passes.dropout(inputs, self.p)
+        if dense.serves(inputs):
+            return dense.dropout(inputs, self.p)
         return nn.functional.dropout(inputs, self.p)
 
     def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """``residual + dropout(inputs)``, of one shape, in one pass."""
-        if self.training and self.p > 0 and native_passes.serves(inputs, residual):
-            return native_passes.dropout(inputs, self.p, residual)
+        if self.training and self.p > 0 and dense.serves(inputs, residual):
+            return dense.dropout(inputs, self.p, residual)
         return torch.add(residual, self(inputs))

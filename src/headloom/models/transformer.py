@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.linear import linear_maps
 from headloom.mechanism.masks import Mask, causal, padding
 from headloom.mechanism.shapes import whole_number
 from headloom.models.blocks import BlockCache, DecoderBlock, EncoderBlock
 from headloom.models.configuration import Architecture
 from headloom.models.decoding import DecodingState, checked_state
+from headloom.models.dense import linear_maps
 from headloom.models.embeddings import Embedding, checked_ids
 from headloom.models.norms import closing_norm
 from headloom.models.predictor import Predictor

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
-from headloom.mechanism.linear import Products
+from headloom.models.dense import Products
 from headloom.training.model_sections import (
     ClassifierConfig,
     GraphConfig,

@@ -22,8 +22,8 @@ from headloom.formats.files import JsonObject
 from headloom.formats.history import History, is_snapshot_step, write_snapshot
 from headloom.formats.run import RunFolder
 from headloom.formats.tensors import read_notes
-from headloom.mechanism.linear import Products, products
 from headloom.mechanism.watching import layers_of
+from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor
 from headloom.training.averaged import LookedAt
 from headloom.training.batches import Batch
@@ -37,9 +37,8 @@ from headloom.training.checkpoint import (
     save_weights,
 )
 from headloom.training.config import PretrainedConfig, RunConfig, TrainingConfig
-from headloom.training.loss import predictor_loss
 from headloom.training.memory import memory_errors
-from headloom.training.optimisation import learning_rate
+from headloom.training.optimisation import learning_rate, predictor_loss
 from headloom.training.optimisers import make_optimisers
 from headloom.training.parts import whole
 from headloom.training.ranks import GroupError, Objective, Ranks, joined

@@ -8,7 +8,10 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-__all__ = ["Schedule", "learning_rate", "smoothed_cross_entropy"]
+from headloom.models.dense import is_plain, projected_loss
+from headloom.models.predictor import Predictor
+
+__all__ = ["Schedule", "learning_rate", "predictor_loss", "smoothed_cross_entropy"]
 
 Schedule = Literal["inverse-sqrt", "cosine", "linear", "constant"]
 
@@ -76,3 +79,14 @@ def smoothed_cross_entropy(
         label_smoothing=smoothing,
         reduction="sum",
     )
+
+
+def predictor_loss(
+    model: Predictor, outputs: Tensor, targets: Tensor, *, smoothing: float
+) -> Tensor:
+    """The loss of a model's outputs, (rows, width): that of its last map, where it ends in one."""
+    last = model.last_map
+    if last is not None and is_plain(last):
+        return projected_loss(outputs, last.weight, last.bias, targets, smoothing=smoothing)
+    # (Every row has a target.)
+    return smoothed_cross_entropy(model.logits(outputs), targets, smoothing=smoothing, ignore=-100)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headloom.mechanism.backends import native_linear
+from headloom.models.dense import multiplies_bfloat16
 from headloom.models.predictor import Predictor
 from headloom.training.config import TrainingConfig
 from headloom.training.parts import placed, whole
@@ -136,7 +136,7 @@ def make_optimisers(model: Predictor, settings: TrainingConfig) -> list[torch.op
     optimisers: list[torch.optim.Optimizer] = []
     if matrices:
         # Elsewhere torch computes bfloat16 number by number.
-        fast = settings.products == "bfloat16" and native_linear.multiplies_bfloat16()
+        fast = settings.products == "bfloat16" and multiplies_bfloat16()
         dtype = torch.bfloat16 if fast else torch.float32
         muon = Muon(
             matrices,

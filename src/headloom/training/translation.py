@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headloom.errors import HeadloomError, InputError
-from headloom.mechanism.linear import Products, prepared_maps, products
 from headloom.models.decoding import Hypothesis, Stepper, WithoutTokens, beam_hypotheses, greedy
+from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor, other_kind
 from headloom.models.transformer import Transformer
 from headloom.training.batches import bucketed, padded
@@ -30,7 +30,7 @@ class Search:
     beam: hypotheses kept at every step; 1 = greedy.
     length_penalty: see `beam_hypotheses`.
     batch_tokens: source tokens decoded at once, beams counted.
-    products: of the linear maps, see `headloom.mechanism.linear.products`.
+    products: of the linear maps, see `headloom.models.dense.products`.
     """
 
     beam: int = 5
@@ -82,7 +82,6 @@ def translate(
     return [vocabulary.decode(best[0].tokens) if best else "" for best in ranked]
 
 
-@prepared_maps()
 def hypotheses_of(
     model: Predictor,
     vocabulary: Vocabulary,

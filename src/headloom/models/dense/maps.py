@@ -1,0 +1,293 @@
+"""Linear maps of one input in bfloat16, and on the tiles of a matrix unit; else by torch.
+
+    y_m = act(x W_m^T + b_m),    act = identity or max(0, x)
+
+Forward and both gradients are kernels (native/linear.h, native/product.h), whose results do not
+depend on the number of threads. Numbers that are not finite, and gradients that are to be
+differentiated again, are torch's, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear as torch_linear
+from torch.nn.modules import module as all_modules
+
+from headloom.mechanism import linear as plain
+from headloom.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
+from headloom.mechanism.backends.recomputed import applied, by_operations
+from headloom.models.dense.kinds import (
+    Products,
+    current_products,
+    has_matrix_unit,
+    multiplies_bfloat16,
+)
+
+__all__ = ["is_plain", "linear_maps", "multiply", "rounded_gradients", "rounded_maps", "serves"]
+
+#: Maps of one input that a call takes.
+MOST_MAPS = 3
+#: Rows from which packing the weights pays, in bfloat16.
+LEAST_ROWS = 16
+#: Rows, and width of input and output, from which a matrix unit is quicker than multiply-adds.
+LEAST_ON_TILES = 128
+
+#: Gradients by the rows, by each W, and by each b; None where one is not asked for.
+Gradients = list[Tensor | None]
+
+
+def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False) -> list[Tensor]:
+    """Several linear maps of one input, multiplied as `products` says.
+
+    Args:
+        inputs: (..., width).
+        maps: from that width to any.
+        relu: whether max(0, x) follows.
+
+    Returns: (..., out_features) for each map.
+    Raises: ShapeError: another width. InputError: another type, or device.
+    """
+    kind = current_products()
+    if kind == "float32" or not _takes(kind, inputs, maps):
+        outputs = plain.linear_maps(inputs, maps)
+        return [torch.relu(output) for output in outputs] if relu else outputs
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    parameters = *(each.weight for each in maps), *(each.bias for each in maps)
+    outputs = list(applied(_Maps, kind, relu, rows, *parameters))
+    return [output.view(*inputs.shape[:-1], -1) for output in outputs]
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a module is a linear map and nothing else: no other class's, as that of an adapter,
+    no other `forward`, and nobody's hook, on it or on all modules.
+    """
+    if type(linear) is not nn.Linear or "forward" in vars(linear):
+        return False
+    hooks = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return not any(
+        getattr(linear, f"_{name}") or getattr(all_modules, f"_global_{name}") for name in hooks
+    )
+
+
+def serves(kind: Products, rows: int, width: int, *columns: int) -> bool:
+    """Whether products of these sizes are the kernels': by their sizes alone, so that a training
+    that is continued computes as it did.
+    """
+    if kind == "bfloat16":
+        return rows >= LEAST_ROWS and width > 0 and multiplies_bfloat16()
+    least = min(rows, width, *columns)
+    return kind == "float32-tiles" and least >= LEAST_ON_TILES and has_matrix_unit()
+
+
+def _takes(kind: Products, inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
+    """Whether the kernels can read these maps, and their input, and differentiate them."""
+    if not all(map(is_plain, maps)) or not isinstance(inputs, Tensor) or not inputs.ndim:
+        return False
+    width = inputs.shape[-1]
+    tensors = [inputs]
+    for each in maps:
+        fits = each.weight.shape[1] == width and each.weight.is_contiguous()
+        if each.bias is not None:
+            fits = fits and each.bias.shape == each.weight.shape[:1] and each.bias.is_contiguous()
+        if not fits:
+            return False
+        tensors += [each.weight] if each.bias is None else [each.weight, each.bias]
+    columns = [len(each.weight) for each in maps]
+    return (
+        len(maps) <= MOST_MAPS
+        and serves(kind, inputs.numel() // max(width, 1), width, *columns)
+        and all(each.dtype == torch.float32 and each.device.type == "cpu" for each in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and why_wrapped(tensors) is None
+    )
+
+
+class _Maps(torch.autograd.Function):
+    """(rows, width), the W and the b (or None) of each map, to (rows, columns) of each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kind: Products, relu: bool, rows: Tensor, *parameters: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        rows = _in_rows(rows)
+        count = len(parameters) // 2
+        weights = [weight for weight in parameters[:count] if weight is not None]
+        biases = parameters[count:]
+        outputs = [rows.new_empty(len(rows), len(weight)) for weight in weights]
+        if kind == "bfloat16":
+            finite = rounded_maps(rows, weights, biases, outputs, relu)
+        else:
+            finite = all(
+                multiply(rows, weight.T, output, bias=bias, relu=relu)
+                for weight, bias, output in zip(weights, biases, outputs, strict=True)
+            )
+        if not finite:
+            pairs = zip(weights, biases, strict=True)
+            outputs = [torch_linear(rows, weight, bias) for weight, bias in pairs]
+            outputs = [output.relu() for output in outputs] if relu else outputs
+        ctx.kind, ctx.count = kind, count
+        ctx.save_for_backward(rows, *parameters, *(outputs if relu else ()))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *by_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        rows, *tensors = ctx.saved_tensors
+        weights, outputs = tensors[: ctx.count], tensors[2 * ctx.count :]
+        wants = ctx.needs_input_grad[2:]
+        by_sums = [
+            rows.new_zeros(len(rows), len(weight)) if by_output is None else by_output
+            for by_output, weight in zip(by_outputs, weights, strict=True)
+        ]
+        gradients: Gradients | None = None
+        if not by_operations(by_outputs):
+            by_kernels = _gradients_on_tiles if ctx.kind == "float32-tiles" else rounded_gradients
+            gradients = by_kernels(rows, weights, outputs, by_sums, wants)
+        if gradients is None:
+            gradients = _gradients_by_torch(rows, weights, outputs, by_sums, wants)
+        return None, None, *gradients
+
+
+def rounded_maps(
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    outputs: Sequence[Tensor],
+    relu: bool = False,
+) -> bool:
+    """Fill the outputs of maps, factors rounded to bfloat16; whether all factors are finite."""
+    call = _call(rows, relu)
+    for weight, bias, output in zip(weights, biases, outputs, strict=True):
+        call.add(len(weight), weight.data_ptr(), _address(bias), output.data_ptr())
+    return bool(kernels.linear_forward(call, torch.get_num_threads(), INSTRUCTION_SET))
+
+
+def rounded_gradients(
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    by_outputs: Sequence[Tensor],
+    wants: Sequence[bool],
+) -> Gradients | None:
+    """Gradients of maps, factors rounded to bfloat16; None where a factor is not finite.
+
+    outputs: those of the maps where max(0, x) follows them; else none.
+    """
+    count = len(weights)
+    by_rows = torch.empty_like(rows) if wants[0] else None
+    call = _call(rows, bool(outputs))
+    call.by_input = _address(by_rows)
+    by_weights: Gradients = []
+    by_biases: Gradients = []
+    by_outputs = [_in_rows(by_output) for by_output in by_outputs]
+    for part, (weight, by_output) in enumerate(zip(weights, by_outputs, strict=True)):
+        by_weights.append(torch.empty_like(weight) if wants[1 + part] else None)
+        by_biases.append(rows.new_empty(len(weight)) if wants[1 + count + part] else None)
+        call.add(
+            len(weight), weight.data_ptr(), 0, _address(outputs[part] if outputs else None),
+            by_output.data_ptr(), by_output.stride(0), _address(by_weights[-1]),
+            _address(by_biases[-1]),
+        )  # fmt: skip
+    finite = kernels.linear_backward(call, torch.get_num_threads(), INSTRUCTION_SET)
+    return [by_rows, *by_weights, *by_biases] if finite else None
+
+
+def _gradients_on_tiles(
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    by_outputs: Sequence[Tensor],
+    wants: Sequence[bool],
+) -> Gradients | None:
+    """The same in float32 on a matrix unit; None where a result is not finite."""
+    if outputs:
+        pairs = zip(by_outputs, outputs, strict=True)
+        by_outputs = [torch.ops.aten.threshold_backward(by, output, 0) for by, output in pairs]
+    by_outputs = [_in_rows(by_output) for by_output in by_outputs]
+    by_rows = rows.new_empty(rows.shape) if wants[0] else None
+    if by_rows is not None:
+        for part, (by_output, weight) in enumerate(zip(by_outputs, weights, strict=True)):
+            if not multiply(by_output, weight, by_rows, add=part > 0):
+                return None
+    by_weights: Gradients = []
+    for by_output, weight, want in zip(by_outputs, weights, wants[1:], strict=False):
+        by_weights.append(torch.empty_like(weight) if want else None)
+        if by_weights[-1] is not None and not multiply(by_output.T, rows, by_weights[-1]):
+            return None
+    wanted = zip(by_outputs, wants[1 + len(weights) :], strict=True)
+    return [
+        by_rows,
+        *by_weights,
+        *(by_output.sum(0) if want else None for by_output, want in wanted),
+    ]
+
+
+def _gradients_by_torch(
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    by_outputs: Sequence[Tensor],
+    wants: Sequence[bool],
+) -> Gradients:
+    """The same by torch, in float32; it differentiates them again."""
+    if outputs:  # NaN remains, as in torch
+        pairs = zip(by_outputs, outputs, strict=True)
+        by_outputs = [torch.where(output <= 0, 0, by_output) for by_output, output in pairs]
+    by_rows = torch.zeros_like(rows)
+    for by_output, weight in zip(by_outputs, weights, strict=True):
+        by_rows = by_rows + by_output @ weight
+    by_weights = [by_output.T @ rows for by_output in by_outputs]
+    by_biases = [by_output.sum(0) for by_output in by_outputs]
+    wanted = zip((by_rows, *by_weights, *by_biases), wants, strict=True)
+    return [gradient if want else None for gradient, want in wanted]
+
+
+def multiply(
+    left: Tensor,
+    right: Tensor,
+    output: Tensor,
+    *,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    add: bool = False,
+) -> bool:
+    """``output = act(left right + bias)``, or added to it, in float32 on a matrix unit.
+
+    Args:
+        left: (rows, terms); numbers of a row or of a column follow each other in memory.
+        right: (terms, columns), likewise.
+        output: (rows, columns); numbers of a row follow each other.
+        bias: (columns,).
+        relu: whether act is max(0, x), not the identity.
+        add: whether what the output holds is added, before act.
+
+    Returns: whether all results are finite; else the output holds nothing of worth.
+    """
+    call = kernels.ProductCall()
+    (call.rows, call.terms), call.columns = left.shape, right.shape[1]
+    call.left_along, call.right_along = left.stride(1) == 1, right.stride(1) != 1
+    call.left, call.left_row = left.data_ptr(), left.stride(0 if call.left_along else 1)
+    call.right, call.right_row = right.data_ptr(), right.stride(1 if call.right_along else 0)
+    call.bias, call.relu, call.accumulate = _address(bias), relu, add
+    call.output, call.output_row = output.data_ptr(), output.stride(0)
+    return bool(kernels.multiply(call, torch.get_num_threads(), INSTRUCTION_SET))
+
+
+def _call(rows: Tensor, relu: bool) -> Any:
+    call = kernels.LinearCall()
+    call.rows, call.terms = rows.shape
+    call.input, call.input_row, call.relu = rows.data_ptr(), rows.stride(0), relu
+    return call
+
+
+def _address(tensor: Tensor | None) -> int:
+    """Where a tensor's numbers are; 0: there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _in_rows(tensor: Tensor) -> Tensor:
+    """The same numbers; those of a row follow each other in memory."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
