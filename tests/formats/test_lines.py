@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import io
 from itertools import islice
@@ -50,19 +49,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "a.gz").write_bytes(content)
         with pytest.raises(DataError, match=r"a\.gz: damaged, or not compressed by gzip"):
             list(file_lines(tmp_path / "a.gz"))
-
-
-@pytest.mark.parametrize("name", ["a", "a.gz"])
-def test_a_disk_that_fails_in_the_middle(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Failing(io.BytesIO):
-        def __next__(self) -> bytes:
-            raise OSError(errno.EIO, "Input/output error")
-
-        def read(self, size: int | None = -1) -> bytes:
-            raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("headloom.formats.files.open_file", lambda path, what: Failing())
-    with pytest.raises(DataError, match=rf"{name}: .*[Ii]nput/output error"):
-        list(file_lines(tmp_path / name))

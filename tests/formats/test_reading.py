@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import signal
@@ -21,9 +20,8 @@ from tests.formats.forging import forge
 import headloom
 from headloom.api.trace import Trace
 from headloom.errors import DataError
-from headloom.formats.files import atomic_file, open_file, read_json, read_text
+from headloom.formats.files import open_file, read_json, read_text
 from headloom.formats.history import History
-from headloom.formats.run import RunFolder
 from headloom.formats.tensors import load_tensors, save_tensors
 from headloom.formats.trace import LayerInMemory, TraceLayer
 
@@ -81,9 +79,6 @@ def _socket(path: Path) -> None:
         (_pipe, "a pipe, a socket or a device"),
         (_socket, "a pipe, a socket or a device"),
         (lambda path: path.symlink_to("/dev/zero"), "a pipe, a socket or a device"),
-        # It says that it is a file, and reading it waits for the next message of the kernel.
-        (lambda path: path.symlink_to("/proc/kmsg"), r"a pipe, a socket or a device|permitted"),
-        (lambda path: path.symlink_to("/proc/version"), "a pipe, a socket or a device"),
         (Path.mkdir, "a folder"),
         (lambda path: path.symlink_to(path.name), "too many levels of symbolic links"),
         (lambda path: path.symlink_to("nowhere"), "no such"),
@@ -127,18 +122,6 @@ def _read_all(path: Path) -> None:
     assert layer.graph.k == 2
     assert layer.queries is not None
     assert layer.value_norms is not None
-
-
-def test_json_without_end(tmp_path: Path) -> None:
-    path = tmp_path / "made.json"
-    for text, cause in (
-        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
-        ('{"a":' * 100_000, "nested too deeply"),
-        ("1" * 5_000, "too many digits"),
-    ):
-        path.write_text(text)
-        with pytest.raises(DataError, match=cause):
-            read_json(path, "trace")
 
 
 @pytest.mark.parametrize(
@@ -199,37 +182,6 @@ def test_files_that_are_no_snapshots(tmp_path: Path) -> None:
     for read in (lambda: History(tmp_path)[1], lambda: History(tmp_path).measures()):
         with pytest.raises(DataError, match="this snapshot is damaged"):
             read()
-
-
-def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    for line in ("1" * 5_000, "[" * 100_000, f'{{"step": {10**30}}}'):
-        folder.metrics.write_text(f'{line}\n{{"step": 1}}\n')
-        with pytest.raises(DataError, match="line 1 is damaged"):
-            folder.read_metrics()
-
-
-def test_a_killed_writer_leaves_nothing_for_long(tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    left, held = (tmp_path / f".page.html.headloom-part-{name}" for name in ("dead", "alive"))
-    left.write_text("half")
-    held.write_text("half")
-    with held.open() as writing:
-        fcntl.flock(writing, fcntl.LOCK_EX)  # another process that writes the same file
-        with atomic_file(path) as temporary:
-            temporary.write_text("whole")
-        assert held.exists()
-    assert not left.exists()
-    assert path.read_text() == "whole"
-
-
-def test_a_name_that_is_too_long_says_so(tmp_path: Path) -> None:
-    long = tmp_path / ("a" * 300)
-    with pytest.raises(DataError, match=r"name too long\. Give a shorter name"), atomic_file(long):
-        pass
-    with atomic_file(tmp_path / ("a" * 250)) as temporary:
-        temporary.write_text("a")
-    assert (tmp_path / ("a" * 250)).read_text() == "a"
 
 
 def test_a_history_that_may_not_be_read_is_not_empty(tmp_path: Path) -> None:

@@ -95,8 +95,3 @@ def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
 
 def _noted(notes: str) -> dict[str, str]:
     return {"notes": notes, "notes_sha256": hashlib.sha256(notes.encode()).hexdigest()}
-
-
-def test_saving_where_nothing_can_be(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot write"):
-        save_tensors(tmp_path / "no" / "x", TENSORS, NOTES)

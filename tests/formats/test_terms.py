@@ -67,11 +67,3 @@ def test_masks_come_back(mask: Mask | None, rule: str) -> None:
         assert type(found.mask) is type(mask)
         assert torch.equal(found.mask.dense(QUERIES, KEYS), mask.dense(QUERIES, KEYS))
     assert {Ranges} == set(MASKS)
-
-
-def test_what_is_missing_does_not_say_whether_the_mask_is_known() -> None:
-    unknown = Terms(missing="a bias that follows no rule is added", mask_known=False)
-    assert unknown.rule is None
-    assert again(unknown).rule is None
-    known = Terms(missing="its positions, unmasked ones, are not kept")
-    assert again(known).rule == "all"

@@ -39,13 +39,3 @@ def test_nothing_hides_and_nothing_runs_on(token) -> None:
     # Every character becomes at most ten.
     assert len(shown) <= 200
     assert (len(token) > 20) == (shown.endswith("…") and not token.endswith("…")) or "…" in token
-
-
-def test_a_space_at_a_cut_stands_between_two_words() -> None:
-    assert visible("the cat sat", 9) == "the cat …"
-    assert visible("the cat    ", 9) == "the cat␣…"
-    assert visible("    cat", 4) == "␣␣␣…"
-
-
-def test_a_very_long_token_is_cut() -> None:
-    assert visible("x" * 10**6, 8) == "xxxxxxx…"

@@ -1,23 +1,14 @@
 from __future__ import annotations
 
-import json
-import math
 import os
-import signal
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-import duckdb
-import numpy as np
-import pandas
 import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from tests.forked import Loaded
 from tests.formats.conftest import assert_same
 
 import headloom
@@ -38,30 +29,6 @@ def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path) -> None:
         assert (tmp_path / "t.loom" / name).read_bytes() == (
             tmp_path / "again.loom" / name
         ).read_bytes()
-
-
-@pytest.mark.parametrize("deviation", [math.nan, math.inf])
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_deviation_that_is_no_finite_number(
-    pair_trace, tmp_path, deviation: float, place: int
-) -> None:
-    """It is the trace's, whichever layer has it; in JSON, which has none, it is null."""
-    layers = [replace(layer, deviation=1e-7) for layer in pair_trace.layers]
-    layers[place] = replace(layers[place], deviation=deviation)
-    trace = replace(pair_trace, layers=tuple(layers))
-    assert str(trace.deviation) == str(deviation)
-    trace.save(tmp_path / "t.loom")
-    manifest = tmp_path / "t.loom" / "trace.json"
-    content = json.loads(manifest.read_text("utf-8"), parse_constant=pytest.fail)
-    assert content["layers"][place]["deviation"] is None
-    assert headloom.open(tmp_path / "t.loom").layers[place].deviation is None
-
-
-def test_hostile_tokens_come_back_as_they_were(make_trace, hostile_tokens, tmp_path) -> None:
-    trace = make_trace(hostile_tokens)
-    trace.save(tmp_path / "t")
-    assert headloom.open(tmp_path / "t").tokens == hostile_tokens
-    json.loads((tmp_path / "t" / "trace.json").read_bytes().decode("utf-8"))  # real UTF-8
 
 
 @settings(max_examples=30, deadline=None)
@@ -120,54 +87,12 @@ def test_a_tile_needs_no_edges(pair_trace, tmp_path) -> None:
         _ = layer.graph
 
 
-def test_another_process_reads_it(loaded: Loaded, pair_trace, tmp_path) -> None:
-    pair_trace.save(tmp_path / "t")
-    code = f"import headloom; print(headloom.open({str(tmp_path / 't')!r}).layers[2].graph)"
-    with loaded.start(program=code) as process:
-        out, errors = process.communicate()
-    assert out == b"AttentionGraph(shape=(4, 4, 7), k=7, edges=112)\n", errors
-
-
 def test_one_row_group_a_layer(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     for name in ("edges.parquet", "rows.parquet"):
         with pq.ParquetFile(tmp_path / "t" / name) as file:
             assert file.num_row_groups == 3
             assert file.read_row_group(2)["layer"].unique().to_pylist() == [2]
-
-
-def test_other_tools_read_it_without_headloom(pair_trace, tmp_path) -> None:
-    path = tmp_path / "t"
-    pair_trace.save(path)
-    edges, rows = (pandas.read_parquet(path / f"{name}.parquet") for name in ("edges", "rows"))
-    assert list(edges.columns) == ["layer", "head", "query", "key", "score", "weight"]
-    assert list(rows.columns) == ["layer", "head", "query", "lse", "entropy", "rest", "count"]
-    assert edges.equals(pair_trace.to_pandas())
-    cross = edges[(edges.layer == 2) & (edges["head"] == 1)]
-    dense = np.zeros((4, 7), np.float32)
-    dense[cross["query"], cross["key"]] = cross["weight"]
-    assert np.array_equal(dense, pair_trace.layers[2].graph.dense().numpy()[1])
-
-    # The mass of every row, kept and left out, is 1; differences of positions are signed.
-    sums = duckdb.sql(f"""
-        select e.layer, e.head, e.query, sum(weight) + any_value(rest) as mass,
-               min(query - key) as ahead
-        from '{path}/edges.parquet' e join '{path}/rows.parquet' r using (layer, head, query)
-        group by all order by all
-    """).df()
-    assert len(sums) == 4 * (7 + 4 + 4)
-    assert np.allclose(sums["mass"], 1, atol=1e-6)
-    assert sums[sums.layer == 1]["ahead"].min() == 0
-    assert sums[sums.layer == 0]["ahead"].min() == -6
-
-    manifest = json.loads((path / "trace.json").read_text("utf-8"))
-    assert manifest["format"] == "headloom-trace"
-    assert manifest["layers"][2]["queries"] == "target"
-    with safe_open(path / "queries_keys.safetensors", framework="np") as file:
-        queries, keys = (file.get_tensor(f"layers.2.{name}") for name in ("queries", "keys"))
-    scores = manifest["layers"][2]["scale"] * queries @ keys.repeat(2, 0).transpose(0, 2, 1)
-    found = scores[cross["head"], cross["query"], cross["key"]]
-    assert np.allclose(found, cross["score"], atol=1e-5)
 
 
 def test_queries_that_a_smaller_type_does_not_reach_are_refused(tmp_path: Path) -> None:
@@ -256,31 +181,6 @@ def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_writer_killed_half_way_leaves_nothing_that_opens(loaded: Loaded, tmp_path) -> None:
-    code = textwrap.dedent(f"""
-        import time, torch, headloom
-        from headloom.formats.trace_writer import writing_trace
-        queries = torch.randn(2, 50, 8)
-        _, graph = headloom.attend(queries, queries, queries)
-        tokens = [str(i) for i in range(50)]
-        with writing_trace({str(tmp_path / "t")!r}, {{"tokens": tokens}}) as writer:
-            for number in range(3):
-                writer.append("a", "encoder", number, graph, queries_from="tokens",
-                              keys_from="tokens", scale=1.0, queries_keys=(queries, queries))
-            print("written", flush=True)
-            time.sleep(600)
-    """)
-    with loaded.start(program=code) as process:
-        assert process.stdout.readline() == b"written\n"
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    with pytest.raises(headloom.DataError, match="no such trace"):
-        headloom.open(tmp_path / "t")
-    (left,) = tmp_path.iterdir()
-    with pytest.raises(headloom.DataError, match=r"a half-written trace: it has no trace\.json"):
-        headloom.open(left)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_not_writable(pair_trace, tmp_path) -> None:
     tmp_path.chmod(0o500)
@@ -300,29 +200,6 @@ def test_a_trace_written_anew_while_it_is_open_is_not_mixed_with_the_old(tmp_pat
     with pytest.raises(headloom.DataError, match=r"written anew, moved or removed since it was"):
         opened.layers[0].queries  # noqa: B018 - read from the other trace's file
     assert not torch.equal(headloom.open(tmp_path / "t").layers[0].graph.weights, first)
-
-
-def test_a_trace_that_is_removed_while_it_is_open_is_not_called_damaged(
-    pair_trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair_trace.save(tmp_path / "t")
-    monkeypatch.chdir(tmp_path)
-    opened = headloom.open("t")
-    (tmp_path / "t").rename(tmp_path / "elsewhere")
-    with pytest.raises(headloom.DataError, match="moved or removed since it was opened"):
-        opened.layers[0].graph  # noqa: B018 - reads
-    (tmp_path / "elsewhere").rename(tmp_path / "t")
-    monkeypatch.chdir("/")
-    assert_same(pair_trace, opened)
-    (tmp_path / "t" / "edges.parquet").unlink()
-    with pytest.raises(headloom.DataError, match=r"damaged: edges\.parquet is missing"):
-        headloom.open(tmp_path / "t").layers[0].graph  # noqa: B018 - reads
-
-
-@pytest.mark.parametrize("path", [None, 3, ["t.loom"]])
-def test_what_is_no_path_says_so(path: object) -> None:
-    with pytest.raises(headloom.InputError, match="expected that of the folder of a trace"):
-        headloom.open(path)  # type: ignore[arg-type]
 
 
 def test_a_layer_too_many_says_how_many_there_are(pair_trace, tmp_path) -> None:

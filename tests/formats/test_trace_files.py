@@ -15,21 +15,6 @@ from headloom.formats import trace_files
 from headloom.formats.trace_files import TableFile
 
 
-def test_a_table_that_cannot_begin_leaves_no_file_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = []
-
-    def full(file: Any, *_: Any, **__: Any) -> None:
-        given.append(file)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(trace_files.pq, "ParquetWriter", full)
-    with pytest.raises(OSError, match="No space"):
-        TableFile(tmp_path / "edges.parquet", pa.schema({"layer": pa.int16()}))
-    assert [file.closed for file in given] == [True]
-
-
 def test_what_a_table_s_thread_cannot_write_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,20 +101,6 @@ def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tm
         (path / name).write_bytes(whole)
 
 
-def test_every_flipped_bit_of_queries_and_keys_is_noticed(pair_trace, tmp_path) -> None:
-    path = tmp_path / "t"
-    pair_trace.save(path)
-    file = path / "queries_keys.safetensors"
-    whole = file.read_bytes()
-    for place in (0, 60, len(whole) // 2, len(whole) - 1):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        layer = headloom.open(path).layers[1]
-        with pytest.raises(
-            headloom.DataError, match=r"safetensors, layer 1: .* not match its digest"
-        ):
-            _ = layer.queries
-
-
 def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
@@ -159,18 +145,6 @@ def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path) -> None:
     with pytest.raises(headloom.DataError, match=r"damaged: queries_keys\.safetensors, layer 0"):
         _ = trace.layers[0].queries
     assert trace.layers[0].graph.k == 7  # the rest is whole
-
-
-def test_a_path_that_the_system_cannot_take_is_no_damage(pair_trace, tmp_path, monkeypatch) -> None:
-    pair_trace.save(tmp_path / "t")
-    layer = headloom.open(tmp_path / "t").layers[0].data
-
-    def refuse(name: str) -> None:
-        name.encode("ascii")
-
-    monkeypatch.setattr(layer.digests, "verify", refuse)
-    with pytest.raises(UnicodeEncodeError):
-        layer.verify("März")
 
 
 def test_threads_that_read_a_file_at_once_both_find_it_sound(

@@ -74,12 +74,6 @@ def test_cross_attention_has_no_relative_positions() -> None:
     assert block.cross_attention.relative == "none"
 
 
-def test_a_language_models_block_has_no_cross_attention() -> None:
-    block = DecoderBlock(architecture(), source=False)
-    assert block.cross_attention is None
-    assert not any("cross" in name for name in block.state_dict())
-
-
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "silu"])
 def test_gated_feed_forward_by_its_formula(activation: Any) -> None:
     layer = FeedForward(
@@ -104,12 +98,3 @@ def test_gated_feed_forward_by_its_formula(activation: Any) -> None:
     hidden = np.vectorize(bent)(gate) * risen
     expected = hidden @ numbers["fall.weight"].T + numbers["fall.bias"]
     assert np.allclose(layer(x).detach().numpy(), expected, atol=1e-12)
-
-
-def test_the_norms_and_the_biases_of_an_architecture() -> None:
-    choices = architecture(width=4, normalisation="rms", norm_epsilon=0.5, biases=False)
-    block = DecoderBlock(choices, source=False)
-    assert not [name for name, _ in block.named_parameters() if name.endswith("bias")]
-    # mean square of (1, 1, 1, 3) is 3
-    expected = torch.tensor([1.0, 1.0, 1.0, 3.0]) / 3.5**0.5
-    assert torch.allclose(block.feed_forward_norm(torch.tensor([1.0, 1.0, 1.0, 3.0])), expected)

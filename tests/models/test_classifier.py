@@ -96,15 +96,6 @@ def test_uniform_weights_are_the_mean_of_the_values() -> None:
     torch.testing.assert_close(layer(inputs, mask=real[:, None, None])[0, 0], expected, **close)
 
 
-def test_uniform_weights_learn_no_queries_and_keys() -> None:
-    model = model_of(architecture_of(weights="uniform"))
-    model(TOKENS).logsumexp(-1).sum().backward()
-    layer = model.encoder[0].self_attention
-    for matrix in (layer.w_q.weight, layer.w_k.weight):
-        assert matrix.grad is None or not matrix.grad.any()
-    assert layer.w_v.weight.grad.any()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 def test_padding_changes_nothing(architecture: Architecture, pooling: PoolingKind) -> None:
@@ -112,13 +103,6 @@ def test_padding_changes_nothing(architecture: Architecture, pooling: PoolingKin
     together = model(TOKENS)
     for row, ids in zip(together, TOKENS, strict=True):
         torch.testing.assert_close(row, model(ids[ids != 0][None])[0], **close)
-
-
-def test_frozen_embeddings_get_no_gradient() -> None:
-    model = Classifier(VOCABULARY, CLASSES, architecture_of(), frozen=True)
-    model(TOKENS).sum().backward()
-    assert model.embedding.tokens.weight.grad is None
-    assert model.output.weight.grad is not None
 
 
 def test_pooled_rows_by_hand() -> None:
@@ -131,16 +115,3 @@ def test_pooled_rows_by_hand() -> None:
         pooled(outputs, real, "sum")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pooled_parts: pooling='median'"):
         pooled_parts(outputs, real, "median")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("classes", "changes", "message"),
-    [
-        (1, {}, "a classifier of 1 classes has nothing to choose from"),
-        (2, {"encoder_layers": 0}, "model.layers is 0"),
-        (2, {"weights": "uniform", "positions": "alibi"}, '"uniform" with model.positions "alibi"'),
-    ],
-)
-def test_what_cannot_be(classes: int, changes: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Classifier(VOCABULARY, classes, architecture_of(**changes))

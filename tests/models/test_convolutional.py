@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-import headloom
 from headloom.models.convolutional import ConvolutionalClassifier, Convolutions, Region
 from headloom.models.image_classifier import ImageShape
 from headloom.training.config import load_config
-from headloom.training.model_sections import ConvolutionalConfig
+from headloom.training.sections import ConvolutionalConfig
 
 WIDE = ImageShape(1, 8, 48)
 
@@ -75,27 +74,3 @@ def test_what_the_convolutions_of_the_example_see(region: list[int], columns: ra
 def test_region_is_where_the_class_is_read() -> None:
     features = torch.arange(24.0).reshape(1, 1, 4, 6)
     assert Region(1, 2, 2, 3).of(features)[0, 0].tolist() == [[8, 9, 10], [14, 15, 16]]
-
-
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        ({"channels": ()}, r"model.channels \[\]: give the channels of one convolution"),
-        ({"halved": (4,)}, "model.halved 4: model.channels has convolutions 1 to 3"),
-        ({"halved": (1, 1)}, r"model.halved \[1, 1\]: one of them stands there twice"),
-        ({"attention": 0}, "model.attention 0: model.channels has convolutions 1 to 3"),
-        (
-            {"region": Region(0, 46, 8, 4)},
-            r"model.region \[0, 46, 8, 4\]: the last features have 8 rows and 48 columns",
-        ),
-    ],
-)
-def test_choices_that_cannot_be(choices: dict[str, object], message: str) -> None:
-    with pytest.raises(headloom.InputError, match=message):
-        ConvolutionalClassifier(WIDE, 3, Convolutions(**choices))
-
-
-def test_images_that_are_halved_away() -> None:
-    choices = Convolutions((2, 2), halved=(1, 2))
-    with pytest.raises(headloom.InputError, match="of 3 x 8 pixels nothing is left"):
-        ConvolutionalClassifier(ImageShape(1, 3, 8), 2, choices)

@@ -99,32 +99,6 @@ def every_ending(
 @settings(max_examples=15, deadline=None)
 @given(
     batch=st.integers(1, 3),
-    vocabulary=st.integers(4, 5),
-    length=st.integers(1, 4),
-    penalty=st.sampled_from((0.0, 0.5, 1.0, 2.0)),
-    seed=st.integers(0, 2**20),
-)
-def test_a_beam_that_holds_everything_finds_the_best(
-    batch: int, vocabulary: int, length: int, penalty: float, seed: int
-) -> None:
-    tables = random_tables(batch, vocabulary, length, seed)
-    model = Tabulated(tables)
-    found = beam_search(
-        model, model.start(), batch, start=START, end=END, max_length=length,
-        beam=vocabulary**length, length_penalty=penalty,
-    )  # fmt: skip
-    for table, hypothesis in zip(tables, found, strict=True):
-        words, total = max(
-            every_ending(table, vocabulary, length),
-            key=lambda pair: pair[1] / (len(pair[0]) + 1) ** penalty,
-        )
-        assert hypothesis.tokens == words
-        assert hypothesis.log_probability == pytest.approx(total, abs=1e-5)
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    batch=st.integers(1, 3),
     length=st.integers(1, 4),
     penalty=st.sampled_from((0.0, 1.0, 2.0)),
     seed=st.integers(0, 2**20),
@@ -273,32 +247,6 @@ def test_each_sequence_has_a_greatest_length_of_its_own(beam: int) -> None:
             greedy(model, model.start(), 3, **{**options, "max_length": lengths})
 
 
-def test_what_is_cut_is_ranked_too() -> None:
-    """Both sequences of length 1, the likelier first; where one has ended, only that."""
-    model = Tabulated([{(): log(0.9, 0.1, 0, 0)}, {(): log(0.6, 0, 0, 0.4)}])
-    found = beam_hypotheses(model, model.start(), 2, start=START, end=END, max_length=1, beam=2)
-    assert [(h.tokens, h.ended) for h in found[0]] == [([0], False), ([1], False)]
-    assert [(h.tokens, h.ended) for h in found[1]] == [([], True)]
-    assert found[1][0].log_probability == pytest.approx(math.log(0.4), abs=1e-6)
-
-
-def test_nothing_to_decode() -> None:
-    model = Tabulated([])
-    options = {"start": START, "end": END, "max_length": 4}
-    assert greedy(model, model.start(), 0, **options) == []
-    assert beam_search(model, model.start(), 0, beam=3, **options) == []
-
-
-def test_a_beam_needs_a_hypothesis() -> None:
-    model = Tabulated([garden_path()])
-    with pytest.raises(InputError, match="beam is 0; expected a whole number, 1 or more"):
-        beam_search(model, model.start(), 1, start=START, end=END, max_length=3, beam=0)
-    with pytest.raises(InputError, match=r"length_penalty is -0\.5; expected"):
-        beam_search(
-            model, model.start(), 1, start=START, end=END, max_length=3, length_penalty=-0.5
-        )
-
-
 @pytest.fixture(scope="module")
 def transformer() -> Transformer:
     torch.manual_seed(4)
@@ -356,17 +304,6 @@ def test_temperature_0_takes_the_likeliest(language_model: LanguageModel) -> Non
     assert torch.equal(one, drawn)
 
 
-def test_the_seed_decides_what_is_drawn(language_model: LanguageModel) -> None:
-    def drawn(seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return sample(
-            language_model, language_model.start(), PROMPT, length=30, generator=generator
-        )
-
-    assert torch.equal(drawn(1), drawn(1))
-    assert not torch.equal(drawn(1), drawn(2))
-
-
 class Constant:
     """The same distribution whatever came before."""
 
@@ -407,26 +344,3 @@ def test_sampling_stops_when_all_have_ended() -> None:
     drawn = sample(certain, DecodingState([]), PROMPT, length=2, temperature=0)
     assert drawn.shape == (2, 2)
     assert sample(certain, DecodingState([]), PROMPT, length=0).shape == (2, 0)
-
-
-def test_no_more_are_drawn_among_than_the_top() -> None:
-    alike = Constant(log(1, 1, 1, 1))
-    drawn = sample(alike, DecodingState([]), PROMPT, length=50, top=2)
-    assert len(set(drawn.flatten().tolist())) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"temperature": math.nan}, "temperature is nan"),
-        ({"top": 0}, "top is 0"),
-        ({"top": "a"}, "top is 'a'"),
-        ({"prompt": [[1]]}, "the tokens of the prompt are list; expected ids"),
-        ({"prompt": torch.zeros(1, 0, dtype=torch.long)}, "the prompt is empty"),
-    ],
-)
-def test_what_cannot_be_sampled(options: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {"prompt": PROMPT, "length": 1, **options}
-    with pytest.raises(InputError, match=message):
-        sample(Constant(log(1, 0, 0, 0)), DecodingState([]), **arguments)  # type: ignore[arg-type]

@@ -56,11 +56,3 @@ def test_learned_positions_end() -> None:
     assert layer(torch.ones(1, 4, dtype=torch.long)).shape == (1, 4, 6)
     with pytest.raises(InputError, match=r"5 tokens, the model's positions end at 4.*max_length"):
         layer(torch.ones(1, 2, dtype=torch.long), offset=3)
-
-
-def test_sinusoids_are_there_after_a_start_on_meta_and_weights_that_are_loaded() -> None:
-    layer, ids = embedding("sinusoidal"), torch.tensor([[4, 9, 4]])
-    with torch.device("meta"):
-        other = embedding("sinusoidal")
-    other.to_empty(device="cpu").load_state_dict(layer.state_dict())
-    assert torch.equal(other(ids), layer(ids))

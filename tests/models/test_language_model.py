@@ -58,15 +58,3 @@ def test_the_order_of_tokens_counts(architecture: Architecture) -> None:
     model = model_of(architecture)
     swapped = TOKENS[:, [1, 0, 2, 3, 4, 5, 6]]
     assert not torch.allclose(model(TOKENS)[:, -1], model(swapped)[:, -1])
-
-
-def test_tied_matrices_are_one_tensor() -> None:
-    tied = LanguageModel(VOCABULARY, Architecture(width=8, heads=2, tied=True))
-    assert tied.output_embedding.weight is tied.embedding.tokens.weight
-    untied = LanguageModel(VOCABULARY, Architecture(width=8, heads=2, tied=False))
-    assert untied.output_embedding.weight is not untied.embedding.tokens.weight
-
-
-def test_it_has_no_encoder() -> None:
-    model = LanguageModel(VOCABULARY, Architecture(width=8, heads=2, encoder_layers=3))
-    assert not any("encoder" in name or "cross" in name for name in model.state_dict())

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headloom.errors import InputError
 from headloom.models.decoding import DecodingState, sample
-from headloom.models.sampling import among_likeliest, nucleus
+from headloom.models.sampling import nucleus
 
 #: Not so close to 1 that the order of a sum decides.
 _SHARES = st.floats(0.01, 0.999)
@@ -66,17 +65,6 @@ def test_a_share_of_1_keeps_the_rarest(dtype: torch.dtype) -> None:
     assert nucleus(logits, 0.5).dtype == dtype
 
 
-def test_impossible_tokens_stay_impossible() -> None:
-    logits = torch.tensor([0.0, -math.inf, 0.0, -math.inf])
-    assert nucleus(logits, 0.9999).tolist() == logits.tolist()
-
-
-def test_the_likeliest_few() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0]])
-    assert among_likeliest(logits, 2).tolist() == [[-math.inf, 3.0, 2.0]]
-    assert among_likeliest(logits, 3) is logits
-
-
 class _Constant:
     """The same distribution whatever came before."""
 
@@ -117,15 +105,3 @@ def test_samples_follow_the_nucleus(
     found = _shares(temperature, top, top_p)
     assert found == pytest.approx(expected, abs=0.025)
     assert [share > 0 for share in found] == [share > 0 for share in expected]
-
-
-@pytest.mark.parametrize("share", [0, 1.0001, -1, math.nan, "0.5", True, None])
-def test_what_is_no_share(share: object) -> None:
-    with pytest.raises(InputError, match=r"nucleus: share is .*; expected a"):
-        nucleus(torch.zeros(3), share)  # type: ignore[arg-type]
-    if share is not None:
-        with pytest.raises(InputError, match=r"sample: top_p is .*; expected a"):
-            sample(
-                _Constant([1.0]), DecodingState([]), torch.zeros(1, 1, dtype=torch.long), length=1,
-                top_p=share,  # type: ignore[arg-type]
-            )  # fmt: skip

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 import torch
-from torch import Tensor
 
-from headloom.errors import InputError
 from headloom.models.configuration import Architecture
 from headloom.models.transformer import Transformer
 
@@ -113,30 +108,6 @@ def test_tied_matrices_are_one_tensor() -> None:
     assert counts[1] - counts[0] == 2 * VOCABULARY * 8
 
 
-def test_the_tied_matrix_is_drawn_for_embeddings() -> None:
-    """Variance 1 / width, so that embeddings times sqrt(width) have variance 1 (as 2017)."""
-    torch.manual_seed(1)
-    model = Transformer(2000, Architecture(width=64, heads=2, tied=True))
-    assert float(model.output_embedding.weight.detach().std()) == pytest.approx(1 / 8, rel=0.02)
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_where_the_closing_norms_are(norm: str) -> None:
-    architecture = Architecture(width=8, heads=2, norm=norm)  # type: ignore[arg-type]
-    model = Transformer(VOCABULARY, architecture)
-    assert any(name.startswith("encoder_norm") for name in model.state_dict()) == (norm == "pre")
-
-
-def test_every_matrix_is_learned(architecture: Architecture) -> None:
-    torch.manual_seed(2)
-    model = Transformer(VOCABULARY, architecture)
-    model(SOURCE, TARGET).logsumexp(-1).sum().backward()
-    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # Adding one number to all scores of a row changes no weight: a bias of the keys learns
-    # nothing, but for the rounding.
-    assert not [name for name in without if not name.endswith("w_k.bias")]
-
-
 def test_dropout_acts_in_training_only() -> None:
     torch.manual_seed(3)
     model = Transformer(VOCABULARY, Architecture(width=8, heads=2, dropout=0.5))
@@ -144,20 +115,6 @@ def test_dropout_acts_in_training_only() -> None:
         assert not torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
         model.eval()
         assert torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
-
-
-def test_a_translator_needs_an_encoder() -> None:
-    with pytest.raises(InputError, match="encoder_layers is 0"):
-        Transformer(VOCABULARY, replace(Architecture(), encoder_layers=0))
-
-
-def test_source_mask() -> None:
-    model = Transformer(VOCABULARY, Architecture(width=8, heads=2))
-    assert model.source_mask(SOURCE[:1]) is None
-    mask = model.source_mask(SOURCE)
-    assert mask is not None
-    found: Tensor = mask.dense(1, 5)[:, 0, 0]
-    assert torch.equal(found, SOURCE != 0)
 
 
 @torch.no_grad()

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import headloom
-from headloom.mechanism.watching import Recorder, watching
 from headloom.models.blocks import EncoderBlock
 from headloom.models.configuration import Architecture
 from headloom.models.image_classifier import ImageShape
@@ -82,41 +80,3 @@ def test_sinusoidal_positions_are_added_in_the_order_of_the_patches() -> None:
     expected = nn.functional.layer_norm(table, (16,)).mean(0)
     torch.testing.assert_close(model.outputs(torch.zeros(1, 3, 8, 12))[0], expected)
     assert "sinusoids" not in model.state_dict()
-
-
-def test_positions_tell_patches_apart() -> None:
-    torch.manual_seed(0)
-    images = torch.rand(1, 3, 8, 12)
-    swapped = torch.cat((images[..., 6:], images[..., :6]), -1)
-    blind = VisionTransformer(SHAPE, 2, architecture(positions="none"), patch=(4, 6)).eval()
-    torch.testing.assert_close(blind(images), blind(swapped))
-    sees = VisionTransformer(SHAPE, 2, architecture(positions="learned"), patch=(4, 6)).eval()
-    assert (sees(images) - sees(swapped)).abs().max() > 1e-4
-
-
-def test_its_layers_know_where_their_positions_lie() -> None:
-    model = VisionTransformer(SHAPE, 2, architecture(), patch=(4, 3))
-    recorder = Recorder(model, headloom.Top(4))
-    with watching(model, recorder):
-        model(torch.rand(2, 3, 8, 12))
-    assert [name for name, _, _ in recorder.calls] == [
-        "encoder.0.self_attention", "encoder.1.self_attention"
-    ]  # fmt: skip
-    for _, _, seen in recorder.calls:
-        assert seen.caught.shape == (2, 4, 9, 9)
-        assert seen.grids is not None and (seen.grids[0].rows, seen.grids[0].columns) == (2, 4)
-        assert seen.grids[0].names()[:2] == ["[CLS]", "patch 0,0"]
-
-
-def test_sizes_that_do_not_fit() -> None:
-    with pytest.raises(headloom.InputError, match=r"model.patch \[5, 4\]: images of 8 x 12 pixels"):
-        VisionTransformer(SHAPE, 2, architecture(), patch=(5, 4))
-    with pytest.raises(
-        headloom.InputError, match=r'model\.positions "rotary": patches lie in rows'
-    ):
-        VisionTransformer(SHAPE, 2, architecture(positions="rotary"))
-    with pytest.raises(headloom.InputError, match="1 class: there is nothing to tell apart"):
-        VisionTransformer(SHAPE, 1, architecture())
-    model = VisionTransformer(SHAPE, 2, architecture())
-    with pytest.raises(headloom.ShapeError, match=r"this model reads \(batch, 3, 8, 12\)"):
-        model(torch.rand(1, 3, 8, 8))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headloom.training.batches import bucketed, padded, share_of_real_tokens
+from headloom.training.batches import bucketed, padded
 
 pairs = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=60)
 
@@ -49,25 +48,6 @@ def test_the_seed_shuffles_who_meets_and_the_order() -> None:
     assert order != sorted(order)
     plain = [lengths[batch[0]][0] for batch in bucketed(lengths, 300)]
     assert plain == sorted(plain)
-
-
-def test_little_is_padding() -> None:
-    """Lengths as sentences have them: more than nine tenths of a batch are real."""
-    numbers = random.Random(1)
-    lengths = []
-    for _ in range(5000):
-        source = max(3, round(numbers.gauss(14, 4)))
-        lengths.append((source, max(3, source + numbers.randint(-3, 3))))
-    batches = bucketed(lengths, 2000, seed=1)
-    assert share_of_real_tokens(lengths, batches) > 0.9
-    together = [list(range(start, start + 70)) for start in range(0, 4900, 70)]
-    assert share_of_real_tokens(lengths, together) < 0.7
-
-
-def test_share_of_real_tokens_by_hand() -> None:
-    assert share_of_real_tokens([(2, 1), (4, 3)], [[0, 1]]) == 10 / 14
-    assert share_of_real_tokens([(2, 1), (4, 3)], [[0], [1]]) == 1.0
-    assert share_of_real_tokens([], []) == 1.0
 
 
 def test_padded() -> None:

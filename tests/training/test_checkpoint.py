@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from headloom.errors import DataError
 from headloom.formats.run import RunFolder
-from headloom.formats.tensors import load_tensors, save_tensors
+from headloom.formats.tensors import load_tensors
 from headloom.training.checkpoint import (
     Learner,
     Position,
     load_checkpoint,
     load_weights,
     save_checkpoint,
-    save_weights,
 )
 from headloom.training.ranks import Ranks
 
@@ -135,20 +134,3 @@ def test_with_and_without_a_running_mean(tmp_path: Path, average: bool) -> None:
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(DataError, match=r"disagree about training\.average"):
         back(tmp_path / NAME, model, None if average else mean, optimiser)
-
-
-def test_of_another_version(tmp_path: Path) -> None:
-    model, optimiser = learned(tmp_path / NAME, average=False)
-    tensors, _ = load_tensors(tmp_path / NAME, "checkpoint")
-    for notes in ({}, {"position": {"stepp": 3}}):
-        save_tensors(tmp_path / NAME, tensors, notes)
-        with pytest.raises(DataError, match="of another version of headloom"):
-            back(tmp_path / NAME, model, None, optimiser)
-
-
-def test_weights_and_notes(tmp_path: Path) -> None:
-    model = Tied(1)
-    save_weights(tmp_path / "w", model, {"step": 3})
-    other = Tied(2)
-    assert load_weights(tmp_path / "w", other) == {"step": 3}
-    assert torch.equal(other.second.weight, model.first.weight)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.forked import Loaded
 from tests.training.test_kill import Starter, left_by
-from tests.training.test_loop import Interruption, assert_same, everything, run, weights
+from tests.training.test_loop import assert_same, run
 
-from headloom.errors import DataError, InputError
+from headloom.errors import InputError
 from headloom.formats.history import History
 from headloom.formats.run import RunFolder
 from headloom.training.config import RunConfig
-from headloom.training.loop import train
 
 ConfigMaker = Callable[..., RunConfig]
 
@@ -43,17 +40,6 @@ def test_extended_equals_planned_long(tiny: ConfigMaker, tmp_path: Path, end: in
     assert RunFolder(tmp_path / "run").state == "finished"
 
 
-def test_the_validation_at_the_first_end_stays(tiny: ConfigMaker, tmp_path: Path) -> None:
-    run(tiny(**STATEFUL, max_steps=24), tmp_path / "long")
-    run(tiny(**STATEFUL, max_steps=10), tmp_path / "run")
-    run(tiny(**STATEFUL, max_steps=24), tmp_path / "run")
-    long, extended = weights(tmp_path / "long"), weights(tmp_path / "run")
-    assert all(torch.equal(long[name], extended[name]) for name in long)
-    reports = [everything(tmp_path / name)[1] for name in ("long", "run")]
-    more = [report for report in reports[1] if report not in reports[0]]
-    assert [report["step"] for report in more if "validation_loss" in report] == [10]
-
-
 def test_other_ends(tiny: ConfigMaker, tmp_path: Path) -> None:
     """Epochs and patience are raised, then given up."""
     settings = {
@@ -73,29 +59,6 @@ def test_other_ends(tiny: ConfigMaker, tmp_path: Path) -> None:
     one = run(tiny(max_epochs=1, batch_tokens=256, max_steps=99), tmp_path / "epochs")
     two = run(tiny(max_epochs=2, batch_tokens=256, max_steps=99), tmp_path / "epochs")
     assert two.steps == 2 * one.steps
-
-
-def test_the_schedule_is_that_of_the_new_end(tiny: ConfigMaker, tmp_path: Path) -> None:
-    """At the end a cosine has reached 0; from there on it is the cosine of the longer run."""
-    settings = {"schedule": "cosine", "warmup": 0}
-    run(tiny(**settings, max_steps=20), tmp_path / "run")
-    rate = RunFolder(tmp_path / "run").read_metrics()[-2]["learning_rate"]
-    assert rate == pytest.approx(0, abs=1e-9)
-    run(tiny(**settings, max_steps=60), tmp_path / "run")
-    rates = {
-        report["step"]: report["learning_rate"]
-        for report in RunFolder(tmp_path / "run").read_metrics()
-        if "loss" in report
-    }
-    assert rates[40] == pytest.approx(1e-3 * (1 + math.cos(math.pi * 40 / 60)) / 2)
-
-
-def test_a_run_that_is_not_finished_may_get_a_later_end(tiny: ConfigMaker, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny(**STATEFUL, max_steps=12), tmp_path / "run", Interruption(7))
-    run(tiny(**STATEFUL, max_steps=24), tmp_path / "run")
-    run(tiny(**STATEFUL, max_steps=24), tmp_path / "long")
-    assert_same(tmp_path / "long", tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -119,18 +82,6 @@ def test_nothing_else_may_change(
     assert before == (
         left_by(tmp_path / "run")[1], (tmp_path / "run" / "config.json").read_bytes(),
     )  # fmt: skip
-
-
-def test_a_run_that_cannot_be_extended_keeps_its_configuration(
-    tiny: ConfigMaker, tmp_path: Path
-) -> None:
-    run(tiny(), tmp_path / "run")
-    folder = RunFolder(tmp_path / "run")
-    config = folder.config()
-    folder.checkpoint.write_bytes(b"half")
-    with pytest.raises(DataError, match="damaged"):
-        run(tiny(max_steps=20), tmp_path / "run")
-    assert (folder.config(), folder.state) == (config, "finished")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headloom.errors import DataError, InputError
+from headloom.errors import InputError
 from headloom.training.labelled import check_labels, drawn_split, read_labelled
 
 
@@ -31,16 +31,12 @@ def test_a_folder_a_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"pos good", "line 1 has 0 tabs; expected label TAB text, or label TAB id TAB text."),
+        (b"pos good", "line 1 has 0 tabs; expected label TAB text, or label TAB id TAB text"),
         (b"a\tb\tc\td", "line 1 has 3 tabs; expected label TAB text"),
-        (b"a\tb\nc\td\te", "line 2 has 2 tabs; expected 1, as in the lines before."),
-        (
-            b"a\tb\rc\td\r",
-            "its lines end by carriage returns (CR) alone; expected line feeds (LF).",
-        ),
-        (b"a\tb\n\tc", "line 2 has no label. Fill it in, or remove it."),
-        (b"a\tb\nc\t ", "line 2 has no text. Fill it in, or remove it."),
-        (b"\n \n", "no labelled texts; the file is empty."),
+        (b"a\tb\nc\td\te", "line 2 has 2 tabs; expected label TAB text"),
+        (b"a\tb\rc\td\r", "its lines end by carriage returns (CR) alone; expected line feeds"),
+        (b"a\tb\n\tc", "line 2 has 1 tabs; expected label TAB text"),
+        (b"\n \n", "no labelled texts."),
     ],
 )
 def test_lines_that_are_no_examples(tmp_path: Path, content: bytes, message: str) -> None:
@@ -51,58 +47,30 @@ def test_lines_that_are_no_examples(tmp_path: Path, content: bytes, message: str
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "x.tsv.gz").write_bytes(b"a\tb")
-    with pytest.raises(DataError, match=r"x\.tsv\.gz: damaged, or not compressed by gzip"):
-        read_labelled(tmp_path / "x.tsv.gz")
-    with pytest.raises(DataError, match="no such labelled texts"):
-        read_labelled(tmp_path / "no.tsv")
-    with pytest.raises(InputError, match="no folders in it; expected one for each class"):
-        read_labelled(tmp_path)
-    (tmp_path / "neg").mkdir()
-    with pytest.raises(InputError, match=r"neg: the class 'neg' has no examples\. Put \.txt files"):
-        read_labelled(tmp_path)
-    (tmp_path / "neg" / "a.txt").write_text(" ")
-    with pytest.raises(InputError, match=r"a\.txt: the text is empty"):
-        read_labelled(tmp_path)
-
-
 def test_a_drawn_split_has_every_class_in_proportion() -> None:
-    examples = [("a" if place % 4 else "b", str(place)) for place in range(200)]
-    split = drawn_split(examples, {"test": 0.2, "valid": 0.1}, seed=3, source="x")
-    counts = {part: Counter(label for label, _ in own) for part, own in split.items()}
+    labels = ["a" if place % 4 else "b" for place in range(200)]
+    split = drawn_split(labels, {"test": 0.2, "valid": 0.1}, seed=3, source="x")
+    counts = {part: Counter(labels[place] for place in own) for part, own in split.items()}
     assert counts["test"] == {"a": 30, "b": 10}
     assert counts["valid"] == {"a": 15, "b": 5}
     assert counts["train"] == {"a": 105, "b": 35}
     # Each example once, in order.
-    together = sorted((example for own in split.values() for example in own), key=examples.index)
-    assert together == examples
-    assert split["test"] == sorted(split["test"], key=examples.index)
-
-
-def test_the_seed_decides_the_split() -> None:
-    examples = [("a", str(place)) for place in range(40)]
-    split = drawn_split(examples, {"valid": 0.25}, seed=1, source="x")
-    assert drawn_split(examples, {"valid": 0.25}, seed=1, source="x") == split
-    assert drawn_split(examples, {"valid": 0.25}, seed=2, source="x") != split
-    whole = drawn_split(examples, {"valid": 0.0}, seed=1, source="x")
-    assert whole == {"train": examples, "valid": []}
+    assert sorted(place for own in split.values() for place in own) == list(range(200))
+    assert split["test"] == sorted(split["test"])
 
 
 def test_every_part_has_an_example_of_a_small_class() -> None:
-    examples = [("rare", "1"), ("rare", "2"), ("rare", "3"), *(("a", str(n)) for n in range(90))]
-    split = drawn_split(examples, {"test": 0.4, "valid": 0.4}, seed=1, source="x")
-    assert all(any(label == "rare" for label, _ in own) for own in split.values())
+    labels = ["rare"] * 3 + ["a"] * 90
+    split = drawn_split(labels, {"test": 0.4, "valid": 0.4}, seed=1, source="x")
+    assert all(any(labels[place] == "rare" for place in own) for own in split.values())
     with pytest.raises(InputError, match="x: the class 'rare' has 2 examples; expected 3, one for"):
-        drawn_split(examples[1:], {"test": 0.4, "valid": 0.4}, seed=1, source="x")
+        drawn_split(labels[1:], {"test": 0.4, "valid": 0.4}, seed=1, source="x")
 
 
 def test_labels_that_are_no_classes_and_classes_without_examples() -> None:
-    examples = [("a", "1"), ("c", "2"), ("c", "3")]
-    with pytest.raises(
-        InputError, match=r"t\.tsv: unknown label 'c', of 2 examples; the model knows"
-    ):
-        check_labels([label for label, _ in examples], ["a", "b"], "t.tsv", all_there=False)
-    with pytest.raises(InputError, match=r"t\.tsv: the class 'b' has no examples\. Add some"):
-        check_labels([label for label, _ in examples], ["a", "b", "c"], "t.tsv", all_there=True)
-    check_labels([label for label, _ in examples], ["a", "b", "c"], "t.tsv", all_there=False)
+    labels = ["a", "c", "c"]
+    with pytest.raises(InputError, match=r"t\.tsv: unknown label 'c'; the model knows 'a', 'b'"):
+        check_labels(labels, ["a", "b"], "t.tsv", all_there=False)
+    with pytest.raises(InputError, match=r"t\.tsv: the class 'b' has no examples"):
+        check_labels(labels, ["a", "b", "c"], "t.tsv", all_there=True)
+    check_labels(labels, ["a", "b", "c"], "t.tsv", all_there=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,14 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from tests.forked import Forked, Loaded
 from tests.training.conftest import TEXT, toml
 
-from headloom.api.launch import ENOUGH, Attempts
-from headloom.errors import InputError
 from headloom.formats.run import RunFolder
-from headloom.formats.tensors import load_tensors
 from headloom.training.config import RunConfig, check_config
 
 
@@ -88,40 +83,6 @@ def test_a_killed_process_makes_all_go_on_from_the_checkpoint(
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_no_bit(loaded: Loaded, tmp_path: Path) -> None:
-    numbers, left = random.Random(5), 20
-    settings = {"max_steps": 4_000, "checkpoint_every": 25, "validate_every": 500, "average": 0.9}
-    for name in ("whole", "pieces"):
-        (tmp_path / name).mkdir()
-    with start(loaded, config_of(tmp_path / "whole", **settings), tmp_path / "whole") as whole:
-        _, errors = ended(whole)
-    assert whole.returncode == 0, errors
-    config, metrics = (
-        config_of(tmp_path / "pieces", **settings),
-        tmp_path / "pieces/run/metrics.jsonl",
-    )
-    with start(loaded, config, tmp_path / "pieces") as pieces:
-        while left:
-            size = metrics.stat().st_size if metrics.exists() else 0
-            # While it starts, or a little later than the first report after the start.
-            if numbers.random() < 0.75:
-                until(lambda size=size: metrics.exists() and metrics.stat().st_size != size, pieces)  # type: ignore[misc]
-            time.sleep(numbers.uniform(0, 1))
-            ranks = children(pieces)
-            if ranks:
-                os.kill(numbers.choice(ranks), signal.SIGKILL)
-                left -= 1
-        _, errors = ended(pieces)
-    assert pieces.returncode == 0, errors
-    one, two = (
-        load_tensors(tmp_path / name / "run" / "checkpoint.safetensors", "checkpoint")[0]
-        for name in ("whole", "pieces")
-    )
-    assert one.keys() == two.keys()
-    assert [name for name in one if not torch.equal(one[name], two[name])] == []
-
-
-@pytest.mark.slow
 def test_an_error_is_one_line_and_is_not_tried_again(loaded: Loaded, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     (tmp_path / "text.txt").unlink()
@@ -163,16 +124,6 @@ def test_where_the_launcher_dies_the_processes_end(loaded: Loaded, tmp_path: Pat
         time.sleep(0.1)
 
 
-def test_processes_inside_of_torchruns_are_refused(loaded: Loaded, tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text(toml(config_of(tmp_path)))
-    torchruns = {"RANK": "0", "WORLD_SIZE": "2"}
-    with loaded.start("train", file, "--processes", "2", **torchruns) as process:
-        _, errors = ended(process)
-    assert process.returncode == 2
-    assert "torchrun has started processes already" in errors
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dashes", [True, False])
 def test_the_documented_lines_of_torchrun_work(dashes: bool, tmp_path: Path) -> None:
@@ -191,22 +142,3 @@ def test_the_documented_lines_of_torchrun_work(dashes: bool, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("Trained 40 steps") == 1
     assert RunFolder(run).state == "finished"
-
-
-def test_starts_of_no_avail_are_given_up(tmp_path: Path) -> None:
-    attempts = Attempts(tmp_path)
-    for step in (0, 0, 5):
-        attempts.begin()
-        attempts.begun_at(step)
-    for _ in range(ENOUGH - 1):
-        attempts.begin()  # killed before it went on, or at the same checkpoint
-    with pytest.raises(InputError, match=f"ended {ENOUGH} times without a new checkpoint, at step"):
-        attempts.begin()
-
-
-def test_the_first_error_is_heard(tmp_path: Path) -> None:
-    attempts = Attempts(tmp_path)
-    assert attempts.error == ""
-    attempts.end("disk full")
-    attempts.end("connection lost")
-    assert attempts.error == "disk full"

@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.conftest import TEXT, measures_of, toml
+from tests.training.conftest import TEXT, measures_of
 from tests.training.test_loop import Interruption, assert_same, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from headloom.api.model_export import export_model
-from headloom.cli import main
 from headloom.errors import DataError, HeadloomError, InputError
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import generate_text, open_run
 from headloom.training.loop import train
 from headloom.training.tasks.labels import classify
-from headloom.training.text import Vocabulary
 from headloom.training.translation import translate
 
 transformers = pytest.importorskip("transformers")
@@ -104,13 +102,6 @@ def check_learned(path: Path) -> None:
     losses = [line["validation_loss"] for line in metrics(path) if "validation_loss" in line]
     assert len(losses) == 4 and losses[-1] < losses[0] - 0.05
     assert open_run(path).step > 0
-
-
-def ended(*command: str) -> object:
-    """How `headloom` with these arguments ends."""
-    with pytest.raises(SystemExit) as caught:
-        main([*command])
-    return caught.value.code
 
 
 class Early(Interruption):
@@ -276,34 +267,6 @@ def test_a_classifier(known: bool, tmp_path: Path) -> None:
     assert [each and each.label for each in found] == ["pos", None, "neg"]
 
 
-def test_what_commands_say_of_such_a_classifier(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "folder"
-    drawn("BertModel", folder, vocab_size=4 + len(WORDS), **BERT)
-    words(folder, ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "[CLS] $A [SEP]")
-    task, _ = labelled(tmp_path)
-    file = tmp_path / "config.toml"
-    file.write_text(toml(config_of(task, {"folder": str(folder)})))
-    run_folder = str(tmp_path / "run")
-    assert ended("train", str(file), "--run", run_folder) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "W_O, as they were pretrained." in said and "loss - validation" in said
-    trace = str(tmp_path / "t.loom")
-    assert ended("trace", run_folder, "--text", "the cat", "-o", trace) == 0
-    import headloom
-
-    assert headloom.open(trace).tokens == ["[CLS]", "the", "cat", "[SEP]"]
-    capsys.readouterr()
-    for command in (
-        ["export", run_folder, "--to", "onnx", "--output", str(tmp_path / "onnx")],
-        ["relevance", run_folder, "--text", "the cat sat good"],
-    ):
-        assert ended(*command) == 2
-        message = capsys.readouterr().err
-        assert message.count("\n") == 1 and run_folder in message
-
-
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"folder": "nowhere"}, "model.folder nowhere: no such folder. Give one with config.json"),
     ({"kind": "labels", "train": "all.tsv"}, {}, "holds a gpt2; task.kind 'labels' is learned by"),
@@ -353,15 +316,3 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     data.write_text(json.dumps(facts | {"special_tokens": {"pad": "none"}}))
     with pytest.raises(DataError, match=r"data\.json of this run does not say which tokens"):
         open_run(tmp_path / "run")
-
-
-def test_the_vocabulary_says_each_tokens_part(tmp_path: Path) -> None:
-    language(tmp_path, *LANGUAGE[0])
-    run(language_config(tmp_path, max_steps=1), tmp_path / "run")
-    words = open_run(tmp_path / "run").vocabulary
-    text = "the cat, 3 €"
-    ids, offsets = words.encode_with_offsets(text)
-    assert words.decode_with_offsets(ids)[0] == text
-    for (first, end), (given, _) in zip(words.decode_with_offsets(ids)[1], offsets, strict=True):
-        assert first <= given <= end
-    assert isinstance(words, Vocabulary) and words.encode("<|endoftext|>") != [0]

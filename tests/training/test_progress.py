@@ -12,7 +12,6 @@ import pytest
 import torch
 from rich.console import Console
 
-import headloom
 from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription
@@ -37,34 +36,6 @@ def test_what_is_written(tiny: Callable[..., RunConfig], tmp_path: Path, termina
     assert lines[0].endswith("kept")
     # The bar is for people only.
     assert ("tokens/s" in shown.replace(" ".join(lines), "")) and ("━" in shown) == terminal
-
-
-def test_every_kind_of_model_says_what_attends_in_it() -> None:
-    from headloom.models.graph_attention import GraphAttentionNetwork
-    from headloom.training.progress import _attention_of
-
-    graph = GraphAttentionNetwork(features=5, classes=3, layers=2, heads=8, depth=2)
-    # Eight heads of the hidden layer and one of the last.
-    assert _attention_of(graph) == (
-        "2 graph attention layers, 9 heads, each with its own matrix and score"
-    )
-    block = headloom.ImageSelfAttention(8)
-    assert _attention_of(block) == (
-        "1 attention layer, 1 head, each with its own W_Q, W_K, W_V, W_O"
-    )
-    assert _attention_of(headloom.MultiHeadAttention(8, 4, kv_heads=2)) == (
-        "1 attention layer, 4 heads, each with its own W_Q and W_O, every 2 with one W_K and W_V"
-    )
-    assert _attention_of(torch.nn.Linear(2, 2)) == "no attention layer"
-
-
-def test_a_run_that_goes_on_says_so(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
-    text = io.StringIO()
-    for steps in (1, 2, 2):
-        with ConsoleListener(Console(file=text, width=200)) as listener:
-            train(tiny(max_steps=steps), tmp_path / "run", listener)
-    assert "as learned in 1 step." in text.getvalue()
-    assert "as learned in 2 steps." in text.getvalue()
 
 
 def test_what_is_odd_in_the_data_is_said() -> None:

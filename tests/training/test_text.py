@@ -36,22 +36,6 @@ def test_characters_come_back(text: str) -> None:
     assert len(vocabulary.encode(text)) == len(text)
 
 
-def test_special_names_in_a_text_are_text() -> None:
-    """A text cannot end itself, nor make itself padding."""
-    for vocabulary in (PIECES, Vocabulary.of_characters([*LINES, *SPECIALS])):
-        for special in SPECIALS:
-            text = f"the {special} mat"
-            assert min(vocabulary.encode(text)) >= len(SPECIALS)
-            assert vocabulary.decode(vocabulary.encode(text)) == text
-
-
-def test_ids_do_not_depend_on_the_order_of_texts() -> None:
-    first, second = Vocabulary.of_characters(LINES), Vocabulary.of_characters(LINES[::-1])
-    assert first.encode("the cat") == second.encode("the cat")
-    # Equal counts: in the order of code points. Frequent ones first.
-    assert Vocabulary.of_characters(["bbac"]).encode("abc") == [5, 4, 6]
-
-
 def test_unknown_parts() -> None:
     vocabulary = Vocabulary.of_characters(["abc"])
     ids = vocabulary.encode("aXc")
@@ -70,17 +54,6 @@ def test_specials_are_where_the_models_expect_them() -> None:
         assert places == (0, 1, 2, 3)
         assert vocabulary.token_strings([0, 1, 2, 3]) == list(SPECIALS)
         assert vocabulary.decode([2, 0, 3]) == ""
-
-
-def test_merged_words_are_fewer_tokens() -> None:
-    assert len(PIECES.encode("the cat")) < len("the cat")
-    assert 260 < len(PIECES) <= 320
-
-
-def test_many_at_once() -> None:
-    texts = ["the cat", "", "  ", "Köche\n"]
-    assert PIECES.encode_all(texts) == [PIECES.encode(text) for text in texts]
-    assert PIECES.encode("") == []
 
 
 def test_token_strings_are_what_a_person_reads() -> None:
@@ -115,31 +88,6 @@ def test_offsets_of_what_was_written(text: str) -> None:
             range(len(written))
         )
         assert offsets == sorted(offsets)
-
-
-@pytest.mark.parametrize(
-    ("written", "text", "offsets"),
-    [
-        (b"\x92\x80c\xed\xa2", "\ufffd\ufffdc\ufffd\ufffd", [(i, i + 1) for i in range(5)]),
-        (b"\xe6\x9cc", "\ufffdc", [(0, 1), (0, 1), (1, 2)]),
-        (b"c\xf0\x9f\x98", "c\ufffd", [(0, 1), (1, 2), (1, 2), (1, 2)]),
-        (b" \xf0", "\ufffd", [(0, 0), (0, 1)]),
-    ],
-)
-def test_offsets_of_bytes_that_are_no_text(
-    written: bytes, text: str, offsets: list[tuple[int, int]]
-) -> None:
-    """They end where the text does, which has a replacement character for each broken part."""
-    alphabet = Vocabulary.of_pieces(["an end"], 300)
-    ids = {alphabet._bytes(i): i for i in range(4, 260) if len(alphabet._bytes(i)) == 1}
-    found = alphabet.decode_with_offsets([ids[bytes([byte])] for byte in written])
-    assert found == (text, offsets)
-
-
-def test_offsets_of_words_leave_out_the_spaces_between_them() -> None:
-    words = Vocabulary.of_list(["a", "film", "."])
-    text, offsets = words.decode_with_offsets(words.encode("a film."))
-    assert (text, offsets) == ("a film .", [(0, 1), (2, 6), (7, 8)])
 
 
 def test_a_continuation_keeps_its_space() -> None:
@@ -186,21 +134,6 @@ def test_the_most_frequent_words_are_kept_and_survive_a_file(tmp_path: Path) -> 
     assert len(vocabulary) == 6
     vocabulary.save(tmp_path / "v.json")
     assert Vocabulary.load(tmp_path / "v.json").encode("b A c") == [5, 4, vocabulary.unknown]
-
-
-def test_a_list_of_words_with_capitals_keeps_them() -> None:
-    vocabulary = Vocabulary.of_list(["Bank", "bank"])
-    assert vocabulary.encode("bank Bank") == [5, 4]
-    assert Vocabulary.of_list(["bank"]).encode("Bank") == [4]
-    with pytest.raises(InputError, match="the list of words has 'a' twice"):
-        Vocabulary.of_list(["a", "b", "a"])
-    with pytest.raises(InputError, match="the list of words is empty"):
-        Vocabulary.of_list([])
-
-
-def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such vocabulary"):
-        Vocabulary.load(tmp_path / "v.json")
 
 
 def test_what_cannot_be_a_vocabulary() -> None:

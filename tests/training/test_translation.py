@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.slow import slow
 
-from headloom.errors import DataError, InputError
+from headloom.errors import InputError
 from headloom.models.configuration import Architecture
 from headloom.models.decoding import beam_search
 from headloom.models.transformer import Transformer
@@ -62,23 +62,6 @@ def test_hypotheses_are_those_of_the_search_in_order(model: Transformer) -> None
     assert len({tuple(hypothesis.tokens) for hypothesis in line.hypotheses}) == 3
 
 
-def test_no_line_is_read_before_it_is_its_windows_turn(model: Transformer) -> None:
-    """So what is held does not grow with the input: it may be endless."""
-    read = 0
-
-    def endless() -> Iterator[str]:
-        nonlocal read
-        while True:
-            read += 1
-            yield "ab"
-
-    windows = translated_windows(model, WORDS, endless(), Search(beam=1), 5)
-    assert read == 0
-    for number in range(1, 4):
-        assert len(next(windows)) == 5
-        assert read == 5 * number
-
-
 def test_a_line_that_is_too_long_is_named_after_those_before_it() -> None:
     model = Transformer(len(WORDS), Architecture(**SIZES, positions="learned", max_length=6)).eval()
     texts = ["ab", "abcde", "", "abcdef", "a"]
@@ -90,30 +73,6 @@ def test_a_line_that_is_too_long_is_named_after_those_before_it() -> None:
                 found += part
         assert [line.source for line in found] == texts[:3]
         assert len(found[1].hypotheses) == 3
-
-
-def test_lines_that_cannot_be_read_come_after_those_before_them(model: Transformer) -> None:
-    def broken() -> Iterator[str]:
-        yield from lines(3)
-        raise DataError("line 4 is damaged")
-
-    found = []
-    with pytest.raises(DataError, match="line 4 is damaged"):
-        for part in translated_windows(model, WORDS, broken(), SEARCH, 2):
-            found += part
-    assert len(found) == 3
-
-
-def test_spaces_around_a_line_are_none_of_it_as_in_the_texts_that_were_learned(
-    model: Transformer,
-) -> None:
-    texts = ["  bad cab \t", "   ", "\t", "bad cab"]
-    (found,) = translated_windows(model, WORDS, texts, SEARCH, 9)
-    assert [line.source for line in found] == ["bad cab", "", "", "bad cab"]
-    assert [line.hypotheses for line in found[1:3]] == [[], []]
-    assert found[0].hypotheses == found[3].hypotheses
-    first, *blank, last = translate(model, WORDS, texts, beam=3)
-    assert (blank, first) == (["", ""], last)
 
 
 def test_nothing_to_translate(model: Transformer) -> None:

@@ -23,7 +23,7 @@ from headloom.api.trained_head import (
 )
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
-from headloom.formats.folders import Leftovers
+from headloom.formats.folders import was_interrupted
 from headloom.formats.run import RunFolder, is_run
 from headloom.formats.trace import TraceData
 from headloom.studio.asking import Asking
@@ -160,13 +160,12 @@ def _is_model(path: Path) -> bool:
         return is_gguf(path)
     if str(path) in PACKAGED:
         return True
-    left = Leftovers(path)
     # name, or owner/name; where the owner is a folder here, or a trace was being written, a path.
     return (
         len(path.parts) <= 2
         and path.suffix != ".loom"
         and not Path(path.parts[0]).exists()
-        and not (left.written or left.old or left.parts)
+        and not was_interrupted(path)
     )
 
 

@@ -6,15 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
-from headloom.models.decoding import sample
-from headloom.models.language_model import LanguageModel
-from headloom.training.inference import TrainedRun, open_run, text_writer
+from headloom.training.inference import TrainedRun, open_run
 from headloom.training.measures.corpus import Results
-from headloom.training.measures.generated import diversity
 from headloom.training.measures.language import STRETCH, common_stretches
 from headloom.training.measures.resampling import (
     Comparison,
@@ -24,7 +19,6 @@ from headloom.training.measures.resampling import (
     interval,
 )
 from headloom.training.measures.translation import translation_measures
-from headloom.training.tasks.language import LanguageTask
 from headloom.training.tasks.pairs import PairsTask
 from headloom.training.tasks.task import Task
 
@@ -52,14 +46,12 @@ class Evaluation:
     split: "valid" or "test"; None: test where there is such data.
     beam: of the decoding, 1 = greedy.
     reference: a file with the right translations, for files of translations.
-    samples: texts that a language model writes, whose variety is measured; 0: none.
     data: where the data of the runs are; None: where they were in training.
     """
 
     split: str | None = None
     beam: int = 5
     reference: Path | None = None
-    samples: int = 0
     data: Path | None = None
     resampling: Resampling = field(default_factory=Resampling)
 
@@ -69,14 +61,12 @@ class Evaluated:
     """A run, or a file of translations, and what it reached.
 
     notes: what it is: its path, and of a run the step.
-    samples: of texts that it wrote, and of the text that they stand for; empty: not asked for.
     """
 
     name: str
     notes: JsonObject
     results: Results
     resampling: Resampling
-    samples: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def intervals(self) -> dict[str, Confidence]:
         """The interval of each measure; of one example alone there is none."""
@@ -89,7 +79,6 @@ class Evaluated:
             **self.notes,
             **self.results.values(),
             "intervals": {name: [part.low, part.high] for name, part in intervals.items()},
-            **({"samples": self.samples} if self.samples else {}),
         }
 
 
@@ -117,8 +106,6 @@ class Pair:
                     "difference": c.difference,
                     "interval": [c.interval.low, c.interval.high],
                     "p": c.p,
-                    "p_bootstrap": c.p_bootstrap,
-                    **({} if c.p_mcnemar is None else {"p_mcnemar": c.p_mcnemar}),
                 }
                 for c in self.comparisons
             },
@@ -141,13 +128,9 @@ class _Run:
             progress(done, total, f"measuring {self.path}")
 
         notes = {"run": str(self.path), "step": self.run.step}
-        samples: Mapping[str, Mapping[str, float]] = {}
-        if how.samples:
-            progress(0, None, f"writing samples of {self.path}")
-            samples = _samples(self, how.samples, how.resampling.seed)
         progress(0, None, f"measuring {self.path}")
         results = self.task.results(self.run.model, split=self.split, beam=how.beam, progress=told)
-        return Evaluated(str(self.path), notes, results, how.resampling, samples)
+        return Evaluated(str(self.path), notes, results, how.resampling)
 
 
 def _open(path: Path, how: Evaluation, progress: Progress) -> _Run:
@@ -156,27 +139,6 @@ def _open(path: Path, how: Evaluation, progress: Progress) -> _Run:
     task = run.task(how.split)
     split = how.split or ("test" if task.has_test else "valid")
     return _Run(path, run, task, split)
-
-
-def _samples(run: _Run, count: int, seed: int) -> dict[str, dict[str, float]]:
-    """How varied a language model writes, beside the held-out text in the same places."""
-    task, model, words = run.task, run.run.model, run.run.vocabulary
-    if not isinstance(task, LanguageTask) or not isinstance(model, LanguageModel):
-        raise InputError(f"--samples: {run.path} is no language model of a text. Leave it out.")
-    begin = max(1, task.block // 4)
-    windows = task.held_out(count, task.block)
-    written = sample(
-        text_writer(model, words),
-        model.start(),
-        windows[:, :begin],
-        length=task.block - begin,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    texts = {"written": written, "held_out": windows[:, begin:]}
-    return {
-        name: diversity([words.decode_continuation(row) for row in ids.tolist()])
-        for name, ids in texts.items()
-    }
 
 
 def _lines(path: Path) -> list[str]:
@@ -217,9 +179,8 @@ def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> 
         raise InputError(
             f"{path} is a file of translations; the right ones are missing. Add --reference FILE."
         )
-    for option, asked in (("--samples", how.samples), ("--data", how.data)):
-        if asked:
-            raise InputError(f"{option}: {path} is a file, not a run. Leave it out.")
+    if how.data:
+        raise InputError(f"--data: {path} is a file, not a run. Leave it out.")
     expected = _lines(how.reference)
     results = _of_file(path, expected, str(how.reference), None)
     return Evaluated(str(path), notes, results, resampling)

@@ -34,8 +34,8 @@ from headloom.tracing.capture import trace_as
 from headloom.tracing.names import token_names
 from headloom.tracing.verification import verify_own
 from headloom.training.batches import Batch, padded
-from headloom.training.config import ClassifierConfig, GraphConfig, TransformerConfig
 from headloom.training.inference import TrainedRun
+from headloom.training.sections import ClassifierConfig, GraphConfig, TransformerConfig
 from headloom.training.tasks.images import normalised, shape_of
 from headloom.training.text import Vocabulary
 from headloom.training.translation import translate

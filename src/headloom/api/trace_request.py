@@ -21,9 +21,9 @@ from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData
 from headloom.formats.verification import in_words
 from headloom.tracing.sources.graphs import trace_nodes
-from headloom.training.config import NodesConfig
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.nodes import UNKNOWN, NodeData
+from headloom.training.sections import NodesConfig
 from headloom.training.tasks.nodes import NodesTask
 
 if TYPE_CHECKING:

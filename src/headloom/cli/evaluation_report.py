@@ -35,17 +35,8 @@ def _facts(evaluated: Evaluated) -> None:
             f"Not in the vocabulary: {facts['unknown_tokens']:,} of the tokens; what they would "
             "cost is missing in bits per byte."
         )
-    if "repetition" in facts:
-        print(f"Repetition: {facts['repetition']:.4f} of the 4-grams of a translation.")
     if "chance" in facts:
         print(f"Chance: {facts['chance']:.4f} right.")
-    if evaluated.samples:
-        rows = [
-            [name, *(f"{part[name]:.4f}" for part in evaluated.samples.values())]
-            for name in evaluated.samples["written"]
-        ]
-        print("What it writes, beside the held-out text in the same places, in words:")
-        print_table(("measure", "written", "held-out"), rows, left=("measure",))
 
 
 def _signatures(evaluated: Evaluated) -> None:

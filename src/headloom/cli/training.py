@@ -25,12 +25,8 @@ def trained(
     tensorboard: Path | None,
     *,
     as_json: bool,
-    notices: Sequence[str] = (),
 ) -> None:
-    """Train, and say how it went, to TensorBoard too; one of several processes speaks for all.
-
-    notices: what is said when the training begins, which bad data keep from beginning.
-    """
+    """Train, and say how it went, to TensorBoard too; one of several processes speaks for all."""
     from headloom.api.launch import Attempts, AttemptsListener
     from headloom.models.dense import why_not_here
     from headloom.training.loop import train
@@ -44,7 +40,7 @@ def trained(
         say(f'Products are torch\'s in float32, not "{kind}": {reason}. See headloom doctor.')
     attempts = Attempts.of_this_process()
     with ExitStack() as stack:
-        listeners: list[Listener] = [stack.enter_context(ConsoleListener(console(), notices))]
+        listeners: list[Listener] = [stack.enter_context(ConsoleListener(console()))]
         if tensorboard is not None:
             from headloom.api.training_board import BoardListener
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "bucketed", "padded", "share_of_real_tokens"]
+__all__ = ["Batch", "bucketed", "padded"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,16 +92,3 @@ def bucketed(
     if seed is not None:
         random_numbers.shuffle(batches)
     return batches
-
-
-def share_of_real_tokens(
-    lengths: Sequence[tuple[int, ...]], batches: Sequence[Sequence[int]]
-) -> float:
-    """The share of a set of batches that is not padding, 0 to 1."""
-    real = sum(sum(lengths[index]) for batch in batches for index in batch)
-    cells = sum(
-        len(batch) * sum(max(lengths[index][part] for index in batch) for part in range(parts))
-        for batch in batches
-        for parts in (len(lengths[batch[0]]),)
-    )
-    return real / cells if cells else 1.0

@@ -1,17 +1,20 @@
-"""How a training begins, or goes on: its folder, locked, and its task with the data."""
+"""How a training begins, or goes on: its folder, locked, its task with the data; and signals."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import nn
 
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject
-from headloom.formats.run import Completed, RunFolder
-from headloom.formats.shards import remove_unfinished
+from headloom.formats.run import RunFolder, is_run
 from headloom.formats.tensors import load_tensors
 from headloom.models.configuration import Architecture
 from headloom.training.config import RunConfig, check_config
@@ -20,8 +23,10 @@ from headloom.training.ranks import Ranks
 from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 
-__all__ = ["begin", "check_best", "completed_in"]
+__all__ = ["begin", "check_best", "extend", "held_signals"]
 
+#: What ends a run. Where it is raised, or given up, the same run goes on.
+_ENDS = ("training.max_steps", "training.max_epochs", "training.patience")
 _PUT_BACK = "Put a copy back, or train again in another folder with --run."
 
 
@@ -44,7 +49,7 @@ def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
                 folder.keep_place(Path(getattr(config.task, config.task.place)))
             return folder, task
     ranks.follow()
-    if not (path / "run.json").exists():
+    if not is_run(path):
         raise InputError(
             f"{path}: process {ranks.number} of {ranks.count} does not see this folder, which "
             "process 0 has made. Choose one that all machines share, with --run-folder."
@@ -53,42 +58,19 @@ def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
     return folder, make_task(config, DataDescription.load(folder))
 
 
-def _check_shareable(model: nn.Module, ranks: Ranks) -> None:
-    """Raise an InputError where a model has what processes cannot share."""
-    single = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
-    if ranks.sharded and single:
-        raise InputError(
-            f'training.parallel = "fsdp": {single[0]} is a single number, of which there are no '
-            'shares. Choose "ddp".'
-        )
-
-
-def _check_length(task: Task, model: nn.Module) -> None:
-    """Raise an InputError where the positions of a model end before the longest text does."""
-    architecture = getattr(model, "architecture", None)
-    room = architecture.room if isinstance(architecture, Architecture) else None
-    if room is not None and (longest := task.longest()) > room:
-        raise InputError(
-            f"model.max_length is {room}, the longest text {task.has} {longest} tokens. Set "
-            f"model.max_length to {longest} or more, or {task.shorter}."
-        )
-
-
 def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tuple[RunFolder, Task]:
-    content = config.model_dump(mode="json")
-    if not (path / "run.json").exists():
+    if not is_run(path):
         # Read the data and try the model before anything is made on disk: a mistake there leaves
         # nothing behind.
         task = make_task(config)
         with torch.no_grad():
             trial = build_model(config, task.description)
             begin_model(config, task, trial)
-            _check_shareable(trial, ranks)
-            _check_length(task, trial)
+            _check_trial(task, trial, ranks)
             trial(**task.probe().inputs)
         stack.enter_context(RunFolder.training_lock(path))
-        if not (path / "run.json").exists():
-            folder = RunFolder.create_or_open(path, content)
+        if not is_run(path):
+            folder = RunFolder.create(path, config.model_dump(mode="json"))
             try:
                 task.description.save(folder)
             except BaseException:
@@ -99,41 +81,131 @@ def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
         # Another process has begun the same run meanwhile, and ended.
     else:
         stack.enter_context(RunFolder.training_lock(path))
-    folder = RunFolder.create_or_open(path, content, completed_in(path))
-    _check_finished(folder)
-    remove_unfinished(folder.shards)
-    # Before the first checkpoint nothing depends on what is there, which may be unfinished.
-    known = DataDescription.load(folder) if folder.has_checkpoint else None
-    task = make_task(config, known)
-    if known is None or task.description.tokens is not known.tokens:
-        task.description.save(folder)
-    return folder, task
-
-
-def completed_in(path: Path) -> Completed:
-    """Gives the configuration in a run's folder the defaults of keys that came after it."""
-
-    def completed(saved: JsonObject) -> JsonObject:
-        return check_config(saved, str(path / "config.json")).model_dump(mode="json")
-
-    return completed
-
-
-def check_best(folder: RunFolder, step: int) -> None:
-    """Raise a DataError unless the best weights, which were kept at a step, are still there."""
-    what = "damaged" if folder.best.exists() else "missing"
-    try:
-        load_tensors(folder.best, "checkpoint")
-    except DataError:
-        raise DataError(
-            f"{folder.best}: {what}; the run's best weights (step {step:,}) were there. {_PUT_BACK}"
-        ) from None
-
-
-def _check_finished(folder: RunFolder) -> None:
-    """Raise a DataError where a run says that it is finished, and its checkpoint is gone."""
-    if folder.state == "finished" and not folder.has_checkpoint:
+    folder = RunFolder.open(path)
+    _check_same(folder, config)
+    if folder.state == "finished" and not folder.checkpoint.exists():
         raise DataError(
             f"{folder.path}: this run is finished, but its {folder.checkpoint.name} is missing. "
             f"{_PUT_BACK}"
         )
+    # Before the first checkpoint nothing depends on what is there, which may be unfinished.
+    known = DataDescription.load(folder) if folder.checkpoint.exists() else None
+    task = make_task(config, known)
+    if known is None:
+        task.description.save(folder)
+    return folder, task
+
+
+def _check_trial(task: Task, model: nn.Module, ranks: Ranks) -> None:
+    """Raise an InputError where processes cannot share a model, or its positions end too early."""
+    single = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if ranks.sharded and single:
+        raise InputError(
+            f'training.parallel = "fsdp": {single[0]} is a single number, of which there are no '
+            'shares. Choose "ddp".'
+        )
+    architecture = getattr(model, "architecture", None)
+    room = architecture.room if isinstance(architecture, Architecture) else None
+    if room is not None and (longest := task.longest()) > room:
+        raise InputError(
+            f"model.max_length is {room}, the longest text has {longest} tokens. Set "
+            f"model.max_length to {longest} or more, or {task.shorter}."
+        )
+
+
+def _saved(folder: RunFolder) -> JsonObject:
+    """The configuration of a run, with the defaults of keys that came after it was written."""
+    config = check_config(folder.config(), str(folder.path / "config.json"))
+    return config.model_dump(mode="json")
+
+
+def _check_same(folder: RunFolder, config: RunConfig) -> None:
+    """Raise an InputError unless a configuration is the run's, or lets it end later."""
+    if folder.monitored() is not None:
+        raise InputError(
+            f"{folder.path}: this is the folder of a training that headloom.monitor watches. "
+            "Choose another folder."
+        )
+    for place, old, new in _differences(_saved(folder), config.model_dump(mode="json")):
+        if place not in _ENDS:
+            raise InputError(
+                f"{folder.path}: this run was started with another configuration: {place} was "
+                f"{old!r}, is {new!r}. Choose another folder with --run, or remove this one."
+            )
+        later = isinstance(old, int) and (new is None or (isinstance(new, int) and new > old))
+        if not later:
+            raise InputError(
+                f"{folder.path}: {place} was {old}, is {new}, and {folder.steps_done()} steps are "
+                "done: a run can be extended, not shortened. Leave it, or choose another folder "
+                "with --run."
+            )
+
+
+def extend(folder: RunFolder, config: RunConfig) -> None:
+    """Let a run go on to the ends of this configuration, where they are not the run's yet.
+
+    A process killed between the two writes leaves a run that trains and has the old ends: the same
+    command extends it then.
+    """
+    content = config.model_dump(mode="json")
+    if _saved(folder) != content:
+        folder.set_state("training")
+        folder.set_config(content)
+
+
+def _differences(
+    before: object, after: object, place: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """Each key at which two configurations differ, with both values: "model.width", 256, 128."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted({*before, *after}):
+            where = f"{place}.{key}" if place else key
+            yield from _differences(before.get(key), after.get(key), where)
+    elif before != after:
+        yield place, before, after
+
+
+def check_best(folder: RunFolder, step: int) -> None:
+    """Raise a DataError unless the best weights, which were kept at a step, are still there."""
+    try:
+        load_tensors(folder.best, "checkpoint")
+    except DataError as error:
+        raise DataError(
+            f"{folder.best}: missing or damaged; the run's best weights (step {step:,}) were "
+            f"there. {_PUT_BACK}"
+        ) from error
+
+
+@contextmanager
+def held_signals(*, repeated: bool = False) -> Iterator[list[int]]:
+    """Hold SIGINT and SIGTERM back until the block ends; the list fills with those that came.
+
+    The first is then raised anew, for who answered to it before. Python handles signals in the main
+    thread: in others nothing is held.
+
+    Args: repeated: whether a second one is held too, as launchers of several processes pass on
+        what a terminal has sent to all; else it acts at once.
+    """
+    came: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # What is ignored, as Ctrl-C by a shell's job in the background, stays so.
+    before = {n: old for n, old in handlers.items() if main and old not in (signal.SIG_IGN, None)}
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if not repeated:
+            put_back()
+
+    for number in before:
+        signal.signal(number, hold)
+    try:
+        yield came
+    finally:
+        put_back()
+        if came:
+            signal.raise_signal(came[0])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from headloom.errors import DataError
 from headloom.formats.files import JsonObject
 from headloom.formats.run import RunFolder
-from headloom.formats.shards import Shards
 from headloom.formats.tensors import load_tensors, save_tensors
-from headloom.training.parts import placed
-from headloom.training.ranks import Ranks
-from headloom.training.sharded import load_shards, save_shards
+from headloom.models.predictor import Predictor
+from headloom.training.optimisation import Better
+from headloom.training.ranks import Ranks, placed, whole
 
 __all__ = [
+    "Averaged",
     "Learner",
     "Position",
     "draw_anew",
@@ -61,30 +61,110 @@ class Position:
     tokens: int = 0
     losses: list[float] = field(default_factory=list)
 
+    def judge(self, loss: float, accuracy: float, rule: Better) -> tuple[bool, bool]:
+        """Take in a validation: whether its weights are the best, and whether patience begins anew.
 
-def _named_optimisers(optimisers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimisers' tensors by parameter and name; the parameters are numbered through."""
-    return {
-        f"optimiser/{first + index}/{name}": value
-        for first, optimiser in _numbered(optimisers)
-        for index, state in optimiser.state_dict()["state"].items()
-        for name, value in state.items()
-    }
+            loss                the weights of the lowest loss are kept; only they renew patience
+            loss-and-accuracy   the weights are kept where loss and accuracy are both as good as
+                                the best of either before; one of the two renews patience
+
+        Source: "loss-and-accuracy", the program of Velickovic et al. 2018,
+        https://github.com/PetarV-/GAT.
+
+        >>> position = Position()
+        >>> position.judge(2.0, 0.5, "loss-and-accuracy")
+        (True, True)
+        >>> position.judge(1.0, 0.4, "loss-and-accuracy")          # a lower loss alone
+        (False, True)
+        >>> position.judge(1.5, 0.4, "loss-and-accuracy")
+        (False, False)
+        """
+        lowest = math.inf if self.best_loss is None else self.best_loss
+        as_right = accuracy >= self.best_accuracy
+        self.best_loss = min(loss, lowest)
+        self.best_accuracy = max(accuracy, self.best_accuracy)
+        if rule == "loss":
+            return loss < lowest, loss < lowest
+        return loss <= lowest and as_right, loss <= lowest or as_right
 
 
-def _numbered(
-    optimisers: Sequence[torch.optim.Optimizer],
-) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-    """Each optimiser with the number of its first parameter."""
-    first = 0
-    for optimiser in optimisers:
-        yield first, optimiser
-        first += sum(len(group["params"]) for group in optimiser.param_groups)
+class Averaged:
+    """A model that learns, the running mean of its weights, and a whole copy where it is sharded.
 
+    mean: the running mean of each parameter; None: there is none.
 
-def _parameters(optimisers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
-    """The parameters in the order of their numbers."""
-    return [p for o in optimisers for group in o.param_groups for p in group["params"]]
+    Args:
+        model: as it learns; where it is sharded, every method is called by all processes.
+        decay: of the mean; 0: there is none.
+        copy: the same model with whole matrices, for the process that validates a sharded one.
+        sharded: whether each process holds a share of the matrices only.
+    """
+
+    def __init__(
+        self, model: Predictor, decay: float, copy: Predictor | None, *, sharded: bool
+    ) -> None:
+        self.model, self.copy, self.sharded, self.decay = model, copy, sharded, decay
+        parameters = model.named_parameters()
+        self.mean = {name: p.detach().clone() for name, p in parameters} if decay else None
+
+    @torch.no_grad()
+    def update(self, steps: int) -> None:
+        """``mean <- decay * mean + (1 - decay) * weights``; early on with less decay.
+
+        steps: done, this one too.
+        """
+        if self.mean is None:
+            return
+        decay = min(self.decay, steps / (steps + 10))
+        weights = [parameter.detach() for parameter in self.model.parameters()]
+        torch._foreach_lerp_(list(self.mean.values()), weights, 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[Predictor]:
+        """The model with the mean of its weights, where there is one."""
+        if self.sharded:
+            yield self._filled(self.mean)
+            return
+        if self.mean is None:
+            yield self.model
+            return
+        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        try:
+            self._copy(self.mean)
+            yield self.model
+        finally:
+            self._copy(own)
+
+    @torch.no_grad()
+    def _copy(self, weights: dict[str, Tensor]) -> None:
+        parameters = dict(self.model.named_parameters())
+        for name, value in weights.items():
+            parameters[name].copy_(value)
+
+    def whole(self) -> Predictor:
+        """The model with whole matrices, and their gradients where there are some."""
+        return self._filled(None) if self.sharded else self.model
+
+    @torch.no_grad()
+    def _filled(self, weights: dict[str, Tensor] | None) -> Predictor:
+        """The copy, given parameters of which each process holds a share: by default the model's.
+
+        Where this process has no copy, the model, which nothing is to be asked of.
+        """
+        copies = {} if self.copy is None else dict(self.copy.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            value = whole((weights or {}).get(name, parameter).detach())
+            gradient = None if parameter.grad is None else whole(parameter.grad)
+            if name in copies:
+                copies[name].copy_(value)
+                copies[name].grad = gradient
+        # Others, as tables of positions, each model makes for itself, as long as it needs them.
+        kept = self.model.state_dict().keys()
+        buffers = dict(self.model.named_buffers())
+        for name, buffer in () if self.copy is None else self.copy.named_buffers():
+            if name in kept:
+                buffer.copy_(buffers[name])
+        return self.model if self.copy is None else self.copy
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +181,53 @@ class Learner:
     optimisers: Sequence[torch.optim.Optimizer]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything by its name in a checkpoint."""
+        """Everything by its name in a checkpoint; the optimisers' parameters by their numbers."""
         tensors = {f"model/{name}": value for name, value in _weights(self.model).items()}
         tensors |= {f"average/{name}": value for name, value in (self.average or {}).items()}
-        return tensors | _named_optimisers(self.optimisers)
+        for first, optimiser in self._numbered():
+            for index, state in optimiser.state_dict()["state"].items():
+                for name, value in state.items():
+                    tensors[f"optimiser/{first + index}/{name}"] = value
+        return tensors
+
+    def _numbered(self) -> Iterator[tuple[int, torch.optim.Optimizer]]:
+        """Each optimiser with the number of its first parameter."""
+        first = 0
+        for optimiser in self.optimisers:
+            yield first, optimiser
+            first += sum(len(group["params"]) for group in optimiser.param_groups)
+
+    def fill(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        """Take the tensors of a checkpoint.
+
+        Raises: DataError: they are of another model. KeyError, ValueError, TypeError, IndexError,
+            RuntimeError: nothing that `tensors` has written.
+        """
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimiser": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition("/")
+            if part in parts:
+                parts[part][rest] = tensor
+        _fill(path, self.model, parts["model"])
+        average = self.average or {}
+        if set(parts["average"]) != set(average):
+            raise DataError(
+                f"{path}: this checkpoint and the run's config.json disagree about "
+                "training.average."
+            )
+        for name, value in average.items():
+            value.copy_(placed(parts["average"][name], value))
+        groups = [group for each in self.optimisers for group in each.param_groups]
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in parts["optimiser"].items():
+            index, _, key = name.partition("/")
+            state.setdefault(int(index), {})[key] = placed(tensor, parameters[int(index)])
+        for first, optimiser in self._numbered():
+            content = optimiser.state_dict()
+            count = sum(len(group["params"]) for group in optimiser.param_groups)
+            mine = {i: state[first + i] for i in range(count) if first + i in state}
+            optimiser.load_state_dict({**content, "state": mine})
 
 
 def save_checkpoint(folder: RunFolder, learner: Learner, position: Position, ranks: Ranks) -> None:
@@ -112,23 +235,22 @@ def save_checkpoint(folder: RunFolder, learner: Learner, position: Position, ran
 
     It holds the weights, their running mean if there is one, the optimisers' moments, torch's
     random states and the position. Batches follow from seed and position, so they need no state.
-    Every process that trains the model calls this.
+    Every process that trains the model calls this: tensors that they share are put together, one
+    after the other, and the first process writes them.
     """
     states = ranks.random_states()
-    notes: JsonObject = {"position": asdict(position)}
-    if ranks.sharded:
-        tensors = {**learner.tensors(), f"random_state/{ranks.number}": states[ranks.number]}
-        save_shards(Shards.of_step(folder.shards, position.step), tensors, notes, ranks)
+    tensors = {}
+    for name, tensor in learner.tensors().items():
+        value = whole(tensor)
         if ranks.leader:
-            folder.checkpoint.unlink(missing_ok=True)
-    elif ranks.leader:
-        tensors = learner.tensors()
-        if ranks.count == 1:
-            tensors["random_state"] = states[0]
-        else:
-            tensors |= {f"random_state/{rank}": state for rank, state in enumerate(states)}
-        save_tensors(folder.checkpoint, tensors, notes, _FULL_DISK)
-        shutil.rmtree(folder.shards, ignore_errors=True)
+            tensors[name] = value
+    if not ranks.leader:
+        return
+    if ranks.count == 1:
+        tensors["random_state"] = states[0]
+    else:
+        tensors |= {f"random_state/{rank}": state for rank, state in enumerate(states)}
+    save_tensors(folder.checkpoint, tensors, {"position": asdict(position)}, _FULL_DISK)
 
 
 def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks) -> Position:
@@ -138,27 +260,23 @@ def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks
 
     Raises: DataError: damaged, or of another model.
     """
-    last = folder.last_checkpoint()
-    if last is None:
+    path = folder.checkpoint
+    if not path.exists():
         return Position()
-    path = last.path if isinstance(last, Shards) else last
-    if isinstance(last, Shards):
-        last.check(ranks.number, ranks.count)
-        notes = last.notes()
-        tensors = load_shards(last, lambda name: _room(name, learner), ranks.number)
-    else:
-        tensors, notes = load_tensors(last, "checkpoint")
-    _put_back(path, tensors, learner)
+    tensors, notes = load_tensors(path, "checkpoint")
+    states = {name: value for name, value in tensors.items() if name.startswith("random_state")}
+    mine = "random_state" if ranks.count == 1 else f"random_state/{ranks.number}"
     try:
-        position = _position(notes["position"])
-        states = {name: value for name, value in tensors.items() if name.startswith("random_state")}
-        name = "random_state" if ranks.count == 1 else f"random_state/{ranks.number}"
-        if name in states and (isinstance(last, Shards) or len(states) == ranks.count):
-            torch.set_rng_state(states[name])
+        learner.fill(path, tensors)
+        position = Position(**notes["position"])
+        if mine in states and len(states) == ranks.count:
+            torch.set_rng_state(states[mine])
         else:
             draw_anew(seed, position.step, ranks)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise _of_another_version(path) from error
+    except DataError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{path}: this checkpoint is of another version of headloom.") from error
     return position
 
 
@@ -166,72 +284,6 @@ def draw_anew(seed: int, step: int, ranks: Ranks) -> None:
     """Give each of several processes, or one that goes on from several, numbers of its own."""
     if ranks.count > 1 or step:
         torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + ranks.number + 1) % 2**63)
-
-
-def _room(name: str, learner: Learner) -> Tensor | None:
-    """Where a tensor of a sharded checkpoint is to be read to; None: it is as large as there."""
-    part, _, rest = name.partition("/")
-    if part == "model":
-        return _weights(learner.model).get(rest)
-    if part == "average":
-        return (learner.average or {}).get(rest)
-    if part == "optimiser":
-        parameters, (index, _, key) = _parameters(learner.optimisers), rest.partition("/")
-        if key != "step" and index.isdecimal() and int(index) < len(parameters):
-            return torch.zeros_like(parameters[int(index)])
-    return None
-
-
-def _put_back(path: Path, tensors: dict[str, Tensor], learner: Learner) -> None:
-    """Fill a learner with the tensors of a checkpoint."""
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimiser": {}}
-    for name, tensor in tensors.items():
-        part, _, rest = name.partition("/")
-        if part in parts:
-            parts[part][rest] = tensor
-    _fill(path, learner.model, parts["model"])
-    average, optimisers = learner.average or {}, learner.optimisers
-    if set(parts["average"]) != set(average):
-        raise DataError(
-            f"{path}: this checkpoint and the run's config.json disagree about training.average."
-        )
-    try:
-        for name, value in average.items():
-            value.copy_(placed(parts["average"][name], value))
-        parameters = _parameters(optimisers)
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimiser"].items():
-            index, _, key = name.partition("/")
-            state.setdefault(int(index), {})[key] = placed(tensor, parameters[int(index)])
-        for first, optimiser in _numbered(optimisers):
-            whole: dict[str, Any] = optimiser.state_dict()
-            count = sum(len(group["params"]) for group in optimiser.param_groups)
-            mine = {i: state[first + i] for i in range(count) if first + i in state}
-            optimiser.load_state_dict({**whole, "state": mine})
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        raise _of_another_version(path) from error
-
-
-def _of_another_version(path: Path) -> DataError:
-    return DataError(f"{path}: this checkpoint is of another version of headloom.")
-
-
-def _position(notes: JsonObject) -> Position:
-    """A position from the notes of a checkpoint. Raises: ValueError, TypeError: it is none."""
-    position = Position(**notes)
-    numbers = asdict(position)
-    losses = numbers.pop("losses")
-    if position.best_loss is None:
-        del numbers["best_loss"]
-    real = ("seconds", "best_loss", "best_accuracy")
-    whole = [value for name, value in numbers.items() if name not in real]
-    if (
-        not isinstance(losses, list)
-        or any(type(value) not in (int, float) for value in (*losses, *numbers.values()))
-        or any(type(value) is not int or not 0 <= value < 2**53 for value in whole)
-    ):
-        raise ValueError("a position of numbers")
-    return position
 
 
 def save_weights(path: Path, model: nn.Module, notes: JsonObject) -> None:
@@ -253,6 +305,7 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     return weights | {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
+@torch.no_grad()
 def _fill(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     weights = _weights(model)
     if {name: tensor.shape for name, tensor in tensors.items()} != {
@@ -261,6 +314,5 @@ def _fill(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
         raise DataError(
             f"{path}: these weights are of another model than the run's config.json describes."
         )
-    with torch.no_grad():
-        for name, value in weights.items():
-            value.copy_(placed(tensors[name], value))
+    for name, value in weights.items():
+        value.copy_(placed(tensors[name], value))

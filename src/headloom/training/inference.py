@@ -18,7 +18,7 @@ from headloom.training.checkpoint import load_weights
 from headloom.training.config import RunConfig, check_config
 from headloom.training.data import DataDescription
 from headloom.training.pretrained_vocabulary import PretrainedVocabulary
-from headloom.training.task_sections import NodesConfig, TranslationConfig
+from headloom.training.sections import NodesConfig, TranslationConfig
 from headloom.training.tasks import build_model, make_task
 from headloom.training.tasks.task import Task
 from headloom.training.text import Vocabulary

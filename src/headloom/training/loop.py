@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from headloom.errors import InputError
+from headloom.errors import InputError, is_out_of_memory
 from headloom.formats.files import JsonObject
 from headloom.formats.history import History, is_snapshot_step, write_snapshot
 from headloom.formats.run import RunFolder
@@ -25,25 +24,30 @@ from headloom.formats.tensors import read_notes
 from headloom.mechanism.watching import layers_of
 from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor
-from headloom.training.averaged import LookedAt
 from headloom.training.batches import Batch
-from headloom.training.beginning import begin, check_best, completed_in
+from headloom.training.beginning import begin, check_best, extend, held_signals
 from headloom.training.checkpoint import (
+    Averaged,
     Learner,
-    Position,
     draw_anew,
     load_checkpoint,
     save_checkpoint,
     save_weights,
 )
+<<<<<<< HEAD
 from headloom.training.config import PretrainedConfig, RunConfig, TrainingConfig
 from headloom.training.memory import memory_errors
 from headloom.training.optimisation import learning_rate, predictor_loss
+=======
+from headloom.training.config import RunConfig, TrainingConfig
+from headloom.training.loss import predictor_loss
+from headloom.training.optimisation import learning_rate
+>>>>>>> 9f833d4a (wip)
 from headloom.training.optimisers import make_optimisers
-from headloom.training.parts import whole
-from headloom.training.ranks import GroupError, Objective, Ranks, joined
+from headloom.training.progress import Listener
+from headloom.training.ranks import GroupError, Objective, Ranks, joined, whole
 from headloom.training.recording import snapshot
-from headloom.training.stopping import held_signals, judged
+from headloom.training.sections import PretrainedConfig
 from headloom.training.tasks import begin_model, build_model
 from headloom.training.tasks.task import Task
 from headloom.training.validation import evaluate_batches
@@ -52,22 +56,6 @@ __all__ = ["Listener", "TrainingResult", "train"]
 
 #: Steps between two lines of training loss in metrics.jsonl.
 REPORT_EVERY = 20
-
-
-class Listener(Protocol):
-    """Who is told how a training goes."""
-
-    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
-        """The data are read, the model is drawn or loaded."""
-
-    def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """A step was done; loss: mean of its tokens, in nats, smoothed labels included."""
-
-    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """The validation data were looked at."""
-
-    def reported(self, report: JsonObject) -> None:
-        """A line was added to metrics.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +92,7 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
         folder, task = begin(config, path, ranks, stack)
         training = _Training(config, folder, task, listener, ranks)
         if ranks.leader:
-            folder.extend(config.model_dump(mode="json"), completed_in(path))
+            extend(folder, config)
         return training.run()
 
 
@@ -143,7 +131,7 @@ class _Training:
         self.folder, self.task, self.listener, self.ranks = folder, task, listener, ranks
         torch.manual_seed(self.settings.seed)
         self.model: Predictor = build_model(config, task.description)
-        if not folder.has_checkpoint:
+        if not folder.checkpoint.exists():
             begin_model(config, task, self.model)
         #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
         self.follows = self.settings.history and bool(layers_of(self.model))
@@ -151,9 +139,9 @@ class _Training:
         copy = build_model(config, task.description) if copies else None
         self.objective = ranks.distribute(_Loss(self.model, task.ignored, self.settings.products))
         draw_anew(self.settings.seed, 0, ranks)
-        self.looked_at = LookedAt(self.model, self.settings.average, copy, shared=ranks.sharded)
+        self.averaged = Averaged(self.model, self.settings.average, copy, sharded=ranks.sharded)
         optimisers = make_optimisers(self.model, self.settings)
-        self.learner = Learner(self.model, self.looked_at.mean, optimisers)
+        self.learner = Learner(self.model, self.averaged.mean, optimisers)
         self.probe = task.probe()
         batches = task.validation(self.settings.batch_tokens)
         self.validation = ranks.validated_by(batches)
@@ -170,11 +158,18 @@ class _Training:
 
         Raises: InputError: the memory, or numbers that are none, end it.
         """
-        with (
-            memory_errors(self.settings, self.folder, self.position),
-            held_signals(repeated=self.ranks.count > 1) as signals,
-        ):
-            return self._run(signals)
+        try:
+            with held_signals(repeated=self.ranks.count > 1) as signals:
+                return self._run(signals)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"step {self.position.step + 1:,}: not enough memory. With more of it the same "
+                "command goes on from the last checkpoint; or train in another folder, by --run, "
+                "with half of training.batch_tokens and twice training.accumulate (now "
+                f"{self.settings.batch_tokens} and {self.settings.accumulate})."
+            ) from error
 
     def _run(self, signals: list[int]) -> TrainingResult:
         settings, position = self.settings, self.position
@@ -287,7 +282,7 @@ class _Training:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         rate = self._rate(settings.peak_learning_rate)
-        self.looked_at.update(position.step + 1)
+        self.averaged.update(position.step + 1)
 
         position.step += 1
         position.tokens += sum(batch.tokens for batch in group)
@@ -330,27 +325,23 @@ class _Training:
 
     def _rate(self, peak: float) -> float:
         """The learning rate of this step."""
-        settings = self.settings
+        chosen = self.settings
         return learning_rate(
-            self.position.step,
-            peak=peak,
-            warmup=settings.warmup,
-            last=settings.max_steps,
-            schedule=settings.schedule,
-            floor=settings.floor,
-        )
+            self.position.step, peak=peak, warmup=chosen.warmup, last=chosen.max_steps,
+            schedule=chosen.schedule, floor=chosen.floor,
+        )  # fmt: skip
 
     @torch.no_grad()
     def _validate(self) -> None:
         position, ranks = self.position, self.ranks
         ranks.align(self.model)
         self.model.eval()
-        with self.looked_at.averaged() as model:
+        with self.averaged.applied() as model:
             model.eval()
             found = ranks.pooled(evaluate_batches(model, self.validation, self.task.ignored))
             loss = found.loss
             self._check_finite("validation loss", loss)
-            better, progress = judged(position, loss, found.accuracy, self.settings.better)
+            better, progress = position.judge(loss, found.accuracy, self.settings.better)
             if better:
                 position.best_step = position.step
                 notes = {"step": position.step, "validation_loss": loss}
@@ -370,7 +361,7 @@ class _Training:
         self.listener.validated(position, report, better)
 
     def _snapshot(self, loss: float | None, *, gradients: bool) -> None:
-        model = self.looked_at.whole()
+        model = self.averaged.whole()
         if self.ranks.leader:
             state = snapshot(model, self.probe, self.position.step, loss, gradients=gradients)
             write_snapshot(self.folder.history, state)
@@ -385,7 +376,7 @@ class _Training:
             if settings.optimiser == "muon":
                 rates["matrix_learning_rate"] = settings.matrix_learning_rate
             lower = " or ".join(f"training.{name} (now {rate:g})" for name, rate in rates.items())
-            kept = "; the last checkpoint is kept" if self.folder.has_checkpoint else ""
+            kept = "; the last checkpoint is kept" if self.folder.checkpoint.exists() else ""
             raise InputError(
                 f"step {self.position.step + 1}: the {what} is {value}. Lower {lower} and train in "
                 f"another folder{kept}."

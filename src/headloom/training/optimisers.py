@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headloom.models.dense import multiplies_bfloat16
 from headloom.models.predictor import Predictor
 from headloom.training.config import TrainingConfig
-from headloom.training.parts import placed, whole
+from headloom.training.ranks import placed, whole
 
 __all__ = ["Muon", "make_optimisers", "orthogonal"]
 

@@ -22,9 +22,10 @@ from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
 from headloom.models.text_encoder import TextEncoder
 from headloom.models.transformer import Transformer
-from headloom.training.config import LabelsConfig, LanguageConfig, PretrainedConfig, RunConfig
+from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
 from headloom.training.pretrained_vocabulary import NO_TOKEN, PretrainedVocabulary
+from headloom.training.sections import LabelsConfig, LanguageConfig, PretrainedConfig
 
 __all__ = ["Pretrained", "build_pretrained", "check_room", "fill_pretrained", "read_pretrained"]
 

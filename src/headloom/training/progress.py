@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -24,29 +22,30 @@ from headloom.mechanism.watching import layers_of
 from headloom.training.checkpoint import Position
 from headloom.training.tasks.task import Task
 
-if TYPE_CHECKING:
-    from headloom.training.loop import Listener
-
-__all__ = ["ConsoleListener", "SeveralListeners", "SilentListener"]
+__all__ = ["ConsoleListener", "Listener", "SeveralListeners", "SilentListener"]
 
 
-class SilentListener:
-    """Says nothing."""
+class Listener:
+    """Who is told how a training goes; each method does nothing but in a subclass."""
 
     def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
-        """See Listener.started."""
+        """The data are read, the model is drawn or loaded."""
 
     def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """See Listener.stepped."""
+        """A step was done; loss: mean of its tokens, in nats, smoothed labels included."""
 
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """See Listener.validated."""
+        """The validation data were looked at."""
 
     def reported(self, report: JsonObject) -> None:
-        """See Listener.reported."""
+        """A line was added to metrics.jsonl."""
 
 
-class SeveralListeners:
+#: Says nothing.
+SilentListener = Listener
+
+
+class SeveralListeners(Listener):
     """Tells several listeners, in their order."""
 
     def __init__(self, *listeners: Listener) -> None:
@@ -92,14 +91,11 @@ def _attention_of(model: nn.Module) -> str:
     )
 
 
-class ConsoleListener(SilentListener):
-    """Writes to a console; the bar is drawn on terminals only. A context manager.
+class ConsoleListener(Listener):
+    """Writes to a console; the bar is drawn on terminals only. A context manager."""
 
-    notices: lines that come first.
-    """
-
-    def __init__(self, console: Console, notices: Sequence[str] = ()) -> None:
-        self.console, self.notices = console, notices
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
         self._mean_loss = math.nan
@@ -118,8 +114,6 @@ class ConsoleListener(SilentListener):
         sizes = ", ".join(
             f"{count:,} {name.replace('_', ' ')}" for name, count in task.sizes().items()
         )
-        for notice in self.notices:
-            self.console.print(notice, markup=False, highlight=False, soft_wrap=True)
         self.console.print(f"Data: {sizes}.")
         for notice in task.notices():
             self.console.print(f"Data: {notice}", markup=False, highlight=False, soft_wrap=True)

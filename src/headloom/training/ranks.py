@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -28,14 +28,10 @@ from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.validation import Evaluation
 
-__all__ = [
-    "MEETING",
-    "GroupError",
-    "Objective",
-    "Parallel",
-    "Ranks",
-    "joined",
-]
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["MEETING", "GroupError", "Objective", "Parallel", "Ranks", "joined", "placed", "whole"]
 
 Parallel = Literal["ddp", "fsdp"]
 
@@ -102,10 +98,6 @@ class Ranks:
         """The evaluation of all batches, from those of the processes."""
         return part
 
-    def gather_text(self, text: str) -> list[str]:
-        """What each process has to say, in order."""
-        return [text]
-
     def random_states(self) -> list[Tensor]:
         """Those of torch's random numbers, of all processes in order."""
         return [torch.get_rng_state()]
@@ -157,19 +149,6 @@ class _Group(Ranks):
         states = [torch.empty_like(mine) for _ in range(self.count)]
         dist.all_gather(states, mine)
         return states
-
-    def gather_text(self, text: str) -> list[str]:
-        """See Ranks.gather_text."""
-        content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.count)]
-        dist.all_gather(sizes, torch.tensor([len(content)]))
-        longest = int(max(sizes))
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
-        dist.all_gather(texts, nn.functional.pad(content, (0, longest - len(content))))
-        return [
-            bytes(row[: int(size)].tolist()).decode().strip()
-            for row, size in zip(texts, sizes, strict=True)
-        ]
 
     @contextmanager
     def led(self) -> Iterator[None]:
@@ -303,3 +282,29 @@ def _is_of_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(
         word in text for word in ("gloo", "connection", "connect", "socket", "peer")
     )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with all its parts; where it is shared, every process must ask for it."""
+    shared = _shared(tensor)
+    return tensor if shared is None else shared.full_tensor()
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """What this process holds of a whole tensor, where another of its shape is shared."""
+    shared = _shared(like)
+    if shared is None or _shared(tensor) is not None or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    # Each process has the whole: nothing is sent.
+    return distribute_tensor(tensor, shared.device_mesh, shared.placements, src_data_rank=None)
+
+
+def _shared(tensor: Tensor) -> DTensor | None:
+    """A tensor as a shared one; None: it is whole."""
+    if type(tensor) in (Tensor, nn.Parameter) and not hasattr(tensor, "full_tensor"):
+        return None  # without the import, which takes a second
+    from torch.distributed.tensor import DTensor
+
+    return tensor if isinstance(tensor, DTensor) else None

@@ -42,17 +42,6 @@ def test_a_uniform_model() -> None:
     assert [len(measure.statistics) for measure in found] == [math.ceil(count / STRETCH)] * 4
 
 
-def test_two_bytes_a_token() -> None:
-    """The same nats for tokens of two bytes are half the bits a byte."""
-    nats, right = np.array([2.0, 4.0]), np.array([1.0, 0.0])
-    found = language_measures(nats, right, np.array([2.0, 2.0]), np.array([0.0, 300.0]))
-    values = {measure.name: measure.value for measure in found}
-    assert values["bits_per_byte"] == pytest.approx(6 / 4 / math.log(2))
-    assert values["loss"] == 3
-    assert values["accuracy"] == 0.5
-    assert found[0].statistics.tolist() == [[2, 2], [4, 2]]
-
-
 def test_stretches_in_common() -> None:
     """One that either side has only in part is none, unless both have the same part of it."""
     assert common_stretches((1, 700), (1, 700)) == slice(0, 3)

@@ -11,7 +11,6 @@ from scipy import stats
 
 from headloom.errors import InputError
 from headloom.training.measures.corpus import CorpusMeasure, mean_measure, ratio
-from headloom.training.measures.labels import label_measures
 from headloom.training.measures.resampling import Resampling, compare, interval
 from headloom.training.measures.translation import translation_measures
 
@@ -45,12 +44,6 @@ def test_the_interval_of_a_ratio_is_that_of_scipy() -> None:
     assert found.high == pytest.approx(oracle.high, abs=0.03 * width)
 
 
-def test_seeded() -> None:
-    values = np.random.default_rng(1).normal(size=50)
-    assert interval(mean(values), HOW) == interval(mean(values), HOW)
-    assert interval(mean(values), HOW) != interval(mean(values), Resampling(seed=2))
-
-
 def test_p_by_enumeration() -> None:
     """All 2^10 exchanges of ten pairs."""
     numbers = np.random.default_rng(4)
@@ -71,17 +64,10 @@ def test_planted_differences() -> None:
     assert compare(mean(base), mean(small), HOW).p > 0.2
     found = compare(mean(base), mean(large), HOW)
     assert found.p == pytest.approx(1 / 10_001)
-    assert found.p_bootstrap == pytest.approx(1 / 1_001)
     assert found.second_is_better
     assert 0.05 < found.interval.low < found.difference < found.interval.high < 0.25
     # Pairs show what two intervals that overlap hide.
     assert found.first_interval.high > found.second_interval.low
-
-
-def test_equal_models() -> None:
-    values = np.random.default_rng(7).normal(size=40)
-    found = compare(mean(values), mean(values), HOW)
-    assert (found.difference, found.p, found.p_bootstrap) == (0, 1, 1)
 
 
 def test_p_values_of_no_difference_are_uniform() -> None:
@@ -91,7 +77,7 @@ def test_p_values_of_no_difference_are_uniform() -> None:
         compare(mean(numbers.normal(size=30)), mean(numbers.normal(size=30)), how)
         for _ in range(400)
     ]
-    for name in ("p", "p_bootstrap"):
+    for name in ("p",):
         p = np.array([getattr(pair, name) for pair in found])
         assert 0.02 < (p <= 0.05).mean() < 0.09, name
         assert 0.42 < (p <= 0.5).mean() < 0.58, name
@@ -118,24 +104,6 @@ def test_against_sacrebleu() -> None:
     oracle = test()[1]["BLEU"][1].p_value
     assert found.p == pytest.approx(oracle, abs=0.02)
     assert 0.01 < found.p < 0.9
-
-
-def test_accuracies_have_mcnemars_p() -> None:
-    numbers = np.random.default_rng(2)
-    labels = numbers.integers(0, 3, 300)
-    guesses = [np.where(numbers.random(300) < share, 3 - labels, labels) for share in (0.3, 0.15)]
-    first, second = (label_measures(labels, guess, 4) for guess in guesses)
-    found = compare(first[0], second[0], HOW)
-    assert found.p_mcnemar is not None
-    assert found.p_mcnemar == pytest.approx(found.p, abs=0.01)
-    assert compare(first[1], second[1], HOW).p_mcnemar is None
-
-
-def test_lower_may_be_better() -> None:
-    first = mean_measure("loss", "loss", [2.0, 3.0], [1, 1], higher=False)
-    second = mean_measure("loss", "loss", [1.0, 2.5], [1, 1], higher=False)
-    assert compare(first, second, HOW).second_is_better
-    assert not compare(second, first, HOW).second_is_better
 
 
 def test_other_examples() -> None:

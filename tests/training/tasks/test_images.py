@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,15 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 from tests.training.conftest import measures_of
 
-from headloom.errors import DataError, InputError
-from headloom.formats.history import History
+from headloom.errors import InputError
 from headloom.formats.tensors import load_tensors
 from headloom.models.image_classifier import ImageClassifier, ImageShape
-from headloom.training.config import ImagesConfig, RunConfig, check_config
+from headloom.training.config import RunConfig, check_config
 from headloom.training.data import DataDescription
 from headloom.training.inference import open_run
 from headloom.training.loop import train
 from headloom.training.progress import SilentListener
-from headloom.training.tasks import build_model
+from headloom.training.sections import ImagesConfig
 from headloom.training.tasks.images import images_task, normalised
 
 ROWS, COLUMNS = 4, 6
@@ -181,43 +178,6 @@ def test_a_run_learns_is_opened_and_goes_on_with_the_same_bits(
         assert "attention.f.parametrizations.weight.0._u" in names
 
 
-def test_history_does_not_change_what_is_learned(tmp_path) -> None:
-    """Spectral norm would go on with every look at a weight in training."""
-    write(tmp_path / "train.npz", 40)
-    weights = []
-    for history in (True, False):
-        path = tmp_path / str(history)
-        train(configuration(tmp_path, CONVOLUTIONAL, history=history), path, SilentListener())
-        weights.append(load_tensors(path / "best.safetensors", "checkpoint")[0])
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    snapshots = History(tmp_path / "True" / "history")
-    layer = snapshots[12].layer("attention")
-    assert layer.graph.shape == (1, 6, 6) and layer.query_tokens[4] == "patch 1,1"
-
-
-def test_the_model_follows_the_data(tmp_path) -> None:
-    write(tmp_path / "train.npz", 40, classes=3, colour=True)
-    config = configuration(tmp_path, TRANSFORMER)
-    data = images_task(config.task, 1, None).description
-    model = build_model(config, data)
-    assert model(torch.zeros(2, 3, ROWS, COLUMNS)).shape == (2, 3)
-    with pytest.raises(InputError, match=r"model.patch \[3, 2\]: images of 4 x 6 pixels"):
-        build_model(configuration(tmp_path, TRANSFORMER | {"patch": [3, 2]}), data)
-    with pytest.raises(DataError, match="says no size of images"):
-        build_model(config, DataDescription(None, {"classes": ["a", "b"]}))
-    with pytest.raises(DataError, match="names no classes"):
-        build_model(config, DataDescription(None, {"shape": [1, 2, 2]}))
-
-
-def test_default_model_and_models_that_do_not_fit(tmp_path) -> None:
-    config = check_config({"task": section(tmp_path)}, "test")
-    assert config.model.kind == "vision-transformer"
-    with pytest.raises(InputError, match="'vision-transformer' or 'convolutional'"):
-        check_config({"task": section(tmp_path), "model": {"kind": "transformer"}}, "test")
-    with pytest.raises(InputError, match=r"unknown key 'model\.clip'"):
-        check_config({"task": section(tmp_path), "model": {"clip": 3}}, "test")
-
-
 def test_other_images_than_parts_were_drawn_from_are_refused(tmp_path) -> None:
     write(tmp_path / "train.npz", 20)
     settings = ImagesConfig(**section(tmp_path))
@@ -226,7 +186,7 @@ def test_other_images_than_parts_were_drawn_from_are_refused(tmp_path) -> None:
     named = ImagesConfig(**section(tmp_path, valid="valid.npz", test_share=0))
     free = images_task(named, 1, None).description
     write(tmp_path / "train.npz", 21)
-    with pytest.raises(InputError, match=r"train\.npz: it has changed since this run drew its"):
+    with pytest.raises(InputError, match=r"train\.npz: it has changed since this run began"):
         images_task(settings, 1, data)
     images_task(named, 1, free)
 
@@ -234,13 +194,13 @@ def test_other_images_than_parts_were_drawn_from_are_refused(tmp_path) -> None:
 def test_data_that_do_not_fit(tmp_path) -> None:
     write(tmp_path / "train.npz", 20, classes=2)
     write(tmp_path / "more.npz", 9, classes=3)
-    with pytest.raises(InputError, match=r"more.npz: unknown label '2', of 3 examples; the"):
+    with pytest.raises(InputError, match=r"more.npz: unknown label '2'; the"):
         images_task(ImagesConfig(**section(tmp_path, valid="more.npz")), 1, None)
     write(tmp_path / "high.npz", 4, rows=5)
     with pytest.raises(InputError, match=r"high.npz: images have 1 channels, 5 x 6 pixels; those"):
         images_task(ImagesConfig(**section(tmp_path, test="high.npz")), 1, None)
     write(tmp_path / "one.npz", 20, classes=1)
-    with pytest.raises(InputError, match=r"one.npz: one class, '0'; expected two or more"):
+    with pytest.raises(InputError, match=r"one.npz: the class '0' has no examples, or is"):
         images_task(ImagesConfig(**section(tmp_path, train="one.npz")), 1, None)
     write(tmp_path / "few.npz", 4, classes=2)
     with pytest.raises(InputError, match=r"few.npz: the class '0' has 2 examples; expected 3"):
@@ -250,20 +210,3 @@ def test_data_that_do_not_fit(tmp_path) -> None:
     )
     with pytest.raises(InputError, match="the class '2' has no examples"):
         images_task(ImagesConfig(**section(tmp_path)), 1, known)
-
-
-def test_the_largest_seed_orders_images(tmp_path) -> None:
-    write(tmp_path / "train.npz", 20)
-    task = images_task(ImagesConfig(**section(tmp_path)), 2**63 - 1, None)
-    assert task.plan_epoch(0, 1_000)
-
-
-def test_without_scikit_learn_the_example_of_far_pixels_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = Path(__file__).parents[3] / "benchmarks" / "evidence"
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    digits = runpy.run_path(str(folder / "far_pixels.py"))["digits"]
-    with pytest.raises(SystemExit, match="pip install scikit-learn"):
-        digits()

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from tests.training.conftest import measures_of
 
 from headloom.errors import DataError, InputError
-from headloom.models.classifier import Classifier
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import open_run
 from headloom.training.loop import train
@@ -78,30 +76,17 @@ def test_long_texts_are_read_as_far_as_the_limit(tmp_path: Path) -> None:
     assert task.batch([0, 1]).inputs["tokens"].shape == (2, 3)
 
 
-def test_files_for_every_part(tmp_path: Path) -> None:
-    for name, content in (("v", "pos\tgood\nneg\tbad\n"), ("t", "pos\tid\twarm\n")):
-        (tmp_path / f"{name}.tsv").write_text(content)
-    task = task_of(config_of(tmp_path, {"valid": "v.tsv", "test": "t.tsv"}))
-    assert [len(task.texts[part]) for part in ("train", "valid", "test")] == [60, 2, 1]
-    task = task_of(config_of(tmp_path, {"test": "t.tsv"}))
-    assert [len(task.texts[part]) for part in ("train", "valid", "test")] == [54, 6, 1]
-    assert not task_of(config_of(tmp_path, {"test_share": 0.0})).has_test
-
-
 def test_unknown_labels_and_classes_without_examples(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("pos\twarm\nmixed\tso so\n")
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"t\.tsv: unknown label 'mixed'; the model knows 'neg',"):
         make_task(config_of(tmp_path, {"test": "t.tsv"}))
-    assert str(caught.value).startswith(
-        f"{tmp_path / 't.tsv'}: unknown label 'mixed', of 1 example; the model knows 'neg', 'pos'."
-    )
     config = config_of(tmp_path)
     known = make_task(config).description
     known.facts["classes"].append("mixed")
-    with pytest.raises(InputError, match=r"all\.tsv: the class 'mixed' has no examples\."):
+    with pytest.raises(InputError, match=r"all\.tsv: the class 'mixed' has no examples"):
         make_task(config, known)
     (tmp_path / "one.tsv").write_text("pos\twarm\n" * 5)
-    with pytest.raises(InputError, match="one class, 'pos'; expected two or more"):
+    with pytest.raises(InputError, match="the class 'pos' has no examples, or is the only one"):
         make_task(config_of(tmp_path, {"train": "one.tsv"}))
 
 
@@ -128,41 +113,6 @@ def test_a_run_learns_is_measured_and_classifies(tmp_path: Path, pooling: str) -
         if (classified := classify(run.model, run.data, [text])[0]) is not None
     ]
     assert measures["loss"] == pytest.approx(sum(nats) / 6, rel=1e-5)
-
-
-@pytest.mark.parametrize("kept", ["learned", "frozen"])
-def test_given_embeddings_are_where_a_run_begins_and_frozen_ones_stay(
-    tmp_path: Path, kept: str
-) -> None:
-    words = [*GOOD, *BAD, "film", "story"]
-    generator = torch.Generator().manual_seed(1)
-    matrix = torch.randn(len(words), 16, generator=generator)
-    path = tmp_path / "words.safetensors"
-    save_file({"vectors": matrix}, path, {"words": json.dumps(words)})
-    config = config_of(tmp_path, {"embeddings": str(path)}, embeddings=kept)
-    train(config, tmp_path / "run", SilentListener())
-    path.unlink()  # a trained run has all that it needs
-    run = open_run(tmp_path / "run")
-    model = run.model
-    assert isinstance(model, Classifier)
-    learned = model.embedding.tokens.weight[4:].detach()
-    begun = matrix / float(matrix.std()) / 4
-    if kept == "frozen":
-        torch.testing.assert_close(learned, begun)
-    else:
-        assert not torch.allclose(learned, begun, atol=1e-3)
-    assert run.vocabulary.encode("Dull film") == [4 + words.index("dull"), 4 + words.index("film")]
-    measures = measures_of(run, "test")
-    assert measures["accuracy"] > 0.8  # half would be chance
-
-
-def test_embeddings_of_another_width_leave_nothing_behind(tmp_path: Path) -> None:
-    path = tmp_path / "words.safetensors"
-    save_file({"vectors": torch.eye(2)}, path, {"words": '["a", "b"]'})
-    config = config_of(tmp_path, {"embeddings": str(path)})
-    with pytest.raises(InputError, match=r"have width 2, model\.width is 16\. Set model\.width"):
-        train(config, tmp_path / "run", SilentListener())
-    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_no_classifier_does_not_classify(tmp_path: Path) -> None:
@@ -202,33 +152,12 @@ def test_a_run_says_which_of_its_files_is_missing(tmp_path: Path) -> None:
         open_run(folder)
 
 
-@pytest.mark.parametrize("longest", [None, "512", True, 1])
-def test_a_run_that_does_not_say_how_long_a_text_may_be(tmp_path: Path, longest: object) -> None:
-    folder, config = tmp_path / "run", config_of(tmp_path)
-    train(config, folder, SilentListener())
-    facts = json.loads((folder / "data.json").read_text())
-    (folder / "data.json").write_text(json.dumps({**facts, "max_length": longest}))
-    run = open_run(folder)
-    with pytest.raises(DataError, match=rf"{folder}: data\.json .* how long a text may be\. Put"):
-        classify(run.model, run.data, ["the film is warm"])
-    assert classify(run.model, run.data, [""]) == [None]
-
-
 def test_other_texts_than_parts_were_drawn_from_are_refused(tmp_path: Path) -> None:
     """A line more, and the test has texts that were learned from."""
     config = config_of(tmp_path)
     task = task_of(config)
     (tmp_path / "all.tsv").write_text("pos\tone more\n" + lines())
-    with pytest.raises(InputError, match=r"all\.tsv: it has changed since this run drew its parts"):
+    with pytest.raises(InputError, match=r"all\.tsv: it has changed since this run began"):
         make_task(config, task.description)
     del task.description.facts["drawn_from"]  # as of a run that an earlier version began
-    make_task(config, task.description)
-
-
-def test_texts_may_change_where_no_part_is_drawn_from_them(tmp_path: Path) -> None:
-    (tmp_path / "held.tsv").write_text(lines(8))
-    config = config_of(tmp_path, {"valid": "held.tsv", "test_share": 0.0})
-    task = task_of(config)
-    (tmp_path / "all.tsv").write_text("pos\tone more\n" + lines())
-    assert task_of(config).sizes() != task.sizes()
     make_task(config, task.description)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from headloom.errors import DataError, InputError
+from headloom.errors import InputError
 from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
-from headloom.training.config import LanguageConfig
+from headloom.training.sections import LanguageConfig
 from headloom.training.tasks.language import LanguageTask, language_task
 
 TEXT = "".join(f"line {number} of the text\n" for number in range(200))
@@ -49,25 +49,11 @@ def test_targets_are_the_next_tokens(tmp_path: Path) -> None:
     assert made.vocabulary.decode(batch.targets[0].tolist()) in TEXT
 
 
-def test_epochs_are_repeatable_and_differ(tmp_path: Path) -> None:
-    made = task(tmp_path)
-    assert made.plan_epoch(3, 64) == task(tmp_path).plan_epoch(3, 64)
-    assert made.plan_epoch(3, 64) != made.plan_epoch(4, 64)
-    windows = sum(map(len, made.plan_epoch(0, 64)))
-    assert windows * 16 == pytest.approx(made.sizes()["train_tokens"], rel=0.02)
-
-
 def test_pieces(tmp_path: Path) -> None:
     made = task(tmp_path, tokens="pieces", vocabulary=300)
     assert made.vocabulary.has_pieces
     assert made.sizes()["train_tokens"] < 0.9 * len(TEXT)
     assert "\n" in made.vocabulary.decode(made.batch([0]).targets[0].tolist())
-
-
-def test_pieces_are_learned_of_whole_lines(tmp_path: Path) -> None:
-    """A line separator within a line is one of its signs: its three bytes become a token."""
-    made = task(tmp_path, TEXT.replace(" of", "\u2028of"), tokens="pieces", vocabulary=300)
-    assert made.vocabulary.token_strings(made.vocabulary.encode("\u2028of"))[-2] == "\u2028"
 
 
 def test_evaluation_is_the_mean_over_the_windows(tmp_path: Path) -> None:
@@ -94,22 +80,10 @@ def test_too_short(tmp_path: Path) -> None:
         task(tmp_path, text="abcdefghij" * 4)
     with pytest.raises(InputError, match=r"the training part has 3 tokens"):
         task(tmp_path, text="abcd")
-    with pytest.raises(InputError, match=r"text\.txt: all of its 1 characters are held out"):
+    with pytest.raises(InputError, match=r"text\.txt: no text to learn from"):
         task(tmp_path, text="a")
     # One window more than the least there must be.
     assert task(tmp_path, text="abcdefghij" * 4, valid_share=0.5).validation(16)
-
-
-def test_nothing_to_read(tmp_path: Path) -> None:
-    for text in ("", " \n\n"):
-        with pytest.raises(InputError, match=r"text\.txt: the text is empty"):
-            task(tmp_path, text=text)
-    with pytest.raises(
-        DataError,
-        match=r"no such text \(task\.file says where, in headloom evaluate --data\)\. Check the "
-        r"path",
-    ):
-        language_task(LanguageConfig(kind="language", file=str(tmp_path / "no")), 1, None)
 
 
 def test_a_held_out_character_that_was_never_learned(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 import headloom
 from headloom.cli.commands import app
-from headloom.training.config import NodesConfig, check_config
+from headloom.training.config import check_config
 from headloom.training.loop import train
 from headloom.training.nodes import read_nodes
 from headloom.training.progress import SilentListener
+from headloom.training.sections import NodesConfig
 from headloom.training.tasks.nodes import nodes_task
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headloom.errors import InputError
-from headloom.training.config import RepeatsConfig
+from headloom.training.sections import RepeatsConfig
 from headloom.training.tasks.repeats import RepeatsTask, repeats_task
 
 
@@ -55,16 +55,6 @@ def test_training_and_validation_never_meet_and_the_seed_decides() -> None:
     assert not torch.equal(other.batch(epochs[7]).inputs["tokens"], train[7])
 
 
-def test_the_probe_is_one_of_the_validation_and_can_be_read() -> None:
-    drawn = task()
-    probe = drawn.probe()
-    tokens = probe.tokens["tokens"]
-    assert len(tokens) == 2 * 20
-    assert tokens[0] == "."
-    assert tokens[1:20] == tokens[21:]
-    assert drawn.vocabulary.decode(probe.inputs["tokens"][0].tolist()) == "".join(tokens)
-
-
 class Knows(torch.nn.Module):
     """Finds the copy, as the data are made; or always says one token."""
 
@@ -106,19 +96,3 @@ def test_a_part_cannot_be_longer_than_there_are_symbols() -> None:
         task(symbols=8, shortest=3, longest=9)
     with pytest.raises(InputError, match=r"task\.shortest 5, task\.longest 4"):
         task(symbols=8, shortest=5, longest=4)
-
-
-def test_large_seeds_draw_and_small_ones_draw_what_they_did() -> None:
-    largest = task(seed=2**63 - 1)
-    assert largest.batch(largest.plan_epoch(0, 64)[0]).tokens
-    drawn = task(seed=3)
-    generator = torch.Generator().manual_seed(3 * 1_000_003 + 8)
-    order = torch.rand(1, len(drawn._ids), generator=generator).argsort(-1)
-    part = torch.tensor(drawn._ids)[order[:, :5]]
-    assert torch.equal(drawn.batch([4, 5, 1]).inputs["tokens"][:, 1:6], part)
-
-
-def test_the_longest_is_as_long_as_what_is_read() -> None:
-    drawn = task(symbols=10, shortest=2, longest=5)
-    lengths = {batch.inputs["tokens"].shape[1] for batch in drawn.validation(64)}
-    assert drawn.longest() == max(lengths)

@@ -121,7 +121,7 @@ class Record:
         elif self.start is Start.REPLACES:
             self._replace(content)
         else:
-            self.folder = RunFolder.create_or_open(self.folder.path, content)
+            self.folder = RunFolder.create(self.folder.path, content)
         return self.folder.measures.read()
 
     def _replace(self, content: JsonObject) -> None:

@@ -22,17 +22,11 @@ HeldOut = Annotated[
 Reference = Annotated[
     Path | None, typer.Option(help="For files of translations: the right ones, a line each.")
 ]
-Samples = Annotated[
-    int,
-    typer.Option(
-        min=0, max=10_000, help="Texts that a language model writes, to measure their variety."
-    ),
-]
 
 
 def evaluate(
     run: First, second: Second = None, split: HeldOut = None, beam: Beam = 5,
-    reference: Reference = None, samples: Samples = 0, data: Data = None, seed: Seed = 1,
+    reference: Reference = None, data: Data = None, seed: Seed = 1,
     threads: Threads = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a run on held-out data, or compare two; both with intervals."""
@@ -43,7 +37,7 @@ def evaluate(
         from headloom.training.measures.resampling import Resampling
 
         resampling = Resampling(seed=seed)
-        how = Evaluation(split.value if split else None, beam, reference, samples, data, resampling)
+        how = Evaluation(split.value if split else None, beam, reference, data, resampling)
         if second is None:
             evaluated = evaluate_one(run, how, progress)
             intervals = evaluated.intervals()

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from headloom.cli.options import AsJson, Threads
-from headloom.cli.output import say
 from headloom.cli.training import launched, one_of_several, trained
 
 PLACE = ("Make", 2)
@@ -48,16 +47,13 @@ def train(
 ) -> None:
     """Train a model, continue a run that was stopped, or extend one: raise training.max_steps."""
     folder = Path("runs") / config.stem if run is None else run
-    with one_of_several() as speaks:
-        from headloom.training.config import defaults_of, load_config
+    with one_of_several():
+        from headloom.training.config import load_config
 
         settings = load_config(config, overrides)
-        notices = defaults_of(config, settings) if speaks else ()
         if processes == 1:
-            trained(settings, folder, tensorboard, as_json=as_json, notices=notices)
+            trained(settings, folder, tensorboard, as_json=as_json)
             return
-        for notice in notices:
-            say(notice)
         command = ["train", str(config), "--run", str(folder)]
         command += [part for override in overrides or () for part in ("--set", override)]
         command += [] if tensorboard is None else ["--tensorboard", str(tensorboard)]

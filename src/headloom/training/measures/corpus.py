@@ -29,8 +29,6 @@ class CorpusMeasure:
     higher: whether more is better.
     digits: decimals that are shown.
     signature: which variant it is, as its library writes it.
-    binary: of shares: whether each example is right (1) or wrong (0), and so a pair of models
-        can be compared by McNemar's test.
     per_token: whether it depends on what a token is: not comparable between vocabularies.
     """
 
@@ -41,7 +39,6 @@ class CorpusMeasure:
     higher: bool
     digits: int = 4
     signature: str | None = None
-    binary: bool = False
     per_token: bool = False
 
     @property
@@ -120,7 +117,6 @@ def mean_measure(
     higher: bool,
     formula: Callable[[Floats], Floats] = ratio,
     digits: int = 4,
-    binary: bool = False,
     per_token: bool = False,
 ) -> CorpusMeasure:
     """A mean over all that the examples count: sum of totals / sum of counts.
@@ -131,6 +127,4 @@ def mean_measure(
     statistics = np.stack(
         (np.asarray(totals, dtype=np.float64), np.asarray(counts, dtype=np.float64)), -1
     )
-    return CorpusMeasure(
-        name, label, statistics, formula, higher, digits, binary=binary, per_token=per_token
-    )
+    return CorpusMeasure(name, label, statistics, formula, higher, digits, per_token=per_token)

@@ -1,4 +1,4 @@
-"""Accuracy and macro-F1 of predicted labels, and McNemar's test of two predictions."""
+"""Accuracy and macro-F1 of predicted labels."""
 
 from __future__ import annotations
 
@@ -10,19 +10,9 @@ from numpy.typing import NDArray
 from headloom.errors import InputError
 from headloom.training.measures.corpus import CorpusMeasure, Floats, mean_measure
 
-__all__ = ["confusion", "label_measures", "macro_f1_of", "mcnemar"]
+__all__ = ["label_measures", "macro_f1_of"]
 
 Labels = Sequence[int] | NDArray[np.int64]
-
-
-def confusion(expected: Labels, predicted: Labels, classes: int) -> NDArray[np.int64]:
-    """How often each class (row) was taken for each (column): (classes, classes).
-
-    >>> confusion([0, 0, 1], [0, 1, 1], 2).tolist()
-    [[1, 1], [0, 1]]
-    """
-    right, taken = _checked(expected, predicted, classes)
-    return np.bincount(right * classes + taken, minlength=classes**2).reshape(classes, classes)
 
 
 def _checked(
@@ -76,27 +66,6 @@ def label_measures(expected: Labels, predicted: Labels, classes: int) -> list[Co
     statistics = np.concatenate((one_hot[right] * hits[:, None], one_hot[taken], one_hot[right]), 1)
     ones = np.ones_like(hits)
     return [
-        mean_measure("accuracy", "accuracy", hits, ones, higher=True, binary=True),
+        mean_measure("accuracy", "accuracy", hits, ones, higher=True),
         CorpusMeasure("macro_f1", "macro-F1", statistics, macro_f1_of, True),
     ]
-
-
-def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
-    """The p-value of McNemar's exact test: whether two models are right equally often.
-
-    Of the examples on which one of them alone is right, each model has half by chance: the
-    two-sided binomial test.
-
-    Args: first, second: whether each is right on each example.
-    Source: McNemar 1947; Dietterich 1998.
-
-    >>> mcnemar(np.array([True] * 6 + [False]), np.array([False] * 6 + [False]))    # 2 / 2^6
-    0.03125
-    """
-    from scipy.stats import binomtest
-
-    only_first = int((first & ~second).sum())
-    only_second = int((second & ~first).sum())
-    if only_first + only_second == 0:
-        return 1.0
-    return float(binomtest(only_first, only_first + only_second).pvalue)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from headloom.errors import InputError
 from headloom.training.measures.corpus import CorpusMeasure, Floats
-from headloom.training.measures.labels import mcnemar
 
 __all__ = ["Comparison", "Confidence", "Resampling", "compare", "interval"]
 
@@ -51,8 +50,7 @@ class Comparison:
     """Two models by one measure, on the same examples.
 
     difference: second - first, with the interval of the bootstrap.
-    p: of approximate randomisation; p_bootstrap: of the paired bootstrap; p_mcnemar: of McNemar's
-        exact test, where each example is right or wrong.
+    p: of approximate randomisation.
     """
 
     measure: CorpusMeasure
@@ -63,8 +61,6 @@ class Comparison:
     difference: float
     interval: Confidence
     p: float
-    p_bootstrap: float
-    p_mcnemar: float | None
 
     @property
     def second_is_better(self) -> bool:
@@ -109,12 +105,9 @@ def compare(first: CorpusMeasure, second: CorpusMeasure, how: Resampling) -> Com
 
         p = (1 + number of trials with |difference| >= |observed|) / (1 + trials)
 
-    The bootstrap's is the share of resamples whose difference is as far from the observed one as
-    that is from 0, counted likewise.
-
     Args: first, second: the same measure, of the same examples in the same order.
     Raises: InputError: not as many examples.
-    Source: Noreen 1989; Riezler and Maxwell 2005; Koehn 2004.
+    Source: Noreen 1989; Riezler and Maxwell 2005.
     """
     if first.statistics.shape != second.statistics.shape:
         raise InputError(
@@ -125,18 +118,12 @@ def compare(first: CorpusMeasure, second: CorpusMeasure, how: Resampling) -> Com
     difference = second.value - first.value
     # Sums in another order differ in their last digits.
     least = abs(difference) * (1 - 1e-9)
-    differences = others - values
-    far = np.abs(differences - difference) >= least
     trials = np.abs(_exchanged(first, second, how)) >= least
-    p_mcnemar = None
-    if first.binary and second.binary:
-        p_mcnemar = mcnemar(first.statistics[:, 0] > 0, second.statistics[:, 0] > 0)
     return Comparison(
         first, first.value, second.value,
         Confidence.of(values, how.level), Confidence.of(others, how.level),
-        difference, Confidence.of(differences, how.level),
-        float((1 + trials.sum()) / (1 + len(trials))), float((1 + far.sum()) / (1 + len(far))),
-        p_mcnemar,
+        difference, Confidence.of(others - values, how.level),
+        float((1 + trials.sum()) / (1 + len(trials))),
     )  # fmt: skip
 
 

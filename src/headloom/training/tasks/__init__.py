@@ -17,21 +17,22 @@ from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
 from headloom.models.transformer import Transformer
 from headloom.models.vision_transformer import VisionTransformer
-from headloom.training.config import (
-    ClassifierConfig,
-    GraphConfig,
-    ModelConfig,
-    PretrainedConfig,
-    RunConfig,
-    TransformerConfig,
-)
+from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.model_sections import ConvolutionalConfig, VisionTransformerConfig
 from headloom.training.pretrained import (
     build_pretrained,
     check_room,
     fill_pretrained,
     read_pretrained,
+)
+from headloom.training.sections import (
+    ClassifierConfig,
+    ConvolutionalConfig,
+    GraphConfig,
+    ModelConfig,
+    PretrainedConfig,
+    TransformerConfig,
+    VisionTransformerConfig,
 )
 from headloom.training.tasks.dates import dates_task
 from headloom.training.tasks.images import images_task, shape_of
@@ -101,7 +102,6 @@ def _classifier(config: ModelConfig, data: DataDescription) -> Classifier:
         len(classes_of(data)),
         config.architecture(),
         pooling=config.pooling,
-        frozen=config.embeddings == "frozen",
         padding=data.vocabulary.pad,
     )
 
@@ -170,7 +170,7 @@ def build_model(config: RunConfig, data: DataDescription) -> Predictor:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         raise InputError(
-            f"a model of {config.model.size()}: not enough memory. Choose smaller sizes."
+            f"a model of kind {config.model.kind!r}: not enough memory. Choose smaller sizes."
         ) from None
 
 
@@ -182,4 +182,3 @@ def begin_model(config: RunConfig, task: Task, model: Predictor) -> None:
     if isinstance(config.model, PretrainedConfig):
         check_room(config, model)
         fill_pretrained(model, Path(config.model.folder), task.description)
-    task.initialise(model)

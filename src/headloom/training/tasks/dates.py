@@ -14,8 +14,8 @@ import datetime
 import random
 
 from headloom.errors import InputError
-from headloom.training.config import DatesConfig
 from headloom.training.data import DataDescription
+from headloom.training.sections import DatesConfig
 from headloom.training.tasks.pairs import PairsTask, TextPairs
 from headloom.training.text import Vocabulary
 

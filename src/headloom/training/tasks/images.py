@@ -17,11 +17,11 @@ from headloom.formats.images import LabelledImages, read_images
 from headloom.models.image_classifier import ImageShape
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
-from headloom.training.config import ImagesConfig
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.labelled import check_classes, read_parts
+from headloom.training.labelled import read_parts
 from headloom.training.measures.corpus import Results, digest, mean_measure
 from headloom.training.measures.labels import label_measures
+from headloom.training.sections import ImagesConfig
 from headloom.training.tasks.task import Plan, Probe, Task
 
 __all__ = ["ImagesTask", "images_task", "mean_deviation", "normalised", "shape_of"]
@@ -169,16 +169,15 @@ def images_task(config: ImagesConfig, seed: int, data: DataDescription | None) -
     """The task with its images read, and split where the configuration names no files."""
     parts = read_parts(
         config,
-        {} if data is None else data.facts,
+        data,
         read=partial(read_images, colour=config.colour, size=config.size),
         labels_of=lambda examples: examples.labels,
         chosen=LabelledImages.chosen,
         digest_of=_digest,
+        order=_order,
     )
     if data is None:
-        data = _description(parts.examples["train"], parts.sources["train"])
-        data.facts.update(parts.facts)
-    parts.check(classes_of(data))
+        data = DataDescription(None, {**parts.facts, **_measured(parts.examples["train"])})
     shape = shape_of(data)
     for part, examples in parts.examples.items():
         own = examples.images.shape[1:]
@@ -197,20 +196,16 @@ def _digest(examples: LabelledImages) -> str:
     return digest([content, examples.labels])
 
 
-def _description(train: LabelledImages, source: str) -> DataDescription:
-    """What a model must know of its training images."""
-    classes = sorted(set(train.labels), key=_order)
-    check_classes(classes, source)
+def _measured(train: LabelledImages) -> JsonObject:
+    """The size of training images, and the mean and deviation of their channels."""
     exact = train.images.astype(np.float64)
     deviation = exact.std((0, 2, 3))
-    facts: JsonObject = {
-        "classes": classes,
+    return {
         "shape": list(train.images.shape[1:]),
         "mean": exact.mean((0, 2, 3)).tolist(),
         # A channel that is the same everywhere is left at 0.
         "deviation": np.where(deviation > 0, deviation, 1.0).tolist(),
     }
-    return DataDescription(None, facts)
 
 
 def _order(label: str) -> tuple[int, int, str]:

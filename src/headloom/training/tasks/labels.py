@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
-from headloom.models.classifier import Classifier
 from headloom.models.predictor import Predictor, other_kind
 from headloom.training.batches import Batch, bucketed, padded
-from headloom.training.config import LabelsConfig
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.labelled import LabelledText, check_classes, read_labelled, read_parts
+from headloom.training.labelled import LabelledText, read_labelled, read_parts
 from headloom.training.measures.corpus import Results, digest, mean_measure
 from headloom.training.measures.labels import label_measures
+from headloom.training.sections import LabelsConfig
 from headloom.training.tasks.task import Plan, Probe, Task, told_before
 from headloom.training.text import Vocabulary
-from headloom.training.vectors import GivenVectors, read_vectors
 
 __all__ = ["LabelsTask", "Prediction", "classify", "labels_task", "longest_text", "text_ids"]
 
@@ -48,8 +45,7 @@ class LabelsTask(Task):
         vocabulary: of the texts.
         classes: their names, whose places are the numbers of the classes.
         split: the examples of "train", "valid" and "test".
-        vectors: what the embeddings of a new model begin with; None: they are read where
-            task.embeddings names a file, else drawn.
+        facts: what data.json must know of them.
     """
 
     def __init__(
@@ -59,12 +55,11 @@ class LabelsTask(Task):
         vocabulary: Vocabulary,
         classes: Sequence[str],
         split: dict[str, list[LabelledText]],
-        vectors: GivenVectors | None = None,
+        facts: JsonObject,
     ) -> None:
-        self.config, self.seed, self.vectors = config, seed, vectors
+        self.config, self.seed = config, seed
         self.vocabulary, self.classes, self.texts = vocabulary, list(classes), split
-        facts: JsonObject = {"classes": self.classes, "max_length": config.max_length}
-        self.description = DataDescription(vocabulary, facts)
+        self.description = DataDescription(vocabulary, {**facts, "max_length": config.max_length})
         self._train, self._valid = self._encode(split["train"]), self._encode(split["valid"])
 
     def _encode(self, examples: Sequence[LabelledText]) -> Examples:
@@ -75,12 +70,6 @@ class LabelsTask(Task):
             (framed(ids, longest), number[label])
             for ids, (label, _) in zip(encoded, examples, strict=True)
         ]
-
-    def initialise(self, model: Predictor) -> None:
-        """See Task.initialise: embeddings that are given take the place of those drawn."""
-        if self.config.embeddings is not None and isinstance(model, Classifier):
-            vectors = self.vectors or read_vectors(Path(self.config.embeddings))
-            vectors.fill(model.embedding.tokens.weight)
 
     @property
     def has_test(self) -> bool:
@@ -217,30 +206,19 @@ def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -
     """The task with its texts read, and split where the configuration names no files."""
     parts = read_parts(
         config,
-        {} if data is None else data.facts,
+        data,
         read=read_labelled,
         labels_of=lambda examples: [label for label, _ in examples],
         chosen=lambda examples, places: [examples[place] for place in places],
         digest_of=digest,
     )
-    split, classes = parts.examples, sorted(set(parts.labels["train"]))
-    if data is not None and "classes" in data.facts:
-        classes = classes_of(data)
-    check_classes(classes, parts.sources["train"])
-    parts.check(classes)
-    vocabulary, vectors = None if data is None else data.vocabulary, None
+    vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
-        vectors = None if config.embeddings is None else read_vectors(Path(config.embeddings))
-        vocabulary = vectors.vocabulary if vectors else _vocabulary(config, split["train"])
-    task = LabelsTask(config, seed, vocabulary, classes, split, vectors)
-    task.description.facts.update(parts.facts)
-    return task
-
-
-def _vocabulary(config: LabelsConfig, examples: Sequence[LabelledText]) -> Vocabulary:
-    texts = [text for _, text in examples]
-    if config.tokens == "characters":
-        return Vocabulary.of_characters(texts)
-    if config.tokens == "pieces":
-        return Vocabulary.of_pieces(texts, config.vocabulary)
-    return Vocabulary.of_words(texts, config.vocabulary)
+        texts = [text for _, text in parts.examples["train"]]
+        if config.tokens == "characters":
+            vocabulary = Vocabulary.of_characters(texts)
+        elif config.tokens == "pieces":
+            vocabulary = Vocabulary.of_pieces(texts, config.vocabulary)
+        else:
+            vocabulary = Vocabulary.of_words(texts, config.vocabulary)
+    return LabelsTask(config, seed, vocabulary, parts.classes, parts.examples, parts.facts)

@@ -2,31 +2,86 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
 from headloom.formats.lines import text_lines
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
-from headloom.training.config import LanguageConfig
-from headloom.training.data import DataDescription
+from headloom.training.data import DataDescription, check_unchanged
 from headloom.training.measures.corpus import Results, digest
 from headloom.training.measures.language import language_measures, of_stretches, token_bytes
+from headloom.training.sections import LanguageConfig
 from headloom.training.tasks.task import Plan, Probe, TextTask
 from headloom.training.text import Vocabulary
-from headloom.training.token_file import TokenFile, digest_of
 from headloom.training.validation import score_targets
 
-__all__ = ["LanguageTask", "language_task"]
+__all__ = ["LanguageTask", "ids_of", "language_task", "parts_of"]
+
+#: Characters of a part that is tokenised at once, and parts of one call, which share the cores.
+_PART, _PARTS = 1 << 18, 8
+#: Where a text may be cut: before a single space that follows a word, or the end of a line. (Before
+#: more of them, the characters around the border may be nothing but spaces, which some tokenizers
+#: take off an end.)
+_BORDER = re.compile(r"(?<=\w)\s(?=\S)|(?<=\S)\n(?=\S)")
+#: Characters before and after a border that show whether it changes tokens, and borders tried.
+_AROUND, _TRIED = 200, 64
+
+
+def ids_of(text: str, vocabulary: Vocabulary) -> NDArray[np.unsignedinteger]:
+    """Token ids of a long text, in 2 or 4 bytes each: those of the whole text, see `parts_of`.
+
+    >>> ids_of("not to be", Vocabulary.of_characters(["to be or not to be"]))[:3].tolist()
+    [9, 5, 6]
+    """
+    largest = max(vocabulary.tokenizer.get_vocab().values(), default=0)
+    kind = np.dtype(np.uint16 if largest < 1 << 16 else np.uint32)
+    parts, ids = parts_of(text, vocabulary), [np.zeros(0, kind)]
+    while some := list(islice(parts, _PARTS)):
+        ids += [np.array(each, kind) for each in vocabulary.encode_all(some)]
+    return np.concatenate(ids)
+
+
+def parts_of(text: str, vocabulary: Vocabulary) -> Iterator[str]:
+    """A text cut where its tokens stay what they are: at borders that the tokenizer does not see.
+
+    A border is tried on the characters around it, tokenised at once and in two. Where none passes,
+    as in a text without spaces, the part goes on.
+
+    >>> words = Vocabulary.of_characters(["a b"])
+    >>> [len(part) for part in parts_of("word " * 200_000, words)]
+    [262144, 262145, 475711]
+    """
+    start = looked = 0
+    while len(text) - looked > 2 * _PART:
+        looked += _PART
+        cut = _border(text, looked, vocabulary)
+        if cut is not None:
+            yield text[start:cut]
+            start = looked = cut
+    if start < len(text):
+        yield text[start:]
+
+
+def _border(text: str, first: int, vocabulary: Vocabulary) -> int | None:
+    """The next place where a text can be cut."""
+    for border in islice(_BORDER.finditer(text, first, first + _PART), _TRIED):
+        cut = border.start()
+        before, after = text[max(0, cut - _AROUND) : cut], text[cut : cut + _AROUND]
+        whole, left, right = vocabulary.encode_all([before + after, before, after])
+        if whole == left + right:
+            return cut
+    return None
 
 
 class LanguageTask(TextTask):
@@ -38,13 +93,13 @@ class LanguageTask(TextTask):
         self,
         vocabulary: Vocabulary,
         seed: int,
-        train: TokenFile,
+        train: NDArray[np.unsignedinteger],
         valid_text: str,
         block: int,
         digests: JsonObject,
     ) -> None:
         super().__init__(vocabulary)
-        self.description = DataDescription(vocabulary, tokens=train, digests=digests)
+        self.description = DataDescription(vocabulary, digests)
         self.seed, self.block = seed, block
         self.valid_text = valid_text
         ids, offsets = vocabulary.encode_with_offsets(valid_text)
@@ -55,7 +110,7 @@ class LanguageTask(TextTask):
     def sizes(self) -> dict[str, int]:
         """See Task.sizes."""
         return {
-            "train_tokens": len(self._train.ids),
+            "train_tokens": len(self._train),
             "valid_tokens": len(self._valid),
             "vocabulary": len(self.vocabulary),
         }
@@ -68,16 +123,16 @@ class LanguageTask(TextTask):
         """Windows at random places, as many tokens as the text has."""
         numbers = random.Random(self.seed * 1_000_003 + epoch)
         windows = max(1, batch_tokens // self.block)
-        tokens = len(self._train.ids)
+        tokens = len(self._train)
         last = tokens - self.block - 1
         count = max(1, tokens // (windows * self.block))
         return [[numbers.randint(0, last) for _ in range(windows)] for _ in range(count)]
 
     def batch(self, plan: Plan) -> Batch:
         """See Task.batch."""
-        return self._windows(self._train.ids, plan)
+        return self._windows(self._train, plan)
 
-    def _windows(self, ids: NDArray[Any], starts: list[int]) -> Batch:
+    def _windows(self, ids: NDArray[np.integer], starts: list[int]) -> Batch:
         places = np.array(starts)[:, None] + np.arange(self.block + 1)
         windows = torch.from_numpy(ids[places].astype(np.int64))
         return Batch({"tokens": windows[:, :-1]}, windows[:, 1:], len(starts) * self.block)
@@ -124,11 +179,6 @@ class LanguageTask(TextTask):
         covered = ends[1], ends[len(nats) + 1]
         return Results("valid", "stretches of text", measures, facts, counts, covered)
 
-    def held_out(self, count: int, size: int) -> Tensor:
-        """Evenly spaced parts of the held-out text: ids, (count, size)."""
-        starts = torch.linspace(0, len(self._valid) - size, count).long()
-        return self._valid[starts[:, None] + torch.arange(size)]
-
 
 def language_task(
     config: LanguageConfig, seed: int, data: DataDescription | None = None
@@ -139,34 +189,25 @@ def language_task(
     longer the text of this run.
     """
     text = read_text(Path(config.file), "text (task.file says where, in headloom evaluate --data)")
-    if not text.strip():
-        raise InputError(f"{config.file}: the text is empty. Give a file with text to learn from.")
     # Cut before tokenising, so that no piece spans the border.
     border = int(len(text) * (1 - config.valid_share))
     train_text, valid_text = text[:border], text[border:]
-    if not train_text:
-        raise InputError(
-            f"{config.file}: all of its {len(text):,} characters are held out by task.valid_share "
-            f"= {config.valid_share}, and none is left to learn from. Give more text or a smaller "
-            "share."
-        )
-    digests = {"text": digest_of(train_text), "held_out": digest_of(valid_text)}
-    known = {} if data is None else data.digests
-    if any(known.get(name, digest) != digest for name, digest in digests.items()):
-        raise InputError(
-            f"{config.file}: it has changed since this run began to learn from it. Put it back, or "
-            "train again in another folder with --run."
-        )
-    vocabulary = None if data is None else data.vocabulary
-    if vocabulary is None:
-        if config.tokens == "characters":
-            vocabulary = Vocabulary.of_characters([train_text])
-        else:
-            lines = (line for line in text_lines(train_text) if line)
-            vocabulary = Vocabulary.of_pieces(lines, config.vocabulary)
-    train = None if data is None else data.tokens
-    if train is None:
-        train = TokenFile.of_text(train_text, vocabulary)
+    if not train_text.strip():
+        raise InputError(f"{config.file}: no text to learn from. Give a file with more text.")
+    digests = {
+        name: hashlib.sha256(part.encode()).hexdigest()
+        for name, part in (("text", train_text), ("held_out", valid_text))
+    }
+    vocabulary = None
+    if data is not None:
+        check_unchanged(data.facts, digests, config.file)
+        vocabulary = data.vocabulary
+    if vocabulary is None and config.tokens == "characters":
+        vocabulary = Vocabulary.of_characters([train_text])
+    elif vocabulary is None:
+        lines = (line for line in text_lines(train_text) if line)
+        vocabulary = Vocabulary.of_pieces(lines, config.vocabulary)
+    train = ids_of(train_text, vocabulary)
     task = LanguageTask(vocabulary, seed, train, valid_text, config.block, digests)
     sizes = task.sizes()
     for name, part in (("training", "train_tokens"), ("held-out", "valid_tokens")):

@@ -17,11 +17,11 @@ from torch.nn.functional import cross_entropy
 from headloom.errors import InputError
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
-from headloom.training.config import NodesConfig
 from headloom.training.data import DataDescription
 from headloom.training.measures.corpus import Results, digest, mean_measure
 from headloom.training.measures.labels import label_measures
 from headloom.training.nodes import NodeData, read_nodes
+from headloom.training.sections import NodesConfig
 from headloom.training.tasks.task import Plan, Probe, Task
 
 __all__ = ["NodesTask", "nodes_task"]

@@ -12,8 +12,6 @@ from headloom.errors import InputError
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
 from headloom.training.measures.corpus import CorpusMeasure, Results, digest, mean_measure
-from headloom.training.measures.generated import repetition
-from headloom.training.piece_dropout import PieceDropout
 from headloom.training.tasks.task import Plan, Probe, TextTask, told_before
 from headloom.training.text import Vocabulary
 from headloom.training.translation import translate
@@ -50,28 +48,17 @@ class PairsTask(TextTask):
         train: TextPairs,
         valid: TextPairs,
         test: TextPairs,
-        piece_dropout: float = 0.0,
         length_penalty: float = 1.0,
     ) -> None:
         super().__init__(vocabulary)
         self.seed, self._length_penalty = seed, length_penalty
         self.texts = {"train": train, "valid": valid, "test": test}
-        self.has = "may have" if piece_dropout else self.has
-        self._dropout = PieceDropout(vocabulary, piece_dropout, seed) if piece_dropout else None
         self._train, self._valid = self._encode(train), self._encode(valid)
-        self._epoch: int | None = None
 
-    def _encode(self, pairs: TextPairs, epoch: int | None = None) -> _Encoded:
-        """The pairs as ids; with an epoch, as it reads them."""
-
-        def encode_all(texts: list[str]) -> list[list[int]]:
-            if self._dropout is None or epoch is None:
-                return self.vocabulary.encode_all(texts)
-            return self._dropout.encode_all(texts, epoch)
-
+    def _encode(self, pairs: TextPairs) -> _Encoded:
         words = self.vocabulary
-        sources = encode_all([source for source, _ in pairs])
-        targets = encode_all([target for _, target in pairs])
+        sources = words.encode_all([source for source, _ in pairs])
+        targets = words.encode_all([target for _, target in pairs])
         return _Encoded(
             [[*source, words.end] for source in sources],
             [[words.start, *target, words.end] for target in targets],
@@ -95,19 +82,13 @@ class PairsTask(TextTask):
         return told_before(self.texts)
 
     def longest(self) -> int:
-        """See Task.longest; with piece dropout, what is cut into its bytes."""
+        """See Task.longest."""
         test = self._encode(self.texts["test"])
         lengths = [length for data in (self._train, self._valid, test) for length in data.lengths]
-        longest = max(max(pair) for pair in lengths)
-        if self._dropout is None:
-            return longest
-        texts = [text for pair in self.texts["train"] for text in pair]
-        return max(longest, self._dropout.longest(texts) + 1)  # the end, or the start
+        return max(max(pair) for pair in lengths)
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """See Task.plan_epoch."""
-        if self._dropout is not None and self._epoch != epoch:
-            self._train, self._epoch = self._encode(self.texts["train"], epoch), epoch
         return bucketed(self._train.lengths, batch_tokens, seed=self.seed * 1_000_003 + epoch)
 
     def batch(self, plan: Plan) -> Batch:
@@ -123,10 +104,8 @@ class PairsTask(TextTask):
 
     def validation(self, batch_tokens: int) -> list[Batch]:
         """See Task.validation."""
-        return self._in_order(self._valid, batch_tokens)
-
-    def _in_order(self, data: _Encoded, batch_tokens: int) -> list[Batch]:
-        return [self._batch(data, plan) for plan in bucketed(data.lengths, batch_tokens)]
+        plans = bucketed(self._valid.lengths, batch_tokens)
+        return [self._batch(self._valid, plan) for plan in plans]
 
     def probe(self) -> Probe:
         """The validation pair of median length."""
@@ -162,8 +141,7 @@ class PairsTask(TextTask):
             model, self.vocabulary, sources, beam=beam, length_penalty=self._length_penalty,
             progress=progress,
         )  # fmt: skip
-        repeated = repetition([text.split() for text in written])
-        facts = {"examples": len(pairs), "beam": beam, "repetition": repeated}
+        facts = {"examples": len(pairs), "beam": beam}
         measures = [*self.measures(written, expected), loss]
         return Results(split, "sentences", measures, facts)
 
@@ -179,4 +157,4 @@ class PairsTask(TextTask):
         """How good translations are: the share of those that are exactly right."""
         exact = [float(text == right) for text, right in zip(written, expected, strict=True)]
         ones = np.ones(len(exact))
-        return [mean_measure("exact_match", "exactly right", exact, ones, higher=True, binary=True)]
+        return [mean_measure("exact_match", "exactly right", exact, ones, higher=True)]

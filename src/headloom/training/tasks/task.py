@@ -59,11 +59,8 @@ class Task(ABC):
 
     description: DataDescription = DataDescription()
     ignored: int = -100
-    #: How one has fewer tokens to read at once, and whether the longest has them, for a message.
-    shorter, has = "leave longer texts out", "has"
-
-    def initialise(self, model: Predictor) -> None:  # noqa: B027 - most have nothing to give
-        """Give a new model what it begins with beside matrices drawn at random."""
+    #: How one has fewer tokens to read at once, for a message.
+    shorter = "leave longer texts out"
 
     @abstractmethod
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from headloom.errors import InputError
 from headloom.formats.files import read_text
 from headloom.formats.lines import check_line_ends
-from headloom.training.config import TranslationConfig
 from headloom.training.data import DataDescription
 from headloom.training.measures.corpus import CorpusMeasure
 from headloom.training.measures.translation import translation_measures
+from headloom.training.sections import TranslationConfig
 from headloom.training.tasks.pairs import PairsTask, TextPairs
 from headloom.training.text import Vocabulary
 
@@ -31,11 +31,6 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
         DataError: a file is missing or not UTF-8.
         InputError: not one or two files, lines that do not pair, or nothing at all.
     """
-    if len(files) not in (1, 2):
-        raise InputError(
-            f"{', '.join(files) or 'no file'}: expected two line-aligned files, or one of "
-            "tab-separated pairs."
-        )
     paths = [folder / name for name in files]
     texts = [
         read_text(path, "text (task.folder says where, in headloom evaluate --data)")
@@ -125,8 +120,6 @@ def translation_task(
         raise InputError(
             f"every training pair is longer than task.max_length = {config.max_length} tokens."
         )
-    task = TranslationTask(
-        vocabulary, seed, fitting, valid, test, config.piece_dropout, config.length_penalty
-    )
+    task = TranslationTask(vocabulary, seed, fitting, valid, test, config.length_penalty)
     task.left_out = len(train) - len(fitting), config.max_length
     return task
