@@ -31,8 +31,7 @@ from headloom.models.configuration import Architecture
 from headloom.models.dense import Products, has_matrix_unit, linear_maps, products
 from headloom.models.transformer import Transformer
 from headloom.training.batches import Batch
-from headloom.training.loss import predictor_loss
-from headloom.training.optimisation import smoothed_cross_entropy
+from headloom.training.optimisation import predictor_loss, smoothed_cross_entropy
 from headloom.training.sections import DatesConfig, TranslationConfig
 from headloom.training.tasks.dates import dates_task
 from headloom.training.tasks.translation import translation_task

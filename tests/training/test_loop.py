@@ -15,14 +15,8 @@ from torch import Tensor, nn
 from headloom.errors import DataError, InputError
 from headloom.formats.history import MATRICES, History
 from headloom.formats.run import RunFolder
-<<<<<<< HEAD
-from headloom.formats.tensors import load_tensors, save_tensors
-from headloom.mechanism.watching import Recorder, layers_of, watching
-from headloom.models.dense import has_matrix_unit, maps
-=======
 from headloom.formats.tensors import load_tensors
 from headloom.mechanism.watching import layers_of
->>>>>>> 9f833d4a (wip)
 from headloom.training import loop
 from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig
@@ -137,35 +131,6 @@ def test_interruptions_change_nothing(tiny: ConfigMaker, tmp_path: Path) -> None
     assert notes["position"]["epoch"] > 0
 
 
-<<<<<<< HEAD
-@pytest.mark.skipif(not has_matrix_unit(), reason="no matrix unit")
-def test_interruptions_change_nothing_on_tiles(
-    tiny: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = 0
-    multiply = maps.multiply
-
-    def counting(*arguments: Any, **options: Any) -> bool:
-        nonlocal taken
-        taken += 1
-        return multiply(*arguments, **options)
-
-    monkeypatch.setattr(maps, "multiply", counting)
-    config = tiny(
-        model={"width": 128, "feed_forward": 128}, max_steps=6, batch_tokens=256, validate_every=3,
-        checkpoint_every=2, products="float32-tiles",
-    )  # fmt: skip
-    run(config, tmp_path / "whole")
-    assert taken > 0
-    for step in (1, 3, 5):
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "pieces", Interruption(step))
-    run(config, tmp_path / "pieces")
-    assert_same(tmp_path / "whole", tmp_path / "pieces")
-
-
-=======
->>>>>>> 9f833d4a (wip)
 def test_a_finished_run_is_left_as_it_is(tiny: ConfigMaker, tmp_path: Path) -> None:
     first = run(tiny(), tmp_path / "a")
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}

@@ -14,22 +14,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
-<<<<<<< HEAD
 from headloom.models.dense import Products
-from headloom.training.model_sections import (
-    ClassifierConfig,
-    GraphConfig,
-    ModelConfig,
-    Only,
-    PretrainedConfig,
-    Section,
-    TransformerConfig,
-)
-from headloom.training.optimisation import Schedule
-=======
-from headloom.mechanism.linear import Products
 from headloom.training.optimisation import Better, Schedule
->>>>>>> 9f833d4a (wip)
 from headloom.training.ranks import Parallel
 from headloom.training.sections import ModelConfig, Section, TaskConfig, TaskSection
 

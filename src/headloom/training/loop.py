@@ -34,15 +34,8 @@ from headloom.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-<<<<<<< HEAD
-from headloom.training.config import PretrainedConfig, RunConfig, TrainingConfig
-from headloom.training.memory import memory_errors
-from headloom.training.optimisation import learning_rate, predictor_loss
-=======
 from headloom.training.config import RunConfig, TrainingConfig
-from headloom.training.loss import predictor_loss
-from headloom.training.optimisation import learning_rate
->>>>>>> 9f833d4a (wip)
+from headloom.training.optimisation import learning_rate, predictor_loss
 from headloom.training.optimisers import make_optimisers
 from headloom.training.progress import Listener
 from headloom.training.ranks import GroupError, Objective, Ranks, joined, whole

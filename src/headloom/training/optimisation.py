@@ -8,14 +8,10 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-<<<<<<< HEAD
 from headloom.models.dense import is_plain, projected_loss
 from headloom.models.predictor import Predictor
 
-__all__ = ["Schedule", "learning_rate", "predictor_loss", "smoothed_cross_entropy"]
-=======
-__all__ = ["Better", "Schedule", "learning_rate", "smoothed_cross_entropy"]
->>>>>>> 9f833d4a (wip)
+__all__ = ["Better", "Schedule", "learning_rate", "predictor_loss", "smoothed_cross_entropy"]
 
 #: Which weights are kept: see headloom.training.checkpoint.Position.judge.
 Better = Literal["loss", "loss-and-accuracy"]

@@ -103,7 +103,6 @@ def test_gradients_in_bfloat16_of_a_model_that_is_sure() -> None:
         assert torch.allclose(ours.double(), by, rtol=4e-3, atol=0)
 
 
-<<<<<<< HEAD:tests/models/dense/test_loss.py
 @pytest.mark.skipif(not pairs, reason="the processor multiplies no bfloat16")
 def test_losses_in_bfloat16_do_not_depend_on_threads() -> None:
     outputs, matrix, targets = drawn(700, 48, 3000)
@@ -116,8 +115,6 @@ def test_losses_in_bfloat16_do_not_depend_on_threads() -> None:
     assert same_on_any_number_of_threads(results)
 
 
-=======
->>>>>>> 9f833d4a (wip):tests/training/test_loss.py
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_a_gradient_alone_is_the_same(kind: Products) -> None:
     outputs, matrix, targets = drawn(150, 24, 600)
@@ -152,20 +149,8 @@ def test_numbers_that_are_none_are_not_hidden() -> None:
         outputs[7, 3] = math.nan
     for kind in ("float32", "bfloat16"):
         with products(kind):
-<<<<<<< HEAD:tests/models/dense/test_loss.py
             total = projected_loss(outputs, matrix, None, targets, smoothing=0.1)
         assert math.isnan(float(total.detach()))
-=======
-            loss = projected_loss(outputs, matrix, None, targets, smoothing=0.1)
-        assert math.isnan(float(loss.detach()))
-
-
-def test_targets_that_are_not_one_for_each_row() -> None:
-    outputs, matrix, targets = drawn(4, 8, 20)
-    for wrong in (targets[:3], targets[:, None], targets.float()):
-        with pytest.raises(InputError, match=r"expected one id for each row\. Give 4 ids"):
-            projected_loss(outputs, matrix, None, wrong, smoothing=0.0)
->>>>>>> 9f833d4a (wip):tests/training/test_loss.py
 
 
 def test_second_derivatives_are_the_formulas() -> None:
