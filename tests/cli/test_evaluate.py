@@ -48,7 +48,6 @@ def test_two_files(headloom_main: Command, files: dict[str, Path]) -> None:
     assert compared["interval"][0] <= second - first <= compared["interval"][1]
     assert first < second
     assert compared["p"] < 0.02
-    assert compared["p_bootstrap"] < 0.05
     assert report["resampling"]["resamples"] == 1_000
     assert report["in_words"].startswith(f"{files['good']} is better than {files['bad']}: BLEU")
     assert headloom_main(*given, "--json").out == result.out
@@ -101,7 +100,7 @@ def test_a_run_and_a_file(headloom_main: Command, runs: Path, data: Path, tmp_pa
 def test_two_runs(headloom_main: Command, runs: Path) -> None:
     result = headloom_main("evaluate", runs / "dates", runs / "dates", "--beam", 1, "--json")
     report = last_json(result.out)
-    assert report["comparison"]["exact_match"]["p_mcnemar"] == 1
+    assert report["comparison"]["exact_match"]["p"] == 1
     assert report["comparison"]["loss"]["p"] == 1
     assert report["first"] == report["second"]
 
@@ -154,17 +153,6 @@ def test_language_models_with_other_vocabularies(
     assert report["first"]["tokens"] != report["second"]["tokens"]
 
 
-def test_samples(headloom_main: Command, runs: Path) -> None:
-    result = headloom_main("evaluate", runs / "language", "--samples", 5, "--json")
-    report = last_json(result.out)
-    for part in ("written", "held_out"):
-        assert set(report["samples"][part]) == {
-            "distinct_1", "distinct_2", "distinct_3", "self_bleu", "repetition", "loops",
-        }  # fmt: skip
-    again = headloom_main("evaluate", runs / "language", "--samples", 5, "--json")
-    assert last_json(again.out) == report
-
-
 def test_what_cannot_be_compared(
     headloom_main: Command, runs: Path, data: Path, files: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -185,8 +173,6 @@ def test_what_cannot_be_compared(
         ((files["empty"], "--reference", files["good"]), "empty.de: the file is empty"),
         ((files["good"], tmp_path / "no", "--reference", files["good"]), "no such run"),
         ((runs / "dates", "--reference", files["good"]), "a run has its own held-out data"),
-        ((runs / "dates", "--samples", 2, "--beam", 1), "is no language model of a text"),
-        ((files["good"], "--samples", 2, "--reference", files["good"]), "is a file, not a"),
     ]
     for arguments, message in cases:
         assert_one_line(headloom_main("evaluate", *arguments), message)

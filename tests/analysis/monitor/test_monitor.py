@@ -26,7 +26,10 @@ from headloom.formats.history import History
 from headloom.formats.reports import Reports
 from headloom.formats.run import RunFolder
 from headloom.mechanism.head_matrices import product_cells
+from headloom.training.config import check_config
 from headloom.training.inference import open_run
+from headloom.training.loop import train
+from headloom.training.progress import SilentListener
 
 Train = Callable[..., None]
 
@@ -269,7 +272,7 @@ def test_somebody_elses_folder_is_left_alone(tmp_path: Path, gpt2: Any) -> None:
             headloom.monitor(gpt2(), tmp_path / "notes", **options),
         ):
             pass
-    own = RunFolder.create_or_open(tmp_path / "own", {"task": {}})
+    own = RunFolder.create(tmp_path / "own", {"task": {}})
     with (
         pytest.raises(InputError, match="a training of headloom's own"),
         headloom.monitor(gpt2(), own.path, overwrite=True),
@@ -283,10 +286,9 @@ def test_a_watched_training_is_no_model(tmp_path: Path, gpt2: Any, batches: list
         pass
     with pytest.raises(InputError, match=r"headloom\.monitor watched: it holds what the heads did"):
         open_run(tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"the folder of a training that headloom\.monitor watches"
-    ):
-        RunFolder.create_or_open(tmp_path / "run", {"task": {}})
+    config = check_config({"task": {"kind": "dates", "train_examples": 2, "test_examples": 2}}, "x")
+    with pytest.raises(InputError, match=r"of a training that headloom\.monitor watches"):
+        train(config, tmp_path / "run", SilentListener())
 
 
 def test_what_fails_while_it_trains_is_warned_of_once(
