@@ -14,15 +14,17 @@ import pytest
 import torch
 from tests.cli.conftest import Command
 from tests.cli.test_export_model import TEXTS, changed
+from tests.slow import slow
 
 import headloom.cli
-from headloom.api import model_export
+from headloom.api import model_export, onnx_model
 from headloom.api.model_export import export_model
 from headloom.models.decoding import greedy
 from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
 
 onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 
 LABELS = """
@@ -97,7 +99,7 @@ def livelier(path: Path) -> TrainedRun:
     return run
 
 
-@pytest.mark.parametrize("task", ["dates", "translation"])
+@pytest.mark.parametrize("task", ["translation", *slow("dates")])
 def test_the_lines_of_the_docs_translate_as_headloom_does(
     task: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,44 +188,22 @@ def test_a_classifier_of_images(kind: str, headloom_main: Command, tmp_path: Pat
     assert config["image_size"] == [8, 12] and config["id2label"] == {"0": "left", "1": "right"}
 
 
-@pytest.mark.parametrize("task", ["dates", "language"])
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"positions": "learned", "max_length": 6},
-        {"positions": "rotary", "norm": "post"},
-        {
-            "positions": "rotary",
-            "normalisation": "rms",
-            "feed_forward_kind": "gated",
-            "activation": "silu",
-            "biases": False,
-            "norm_epsilon": 1e-3,
-            "rotary_base": 99.0,
-        },
-    ],
-    ids=str,
-)
-def test_other_settings(
-    task: str, choices: dict[str, Any], runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_large_weights_lie_beside_the_graph_and_tables_end(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    choices = {"positions": "shaw", "max_length": 6, "kv_heads": 1}
     monkeypatch.setattr(model_export, "open_run", lambda path: changed(path, choices))
-    written = export_model(runs / task, tmp_path / "model", "onnx")
+    monkeypatch.setattr(onnx_model, "LARGEST", 100)
+    written = export_model(runs / "language", tmp_path / "model", "onnx")
     assert 0 < written.difference < 1e-4
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["max_position_embeddings"] == choices.get("max_length", 1024)
+    assert "model.onnx.data" in {path.name for path in (tmp_path / "model").iterdir()}
 
 
 def test_a_file_that_differs_is_not_written(
     runs: Path, tmp_path: Path, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headloom.models.onnx import blocks
-
-    right = blocks.normed
-    monkeypatch.setattr(
-        blocks, "normed", lambda graph, norm, x: graph.op("Neg", right(graph, norm, x))
-    )
-    result = headloom_main("export", runs / "dates", "--to", "onnx", "-o", tmp_path / "model")
+    monkeypatch.setattr(model_export, "TOLERANCE", -1.0)
+    result = headloom_main("export", runs / "language", "--to", "onnx", "-o", tmp_path / "model")
     assert "differ from the run's by" in result.one_line()
     assert list(tmp_path.iterdir()) == []
 

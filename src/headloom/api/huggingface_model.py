@@ -17,7 +17,7 @@ from headloom.models.stock_parts import StockModel
 from headloom.training.inference import TrainedRun
 from headloom.training.pretrained_vocabulary import NO_TOKEN
 
-__all__ = ["huggingface_loader", "logits_of_huggingface", "write_huggingface"]
+__all__ = ["huggingface_loader", "logits_of_huggingface", "quiet", "write_huggingface"]
 
 #: Hypotheses of a translation's search, as `headloom translate` has by default.
 BEAM = 5
@@ -36,7 +36,7 @@ def write_huggingface(run: TrainedRun, folder: Path) -> str:
     stock = stock_model(run.model)
     with optional_package("export", installing("hf")):
         import transformers  # noqa: F401
-    with _quiet():
+    with quiet():
         _built(stock, run).save_pretrained(folder)
         _tokenizer(run, longest=_longest(stock)).save_pretrained(folder)
     for file in folder.iterdir():
@@ -57,7 +57,7 @@ def logits_of_huggingface(
     """
     import transformers
 
-    with _quiet():
+    with quiet():
         loaded = getattr(transformers, huggingface_loader(run)).from_pretrained(folder).eval()
     with torch.no_grad():
         if not run.translates:
@@ -68,7 +68,7 @@ def logits_of_huggingface(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the bars that Transformers shows while it writes and loads."""
     from transformers.utils import logging as transformers_logging
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from headloom.api.ctranslate2_model import scores_of_ctranslate2, write_ctranslate2
-from headloom.api.exported_tokenizer import bare_tokenizer
 from headloom.api.huggingface_model import (
     huggingface_loader,
     logits_of_huggingface,
@@ -63,8 +62,7 @@ def export_model(
         path: of the run.
         folder: to write; must not exist.
         to: Transformers, as an architecture of its own (headloom.models.stock), CTranslate2, or
-        files
-            that ONNX Runtime opens (headloom.models.onnx).
+            files that ONNX Runtime opens (headloom.models.plain).
 
     Raises: InputError: that program cannot compute the model; DataError: no run, or the folder
         exists; VerificationError: numbers differ.
@@ -86,7 +84,6 @@ def export_model(
             loading = f"transformers.{huggingface_loader(run)}.from_pretrained({str(folder)!r})"
         else:
             kind, numbers = f"ctranslate2.{write_ctranslate2(run, new)}", "log-probabilities"
-            (new / "tokenizer.json").write_text(bare_tokenizer(run).to_str(), "utf-8")
             ours, theirs = scores_of_ctranslate2(run, new, *_texts(run))
             loading = f"{kind}({str(folder)!r})"
         difference, largest = float((ours - theirs).abs().max()), float(ours.abs().max())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headloom.api.exported_tokenizer import exported_tokenizer
 from headloom.errors import InputError, installing, optional_package
@@ -17,9 +18,7 @@ from headloom.models.classifier import Classifier
 from headloom.models.convolutional import ConvolutionalClassifier
 from headloom.models.image_classifier import ImageClassifier
 from headloom.models.language_model import LanguageModel
-from headloom.models.onnx.graph import OnnxGraph
-from headloom.models.onnx.images import image_classifier
-from headloom.models.onnx.texts import classifier, language_model, translator
+from headloom.models.plain import Decoder, Encoder, Images, TextClassifier, Writer
 from headloom.models.transformer import Transformer
 from headloom.models.vision_transformer import VisionTransformer
 from headloom.training.data import classes_of
@@ -30,9 +29,27 @@ from headloom.training.text import SPECIALS, Vocabulary
 
 __all__ = ["logits_of_onnx", "write_onnx"]
 
+#: The size of an input: numbers, and names of what is free.
+Sizes = tuple[int | str, ...]
+#: Sizes with which a graph is drawn; a 1 would be taken for fixed.
+_EXAMPLES = {"batch": 2, "new": 3, "past": 4, "positions": 5}
+#: Bytes of weights up to which they lie in the graph's file.
+LARGEST = 2**30
+
 #: Batches that are compared: how many sequences, their tokens, and tokens before those that are
 #: read one at a time.
 COMPARED = ((1, 1, 1), (2, 5, 2), (3, 17, 16), (4, 96, 90))
+
+
+class _Graph(NamedTuple):
+    """A module to be written: its inputs with their sizes by name, and the names of its outputs.
+
+    A list of inputs is a dict. Sizes that are free are names.
+    """
+
+    module: nn.Module
+    inputs: dict[str, Sizes | dict[str, Sizes]]
+    outputs: list[str]
 
 
 def write_onnx(run: TrainedRun, folder: Path) -> list[str]:
@@ -43,10 +60,11 @@ def write_onnx(run: TrainedRun, folder: Path) -> list[str]:
     """
     with optional_package("export", installing("onnx")):
         import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    graphs = _graphs(run)
     with torch.no_grad():
-        graphs = _graphs(run)
         for name, graph in graphs.items():
-            graph.save(folder / f"{name}.onnx")
+            _write(graph, folder / f"{name}.onnx")
     write_json(folder / "config.json", _configuration(run))
     if run.data.vocabulary is not None:
         tokenizer = exported_tokenizer(run)
@@ -59,20 +77,90 @@ def write_onnx(run: TrainedRun, folder: Path) -> list[str]:
     return [f"{name}.onnx" for name in graphs]
 
 
-def _graphs(run: TrainedRun) -> dict[str, OnnxGraph]:
+def _write(graph: _Graph, path: Path) -> None:
+    """Write a module as a file of the operation set 18; large weights lie beside it."""
+    examples: dict[str, object] = {}
+    shapes: dict[str, object] = {}
+    names: list[str] = []
+    for name, entry in graph.inputs.items():
+        if isinstance(entry, dict):
+            examples[name] = [_example(each, sizes) for each, sizes in entry.items()]
+            shapes[name] = [_free(sizes) for sizes in entry.values()]
+            names += entry
+        else:
+            examples[name], shapes[name] = _example(name, entry), _free(entry)
+            names.append(name)
+    size = sum(tensor.nbytes for tensor in graph.module.state_dict().values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph.module.eval(), kwargs=examples, input_names=names, output_names=graph.outputs,
+            dynamic_shapes=shapes, opset_version=18, dynamo=True, optimize=False, verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    program.save(path, external_data=size > LARGEST)
+
+
+def _example(name: str, sizes: Sizes) -> Tensor:
+    shape = [_EXAMPLES.get(size, 7) if isinstance(size, str) else size for size in sizes]
+    if name.endswith(("input_ids", "attention_mask")):
+        return torch.ones(shape, dtype=torch.long)
+    return torch.zeros(shape)
+
+
+def _free(sizes: Sizes) -> dict[int, object]:
+    """The free dimensions; one that is a sum of others follows from these."""
+    return {
+        place: torch.export.Dim(size) if size in _EXAMPLES else torch.export.Dim.DYNAMIC
+        for place, size in enumerate(sizes)
+        if isinstance(size, str)
+    }
+
+
+def _graphs(run: TrainedRun) -> dict[str, _Graph]:
     model = run.model
+    texts: dict[str, Sizes | dict[str, Sizes]] = {
+        "input_ids": ("batch", "positions"), "attention_mask": ("batch", "positions"),
+    }  # fmt: skip
+
+    def caches(blocks: nn.ModuleList, part: str, length: str) -> dict[str, Sizes]:
+        return {
+            f"past_key_values.{number}{part}.{kind}": ("batch", layer.kv_heads, length, layer.depth)
+            for number, layer in enumerate(block.self_attention for block in blocks)
+            for kind in ("key", "value")
+        }
+
     if isinstance(model, Transformer):
-        return translator(model)
+        longest = model.architecture.max_length
+        own = caches(model.decoder, ".decoder", "past")
+        source = caches(model.decoder, ".encoder", "positions")
+        read = {
+            "input_ids": ("batch", "new"), "encoder_attention_mask": ("batch", "positions"),
+            "past": own, "source": source,
+        }  # fmt: skip
+        return {
+            "encoder": _Graph(Encoder(model, longest), texts, list(source)),
+            "decoder": _Graph(Decoder(model, longest), read, _written(own)),
+        }
     if isinstance(model, LanguageModel):
-        return language_model(model)
+        own = caches(model.decoder, "", "past")
+        read = {"input_ids": ("batch", "new"), "attention_mask": ("batch", "all"), "past": own}
+        return {"model": _Graph(Writer(model, model.architecture.max_length), read, _written(own))}
     if isinstance(model, Classifier):
-        return classifier(model)
+        module = TextClassifier(model, model.architecture.max_length)
+        return {"model": _Graph(module, texts, ["logits"])}
     if isinstance(model, (VisionTransformer, ConvolutionalClassifier)):
-        return image_classifier(model, *mean_deviation(run.data))
+        sizes = ("batch", model.shape.channels, model.shape.rows, model.shape.columns)
+        images = Images(model, *mean_deviation(run.data))
+        return {"model": _Graph(images, {"pixel_values": sizes}, ["logits"])}
     raise InputError(
         f"export: task.kind {run.config.task.kind!r}: a graph attention network has no ONNX file: "
         "it reads a graph whole, at its training. Models of texts and of images have one."
     )
+
+
+def _written(past: Iterable[str]) -> list[str]:
+    return ["logits", *(name.replace("past_key_values", "present") for name in past)]
 
 
 def _configuration(run: TrainedRun) -> JsonObject:
@@ -137,7 +225,7 @@ def logits_of_onnx(run: TrainedRun, folder: Path) -> tuple[Tensor, Tensor]:
                 generator=random,
             )
             lengths = [max(1, length * (batch - row) // batch) for row in range(batch)]
-            pairs += _comparison(run)(run, folder, source, target, lengths, min(first, length))
+            pairs += _texts(run, folder, source, target, lengths, min(first, length))
     ours, theirs = (
         torch.cat([part.flatten() for part in side]) for side in zip(*pairs, strict=True)
     )
@@ -148,80 +236,50 @@ def logits_of_onnx(run: TrainedRun, folder: Path) -> tuple[Tensor, Tensor]:
 Pairs = Iterator[tuple[Tensor, Tensor]]
 
 
-def _comparison(
-    run: TrainedRun,
-) -> Callable[[TrainedRun, Path, Tensor, Tensor, Sequence[int], int], Pairs]:
-    """What compares batches of a run that reads texts."""
-    if isinstance(run.model, Transformer):
-        return _translations
-    return _classes if isinstance(run.model, Classifier) else _continuations
-
-
 def _images(run: TrainedRun, folder: Path, batch: int, random: torch.Generator) -> Pairs:
-    model = run.model
-    if not isinstance(model, ImageClassifier):
-        raise TypeError("a run of images has a classifier of these")
-    shape = model.shape
+    assert isinstance(run.model, ImageClassifier)
+    shape = run.model.shape
     images = torch.rand(batch, shape.channels, shape.rows, shape.columns, generator=random)
     mean, deviation = mean_deviation(run.data)
     theirs = _Session(folder / "model.onnx")(pixel_values=images)["logits"]
-    yield model((images - mean) / deviation), theirs
+    yield run.model((images - mean) / deviation), theirs
 
 
-def _classes(
-    run: TrainedRun, folder: Path, ids: Tensor, _: Tensor, lengths: Sequence[int], first: int
+def _texts(
+    run: TrainedRun, folder: Path, ids: Tensor, target: Tensor, lengths: Sequence[int], first: int
 ) -> Pairs:
-    real = _real(ids, lengths)
-    theirs = _Session(folder / "model.onnx")(input_ids=ids, attention_mask=real)["logits"]
-    yield run.model(ids.masked_fill(real == 0, Vocabulary.pad)), theirs
-
-
-def _translations(
-    run: TrainedRun,
-    folder: Path,
-    source: Tensor,
-    target: Tensor,
-    lengths: Sequence[int],
-    first: int,
-) -> Pairs:
-    real = _real(source, lengths)
-    source = source.masked_fill(real == 0, Vocabulary.pad)
-    expected = run.model(source, target)
-    encoder, decoder = (_Session(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
-    given = encoder(input_ids=source, attention_mask=real) | {"encoder_attention_mask": real}
-    for read in (target.shape[1], first):
-        yield expected, _read(decoder, target, read, lambda end: given)
-
-
-def _continuations(
-    run: TrainedRun, folder: Path, ids: Tensor, _: Tensor, lengths: Sequence[int], first: int
-) -> Pairs:
+    """What a run and its graphs say of texts that are filled up, read whole and token by token."""
+    real = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long()
+    padded = ids.masked_fill(real == 0, Vocabulary.pad)
+    if isinstance(run.model, Transformer):
+        encoder, decoder = (_Session(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
+        seen = encoder(input_ids=padded, attention_mask=real) | {"encoder_attention_mask": real}
+        for read in (target.shape[1], first):
+            yield run.model(padded, target), _read(decoder, target, read, lambda end: seen)
+        return
     session = _Session(folder / "model.onnx")
-    expected = run.model(ids)
-    real = torch.ones_like(ids)
-    for read in (ids.shape[1], first):
-        yield expected, _read(session, ids, read, lambda end: {"attention_mask": real[:, :end]})
+    if isinstance(run.model, Classifier):
+        yield run.model(padded), session(input_ids=padded, attention_mask=real)["logits"]
+        return
     # Filled up on the left, each row gives what it gives alone.
-    real = _real(ids, lengths).flip(1)
-    read_first = _read(session, ids, first, lambda end: {"attention_mask": real[:, :end]})
-    for row, length in enumerate(lengths):
-        yield run.model(ids[row : row + 1, -length:])[0], read_first[row, -length:]
+    real = real.flip(1)
+    for read in (ids.shape[1], first):
+        theirs = _read(session, ids, read, lambda end: {"attention_mask": real[:, :end]})
+        for row, length in enumerate(lengths):
+            yield run.model(ids[row : row + 1, -length:])[0], theirs[row, -length:]
 
 
-def _real(ids: Tensor, lengths: Sequence[int]) -> Tensor:
-    """1 at the first tokens of each row, as many as its length, 0 at padding; as ids."""
-    return (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long()
-
-
-def _read(session: _Session, ids: Tensor, first: int, given: Any) -> Tensor:
+def _read(
+    session: _Session, ids: Tensor, first: int, beside: Callable[[int], dict[str, Tensor]]
+) -> Tensor:
     """Logits after each token: of the first ones together, of each other one after its past.
 
-    Args: given: what else the session reads, from the number of tokens it has then seen.
+    beside: what else the session reads, from the number of tokens it has then seen.
     """
     past = session.empty_past(len(ids))
     logits = []
     for start, end in [(0, first), *((end - 1, end) for end in range(first + 1, ids.shape[1] + 1))]:
-        found = session(**given(end), **past, input_ids=ids[:, start:end])
+        found = session(**beside(end), **past, input_ids=ids[:, start:end])
         logits.append(found["logits"])
         past = dict(zip(past, list(found.values())[1:], strict=True))
     return torch.cat(logits, 1)
@@ -238,11 +296,9 @@ class _Session:
         self._outputs = [each.name for each in self._session.get_outputs()]
 
     def __call__(self, **inputs: Tensor) -> dict[str, Tensor]:
-        given = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in inputs.items()}
-        found = self._session.run(self._outputs, given)
-        return {
-            name: torch.from_numpy(array) for name, array in zip(self._outputs, found, strict=True)
-        }
+        arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in inputs.items()}
+        outputs = self._session.run(self._outputs, arrays)
+        return dict(zip(self._outputs, map(torch.from_numpy, outputs), strict=True))
 
     def empty_past(self, batch: int) -> dict[str, Tensor]:
         """Keys and values of no token yet, by the names of the inputs that take them."""

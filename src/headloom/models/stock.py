@@ -23,6 +23,7 @@ from headloom.models.predictor import Predictor
 from headloom.models.stock_language import language_model
 from headloom.models.stock_parts import (
     ACTIVATIONS,
+    STOCK_POSITIONS,
     StockModel,
     check_choices,
     map_of,
@@ -62,7 +63,7 @@ def _translator(model: Transformer) -> StockModel:
             "three embedding matrices (model.tied = false)", "Train with model.tied = true."
         )
     marian = architecture.norm == "post"
-    suited = ("sinusoidal",) if marian else ("sinusoidal", "learned", "none")
+    suited = ("sinusoidal",) if marian else STOCK_POSITIONS
     if architecture.positions not in suited:
         raise no_counterpart(
             f'a translator with model.norm "{architecture.norm}" and model.positions '

@@ -3,9 +3,8 @@
     pre-norm                          GPT2LMHeadModel
     pre-norm, rotary                  GPTNeoXForCausalLM
     pre-norm, rotary, RMS norm, gated LlamaForCausalLM
-    post-norm                         OpenAIGPTLMHeadModel
 
-Sources: Radford et al. 2018 and 2019 (GPT, GPT-2); Black et al. 2022 (GPT-NeoX); Touvron et al.
+Sources: Radford et al. 2019 (GPT-2); Black et al. 2022 (GPT-NeoX); Touvron et al.
 2023 (Llama).
 """
 
@@ -21,6 +20,7 @@ from headloom.models.language_model import LanguageModel
 from headloom.models.rotary_settings import rope_parameters
 from headloom.models.stock_parts import (
     ACTIVATIONS,
+    STOCK_POSITIONS,
     StockModel,
     bias_of,
     check_choices,
@@ -48,63 +48,42 @@ def language_model(model: LanguageModel) -> StockModel:
 
 
 def _gpt(model: LanguageModel) -> StockModel:
-    """GPT-2, whose norms come before the layers; GPT, whose norms come after them."""
     architecture = model.architecture
     check_choices(
         architecture, "model.activation", "model.biases", "embeddings", "model.norm_epsilon"
     )
-    kind, post = architecture.positions, architecture.norm == "post"
-    if kind not in ("sinusoidal", "learned", "none"):
-        suited = "sinusoidal, learned, none" + ("" if post else ", rotary")
+    if architecture.norm == "post" or architecture.positions not in STOCK_POSITIONS:
         raise no_counterpart(
-            f'a language model with model.norm "{architecture.norm}" and model.positions "{kind}"',
-            f"With a counterpart: {suited}.",
+            f'a language model with model.norm "{architecture.norm}" and model.positions '
+            f'"{architecture.positions}"',
+            f'With a counterpart: {", ".join(STOCK_POSITIONS)}, rotary, with model.norm "pre".',
         )
-    if post and architecture.activation == "gelu":
-        raise no_counterpart(
-            'a language model with model.norm "post" and the exact model.activation "gelu"',
-            'Train with "gelu-tanh", or with model.norm "pre".',
-        )
-    tokens, positions = ("tokens_embed", "positions_embed") if post else ("wte", "wpe")
     weights = {
-        f"transformer.{tokens}.weight": scaled_tokens(model.embedding),
-        f"transformer.{positions}.weight": position_table(model.embedding),
+        "transformer.wte.weight": scaled_tokens(model.embedding),
+        "transformer.wpe.weight": position_table(model.embedding),
     }
     for number, block in enumerate(_decoder_blocks(model)):
         weights |= _gpt_layer(f"transformer.h.{number}", block)
-    if not post:
-        weights |= named("transformer.ln_f", model.decoder_norm)
+    weights |= named("transformer.ln_f", model.decoder_norm)
     settings: dict[str, object] = {
         "vocab_size": len(model.output_embedding.weight),
         "n_embd": architecture.width,
         "n_layer": architecture.decoder_layers,
         "n_head": architecture.heads,
         "n_positions": architecture.max_length,
+        "n_inner": architecture.feed_forward,
+        "activation_function": ACTIVATIONS[architecture.activation],
         "layer_norm_epsilon": architecture.norm_epsilon,
         "resid_pdrop": architecture.dropout,
         "embd_pdrop": architecture.dropout,
         "attn_pdrop": architecture.attention_dropout,
         "tie_word_embeddings": False,
     }
-    if post:
-        # Its "gelu" is the approximation by tanh.
-        names = {"relu": "relu", "gelu-tanh": "gelu", "silu": "silu"}
-        settings["afn"] = names[architecture.activation]
-        if architecture.feed_forward != 4 * architecture.width:
-            raise no_counterpart(
-                f'a language model with model.norm "post" whose model.feed_forward is '
-                f"{architecture.feed_forward}, not 4 times model.width",
-                'Train with that, or with model.norm "pre".',
-            )
-    else:
-        settings["activation_function"] = ACTIVATIONS[architecture.activation]
-        settings["n_inner"] = architecture.feed_forward
-    name = "OpenAIGPTLMHeadModel" if post else "GPT2LMHeadModel"
-    return StockModel(name, settings, weights, model.output_embedding.weight)
+    return StockModel("GPT2LMHeadModel", settings, weights, model.output_embedding.weight)
 
 
 def _gpt_layer(name: str, block: DecoderBlock) -> dict[str, Tensor]:
-    """A layer, as GPT and GPT-2 name its parts; their maps are matrices of (inputs, outputs)."""
+    """A layer, as GPT-2 names its parts; its maps are matrices of (inputs, outputs)."""
     parts = queries_keys_values(block.self_attention)
     feed_forward = block.feed_forward
     maps: Sequence[tuple[str, Tensor, Tensor]] = (

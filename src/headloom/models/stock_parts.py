@@ -16,6 +16,7 @@ from headloom.models.embeddings import Embedding
 
 __all__ = [
     "ACTIVATIONS",
+    "STOCK_POSITIONS",
     "StockModel",
     "bias_of",
     "check_choices",
@@ -27,6 +28,8 @@ __all__ = [
     "scaled_tokens",
 ]
 
+#: Positions whose table is added to the embeddings; of "none" it is zeros.
+STOCK_POSITIONS = ("sinusoidal", "learned", "none")
 #: headloom's activations by the names that Transformers has.
 ACTIVATIONS: Mapping[ActivationKind, str] = {
     "relu": "relu",

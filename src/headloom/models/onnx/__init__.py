@@ -1,1 +1,0 @@
-"""headloom's models as ONNX graphs, which many runtimes compute."""
