@@ -81,11 +81,6 @@ def test_from_the_end(history: History) -> None:
         history[-4]
 
 
-def test_steps_are_whole_numbers(history: History) -> None:
-    assert history[np.int64(4)].step == 4  # as a table's
-    for step in ("0", 1.5, slice(2)):
-        with pytest.raises(InputError, match="expected the number of a step"):
-            history[step]  # type: ignore[index]
 
 
 def test_going_back(history: History) -> None:

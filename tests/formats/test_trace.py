@@ -200,12 +200,3 @@ def test_a_trace_written_anew_while_it_is_open_is_not_mixed_with_the_old(tmp_pat
     with pytest.raises(headloom.DataError, match=r"written anew, moved or removed since it was"):
         opened.layers[0].queries  # noqa: B018 - read from the other trace's file
     assert not torch.equal(headloom.open(tmp_path / "t").layers[0].graph.weights, first)
-
-
-def test_a_layer_too_many_says_how_many_there_are(pair_trace, tmp_path) -> None:
-    pair_trace.save(tmp_path / "t")
-    for trace in (pair_trace, headloom.open(tmp_path / "t"), replace(pair_trace, layers=[])):
-        there = f"no layer 9; this trace has {len(trace.layers)}, from 0"
-        with pytest.raises(IndexError, match=there):
-            trace.layers[9]
-    assert pair_trace.layers[-1] is list(pair_trace.layers)[-1]

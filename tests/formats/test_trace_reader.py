@@ -13,7 +13,7 @@ import torch
 from tests.formats.conftest import TENSORS
 
 import headloom
-from headloom.formats import trace_reader
+from headloom.formats import layer_data
 from headloom.formats.files import file_digest
 
 
@@ -38,18 +38,6 @@ DAMAGE = {
     "a trace of version 2, made by headloom 9.9": lambda f: manifest(
         f, lambda m: m.update(version=2, headloom="9.9")
     ),
-    "names no version": lambda f: manifest(f, lambda m: m.update(version="1")),
-    "has no layers": lambda f: manifest(f, lambda m: m.update(layers=[])),
-    "layer 1: shape is not": lambda f: manifest(f, lambda m: m["layers"][1].update(shape=[1, 2])),
-    "layer 0: scale is missing": lambda f: manifest(f, lambda m: m["layers"][0].pop("scale")),
-    "do not fit the tokens of 'source'": lambda f: manifest(
-        f, lambda m: m["sequences"]["source"].pop()
-    ),
-    "has no sequences of tokens": lambda f: manifest(
-        f, lambda m: m["sequences"].update(source=[1])
-    ),
-    "says nothing of the model": lambda f: manifest(f, lambda m: m.pop("model")),
-    "names no files": lambda f: manifest(f, lambda m: m.pop("files")),
     "rows.parquet is missing": lambda f: (f / "rows.parquet").unlink(),
     "queries_keys.safetensors is missing": lambda f: (f / "queries_keys.safetensors").unlink(),
     "trace.json does not match its digest": lambda f: manifest(
@@ -121,21 +109,6 @@ def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tm
     assert noticed > len(whole) // 12
 
 
-@pytest.mark.parametrize(
-    ("line", "change"),
-    [
-        ("layer 0: window is not", {"window": [1, -1, 0]}),
-        ("layer 0: terms are of the wrong type", {"terms": {"missing": None, "tensors": ["x"]}}),
-        ("layer 0: value_norms are of the wrong type", {"value_norms": 3}),
-    ],
-)
-def test_terms_that_make_no_sense_are_refused(pair_trace, tmp_path, line, change) -> None:
-    pair_trace.save(tmp_path / "t")
-    manifest(tmp_path / "t", lambda m: m["layers"][0].update(change))
-    with pytest.raises(headloom.DataError, match=line):
-        headloom.open(tmp_path / "t")
-
-
 def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
@@ -158,7 +131,7 @@ def test_threads_that_read_a_file_at_once_both_find_it_sound(
         time.sleep(0.05)
         return file_digest(path)
 
-    monkeypatch.setattr(trace_reader, "file_digest", slowly)
+    monkeypatch.setattr(layer_data, "file_digest", slowly)
     with ThreadPoolExecutor(4) as pool:
         for found in [pool.submit(digests.verify, "rows.parquet") for _ in range(4)]:
             found.result()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headloom.errors import DataError
 from headloom.formats.files import cannot_read, check_file, in_brief
-from headloom.formats.trace_reader import check_stored_types
+from headloom.formats.layer_data import check_stored_types
 
 __all__ = ["SUFFIXES", "read_edges"]
 

@@ -19,20 +19,19 @@ four would take too much room there is in their place
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from headloom.errors import DataError, InputError, optional_package
 from headloom.formats.files import JsonObject, cannot_read, is_there
+from headloom.formats.manifest import is_count, misfit
 from headloom.formats.tensors import load_tensors, read_notes, save_tensors
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.head_matrices import MATRICES, MEASURES
-from headloom.mechanism.shapes import in_words
 
 if TYPE_CHECKING:
     import pandas
@@ -152,32 +151,29 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
     save_tensors(folder / f"step-{snapshot.step:08d}.safetensors", tensors, notes)
 
 
-def _is_layer(entry: Any) -> bool:
-    """Whether the notes of a layer have the form that `write_snapshot` gives them."""
-    if not isinstance(entry, dict):
+def _are_measures(value: object) -> bool:
+    """Whether a value is lists of numbers or null, each as long as there are heads."""
+    if not isinstance(value, dict) or not all(name in value for name in MEASURES):
         return False
-    measures = entry.get("measures")
-    return (
-        isinstance(entry.get("name"), str)
-        and isinstance(entry.get("kind"), str)
-        and type(entry.get("length")) is int
-        and type(entry.get("product", False)) is bool
-        and isinstance(matrices := entry.get("matrices", []), list)
-        and all(name in MATRICES for name in matrices)
-        and type(entry.get("scale")) in (int, float, type(None))
-        and all(
-            isinstance(entry.get(tokens), list)
-            and all(isinstance(token, str) for token in entry[tokens])
-            for tokens in ("query_tokens", "key_tokens")
-        )
-        and isinstance(measures, dict)
-        and all(
-            isinstance(measures.get(name), list)
-            and len(measures[name]) == len(measures["symmetry"])
-            and all(value is None or type(value) in (int, float) for value in measures[name])
-            for name in ("symmetry", *MEASURES, *measures)
-        )
-    )
+    if not all(isinstance(numbers, list) for numbers in value.values()):
+        return False
+    known = [number for numbers in value.values() for number in numbers if number is not None]
+    alike = len({len(numbers) for numbers in value.values()}) == 1
+    return alike and misfit(known, [(int, float)], "") is None
+
+
+_LAYER: JsonObject = {
+    "name": str,
+    "kind": str,
+    "length": is_count(),
+    "product?": bool,
+    "matrices": [lambda name: name in MATRICES],
+    "scale?": (int, float),
+    "query_tokens": [str],
+    "key_tokens": [str],
+    "measures": _are_measures,
+}
+_NOTES: JsonObject = {"step": is_count(2**53), "loss?": (int, float), "layers": [_LAYER]}
 
 
 def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
@@ -186,9 +182,7 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
     Raises: KeyError: a tensor is missing; ValueError: their shapes do not fit.
     """
     name, length = entry["name"], entry["length"]
-    # Earlier snapshots have all four, and do not say so.
-    known = entry.get("matrices", MATRICES)
-    matrices = {matrix: tensors[f"{name}/{matrix}"] for matrix in known}
+    matrices = {matrix: tensors[f"{name}/{matrix}"] for matrix in entry["matrices"]}
     product = tensors[f"{name}/product"] if entry.get("product") else None
     parts = [tensors[f"{name}/probe/{part}"] for part in _GRAPH]
     shape = parts[0].shape
@@ -230,7 +224,7 @@ class History:
     one before it; ``history.measures()`` says how each head has grown.
 
     Raises: DataError: no such history or snapshot, or a damaged one. InputError: the folder of a
-    run, whose history is a folder in it; no number of a step.
+    run, whose history is a folder in it.
     """
 
     folder: Path
@@ -272,25 +266,14 @@ class History:
 
     def _check(self, step: int, notes: JsonObject) -> None:
         """Raise a DataError unless the notes are those of a snapshot of this step."""
-        layers, loss = notes.get("layers"), notes.get("loss")
-        if (
-            notes.get("step") != step
-            or not (loss is None or type(loss) in (int, float))
-            or not isinstance(layers, list)
-            or not all(map(_is_layer, layers))
-        ):
+        wrong = misfit(notes, _NOTES, "notes")
+        if wrong is not None or notes["step"] != step:
             raise DataError(
-                f"{self._path(step)}: this snapshot is damaged: its notes say otherwise."
+                f"{self._path(step)}: this snapshot is damaged: {wrong or 'notes.step'} is not "
+                "what it must be."
             )
 
     def __getitem__(self, step: int) -> Snapshot:
-        try:
-            step = operator.index(step)
-        except TypeError:
-            raise InputError(
-                f"history[{in_words(step)}]: expected the number of a step, of those in "
-                "history.steps; or -1, the last. list(history) has them all."
-            ) from None
         if step < 0:
             steps = self.steps
             if step < -len(steps):

@@ -1,56 +1,69 @@
-"""`LayerData`: where the numbers of a traced layer are, on disk or in memory."""
+"""Where the numbers of a traced layer are: in memory, or on disk until they are asked for."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headloom.formats.terms import Terms
+from headloom.errors import DataError
+from headloom.formats.files import (
+    JsonMapping,
+    JsonObject,
+    cannot_read,
+    check_file,
+    file_digest,
+    in_brief,
+    is_there,
+)
+from headloom.formats.terms import TENSORS, Terms
+from headloom.formats.trace_files import FRACTIONS, STORED_TYPES
+from headloom.formats.trace_writer import (
+    EDGE_COLUMNS,
+    EDGES,
+    KEY_COLUMNS,
+    KEYS,
+    MANIFEST,
+    QUERIES_KEYS,
+    RECEIVED,
+    RECEIVED_COLUMNS,
+    ROW_COLUMNS,
+    ROWS,
+)
 from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.received import Received
 
-__all__ = ["LayerData", "LayerInMemory"]
+__all__ = ["REMEDY", "Digests", "LayerData", "LayerInMemory", "StoredLayer", "check_stored_types"]
 
+REMEDY = "Trace the model again."
 
-class LayerData(Protocol):
-    """Where the numbers of a layer are."""
-
-    @property
-    def has_matrix(self) -> bool:
-        """Whether all that the weights are made of was kept; without reading it."""
-
-    @property
-    def has_value_norms(self) -> bool:
-        """Whether the norms of the values were kept; without reading them."""
-
-    @property
-    def keeps_every_edge(self) -> bool:
-        """Whether no edge was left out, as far as that is known without reading them."""
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether score(i, j) = score(j, i) by construction; without reading the edges."""
-
-    def graph(self) -> AttentionGraph:
-        """The graph."""
-
-    def lse(self) -> Tensor:
-        """The log-sum-exp of each row, (heads, queries)."""
-
-    def queries_keys(self) -> tuple[Tensor, Tensor] | None:
-        """(heads, queries, depth) and (kv_heads, keys, depth), or None where they were not kept."""
-
-    def terms(self) -> Terms | None:
-        """What enters the weights besides queries and keys, or None where it is not known."""
-
-    def value_norms(self) -> Tensor | None:
-        """(kv_heads, keys), or None where they were not kept."""
+#: What the libraries raise that read a file which is not what it says.
+_UNREADABLE = (
+    pa.ArrowException, SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError,
+    OverflowError, MemoryError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class LayerInMemory:
-    """The numbers of a layer, in memory."""
+    """The numbers of a layer, in memory.
+
+    attention_graph: its edges and rows.
+    tensors: its queries, (heads, queries, depth), and keys, (kv_heads, keys, depth).
+    known_terms: what enters the weights besides queries and keys; None: it is not known.
+    norms: |v_j| of its values, (kv_heads, keys).
+    """
 
     attention_graph: AttentionGraph
     tensors: tuple[Tensor, Tensor] | None = None
@@ -59,42 +72,329 @@ class LayerInMemory:
 
     @property
     def has_matrix(self) -> bool:
-        """See LayerData."""
+        """Whether all that the weights are made of was kept; without reading it."""
         terms = self.known_terms
         return self.tensors is not None and terms is not None and not terms.missing
 
     @property
     def has_value_norms(self) -> bool:
-        """See LayerData."""
+        """Whether the norms of the values were kept; without reading them."""
         return self.norms is not None
 
     @property
     def keeps_every_edge(self) -> bool:
-        """See LayerData."""
+        """Whether no edge was left out, as far as that is known without reading them."""
         graph = self.attention_graph
         return bool((graph.count <= (graph.keys >= 0).sum(-1)).all())
 
     @property
     def symmetric(self) -> bool:
-        """See LayerData."""
+        """Whether score(i, j) = score(j, i) by construction; without reading the edges."""
         return self.attention_graph.symmetric
 
     def graph(self) -> AttentionGraph:
-        """See LayerData."""
+        """The graph."""
         return self.attention_graph
 
     def lse(self) -> Tensor:
-        """See LayerData."""
+        """The log-sum-exp of each row, (heads, queries)."""
         return self.attention_graph.lse
 
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
-        """See LayerData."""
+        """Queries and keys, or None where they were not kept."""
         return self.tensors
 
     def terms(self) -> Terms | None:
-        """See LayerData."""
+        """What enters the weights besides queries and keys, or None where it is not known."""
         return self.known_terms
 
     def value_norms(self) -> Tensor | None:
-        """See LayerData."""
+        """(kv_heads, keys), or None where they were not kept."""
         return self.norms
+
+
+class Digests:
+    """The digests of the files of a trace, each verified once, when the file is first read.
+
+    From then on a file must stay the one that was verified: of a trace that is written anew while
+    it is open, nothing is mixed with what was read before.
+    """
+
+    def __init__(self, folder: Path, manifest: JsonMapping) -> None:
+        self._folder = folder
+        # Threads of the studio read one trace at once.
+        self._verifying = threading.Lock()
+        self._seen = {MANIFEST: _identity(folder / MANIFEST)}
+        self._open = {name: entry.get("sha256") for name, entry in manifest["files"].items()}
+
+    def check_same(self, name: str) -> None:
+        """Raises: DataError: the trace, or this file of it, is not the one that was opened."""
+        for known in {MANIFEST, name} & set(self._seen):
+            if _identity(self._folder / known) != self._seen[known]:
+                raise DataError(
+                    f"{self._folder}: this trace was written anew, moved or removed since it was "
+                    "opened. Open it again."
+                )
+
+    def verify(self, name: str) -> None:
+        """Raises: ValueError: the file is not as it was written. DataError: see `check_same`."""
+        with self._verifying:
+            self.check_same(name)
+            if name not in self._open:
+                return
+            before = _identity(self._folder / name)
+            if file_digest(self._folder / name) != self._open[name]:
+                raise ValueError("the file does not match its digest")
+            self._seen[name] = before
+            del self._open[name]
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What changes where a file is replaced or written to; None: there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """The numbers of a layer, on disk; see LayerInMemory for what its methods give.
+
+    number: its place in the list of layers of the manifest; entry: what the manifest says of it.
+    """
+
+    folder: Path
+    number: int
+    entry: JsonObject
+    digests: Digests
+
+    @property
+    def has_matrix(self) -> bool:
+        """See LayerInMemory."""
+        terms = self.entry.get("terms")
+        return bool(self.entry["queries_keys"]) and terms is not None and not terms["missing"]
+
+    @property
+    def has_value_norms(self) -> bool:
+        """See LayerInMemory."""
+        return self.entry.get("value_norms") is not None
+
+    @property
+    def keeps_every_edge(self) -> bool:
+        """See LayerInMemory."""
+        return bool(self.entry["kept"] >= self.entry["shape"][2])
+
+    @property
+    def symmetric(self) -> bool:
+        """See LayerInMemory."""
+        return bool(self.entry["symmetric"])
+
+    def graph(self) -> AttentionGraph:
+        """See LayerInMemory."""
+        heads, queries, length = self.entry["shape"]
+        # Rows first: they must be as many as the manifest says, before room is made for edges.
+        totals = self._rows()
+        with self._reading(EDGES):
+            edges = self._table(EDGES, EDGE_COLUMNS, self.entry["edges"])
+            keys, scores, weights = _slots(edges, heads, queries, length, self.entry["kept"])
+        return AttentionGraph(
+            keys, scores, weights, **totals, length=length, symmetric=self.entry["symmetric"],
+            **self.received()._asdict(),
+        )  # fmt: skip
+
+    def lse(self) -> Tensor:
+        """See LayerInMemory."""
+        return self._rows()["lse"]
+
+    def received(self) -> Received:
+        """What keys receive, where that was kept: see AttentionGraph."""
+        kept = self.entry.get("received")
+        if kept is None:
+            return Received()
+        heads, _, length = self.entry["shape"]
+        with self._reading(RECEIVED):
+            received = Received(**self._by_place(RECEIVED, RECEIVED_COLUMNS, heads, length))
+        return received if kept["last"] else received._replace(received_last=None)
+
+    def _rows(self) -> dict[str, Tensor]:
+        heads, queries, length = self.entry["shape"]
+        with self._reading(ROWS):
+            totals = self._by_place(ROWS, ROW_COLUMNS, heads, queries)
+            count = totals["count"]
+            if count.numel() and not 0 <= int(count.min()) <= int(count.max()) <= length:
+                raise ValueError(f"a count of keys is not in 0 to {length}")
+        return totals | {"count": count.long()}
+
+    def queries_keys(self) -> tuple[Tensor, Tensor] | None:
+        """See LayerInMemory."""
+        if not self.entry["queries_keys"]:
+            return None
+        heads, queries, length = self.entry["shape"]
+        with self._reading(QUERIES_KEYS):
+            tensors = self._tensors(["queries", "keys"])
+            own, other = tensors["queries"], tensors["keys"]
+            if (
+                own.ndim != 3
+                or own.shape[:2] != (heads, queries)
+                or other.ndim != 3
+                or other.shape[1] != length
+                or not other.shape[0]
+                or heads % other.shape[0]
+                or {own.dtype, other.dtype} - set(STORED_TYPES.values())
+            ):
+                raise ValueError("queries and keys do not fit the layer")
+        return own, other
+
+    def terms(self) -> Terms | None:
+        """See LayerInMemory."""
+        terms = self.entry.get("terms")
+        if terms is None:
+            return None
+        heads, queries, length = self.entry["shape"]
+        sizes = {
+            "1": (1,), "2": (2,), "h": (heads,), "1h": (1, heads), "q": (queries,),
+            "1q": (1, queries), "1k": (1, length), "n": (queries + length - 1,),
+        }  # fmt: skip
+        with self._reading(QUERIES_KEYS if terms["tensors"] else MANIFEST):
+            tensors = self._tensors(terms["tensors"]) if terms["tensors"] else {}
+            for name, tensor in tensors.items():
+                expected = TENSORS[name]
+                kind = torch.int32 if name == "ranges" else torch.float32
+                fits = tensor.dtype == kind and tensor.ndim == len(expected)
+                if not fits or any(
+                    want in sizes and size not in sizes[want]
+                    for size, want in zip(tensor.shape, expected, strict=True)
+                ):
+                    raise ValueError(f"{name} does not fit the layer")
+            return Terms.stored(self.entry, tensors, queries)
+
+    def value_norms(self) -> Tensor | None:
+        """See LayerInMemory."""
+        kv_heads, length = self.entry.get("value_norms"), self.entry["shape"][2]
+        if kv_heads is None:
+            return None
+        with self._reading(KEYS):
+            return self._by_place(KEYS, KEY_COLUMNS, kv_heads, length)["value_norm"]
+
+    def _tensors(self, names: list[str]) -> dict[str, Tensor]:
+        """Tensors of this layer."""
+        with safe_open(self._verified(QUERIES_KEYS), framework="pt") as file:
+            return {name: file.get_tensor(f"layers.{self.number}.{name}") for name in names}
+
+    def _verified(self, name: str) -> Path:
+        """The path of a file that is there, can be read, and is as it was written."""
+        path = self.folder / name
+        self.digests.check_same(MANIFEST)
+        if not is_there(path, "part of a trace"):
+            raise DataError(f"{self.folder}: this trace is damaged: {name} is missing. {REMEDY}")
+        check_file(path, "part of a trace")
+        self.digests.verify(name)
+        return path
+
+    def _table(
+        self, name: str, columns: tuple[str, ...], rows: int
+    ) -> dict[str, NDArray[np.generic]]:
+        """The row groups of this layer, which has so many rows."""
+        with pq.ParquetFile(self._verified(name), page_checksum_verification=True) as file:
+            _check_columns(file.schema_arrow, columns)
+            groups = []
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                check_stored_types(group, file.schema)
+                statistics = group.column(0).statistics
+                if statistics is None or statistics.min <= self.number <= statistics.max:
+                    groups.append(number)
+            table = file.read_row_groups(groups)
+            table = table.filter(pc.equal(table["layer"], self.number))
+        if any(column.null_count for column in table.columns):
+            raise ValueError("it has missing values")
+        if len(table) != rows:
+            raise ValueError(f"it has {len(table)} rows of this layer, expected {rows}")
+        return {name: table.column(name).to_numpy() for name in columns}
+
+    def _by_place(
+        self, name: str, columns: tuple[str, ...], heads: int, length: int
+    ) -> dict[str, Tensor]:
+        """The numbers of a table with a row for every head and position, each (heads, length)."""
+        table = self._table(name, columns, heads * length)
+        _, head, position, *numbers = columns
+        places = table[head].astype(np.int64) * length + table[position].astype(np.int64)
+        if not np.array_equal(places, np.arange(heads * length)):
+            raise ValueError(f"its rows are not those of every {head} and {position}")
+        return {
+            column: torch.from_numpy(table[column].reshape(heads, length).copy())
+            for column in numbers
+        }
+
+    def verify(self, name: str) -> None:
+        """Raise a DataError unless a file of the trace is as it was written."""
+        with self._reading(name):
+            self.digests.verify(name)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Errors of the libraries that read a file, as the one line that says which."""
+        try:
+            yield
+        except (DataError, UnicodeEncodeError):  # the latter of its path, not of what it holds
+            raise
+        except _UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                # The system's word, not that of a library that understood nothing.
+                raise cannot_read(self.folder / name, "part of a trace", error) from error
+            raise DataError(
+                f"{self.folder}: this trace is damaged: {name}, layer {self.number}: "
+                f"{in_brief(error)}. {REMEDY}"
+            ) from error
+
+
+LayerData = LayerInMemory | StoredLayer
+
+
+def _check_columns(schema: pa.Schema, columns: tuple[str, ...]) -> None:
+    """Raise a ValueError unless a table has these columns, of numbers of their kinds."""
+    if schema.names != list(columns):
+        raise ValueError(f"it has the columns {', '.join(schema.names)}")
+    for name in columns:
+        kind = schema.field(name).type
+        fits = kind == pa.float32() if name in FRACTIONS else pa.types.is_signed_integer(kind)
+        if not fits:
+            raise ValueError(f"its column {name} is of {kind}")
+
+
+def check_stored_types(group: pq.RowGroupMetaData, schema: pq.ParquetSchema) -> None:
+    """Raise a ValueError where a row group stores a column as another type: Arrow would abort."""
+    for place in range(group.num_columns):
+        column, expected = group.column(place), schema.column(place)
+        if column.physical_type != expected.physical_type:
+            raise ValueError(
+                f"its column {expected.name} is of {expected.physical_type}, and stored as "
+                f"{column.physical_type}"
+            )
+
+
+def _slots(
+    edges: dict[str, NDArray[np.generic]], heads: int, queries: int, length: int, kept: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges one below the other -> keys, scores, weights of (heads, queries, kept)."""
+    for name, size in (("head", heads), ("query", queries), ("key", length)):
+        column = edges[name]
+        if len(column) and not 0 <= column.min() <= column.max() < size:
+            raise ValueError(f"a {name} is not in 0 to {size - 1}")
+    rows = edges["head"].astype(np.int64) * queries + edges["query"].astype(np.int64)
+    if np.any(np.diff(rows) < 0):
+        raise ValueError("edges are out of order")
+    starts = np.searchsorted(rows, np.arange(heads * queries))
+    places = np.arange(len(rows)) - starts[rows]
+    if len(places) and places.max() >= kept:
+        raise ValueError(f"a row has more than {kept} edges")
+    slots = []
+    for name, empty, kind in (
+        ("key", -1, np.int64), ("score", -np.inf, np.float32), ("weight", 0, np.float32)
+    ):  # fmt: skip
+        slot = np.full((heads * queries, kept), empty, kind)
+        slot[rows, places] = edges[name]
+        slots.append(torch.from_numpy(slot.reshape(heads, queries, kept)))
+    return slots[0], slots[1], slots[2]

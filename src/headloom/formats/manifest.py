@@ -1,13 +1,13 @@
-"""What the manifest of a trace must say: a damaged or forged one is refused before it is used."""
+"""Forms of JSON that was read; that of a trace's manifest, so that a forged one is refused."""
 
 from __future__ import annotations
 
 import math
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from headloom.formats.files import JsonObject, cannot_read
+from headloom.formats.files import JsonMapping, JsonObject, cannot_read
 from headloom.formats.terms import TENSORS
 from headloom.formats.trace_writer import (
     EDGES,
@@ -22,67 +22,136 @@ from headloom.formats.trace_writer import (
 from headloom.formats.traced_images import are_images
 from headloom.formats.verification import is_verification
 
-__all__ = ["manifest_problem"]
+__all__ = ["check_manifest", "is_count", "is_fraction", "misfit"]
 
-#: What every layer of the manifest must say, and how.
-_LAYER: dict[str, type | tuple[type, ...]] = {
-    "name": str,
-    "kind": str,
-    "index": int,
-    "queries": str,
-    "keys": str,
-    "shape": list,
-    "kept": int,
-    "edges": int,
-    "scale": (int, float),
-    "positions": str,
-    "mask": (str, type(None)),
-    "symmetric": bool,
-    "queries_keys": bool,
-}
-#: What it says of a module that was not traced.
-_NOT_TRACED = ("name", "class", "reason")
 #: The largest number that tables have room for, of queries and keys; and of heads.
 _MOST, _MOST_HEADS = 2**31 - 1, 2**15 - 1
 
 
-def manifest_problem(folder: Path, manifest: JsonObject) -> str | None:
-    """What is wrong with a manifest or with the files it names; None: nothing.
+def misfit(value: object, form: object, place: str) -> str | None:
+    """Where a value of JSON has not the form that is expected; None: it has.
 
-    Raises: DataError: a file is there and cannot be read.
+    Args:
+        value: as json.loads gives it.
+        form: a type or several, a function that says whether a value fits, a list of the form of
+            all entries, or a dictionary of forms by their keys, with "?" behind those that may be
+            missing or null.
+        place: what the value is called.
+
+    >>> misfit({"a": [1, "2"]}, {"a": [int], "b?": str}, "x")
+    'x.a[1]'
     """
-    if manifest.get("version") != VERSION:
-        return f"{MANIFEST} names no version"
-    sequences, layers, files = (manifest.get(name) for name in ("sequences", "layers", "files"))
-    if not isinstance(manifest.get("model"), dict):
-        return f"{MANIFEST} says nothing of the model"
-    if not isinstance(sequences, dict) or not all(
-        isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
-        for tokens in sequences.values()
-    ):
-        return f"{MANIFEST} has no sequences of tokens"
-    if not _positions_fit(manifest.get("positions", {}), sequences):
-        return f"{MANIFEST} describes positions that do not fit its sequences"
-    if not are_images(manifest.get("images", []), manifest.get("positions", {})):
-        return f"{MANIFEST} describes images that do not fit its positions"
-    if not is_verification(manifest.get("verification")):
-        return f"{MANIFEST} says nothing clear of how it was verified"
-    without = manifest.get("not_traced", [])
-    if not isinstance(without, list) or not all(
-        isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in _NOT_TRACED)
-        for entry in without
-    ):
-        return f"{MANIFEST} names modules that were not traced, not all with {_NOT_TRACED}"
-    if not isinstance(layers, list) or not layers:
-        return f"{MANIFEST} has no layers"
-    if len(layers) > _MOST_HEADS:
-        return f"{MANIFEST} has {len(layers)} layers"
-    for number, layer in enumerate(layers):
-        problem = _layer_problem(layer, sequences)
-        if problem:
-            return f"{MANIFEST}, layer {number}: {problem}"
-    if not isinstance(files, dict):
-        return f"{MANIFEST} names no files"
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return place
+        for key, part in form.items():
+            name = key.removesuffix("?")
+            if key != name and value.get(name) is None:
+                continue
+            wrong = misfit(value[name], part, f"{place}.{name}") if name in value else place
+            if wrong is not None:
+                return wrong
+        return None
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return place
+        places = (misfit(each, form[0], f"{place}[{n}]") for n, each in enumerate(value))
+        return next((wrong for wrong in places if wrong is not None), None)
+    if isinstance(form, type | tuple):
+        fits = isinstance(value, form) and (type(value) is bool) is (form is bool)
+    else:
+        assert callable(form)
+        fits = form(value)
+    return None if fits else place
+
+
+def is_count(most: int = _MOST, least: int = 0) -> Callable[[object], bool]:
+    """Whether a value is a whole number in bounds; true and false are none."""
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def is_fraction(value: object) -> bool:
+    """Whether a value is a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300 and math.isfinite(value)
+
+
+def _is_window(value: object) -> bool:
+    """[left, right, offset], null where a side is open."""
+    side, offset = is_count(), is_count(least=-_MOST)
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(each is None or side(each) for each in value[:2])
+        and offset(value[2])
+    )
+
+
+def _each(form: object) -> Callable[[object], bool]:
+    """Whether a value is an object, each of whose values has a form."""
+    return lambda value: (
+        isinstance(value, dict) and all(misfit(each, form, "") is None for each in value.values())
+    )
+
+
+_LAYER: JsonObject = {
+    "name": str,
+    "kind": str,
+    "index": is_count(),
+    "queries": str,
+    "keys": str,
+    "shape": [is_count()],
+    "kept": is_count(),
+    "edges": is_count(2**62),
+    "scale": is_fraction,
+    "positions": str,
+    "mask?": str,
+    "symmetric": bool,
+    "queries_keys": bool,
+    "softcap?": lambda value: is_fraction(value) and value > 0,
+    "deviation?": is_fraction,
+    "window?": _is_window,
+    "terms?": {
+        "missing?": str,
+        "offset": is_count(least=-_MOST),
+        "tensors": [lambda name: isinstance(name, str) and name in TENSORS],
+    },
+    "value_norms?": is_count(_MOST_HEADS, 1),
+    "received?": {"last": bool},
+}
+#: Known facts of a token, by their names in `positions`.
+_POSITIONS: JsonObject = {
+    "offsets?": [lambda pair: misfit(pair, [is_count(2**53)], "") is None and len(pair) == 2],
+    "texts?": [str],
+    "special?": [bool],
+    "seconds?": [is_fraction],
+    "parts?": [is_count()],
+    **{f"{name}?": [is_count(least=-1)] for name in ("rows", "columns", "images", "tiles")},
+}
+_FORM: JsonObject = {
+    "version": lambda value: value == VERSION,
+    "model": dict,
+    "sequences": _each([str]),
+    "positions?": _each(_POSITIONS),
+    "verification?": is_verification,
+    "not_traced?": [{"name": str, "class": str, "reason": str}],
+    "layers": [_LAYER],
+    "files": dict,
+}
+
+
+def check_manifest(folder: Path, manifest: JsonMapping) -> None:
+    """Hold a manifest, and the files that it names, against what they must be.
+
+    Raises: ValueError: what is wrong. DataError: a file is there and cannot be read.
+    """
+    if manifest.get("sha256") != manifest_digest(manifest):
+        raise ValueError(f"{MANIFEST} does not match its digest")
+    wrong = misfit(manifest, _FORM, MANIFEST) or _why_unfit(manifest)
+    if wrong is not None:
+        raise ValueError(f"{wrong} is missing, or not what it must be")
+    layers, files = manifest["layers"], manifest["files"]
     needed = [EDGES, ROWS]
     if any(layer["queries_keys"] or (layer.get("terms") or {}).get("tensors") for layer in layers):
         needed.append(QUERIES_KEYS)
@@ -91,136 +160,52 @@ def manifest_problem(folder: Path, manifest: JsonObject) -> str | None:
     if any(layer.get("received") is not None for layer in layers):
         needed.append(RECEIVED)
     for name in needed:
-        problem = _file_problem(folder, name, files.get(name))
-        if problem:
-            return problem
-    if manifest.get("sha256") != manifest_digest(manifest):
-        return f"{MANIFEST} does not match its digest"
-    for name in needed:
-        if not isinstance(files[name].get("sha256"), str):
-            return f"{MANIFEST} has no digest of {name}"
-    return None
+        if misfit(files, {name: {"bytes": int, "sha256": str}}, "") is not None:
+            raise ValueError(f"{MANIFEST} does not name {name}")
+        _check_size(folder, name, files[name]["bytes"])
 
 
-def _is_count(value: Any, most: int = _MOST, least: int = 0) -> bool:
-    """Whether a value of JSON is a whole number in bounds; true and false are none."""
-    return type(value) is int and least <= value <= most
+def _why_unfit(manifest: JsonMapping) -> str | None:
+    """What of a manifest, whose parts are each in their form, does not go together."""
+    sequences, positions = manifest["sequences"], manifest.get("positions") or {}
+    for name, facts in positions.items():
+        lengths = {len(entries) for entries in facts.values() if isinstance(entries, list)}
+        if name not in sequences or lengths - {len(sequences[name])}:
+            return f"{MANIFEST}.positions.{name}"
+    if not are_images(manifest.get("images", []), positions):
+        return f"{MANIFEST}.images"
+    layers = manifest["layers"]
+    if not 0 < len(layers) <= _MOST_HEADS:
+        return f"{MANIFEST}.layers"
+    fits = (_layer_fits(layer, sequences) for layer in layers)
+    return next((f"{MANIFEST}.layers[{n}]" for n, fit in enumerate(fits) if not fit), None)
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a value of JSON is a finite number that a float can hold."""
-    return type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value)
-
-
-def _positions_fit(positions: Any, sequences: dict[str, list[str]]) -> bool:
-    """Whether what is known of the tokens has an entry for each of them, of its kind."""
-    return isinstance(positions, dict) and all(
-        name in sequences
-        and isinstance(known, dict)
+def _layer_fits(layer: JsonObject, sequences: dict[str, list[str]]) -> bool:
+    """Whether the numbers of a layer, each in its form, go together."""
+    if len(layer["shape"]) != 3:
+        return False
+    heads, queries, keys = layer["shape"]
+    terms, norms = layer.get("terms") or {}, layer.get("value_norms")
+    return (
+        heads <= _MOST_HEADS
         and all(
-            isinstance(entries, list)
-            and len(entries) == len(sequences[name])
-            and all(map(_POSITIONS.get(what, lambda entry: True), entries))
-            for what, entries in known.items()
+            layer[side] in sequences and len(sequences[layer[side]]) == size
+            for side, size in (("queries", queries), ("keys", keys))
         )
-        for name, known in positions.items()
+        and layer["kept"] <= keys
+        and layer["edges"] <= heads * queries * layer["kept"]
+        and not ("by_distance" in terms.get("tensors", ()) and terms["offset"])
+        and (norms is None or heads % norms == 0)
     )
 
 
-#: What is known of a token, and whether an entry is of its kind.
-_POSITIONS: JsonObject = {
-    "offsets": lambda entry: (
-        isinstance(entry, list)
-        and len(entry) == 2
-        and all(_is_count(place, 2**53) for place in entry)
-    ),
-    "texts": lambda entry: isinstance(entry, str),
-    "special": lambda entry: type(entry) is bool,
-    "rows": lambda entry: _is_count(entry, least=-1),
-    "columns": lambda entry: _is_count(entry, least=-1),
-    "seconds": _is_number,
-    "parts": _is_count,
-    "images": lambda entry: _is_count(entry, least=-1),
-    "tiles": lambda entry: _is_count(entry, least=-1),
-}
-
-
-def _file_problem(folder: Path, name: str, entry: Any) -> str | None:
-    if not isinstance(entry, dict):
-        return f"{MANIFEST} does not name {name}"
+def _check_size(folder: Path, name: str, size: int) -> None:
     try:
-        found = (folder / name).stat()
+        status = (folder / name).stat()
     except (FileNotFoundError, NotADirectoryError):
-        return f"{name} is missing"
+        raise ValueError(f"{name} is missing") from None
     except OSError as error:
         raise cannot_read(folder / name, "part of a trace", error) from error
-    if not stat.S_ISREG(found.st_mode):
-        return f"{name} is no file"
-    if found.st_size != entry.get("bytes"):
-        return f"{name} has {found.st_size} bytes, expected {entry.get('bytes')}"
-    return None
-
-
-def _layer_problem(layer: Any, sequences: dict[str, list[str]]) -> str | None:
-    if not isinstance(layer, dict):
-        return "not an object"
-    for name, kind in _LAYER.items():
-        if name not in layer or not isinstance(layer[name], kind):
-            return f"{name} is missing or of the wrong type"
-    for name in ("softcap", "deviation"):
-        value = layer.get(name)
-        if not (value is None or _is_number(value)):
-            return f"{name} is of the wrong type"
-    if layer.get("softcap") is not None and layer["softcap"] <= 0:
-        return "softcap is not positive"
-    if not _is_number(layer["scale"]):
-        return "scale is no finite number"
-    for name in ("index", "kept"):
-        if not _is_count(layer[name]):
-            return f"{name} is out of bounds"
-    shape = layer["shape"]
-    if (
-        len(shape) != 3
-        or not all(_is_count(size) for size in shape)
-        or not _is_count(shape[0], _MOST_HEADS)
-    ):
-        return "shape is not (heads, queries, keys)"
-    for name, size in (("queries", shape[1]), ("keys", shape[2])):
-        if layer[name] not in sequences or len(sequences[layer[name]]) != size:
-            return f"its {name} do not fit the tokens of {layer[name]!r}"
-    if layer["kept"] > shape[2]:
-        return f"{layer['kept']} edges a row of {shape[2]} keys"
-    if not _is_count(layer["edges"], shape[0] * shape[1] * layer["kept"]):
-        return "edges is out of bounds"
-    return _terms_problem(layer, shape[0])
-
-
-def _terms_problem(layer: JsonObject, heads: int) -> str | None:
-    """What is wrong with what a layer says of its mask, terms and values, if it says anything."""
-    window, terms = layer.get("window"), layer.get("terms")
-    if window is not None and not (
-        isinstance(window, list)
-        and len(window) == 3
-        and all(side is None or _is_count(side) for side in window[:2])
-        and _is_count(window[2], least=-_MOST)
-    ):
-        return "window is not [left, right, offset]"
-    if terms is not None and not (
-        isinstance(terms, dict)
-        and isinstance(terms.get("missing"), str | None)
-        and _is_count(terms.get("offset"), least=-_MOST)
-        and isinstance(terms.get("tensors"), list)
-        and all(isinstance(name, str) for name in terms["tensors"])
-        and set(terms["tensors"]) <= set(TENSORS)
-        and ("by_distance" not in terms["tensors"] or terms["offset"] == 0)
-    ):
-        return "terms are of the wrong type"
-    norms = layer.get("value_norms")
-    if norms is not None and (not _is_count(norms, least=1) or heads % norms):
-        return "value_norms are of the wrong type"
-    received = layer.get("received")
-    if received is not None and not (
-        isinstance(received, dict) and type(received.get("last")) is bool
-    ):
-        return "received is of the wrong type"
-    return None
+    if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+        raise ValueError(f"{name} has {status.st_size} bytes, expected {size}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,14 +15,13 @@ from torch import Tensor
 
 from headloom.errors import InputError, optional_package
 from headloom.formats.files import JsonMapping
-from headloom.formats.layer_data import LayerData, LayerInMemory
+from headloom.formats.layer_data import Digests, LayerData, LayerInMemory, StoredLayer
 from headloom.formats.terms import Terms
 from headloom.formats.tokens import Tokens, shown, visible
 from headloom.formats.traced_images import TracedImage
 from headloom.formats.verification import in_words
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.mechanism.shapes import check_flag, check_type, whole_number
 
 if TYPE_CHECKING:
     import networkx
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
     from headloom.formats.trace_writer import TraceWriter
 
-__all__ = ["LayerData", "LayerInMemory", "TraceData", "TraceLayer", "layer_number"]
+__all__ = ["LayerInMemory", "TraceData", "TraceLayer", "layer_number"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +55,6 @@ class TraceLayer:
         deviation      how far, on a sample of rows, what was caught is from what the model's own
                        attention gives: the largest difference of outputs and weights. None: not
                        measured
-        graph          the kept edges and the rows
-        queries, keys  (heads, queries, depth) and (kv_heads, keys, depth), or None
-        matrix         the exact weight matrix as an operator, or None
-        normalised_matrix  the same with rows that sum to 1 also where queries and keys are rounded
-        value_norms    (kv_heads, keys): |v_j|, or None
 
     What lies on disk is read when it is first asked for.
     """
@@ -252,17 +245,6 @@ def layer_number(trace: TraceData, name: str) -> int:
     raise InputError(f"--layer {visible(name, 60)}: no such layer; {is_now}")
 
 
-class _Layers(tuple[TraceLayer, ...]):
-    """The layers of a trace, whose error says how many there are."""
-
-    def __getitem__(self, place: Any) -> Any:
-        try:
-            return super().__getitem__(place)
-        except IndexError:
-            there = f"this trace has {len(self)}, from 0"
-            raise IndexError(f"trace: no layer {place}; {there}.") from None
-
-
 @dataclass(frozen=True, eq=False)
 class TraceData:
     """Tokens and layers of one input through one model.
@@ -295,10 +277,6 @@ class TraceData:
     not_traced: tuple[Mapping[str, str], ...] = ()
     images: tuple[TracedImage, ...] = ()
     folder: Path | None = None
-
-    def __post_init__(self) -> None:
-        """Give the layers an error of their own."""
-        object.__setattr__(self, "layers", _Layers(self.layers))
 
     @property
     def tokens(self) -> list[str]:
@@ -337,8 +315,6 @@ class TraceData:
 
         Raises: InputError: there is none.
         """
-        check_type("layer", "the kind", kind, str, '"encoder", "decoder" or "cross"')
-        index = whole_number("layer", "index", index)
         for layer in self.layers:
             if (layer.kind, layer.index) == (kind, index):
                 return layer
@@ -358,14 +334,11 @@ class TraceData:
                 they are.
             overwrite: replace a trace that is there, and nothing else.
 
-        Raises: InputError: what cannot be asked. DataError: the folder exists, or cannot be
-            written.
+        Raises: DataError: the folder exists, or cannot be written.
         """
         from headloom.formats.trace_writer import writing_trace
         from headloom.mechanism.backends.native import beside_a_thread
 
-        _check_path("save", path)
-        check_flag("save", "overwrite", overwrite)
         with (
             beside_a_thread(),
             writing_trace(
@@ -384,27 +357,23 @@ class TraceData:
     def open(cls, path: Path | str) -> Self:
         """Open a trace folder; its layers are read when they are first asked for.
 
-        Raises: InputError: it is no path. DataError: it is missing, half-written, damaged, or of a
-            newer version.
+        Raises: DataError: it is missing, half-written, damaged, or of a newer version.
         """
-        from headloom.formats.trace_reader import Digests, StoredLayer, open_folder
+        from headloom.formats.trace_reader import open_folder
 
-        _check_path("open", path)
         folder, manifest = open_folder(path)
         digests = Digests(folder, manifest)
         positions = manifest.get("positions", {})
-        sequences: dict[str, list[str]] = {
-            name: Tokens(tokens, texts)
-            if (texts := positions.get(name, {}).get("texts"))
-            else tokens
-            for name, tokens in manifest["sequences"].items()
-        }
+        sequences: dict[str, list[str]] = manifest["sequences"]
+        for name, known in positions.items():
+            if known.get("texts"):
+                sequences[name] = Tokens(sequences[name], known["texts"])
         layers = tuple(
             TraceLayer(
                 name=entry["name"],
                 kind=entry["kind"],
                 index=entry["index"],
-                shape=(entry["shape"][0], entry["shape"][1], entry["shape"][2]),
+                shape=tuple(entry["shape"]),
                 queries_from=entry["queries"],
                 keys_from=entry["keys"],
                 query_tokens=sequences[entry["queries"]],
@@ -418,10 +387,11 @@ class TraceData:
             )
             for number, entry in enumerate(manifest["layers"])
         )
-        without = tuple(manifest.get("not_traced", ()))
-        said = manifest.get("verification")
-        images = tuple(map(TracedImage.read, manifest.get("images", ())))
-        return cls(sequences, layers, manifest["model"], positions, said, without, images, folder)
+        return cls(
+            sequences, layers, manifest["model"], positions, manifest.get("verification"),
+            tuple(manifest.get("not_traced", ())),
+            tuple(map(TracedImage.read, manifest.get("images", ()))), folder,
+        )  # fmt: skip
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
@@ -433,11 +403,3 @@ class TraceData:
             edge_table(number, layer.graph).to_pandas() for number, layer in enumerate(self.layers)
         ]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
-
-
-def _check_path(operation: str, path: object) -> None:
-    """Raise an InputError where something is no path."""
-    expected = "that of the folder of a trace, as 't.loom'"
-    check_type(operation, "the path", path, str | os.PathLike, expected)
-    if not str(path):
-        raise InputError(f"{operation}: the path is ''; expected {expected}.")

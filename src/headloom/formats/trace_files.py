@@ -1,4 +1,4 @@
-"""The files of a trace while they grow: Parquet tables and a safetensors file, hashed as written.
+"""The files of a trace while they grow: Parquet tables and a safetensors file.
 
 Writing costs little beside a model's forward pass, because nothing is copied that need not be:
 rows of a graph that are full go to Parquet as they lie in memory, a few heads at a time.
@@ -6,20 +6,18 @@ rows of a graph that are full go to Parquet as they lie in memory, a few heads a
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from headloom.formats.files import JsonObject
 from headloom.formats.tensors import DTYPES, header_of
 from headloom.mechanism.graph import AttentionGraph
 
@@ -50,11 +48,11 @@ GROUP = 2**18
 CONTENTS = 2**18
 
 
-def _numbers(tensor: Tensor) -> np.ndarray[Any, Any]:
+def _numbers(tensor: Tensor) -> NDArray[np.generic]:
     return tensor.detach().cpu().contiguous().float().numpy().ravel()
 
 
-def _column(numbers: np.ndarray[Any, Any]) -> pa.Array:
+def _column(numbers: NDArray[np.generic]) -> pa.Array:
     """Numbers as a column, not copied; `pa.array` would load pandas first, a second of work."""
     kind = pa.from_numpy_dtype(numbers.dtype)
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
@@ -167,71 +165,6 @@ def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
     )
 
 
-#: Bytes of a piece that is handed to the thread, and pieces that may wait for it.
-_PIECE, _WAITING = 1 << 20, 8
-
-
-class _Behind:
-    """A file that a thread of its own hashes and writes, from its beginning to its end.
-
-    Whoever writes goes on meanwhile: hashing and writing are a quarter of the work of a table.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("wb")
-        self._hash = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(1, "headloom-file")
-        self._pending: deque[Future[None]] = deque()
-        self._size = 0
-
-    def write(self, data: Any) -> int:
-        content = bytes(data)
-        self._pending.append(self._thread.submit(self._write, content))
-        self._size += len(content)
-        self._wait(_WAITING)
-        return len(content)
-
-    def _wait(self, left: int) -> None:
-        """Until no more pieces wait than so many; raises what went wrong."""
-        while len(self._pending) > left:
-            self._pending.popleft().result()
-
-    def _write(self, content: bytes) -> None:
-        self._hash.update(content)
-        self._file.write(content)
-
-    def flush(self) -> None:
-        self._wait(0)
-        self._file.flush()
-
-    def tell(self) -> int:
-        return self._size
-
-    def close(self) -> None:
-        try:
-            self._wait(0)
-        finally:
-            self._pending.clear()
-            self._thread.shutdown()
-            self._file.close()
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-
 #: How each column is written: what is small and quick for numbers of its kind. Scores and weights
 #: byte by byte, which LZ4 then finds alike; keys as differences.
 _ENCODINGS = {
@@ -246,26 +179,17 @@ class TableFile:
     """A Parquet file that grows a row group at a time."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.rows = 0
-        encodings = {name: _ENCODINGS[name] for name in schema.names if name in _ENCODINGS}
-        self._file = _Behind(path)
-        try:
-            # Parquet writes many small pieces.
-            self._stream = pa.BufferedOutputStream(pa.PythonFile(self._file, mode="w"), _PIECE)
-            self._writer = pq.ParquetWriter(
-                self._stream,
-                schema,
-                compression="lz4",
-                use_dictionary=False,
-                column_encoding=encodings,
-                write_statistics=[name for name in schema.names if name in _STATISTICS],
-                write_page_checksum=True,
-                store_schema=False,
-            )
-        except BaseException:
-            # The disk may be full already: nobody else would close it.
-            self._close(lambda: None)
-            raise
+        self.path, self.rows = path, 0
+        self._writer = pq.ParquetWriter(
+            path,
+            schema,
+            compression="lz4",
+            use_dictionary=False,
+            column_encoding={name: _ENCODINGS[name] for name in schema.names if name in _ENCODINGS},
+            write_statistics=[name for name in schema.names if name in _STATISTICS],
+            write_page_checksum=True,
+            store_schema=False,
+        )
 
     def append(self, table: pa.Table) -> None:
         """Add a row group; an empty one is left out."""
@@ -275,17 +199,7 @@ class TableFile:
 
     def close(self) -> None:
         """Write the end of the file."""
-        self._close(self._writer.close)
-
-    def _close(self, writer: Callable[[], None]) -> None:
-        with ExitStack() as stack:
-            stack.callback(self._file.close)
-            stack.callback(self._stream.close)
-            writer()
-
-    def digest(self) -> str:
-        """SHA-256 of the closed file."""
-        return self._file.digest()
+        self._writer.close()
 
 
 class TensorFile:
@@ -299,7 +213,7 @@ class TensorFile:
         """first: bytes of the first layer, by which room is left."""
         self._path = path
         self._file: BinaryIO = path.open("wb")
-        self._contents: dict[str, Any] = {"__metadata__": metadata}
+        self._contents: JsonObject = {"__metadata__": metadata}
         self._room = min(CONTENTS, first // 128 * 8)
         try:
             self._file.seek(self._room)

@@ -280,12 +280,13 @@ class TraceWriter:
         files: dict[str, JsonObject] = {}
         for name, table in self._tables.items():
             table.close()
-            size = (self._folder / name).stat().st_size
-            files[name] = {"bytes": size, "rows": table.rows, "sha256": table.digest()}
+            files[name] = {"rows": table.rows}
         if self._tensors is not None:
             self._tensors.finish()
-            path = self._folder / QUERIES_KEYS
-            files[QUERIES_KEYS] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+            files[QUERIES_KEYS] = {}
+        for name, entry in files.items():
+            path = self._folder / name
+            entry |= {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         manifest = {
             "format": FORMAT,
             "version": VERSION,

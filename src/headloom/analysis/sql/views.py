@@ -28,10 +28,10 @@ import pyarrow as pa
 
 from headloom.analysis.sql.database import VIEWS, Part
 from headloom.errors import DataError
+from headloom.formats.layer_data import StoredLayer
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.formats.trace_files import edge_table, key_table, received_table, row_table
-from headloom.formats.trace_reader import StoredLayer
 from headloom.formats.trace_writer import (
     EDGES,
     KEY_COLUMNS,
