@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -79,8 +78,6 @@ def test_from_the_end(history: History) -> None:
     assert [history[-1].step, history[-2].step, history[-3].step] == steps[::-1]
     with pytest.raises(DataError, match="no snapshot -4 from the end; there are 3"):
         history[-4]
-
-
 
 
 def test_going_back(history: History) -> None:
