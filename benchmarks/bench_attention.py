@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import headloom
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled
 from side_by_side import in_turn
 
 #: Rows of the square matrices whose product tells the speed of products.
@@ -42,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(1 if options.processor_time else options.threads)
     clock = time.thread_time if options.processor_time else time.perf_counter
     torch.manual_seed(0)
-    kernels = native.chosen_instruction_set()
+    kernels = compiled.chosen_instruction_set()
     print(f"{options.dtype}, {torch.get_num_threads()} threads, kernels: {kernels}")
     for length in options.lengths:
         for causal in (False, True):

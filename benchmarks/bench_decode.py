@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import headloom
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled
 from side_by_side import in_turn, ratio
 
 #: Query heads, heads of keys, depth.
@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    print(f"{options.threads} threads, kernels: {native.chosen_instruction_set()}")
+    print(f"{options.threads} threads, kernels: {compiled.chosen_instruction_set()}")
     with torch.no_grad():
         for dtype in options.dtype or ["float32", "bfloat16"]:
             for heads in HEADS:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import headloom
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled
 from side_by_side import extra_memory
 
 #: Rows of weights that are formed at a time by who sums them eagerly.
@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"{options.dtype}, 1 thread, kernels: {native.chosen_instruction_set()}")
+    print(f"{options.dtype}, 1 thread, kernels: {compiled.chosen_instruction_set()}")
     for length in options.lengths:
         for causal in (False, True):
             measure(length, causal, getattr(torch, options.dtype), options.repeats)

@@ -25,7 +25,7 @@ import torch
 from comparing import FAULTS, problems
 from drawing import Case, draw
 
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled
 
 #: Calls between two looks at what was found.
 PORTION = 50
@@ -35,7 +35,7 @@ TOTAL = re.compile(r"(\d+) calls, (\d+) wrong, (\d+) NaN that float64 has not")
 
 def drawn(seed: int, number: int, device: str) -> Case:
     """A call by its number, on a device."""
-    case = draw(seed, number, native.instruction_sets() if device == "cpu" else [])
+    case = draw(seed, number, compiled.instruction_sets() if device == "cpu" else [])
     case.device = device
     return case
 

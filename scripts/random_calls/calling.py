@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ def called(case: Case, of: dict[str, Tensor]) -> dict[str, Tensor]:
     options = _options(case, of)
 
     def prepared(call: Any) -> Any:
-        return replace(_prepare(call), instruction_set=case.instruction_set)
+        return _prepare(call)._replace(instruction_set=case.instruction_set)
 
     native.prepare = prepared
     torch.set_num_threads(case.threads)

@@ -18,8 +18,8 @@ from tests.cli.conftest import Command
 
 import headloom
 from headloom.api import doctor
-from headloom.mechanism import self_check, speeds
-from headloom.mechanism.backends import native
+from headloom.mechanism import self_check
+from headloom.mechanism.backends import compiled, native
 
 
 def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> None:
@@ -32,7 +32,7 @@ def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> 
     assert facts["versions"]["python"].split()[1].rstrip(",") == platform.python_version()
     assert facts["attention"]["threads"].startswith(f"{torch.get_num_threads()} ")
     checks = facts["self-check against float64"]
-    assert set(checks) == {*native.instruction_sets(), "torch", "took"}
+    assert set(checks) == {*compiled.instruction_sets(), "torch", "took"}
     assert checks["took"].endswith(" s")
     extras = importlib.metadata.metadata("headloom").get_all("Provides-Extra")
     assert set(facts["extras"]) == set(extras or []) - {"dev", "docs", "all", "test-notebooks"}
@@ -42,20 +42,22 @@ def test_a_quicker_instruction_set_is_named_and_not_taken(
     headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the clock that it is given: the second of the list takes half of the first one's time."""
-    names = native.instruction_sets()
+    names = compiled.instruction_sets()
     if len(names) < 2:
         pytest.skip("one instruction set")
     times = iter([0.0, 2.0, 2.0, 3.0] * 2)
-    monkeypatch.setattr(native, "instruction_sets", lambda: names[:2])
-    found = speeds.instruction_set_seconds(2, lambda: next(times))
+    monkeypatch.setattr(compiled, "instruction_sets", lambda: names[:2])
+    found = self_check.instruction_set_seconds(2, lambda: next(times))
     assert found == {names[0]: 2.0, names[1]: 1.0}
-    monkeypatch.setattr(speeds, "instruction_set_seconds", lambda: found)
+    monkeypatch.setattr(self_check, "instruction_set_seconds", lambda: found)
     result = headloom_main("doctor", "--json")
     speed = json.loads(result.out)["findings"]["attention"]["speed"]
     assert speed.startswith(f"{names[0]} 1.00, {names[1]} 0.50 of the time of {names[0]}")
     assert speed.endswith(f"HEADLOOM_INSTRUCTION_SET={names[1]} is quicker here now")
     assert result.code == 0
-    monkeypatch.setattr(speeds, "instruction_set_seconds", lambda: {names[0]: 1.0, names[1]: 0.95})
+    monkeypatch.setattr(
+        self_check, "instruction_set_seconds", lambda: {names[0]: 1.0, names[1]: 0.95}
+    )
     assert "quicker" not in headloom_main("doctor").out
 
 
@@ -72,12 +74,12 @@ def test_the_instruction_sets_are_those_that_the_system_names() -> None:
         "amx": wide | {"avx512_bf16", "amx_tile", "amx_bf16"},
         "baseline": set(),
     }
-    compiled = native.compiled_instruction_sets()
-    assert compiled[-1] == "baseline"
-    assert native.instruction_sets() == [name for name in compiled if needed[name] <= flags]
+    built = compiled.compiled_instruction_sets()
+    assert built[-1] == "baseline"
+    assert compiled.instruction_sets() == [name for name in built if needed[name] <= flags]
 
 
-@pytest.mark.parametrize("backend", [*native.instruction_sets(), "torch"])
+@pytest.mark.parametrize("backend", [*compiled.instruction_sets(), "torch"])
 def test_a_small_fault_of_one_backend_is_found(
     backend: str, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,25 +104,25 @@ def test_a_small_fault_of_one_backend_is_found(
 
 def test_a_fault_below_the_bindings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that keep the wrong keys, and kernels that give NaN."""
-    if not native.instruction_sets():
+    if not compiled.instruction_sets():
         pytest.skip("built without the native kernels")
-    right = native.forward_graph
+    right = native.forward
 
     def shifted(*call: Any) -> Any:
-        rows = right(*call)
-        return rows._replace(keys=rows.keys.roll(1, -1))
+        results = right(*call)
+        return results | {"keys": results["keys"].roll(1, -1)}
 
     def undefined(*call: Any) -> Any:
-        rows = right(*call)
-        rows.lse[0, 0, 0] = float("nan")
-        return rows
+        results = right(*call)
+        results["lse"][0, 0, 0] = float("nan")
+        return results
 
     for fault, where in ((shifted, "keys"), (undefined, "log-sum-exp")):
-        monkeypatch.setattr(native, "forward_graph", fault)
+        monkeypatch.setattr(native, "forward", fault)
         checks = list(self_check.check_attention(["baseline"]))
         assert all(not check.passed for check in checks), where
         assert {check.worst for check in checks} == {where}
-    monkeypatch.setattr(native, "forward_graph", right)
+    monkeypatch.setattr(native, "forward", right)
     assert all(check.passed for check in self_check.check_attention(["baseline"]))
 
 
@@ -173,7 +175,7 @@ def test_a_torch_that_another_package_replaced(
 def test_an_instruction_set_that_is_not_here(
     headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headloom.mechanism.backends.native_request.INSTRUCTION_SET", "avx1024")
+    monkeypatch.setattr("headloom.mechanism.backends.compiled.INSTRUCTION_SET", "avx1024")
     result = headloom_main("doctor")
     assert result.code == 1
     assert "headloom: HEADLOOM_INSTRUCTION_SET is avx1024, which this processor or build lacks" in (

@@ -19,7 +19,7 @@ from headloom.api.trace import Trace
 from headloom.cli.endings import one_line
 from headloom.cli.safe_text import safe, safe_console, safe_output
 from headloom.formats.trace import LayerInMemory, TraceLayer
-from headloom.mechanism.backends.native_request import kernels
+from headloom.mechanism.backends.compiled import kernels
 
 EVIL = "\x1b[2J\x07\u202egnp.exe\x9b31m\r"
 UNSAFE = set("\x1b\x07\u202e\x9b\r")

@@ -121,5 +121,5 @@ GRAPH_CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("fill by a word", lambda: with_features(zeros(1, 2), "median"), "fill_value", "mean, min"),
     ("fill by two", lambda: with_features(zeros(1, 2), zeros(3)), "fill_value", "of that shape"),
     ("fill by a list", lambda: with_features(zeros(1, 2), [1, 2]), "fill_value", "a number, a"),
-    ("kernels in double", in_double, "attention over neighbours", 'Use backend="torch"'),
+    ("kernels in double", in_double, "attention", 'Use backend="torch"'),
 ]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled
 
 pytestmark = pytest.mark.skipif(
-    not native.instruction_sets(), reason="built without the native kernels"
+    not compiled.instruction_sets(), reason="built without the native kernels"
 )
 
 

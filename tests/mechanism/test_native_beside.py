@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.backends import native
-from headloom.mechanism.backends import native_request as native_call
 
-pytestmark = pytest.mark.skipif(
-    not native.instruction_sets(), reason="built without the native kernels"
-)
-every_instruction_set = pytest.mark.parametrize("instruction_set", native.instruction_sets())
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 MASKS: dict[str, Callable[[int, int], headloom.Mask | None]] = {
     "none": lambda queries, keys: None,
@@ -38,14 +32,6 @@ SHAPES = [
     (1, 1, 160, 2100, 16),
     (4, 16, 270, 290, 16),
 ]
-
-
-@pytest.fixture(autouse=True)
-def on_the_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, name = native_call.prepare, request.getfixturevalue("instruction_set")
-    monkeypatch.setattr(
-        native, "prepare", lambda call: replace(prepare(call), instruction_set=name)
-    )
 
 
 def inputs(shape: tuple[int, ...], size: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +63,6 @@ def of_many_blocks(shape: tuple[int, ...], mask: str) -> bool:
     return shape == SHAPES[-1] and mask not in ("none", "causal")
 
 
-@every_instruction_set
 @pytest.mark.parametrize(
     ("shape", "mask"),
     [
@@ -86,9 +71,7 @@ def of_many_blocks(shape: tuple[int, ...], mask: str) -> bool:
         for mask in MASKS
     ],
 )
-def test_all_that_a_pass_returns_is_that_of_float64(
-    shape: tuple[int, ...], mask: str, instruction_set: str
-) -> None:
+def test_all_that_a_pass_returns_is_that_of_float64(shape: tuple[int, ...], mask: str) -> None:
     given, seen = inputs(shape), MASKS[mask](*shape[2:4])
     output, graph = headloom.attend(
         *given, mask=seen, keep=headloom.Top(9), received=True, backend="native"
@@ -114,11 +97,8 @@ def test_all_that_a_pass_returns_is_that_of_float64(
     )
 
 
-@every_instruction_set
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_levels_rise_while_other_stripes_are_multiplied(
-    shape: tuple[int, ...], instruction_set: str
-) -> None:
+def test_levels_rise_while_other_stripes_are_multiplied(shape: tuple[int, ...]) -> None:
     """Scores that grow with the key raise the level of every row in every tile."""
     queries, keys, values = inputs(shape)
     given = (queries.abs() + 0.5, 0.1 * keys + torch.linspace(0.0, 6.0, shape[3])[:, None], values)
@@ -129,10 +109,9 @@ def test_levels_rise_while_other_stripes_are_multiplied(
     assert torch.allclose(graph.lse.double(), scores.logsumexp(-1), atol=1e-6 * max(scale, 1.0))
 
 
-@every_instruction_set
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_head_that_spreads_its_weight_and_one_that_looks_at_the_first_key(
-    shape: tuple[int, ...], instruction_set: str
+    shape: tuple[int, ...],
 ) -> None:
     """Equal scores everywhere, and all weight in the first column: counted, not computed."""
     batch, heads, length = shape[0], shape[1], shape[3]
@@ -155,44 +134,8 @@ def test_a_head_that_spreads_its_weight_and_one_that_looks_at_the_first_key(
     assert torch.allclose(sink.received[..., 0], torch.tensor(float(shape[2])), rtol=1e-6)
 
 
-@every_instruction_set
-def test_what_keys_receive_in_bfloat16_from_long_rows(instruction_set: str) -> None:
-    """From 2,048 keys on a matrix unit has blocks of 32 queries, the last in part."""
-    given = tuple(tensor.bfloat16() for tensor in inputs((1, 2, 100, 2200, 64)))
-    _, graph = headloom.attend(*given, keep=headloom.Top(5), received=True, backend="native")
-    expected = exactly(given, None)[1].sum(-2)
-    assert torch.allclose(graph.received.double(), expected, rtol=1e-4)
-
-
-@every_instruction_set
-@pytest.mark.parametrize("shape", SHAPES[2:], ids=str)
-def test_bits_do_not_depend_on_the_threads(shape: tuple[int, ...], instruction_set: str) -> None:
-    threads, found = torch.get_num_threads(), []
-    for number in (1, 3):
-        torch.set_num_threads(number)
-        try:
-            output, graph = headloom.attend(
-                *inputs(shape), keep=headloom.Top(9), received=True, backend="native"
-            )
-        finally:
-            torch.set_num_threads(threads)
-        found.append((output, graph.keys, graph.weights, graph.lse, graph.entropy, graph.received))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-@every_instruction_set
-def test_scores_far_from_zero(instruction_set: str) -> None:
-    given = inputs((1, 2, 70, 600, 64), size=1e7)
-    output = headloom.attention(*given, backend="native")
-    queries, keys, values = given
-    winner = (queries.double() @ keys.double().mT).argmax(-1)
-    expected = values.gather(2, winner[..., None].expand(-1, -1, -1, values.shape[-1]))
-    assert (output == expected).float().mean() > 0.99
-
-
-@every_instruction_set
 @pytest.mark.parametrize("place", ["queries", "keys", "values"])
-def test_a_number_that_is_not_finite_stays_in_its_rows(place: str, instruction_set: str) -> None:
+def test_a_number_that_is_not_finite_stays_in_its_rows(place: str) -> None:
     """The block that holds one is multiplied as floats, and the others as they are."""
     given = inputs((1, 1, 300, 600, 64))
     dict(zip(("queries", "keys", "values"), given, strict=True))[place][0, 0, 5, 3] = math.nan

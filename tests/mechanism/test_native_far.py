@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.backends import native
-from headloom.mechanism.backends import native_request as native_call
 
-INSTRUCTION_SETS = native.instruction_sets()
-pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
-
-
-@pytest.fixture(params=INSTRUCTION_SETS)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Calls run on the kernels of one instruction set."""
-
-    def prepared(call: Any) -> Any:
-        return replace(native_call.prepare(call), instruction_set=request.param)
-
-    monkeypatch.setattr(native, "prepare", prepared)
-    return str(request.param)
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 
 def exact(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +25,6 @@ def exact(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> tuple[
 @pytest.mark.parametrize("sizes", ((4, 7), (40, 100), (40, 1030)))
 @pytest.mark.parametrize("level", (2.0**19, 2.0**20, 2.0**33, 2.0**60, 2.0**125))
 @pytest.mark.parametrize("sign", (1, -1))
-@pytest.mark.usefixtures("kernels")
 def test_scores_of_any_size(
     dtype: torch.dtype, sizes: tuple[int, int], level: float, sign: int
 ) -> None:
@@ -88,7 +71,6 @@ def test_scores_of_any_size(
         assert float((mine.grad.double() - theirs.grad).abs().max()) <= 20 * tolerance * size
 
 
-@pytest.mark.usefixtures("kernels")
 def test_tiles_far_above_and_below_each_other() -> None:
     torch.manual_seed(0)
     queries, keys = torch.zeros(1, 40, 4), torch.zeros(1, 1500, 4)
@@ -105,7 +87,6 @@ def test_tiles_far_above_and_below_each_other() -> None:
         assert bool(graph.lse.isfinite().all())
 
 
-@pytest.mark.usefixtures("kernels")
 def test_sinks_far_from_the_scores() -> None:
     queries, keys, values = torch.ones(1, 3, 2), torch.ones(1, 5, 2), torch.ones(1, 5, 2)
     for sink, mass in ((3e38, 0.0), (-3e38, 1.0), (5e9, 0.0), (-5e9, 1.0)):
@@ -116,7 +97,6 @@ def test_sinks_far_from_the_scores() -> None:
         assert bool((graph.rest - (1 - mass)).abs().max() < 1e-6)
 
 
-@pytest.mark.usefixtures("kernels")
 def test_a_scale_of_0_takes_every_gradient_of_queries_and_keys() -> None:
     torch.manual_seed(0)
     queries, keys = (1e15 * torch.randn(1, 40, 6) for _ in range(2))

@@ -6,8 +6,6 @@ them by their weights, and what they are multiplied by - distances, keys - multi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +13,10 @@ import torch
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled, native
 
-INSTRUCTION_SETS = native.instruction_sets()
 #: Those whose forward kernels multiply the values by weights as they are.
-WHOLE = [name for name in INSTRUCTION_SETS if name not in ("avx512_bf16", "amx")]
-pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
+WHOLE = [name for name in compiled.instruction_sets() if name not in ("avx512_bf16", "amx")]
 
 BATCH, HEADS, QUERIES, KEYS, DEPTH = 2, 2, 40, 5, 8
 
@@ -42,14 +38,6 @@ def drawn(common_key: float = 0.0, common_value: float = 0.0) -> list[Tensor]:
             random(QUERIES, 0)]  # fmt: skip
 
 
-def on(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the kernels of one instruction set run."""
-    make = native.prepare
-    monkeypatch.setattr(
-        native, "prepare", lambda call: replace(make(call), instruction_set=instruction_set)
-    )
-
-
 def slope_gradient(tensors: list[Tensor], offset: int, watched: bool) -> Tensor:
     exact = tensors[0].dtype == torch.float64
     slopes = torch.tensor([0.5, 0.25], dtype=torch.float64 if exact else torch.float32)
@@ -66,22 +54,17 @@ def slope_gradient(tensors: list[Tensor], offset: int, watched: bool) -> Tensor:
 
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("offset", [0, -500, -3000])
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_slopes_of_alibi(
-    instruction_set: str, offset: int, watched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slopes_of_alibi(instruction_set: str, offset: int, watched: bool) -> None:
     tensors = drawn()
     expected = slope_gradient([tensor.double() for tensor in tensors], offset, watched)
-    on(instruction_set, monkeypatch)
     found = slope_gradient(tensors, offset, watched)
     assert (found - expected).abs().max() < 2e-5 * (50 - offset)
 
 
 @pytest.mark.parametrize("shaw", [False, True])
-@pytest.mark.parametrize("instruction_set", WHOLE)
-def test_keys_and_values_that_have_much_in_common(
-    instruction_set: str, shaw: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_and_values_that_have_much_in_common(instruction_set: str, shaw: bool) -> None:
+    if instruction_set not in WHOLE:
+        pytest.skip("its forward kernels round weights")
     *qkv, by_output = drawn(common_key=10, common_value=3)
 
     def gradients(dtype: torch.dtype, backend: headloom.Backend) -> list[Tensor]:
@@ -94,7 +77,6 @@ def test_keys_and_values_that_have_much_in_common(
         return [g.double() for g in torch.autograd.grad(output, wanted, by_output.to(dtype))]
 
     exact = gradients(torch.float64, "torch")
-    on(instruction_set, monkeypatch)
     found = gradients(torch.bfloat16, "native")
     for n, (mine, true) in enumerate(zip(found, exact, strict=True)):
         # Those of queries, keys and values are rounded at the end.
@@ -107,16 +89,13 @@ def test_where_kernels_round_weights_slopes_are_learned_in_float32(
     """Buckets are not, nor are slopes used otherwise: float32 takes longer."""
     monkeypatch.setattr(native, "ROUNDS_WEIGHTS", True)
     types: list[torch.dtype] = []
+    run = native.forward
 
-    def noted(run: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(call: Any, *rest: Any) -> Any:
-            types.append(call.queries.dtype)
-            return run(call, *rest)
+    def noting(call: Any, *rest: Any) -> Any:
+        types.append(call.queries.dtype)
+        return run(call, *rest)
 
-        return noting
-
-    for name in ("forward", "forward_output"):
-        monkeypatch.setattr(native, name, noted(getattr(native, name)))
+    monkeypatch.setattr(native, "forward", noting)
     *qkv, by_output = drawn()
     qkv[0].requires_grad_()
     slopes, table = torch.tensor([0.5, 0.25]), torch.randn(32, HEADS)

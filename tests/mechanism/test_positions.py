@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headloom
-from headloom.mechanism.backends import native, native_rotary
+from headloom.mechanism.backends import compiled, native_rotary
 from headloom.mechanism.positions import bucket_of_distance, distances
 from headloom.mechanism.reference import positions as reference
 
@@ -190,7 +190,7 @@ def test_biases_of_blocks_are_rows_of_the_whole(queries: int, keys: int, offset:
         assert torch.equal(buckets.bias(rows, keys, cpu), whole_buckets[:, start:])
 
 
-@pytest.mark.parametrize("instruction_set", native.instruction_sets())
+@pytest.mark.parametrize("instruction_set", compiled.instruction_sets())
 @pytest.mark.parametrize(("length", "depth", "offset"), [(1, 2, 0), (5, 6, 3), (70, 64, 60)])
 @pytest.mark.parametrize("choice", [{}, {"interleaved": True}, {"dims": 2, "interleaved": True}])
 def test_rotary_of_heads_by_the_kernel(

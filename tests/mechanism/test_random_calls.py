@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "random_calls"
 
@@ -34,7 +34,7 @@ def script() -> Iterator[tuple[Callable[..., Any], Callable[..., list[str]]]]:
 def test_random_calls_are_those_of_float64(script: Any, calls: int) -> None:
     draw, problems = script
     for number in range(calls):
-        case = draw(11, number, native.instruction_sets())
+        case = draw(11, number, compiled.instruction_sets())
         assert problems(case) == [], f"call {number} of seed 11: {case}"
 
 
@@ -51,12 +51,12 @@ def test_a_call_is_the_same_when_drawn_again(script: Any) -> None:
 )
 def test_planted_faults_are_found(script: Any, fault: str, share: float) -> None:
     draw, problems = script
-    cases = [draw(3, number, native.instruction_sets()) for number in range(40)]
+    cases = [draw(3, number, compiled.instruction_sets()) for number in range(40)]
     assert sum(bool(problems(case, fault)) for case in cases) >= share * len(cases)
 
 
 def test_a_wrong_gradient_is_found(script: Any) -> None:
     draw, problems = script
-    cases = [draw(3, number, native.instruction_sets()) for number in range(120)]
+    cases = [draw(3, number, compiled.instruction_sets()) for number in range(120)]
     wanted = [case for case in cases if case.gradients and case.style in ("normal", "whole")]
     assert sum(bool(problems(case, "gradient")) for case in wanted) >= 0.5 * len(wanted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from tests.slow import slow
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.backends import native, native_backward
-from headloom.mechanism.backends import native_request as native_call
+from headloom.mechanism.backends import compiled, native_gradients
 
-INSTRUCTION_SETS = native.instruction_sets()
+INSTRUCTION_SETS = compiled.instruction_sets()
 BACKENDS = ["torch", *INSTRUCTION_SETS]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 LAST = 70
@@ -31,11 +29,8 @@ def kernels_of(backend: str) -> Iterator[str]:
     if backend == "torch":
         yield backend
         return
-    prepare = native_call.prepare
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            native, "prepare", lambda call: replace(prepare(call), instruction_set=backend)
-        )
+        patch.setattr(compiled, "INSTRUCTION_SET", backend)
         yield "native"
 
 
@@ -150,18 +145,6 @@ def test_the_columns_of_the_weights(backend: str, dtype: torch.dtype, name: str)
         # Tasks are cut in another way, which may add up a product in another order.
         for one, other in ((output, without), (graph.lse, plain.lse), (graph.rest, plain.rest)):
             torch.testing.assert_close(one, other)
-
-
-@every_backend
-def test_a_row_whose_scores_rise_all_the_way(backend: str) -> None:
-    """Each tile raises the level of the row: what came before it shrinks, again and again."""
-    keys = torch.arange(3000.0)[None, None, :, None] / 100
-    queries = torch.tensor([1.0, 0.5, -1.0, 40.0, 4000.0])[None, None, :, None]
-    with kernels_of(backend) as named:
-        _, graph = headloom.attend(
-            queries, keys, keys, scale=1.0, received=headloom.LastQueries(LAST), backend=named
-        )
-    assert_received(graph, dense(queries, keys, keys)[1])
 
 
 @every_backend
@@ -290,10 +273,10 @@ def test_second_derivatives(backend: str) -> None:
 def test_gradients_take_the_kernels_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """And where there is no room for a column a head, torch's."""
     calls: list[str] = []
-    by_torch = native_backward.torch_gradients
+    by_torch = native_gradients.gradients_by_formulas
     monkeypatch.setattr(
-        native_backward,
-        "torch_gradients",
+        native_gradients,
+        "gradients_by_formulas",
         lambda *arguments: (calls.append("torch"), by_torch(*arguments))[1],
     )
     found = []
@@ -358,16 +341,3 @@ def test_graphs_of_a_batch_and_of_a_head_keep_it() -> None:
     alone = headloom.attend(*(tensor[1] for tensor in inputs), received=True)[1]
     assert alone.received is not None and alone.received_last is None
     torch.testing.assert_close(alone.received, graph.received[1])
-
-
-@pytest.mark.parametrize("queries", [0, 3])
-def test_gradients_of_what_no_keys_receive(queries: int) -> None:
-    inputs = [
-        torch.zeros(2, heads, n, 4, requires_grad=True) for heads, n in ((4, queries), (2, 0))
-    ]
-    _, graph = headloom.attend(*inputs, inputs[1], received=headloom.LastQueries(2))
-    assert graph.received is not None and graph.received.shape == (2, 4, 0)
-    for gradient in torch.autograd.grad(
-        graph.received.sum() + graph.lse.nan_to_num().sum(), inputs
-    ):
-        assert not gradient.any()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import headloom
-from headloom.mechanism.backends import native, native_rotary
+from headloom.mechanism.backends import compiled, native_rotary
 from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.reference import attention as reference
 from headloom.mechanism.rotary import rotary_frequencies
@@ -117,7 +117,7 @@ def by_hand(vectors: Tensor, offset: int, base: float, scaling: headloom.RotaryS
     return torch.cat((pairs.real, pairs.imag), -1)
 
 
-@pytest.mark.parametrize("instruction_set", native.instruction_sets())
+@pytest.mark.parametrize("instruction_set", compiled.instruction_sets())
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 def test_by_the_kernel_and_its_gradient(
     scaling: headloom.RotaryScaling, instruction_set: str, monkeypatch: pytest.MonkeyPatch

@@ -47,22 +47,16 @@ def check(ours: Tensor, queries: Tensor, keys: Tensor, formula: Any) -> None:
 def test_dot_and_scaled_dot(drawn: tuple[Tensor, Tensor, torch.Generator]) -> None:
     queries, keys, _ = drawn
     if 0 in queries.shape:
-        assert scores.dot(queries, keys).shape == (*queries.shape[:-1], keys.shape[-2])
+        assert headloom.Dot()(queries, keys).shape == (*queries.shape[:-1], keys.shape[-2])
         return
     depth = queries.shape[-1]
-    check(scores.dot(queries, keys), queries, keys, formulas.dot)
     check(headloom.Dot()(queries, keys), queries, keys, formulas.dot)
+    scale = headloom.ScaledDot().default_scale(depth)
     check(
-        scores.scaled_dot(queries, keys),
+        scale * headloom.ScaledDot()(queries, keys),
         queries,
         keys,
         lambda q, k: attention.scale(attention.score(q, k), depth),
-    )
-    check(
-        scores.scaled_dot(queries, keys, 0.25),
-        queries,
-        keys,
-        lambda q, k: formulas.dot(q, k) / 4,
     )
 
 
@@ -76,7 +70,7 @@ def test_bilinear(drawn: tuple[Tensor, Tensor, torch.Generator], key_depth: int)
     A = torch.randn(depth, key_depth, dtype=torch.float64, generator=generator)
     other = torch.randn(*keys.shape[:-1], key_depth, dtype=torch.float64, generator=generator)
     check(
-        scores.bilinear(queries, other, A),
+        headloom.Bilinear(A)(queries, other),
         queries,
         other,
         lambda q, k: formulas.bilinear(q, k, A),
@@ -103,7 +97,7 @@ def test_additive(
     v = torch.randn(hidden, dtype=torch.float64, generator=generator)
     other = torch.randn(*keys.shape[:-1], key_depth, dtype=torch.float64, generator=generator)
     check(
-        scores.additive(queries, other, W, U, v),
+        headloom.Additive(W, U, v)(queries, other),
         queries,
         other,
         lambda q, k: formulas.additive(q, k, W, U, v),
@@ -119,13 +113,13 @@ def test_graph_attention(drawn: tuple[Tensor, Tensor, torch.Generator], slope: f
     depth = queries.shape[-1]
     a = torch.randn(2 * depth, dtype=torch.float64, generator=generator)
     check(
-        scores.graph_attention(queries, keys, a[:depth], a[depth:], slope),
+        headloom.GraphAttention(a[:depth], a[depth:], slope)(queries, keys),
         queries,
         keys,
         lambda q, k: formulas.graph_attention(q, k, a, slope=slope),
     )
     check(
-        scores.graph_attention_v2(queries, keys, a[:depth], slope),
+        headloom.GraphAttentionV2(a[:depth], slope)(queries, keys),
         queries,
         keys,
         lambda q, k: formulas.graph_attention_v2(q, k, a[:depth], slope=slope),
@@ -136,9 +130,9 @@ def test_only_version_2_ranks_keys_by_the_query() -> None:
     """Version 1 ranks the keys alike for every query (Brody et al. 2022, theorem 1)."""
     torch.manual_seed(0)
     queries, keys, a = torch.randn(40, 3), torch.randn(6, 3), torch.randn(2, 3)
-    best = scores.graph_attention(queries, keys, a[0], a[1]).argmax(-1)
+    best = headloom.GraphAttention(a[0], a[1])(queries, keys).argmax(-1)
     assert len(set(best.tolist())) == 1
-    best = scores.graph_attention_v2(queries, keys, a[0]).argmax(-1)
+    best = headloom.GraphAttentionV2(a[0])(queries, keys).argmax(-1)
     assert len(set(best.tolist())) > 1
 
 
@@ -148,7 +142,8 @@ def test_a_symmetric_form_makes_a_symmetric_matrix() -> None:
     torch.testing.assert_close(matrix, matrix.mT, rtol=0, atol=1e-14)
     free = headloom.Bilinear(A)(x, x)
     assert not torch.allclose(free, free.mT)
-    assert torch.equal(scores.symmetrised(A), scores.symmetrised(A).T)
+    form = headloom.Bilinear(A, symmetric=True).form()
+    assert torch.equal(form, form.T)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +171,7 @@ def test_a_bilinear_form_for_each_head() -> None:
     queries, keys = torch.randn(2, 3, 4, 5).double(), torch.randn(2, 3, 6, 7).double()
     A = torch.randn(3, 5, 7).double()
     expected = torch.stack([queries[:, h] @ A[h] @ keys[:, h].mT for h in range(3)], 1)
-    torch.testing.assert_close(scores.bilinear(queries, keys, A), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(headloom.Bilinear(A)(queries, keys), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -202,15 +197,15 @@ def test_the_score_of_one_head(score: Any, field: str, by_head: bool) -> None:
 def test_parameters_of_half_precision(dtype: torch.dtype) -> None:
     queries = torch.zeros(1, 2, 3, 4, dtype=dtype)
     for taken in (torch.float16, torch.bfloat16, torch.float32):
-        headloom.Bilinear(torch.zeros(4, 4, dtype=taken)).check(queries)
+        headloom.Bilinear(torch.zeros(4, 4, dtype=taken)).check(queries, queries)
     with pytest.raises(headloom.InputError, match=r"matrix is torch.float64, the queries are"):
-        headloom.Bilinear(torch.zeros(4, 4, dtype=torch.float64)).check(queries)
+        headloom.Bilinear(torch.zeros(4, 4, dtype=torch.float64)).check(queries, queries)
     with pytest.raises(
         headloom.InputError, match=f"matrix is {dtype}, the queries are torch.float32"
     ):
         headloom.Bilinear(torch.zeros(4, 4, dtype=dtype)).check(queries.float())
     with pytest.raises(headloom.InputError, match="matrix is list, the queries are"):
-        headloom.Bilinear([[1.0]]).check(queries)  # type: ignore[arg-type]
+        headloom.Bilinear([[1.0]]).check(queries, queries)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -246,5 +241,5 @@ def test_the_slope_of_the_papers() -> None:
     one = torch.ones(1)
     assert headloom.GraphAttention(one, one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
     assert headloom.GraphAttentionV2(one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
-    assert scores.graph_attention(-one[None], -one[None], one, one).item() == pytest.approx(-0.4)
-    assert scores.graph_attention_v2(-one[None], -one[None], one).item() == pytest.approx(-0.4)
+    assert headloom.GraphAttention(one, one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
+    assert headloom.GraphAttentionV2(one)(-one[None], -one[None]).item() == pytest.approx(-0.4)

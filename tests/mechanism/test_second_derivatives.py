@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import headloom
-from headloom.mechanism.backends import native, torch_blocks
+from headloom.mechanism.backends import compiled, torch_blocks
 from headloom.mechanism.packed import packed
 from headloom.models import dense
 
@@ -142,7 +142,7 @@ def second(
     return list(torch.autograd.grad(total, list(tensors.values())))
 
 
-@pytest.mark.skipif(not native.instruction_sets(), reason="built without the native kernels")
+@pytest.mark.skipif(not compiled.instruction_sets(), reason="built without the native kernels")
 @pytest.mark.parametrize("kind", ("attention", "top"))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_second_derivatives_of_the_kernels_are_those_of_float64(name: str, kind: str) -> None:
@@ -171,7 +171,7 @@ def test_a_gradient_of_a_gradient_beside_another_way_to_the_input(
     def dense(x: Tensor) -> Tensor:
         return torch.softmax(x @ x.transpose(-1, -2) / 4, -1) @ x
 
-    if backend == "native" and not native.instruction_sets():
+    if backend == "native" and not compiled.instruction_sets():
         pytest.skip("built without the native kernels")
     found = twice(x, lambda x: headloom.attention(x, x, x, backend=backend))
     expected = twice(x.detach().double().requires_grad_(), dense)
@@ -192,7 +192,7 @@ def test_third_derivatives() -> None:
         return torch.autograd.grad(found, queries)[0]
 
     exact = third(queries.detach().requires_grad_(), "torch")
-    backends = ("torch", "native") if native.instruction_sets() else ("torch",)
+    backends = ("torch", "native") if compiled.instruction_sets() else ("torch",)
     for backend in backends:
         found = third(queries.detach().float().requires_grad_(), backend)
         torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-6)
@@ -260,7 +260,7 @@ def test_vmap_and_gradients_of_torch_func(positions: int) -> None:
 @pytest.mark.parametrize("backend", ("torch", "native"))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_several_gradients_at_once(name: str, backend: str, kind: str) -> None:
-    if backend == "native" and not native.instruction_sets():
+    if backend == "native" and not compiled.instruction_sets():
         pytest.skip("built without the native kernels")
     tensors, options = problem(name, torch.float32)
     inputs = list(tensors.values())
@@ -329,7 +329,7 @@ def some_edges() -> Tensor:
     ),
     ids=("rotary", "rotary of neighbours", "dropout", "neighbours"),
 )
-@pytest.mark.skipif(not native.instruction_sets(), reason="built without the native kernels")
+@pytest.mark.skipif(not compiled.instruction_sets(), reason="built without the native kernels")
 def test_several_gradients_at_once_through_other_kernels(
     function: Callable[[Tensor], Tensor],
 ) -> None:

@@ -179,11 +179,16 @@ def _gib(count: float) -> str:
 def _kernels() -> Iterator[Finding]:
     import torch
 
-    from headloom.mechanism.backends import native
-    from headloom.mechanism.backends.native_request import INSTRUCTION_SET, NO_KERNELS, kernels
+    from headloom.mechanism.backends.compiled import (
+        INSTRUCTION_SET,
+        NO_KERNELS,
+        compiled_instruction_sets,
+        instruction_sets,
+        kernels,
+    )
 
     group = "attention"
-    runs, compiled = native.instruction_sets(), native.compiled_instruction_sets()
+    runs, compiled = instruction_sets(), compiled_instruction_sets()
     if kernels is None:
         # Without kernels headloom works; kernels that are there and do not load are a fault.
         broken = importlib.util.find_spec("headloom._native") is not None
@@ -234,7 +239,7 @@ def _torchvision(group: str) -> Finding:
 
 def _speeds(chosen: str) -> str:
     """The time of each instruction set, of that of the chosen one; and what would be quicker."""
-    from headloom.mechanism.speeds import instruction_set_seconds
+    from headloom.mechanism.self_check import instruction_set_seconds
 
     seconds = instruction_set_seconds()
     ratios = {name: taken / seconds[chosen] for name, taken in seconds.items()}

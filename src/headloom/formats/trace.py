@@ -337,7 +337,7 @@ class TraceData:
         Raises: DataError: the folder exists, or cannot be written.
         """
         from headloom.formats.trace_writer import writing_trace
-        from headloom.mechanism.backends.native import beside_a_thread
+        from headloom.mechanism.backends.compiled import beside_a_thread
 
         with (
             beside_a_thread(),

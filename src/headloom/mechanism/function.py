@@ -1,32 +1,27 @@
-"""attention() and attend(): check the inputs, choose a backend, run.
+"""attention() and attend(): check the inputs, and run them by a backend of `dispatch`.
 
 A backend named by the caller serves the call or raises; nothing falls back in silence.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import TypedDict, Unpack, overload
 
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from headloom.errors import BackendError, InputError
-from headloom.mechanism.backends import native, torch_ops, triton
-from headloom.mechanism.call import AttentionCall
-from headloom.mechanism.checked import check_tensors, checked_call
+from headloom.errors import InputError
+from headloom.mechanism.call import check_tensors, checked_call
+from headloom.mechanism.dispatch import Backend, run
 from headloom.mechanism.graph import All, AttentionGraph, Keep, Top
 from headloom.mechanism.masks import Mask
-from headloom.mechanism.neighbourhood import routing
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.received import LastQueries, last_queries
 from headloom.mechanism.scores import Score
 from headloom.mechanism.shapes import in_words
 
 __all__ = ["Backend", "attend", "attention"]
-
-Backend = Literal["native", "triton", "torch"]
 
 
 def attention(
@@ -90,43 +85,17 @@ def attention(
     given = queries, keys, values
     if has_torch_function(given):
         # As torch's own functions do it: a mode, such as one that watches a model, sees the call.
-        options: dict[str, Any] = {"mask": mask, "score": score, "relative": relative, "bias": bias}
-        options |= {"scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout}
-        through: Tensor = _through_modes(attention, given, backend=backend, **options)
-        return through
-    check_tensors("attention", queries, keys, values)
-    _check_backend("attention", backend)
-    batched = queries.ndim == 4
+        return handle_torch_function(
+            attention, given, *given, mask=mask, score=score, relative=relative, bias=bias,
+            scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, backend=backend,
+        )  # fmt: skip
+    check_tensors("attention", *given)
     call = checked_call(
-        "attention",
-        queries,
-        keys,
-        values,
-        mask,
-        score,
-        relative,
-        bias,
-        scale,
-        softcap,
-        sinks,
-        dropout,
-    )
-    if backend in (None, "native") and routing.serves(call):
-        output = routing.attention(call, backend)
-        return output if batched else output[0]
-    if backend == "triton":
-        output, _ = _by_triton("attention", call, Top(0))
-        return output if batched else output[0]
-    served = _served_natively("attention", call, backend)
-    output = native.attention(call) if served else torch_ops.attention(call)
-    return output if batched else output[0]
-
-
-def _through_modes(function: Callable[..., Any], given: tuple[Tensor, ...], **options: Any) -> Any:
-    """Call a function of headloom as torch calls its own where somebody watches or overrides
-    them.
-    """
-    return handle_torch_function(function, given, *given, **options)
+        "attention", *given, mask=mask, score=score, relative=relative, bias=bias, scale=scale,
+        softcap=softcap, sinks=sinks, dropout=dropout,
+    )  # fmt: skip
+    output, _ = run("attention", call, backend)
+    return output if queries.ndim == 4 else output[0]
 
 
 class _Options(TypedDict, total=False):
@@ -204,102 +173,27 @@ def attend(
     """
     given = queries, keys, values
     if has_torch_function(given):
-        options: dict[str, Any] = {"mask": mask, "score": score, "relative": relative, "bias": bias}
-        options |= {"scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout}
-        both: tuple[Tensor, AttentionGraph | Tensor] = _through_modes(
-            attend, given, keep=keep, received=received, backend=backend, **options
-        )
-        return both
-    check_tensors("attend", queries, keys, values)
-    _check_backend("attend", backend)
-    batched = queries.ndim == 4
-    call = checked_call(
-        "attend",
-        queries,
-        keys,
-        values,
-        mask,
-        score,
-        relative,
-        bias,
-        scale,
-        softcap,
-        sinks,
-        dropout,
-        None if received is False else last_queries(received, "attend"),
-    )
-    if backend in (None, "native") and isinstance(keep, Top) and routing.serves(call):
-        output, graph = routing.attend(call, keep, backend)
-        return (output, graph) if batched else (output[0], graph[0])
-    if isinstance(keep, Top) and (backend == "triton" or (backend is None and queries.is_cuda)):
-        output, graph = _by_triton("attend", call, keep, named=backend is not None)
-        return (output, graph) if batched else (output[0], graph[0])
-    served = _served_natively("attend", call, backend, keep)
-    if isinstance(keep, All):
-        if call.received is not None:
-            raise InputError(
-                "attend: keep=All() gives the dense weights and no graph; received= is for "
-                "keep=Top(k). Their column sums are weights.sum(-2)."
-            )
-        output, weights = torch_ops.attend_all(call)
-        return (output, weights) if batched else (output[0], weights[0])
-    if isinstance(keep, Top):
-        output, graph = (native if served else torch_ops).attend(call, keep)
-        return (output, graph) if batched else (output[0], graph[0])
-    raise InputError(f"attend: keep={in_words(keep)}; expected headloom.Top(k) or headloom.All().")
-
-
-def _by_triton(
-    operation: str, call: AttentionCall, keep: Top, *, named: bool = True
-) -> tuple[Tensor, AttentionGraph]:
-    """Output and graph by the GPU's kernels; by torch where they do not serve, unless named."""
-    reason = triton.why_not_served(call, keep)
-    if reason is None:
-        try:
-            return triton.attend(call, keep)
-        except BackendError as error:  # of a compiler, which met this kind of call first
-            reason = str(error)
-            if not named:
-                warnings.warn(
-                    f"{operation}: {reason}. Plain torch serves it, much slower.",
-                    RuntimeWarning, stacklevel=3,
-                )  # fmt: skip
-    if named:
-        raise BackendError(
-            f'{operation}: backend="triton" does not serve this call: {reason}. Use '
-            'backend="torch", or None for whichever serves it.'
-        )
-    return torch_ops.attend(call, keep)
-
-
-def _check_backend(operation: str, backend: object) -> None:
-    """Raise an InputError where a backend is none."""
-    if backend is not None and (
-        not isinstance(backend, str) or backend not in ("torch", "native", "triton")
-    ):
+        whole: Callable[..., tuple[Tensor, AttentionGraph | Tensor]] = attend
+        return handle_torch_function(
+            whole, given, *given, mask=mask, score=score, relative=relative, bias=bias,
+            scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, keep=keep,
+            received=received, backend=backend,
+        )  # fmt: skip
+    check_tensors("attend", *given)
+    if not isinstance(keep, Top | All):
         raise InputError(
-            f'{operation}: backend={in_words(backend)}; expected "native", "triton", "torch" or '
-            "None."
+            f"attend: keep={in_words(keep)}; expected headloom.Top(k) or headloom.All()."
         )
-
-
-def _served_natively(
-    operation: str, call: AttentionCall, backend: Backend | None, keep: Keep | None = None
-) -> bool:
-    """Whether the native kernels run a call; an error where they are asked for and cannot."""
-    if backend == "triton" and isinstance(keep, All):
-        raise BackendError(
-            f'{operation}: backend="triton" never forms the dense weights that keep=All() asks '
-            'for. Use backend="torch".'
+    last = None if received is False else last_queries(received, "attend")
+    if last is not None and isinstance(keep, All):
+        raise InputError(
+            "attend: keep=All() gives the dense weights and no graph; received= is for "
+            "keep=Top(k). Their column sums are weights.sum(-2)."
         )
-    if backend in ("torch", "triton"):
-        return False
-    reason = native.why_not_served(call)
-    if isinstance(keep, All):
-        reason = "keep=All() asks for the dense weights, which the kernels never form"
-    if backend == "native" and reason is not None:
-        raise BackendError(
-            f'{operation}: backend="native" does not serve this call: {reason}. Use '
-            'backend="torch", or None for whichever serves it.'
-        )
-    return reason is None
+    call = checked_call(
+        "attend", *given, mask=mask, score=score, relative=relative, bias=bias, scale=scale,
+        softcap=softcap, sinks=sinks, dropout=dropout, keep=keep, received=last,
+    )  # fmt: skip
+    output, kept = run("attend", call, backend)
+    assert kept is not None  # by keep
+    return (output, kept) if queries.ndim == 4 else (output[0], kept[0])

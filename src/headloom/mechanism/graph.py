@@ -242,6 +242,18 @@ class AttentionGraph:
         cut = {n: getattr(self, n)[..., :places] for n in ("keys", "scores", "weights")}
         return changed(self, **cut)
 
+    def above(self, weight: float) -> AttentionGraph:
+        """The same graph without edges of less than a weight, which `rest` then holds."""
+        kept = (self.keys >= 0) & (self.weights >= weight)
+        places = int(kept.sum(-1).max()) if kept.numel() else 0
+        dropped = self.weights.masked_fill(kept, 0).sum(-1)
+        pasts = {"keys": -1, "scores": -np.inf, "weights": 0}
+        cut = {
+            name: getattr(self, name).masked_fill(~kept, past)[..., :places]
+            for name, past in pasts.items()
+        }
+        return changed(self, **cut, rest=self.rest + dropped)
+
     def as_batch(self) -> AttentionGraph:
         """A batch of this one graph."""
         self._one("as_batch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,28 +29,11 @@ class LastQueries:
 
 
 class Received(NamedTuple):
-    """The tensors of an `AttentionGraph` of these names, with a batch dimension; None: not asked.
-
-    received, received_most, received_last: each (batch, heads, keys).
-    """
+    """Tensors of an `AttentionGraph`, each (batch, heads, keys); None: not asked."""
 
     received: Tensor | None = None
     received_most: Tensor | None = None
     received_last: Tensor | None = None
-
-    def plus(self, other: Received) -> Received:
-        """What keys receive from the queries of both."""
-        return Received(
-            _both(self.received, other.received, torch.add),
-            _both(self.received_most, other.received_most, torch.maximum),
-            _both(self.received_last, other.received_last, torch.add),
-        )
-
-
-def _both(
-    one: Tensor | None, other: Tensor | None, join: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor | None:
-    return None if one is None or other is None else join(one, other)
 
 
 def last_queries(received: bool | LastQueries, operation: str) -> int | None:
@@ -75,13 +57,11 @@ def in_window(rows: range, queries: int, last: int) -> slice:
     return slice(min(max(queries - last - rows.start, 0), count), count)
 
 
-def of_rows(weights: Weights, rows: range, queries: int, last: int | None) -> Received:
+def of_rows(weights: Weights, rows: range, queries: int, last: int) -> Received:
     """What keys receive from some rows of the weights, (batch, heads, rows, keys).
 
-    queries: all. last: as `last_queries` gives it.
+    queries: all. last: how many last queries are summed by themselves, 0: none.
     """
-    if last is None:
-        return Received()
     with torch.no_grad():
         none = weights.new_zeros(*weights.shape[:-2], weights.shape[-1])
         most = weights.amax(-2) if weights.shape[-2] else none

@@ -1,31 +1,41 @@
-"""The attention of this installation held against the reference, in float64: a few seconds.
+"""The attention of this installation held against float64, and how quick its kernels are.
 
 Every instruction set that this processor runs answers the same small calls, forward and backward,
-and so does torch. `headloom.mechanism.reference` answers them in float64, by other code. The tests
-hold far more; this finds a build, a processor or a torch that computes something else.
+and so does torch; the formula in float64 answers them too. The tests hold far more; this finds a
+build, a processor or a torch that computes something else.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from headloom.mechanism.backends import native, torch_ops
-from headloom.mechanism.call import AttentionCall
-from headloom.mechanism.checked import checked_call
+from headloom.mechanism.backends import compiled, native, torch_ops
+from headloom.mechanism.call import AttentionCall, checked_call
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.masks import causal
 from headloom.mechanism.reference import call as reference
 
-__all__ = ["Check", "check_attention"]
+__all__ = ["Check", "check_attention", "instruction_set_seconds"]
 
 #: How many edges of each row are compared.
 KEPT = 8
+#: Name; batch, heads, key/value heads, queries, keys and depth; type; whether it has further rules.
+_CASES = (
+    ("plain", (1, 2, 2, 70, 80, 16), torch.float32, False),
+    ("causal, shared heads, soft cap, bias, sinks", (2, 4, 2, 90, 90, 24), torch.float32, True),
+    ("long rows", (1, 1, 1, 40, 1500, 32), torch.float32, False),
+    ("bfloat16", (1, 2, 1, 130, 300, 32), torch.bfloat16, False),
+)
+#: Heads, tokens and depth of the call that is timed: some milliseconds on a vector unit.
+_SIZES = (4, 512, 64)
 
 
 @dataclass(frozen=True)
@@ -51,62 +61,56 @@ class Check:
         return self.error <= 1
 
 
-@dataclass(frozen=True)
-class _Case:
-    name: str
-    #: (batch, heads, key/value heads, queries, keys, depth)
-    sizes: tuple[int, int, int, int, int, int]
-    dtype: torch.dtype = torch.float32
-    rules: bool = False
-
-
-_CASES = (
-    _Case("plain", (1, 2, 2, 70, 80, 16)),
-    _Case("causal, shared heads, soft cap, bias, sinks", (2, 4, 2, 90, 90, 24), rules=True),
-    _Case("long rows", (1, 1, 1, 40, 1500, 32)),
-    _Case("bfloat16", (1, 2, 1, 130, 300, 32), torch.bfloat16),
-)
-
-
 def check_attention(backends: Iterable[str] | None = None) -> Iterator[Check]:
     """Hold backends against the reference, one call after the other.
 
     backends: instruction sets, "torch"; None: all that this machine has.
     """
-    chosen = [*native.instruction_sets(), "torch"] if backends is None else list(backends)
-    for number, case in enumerate(_CASES):
-        call = _call(case, torch.Generator().manual_seed(number))
+    chosen = [*compiled.instruction_sets(), "torch"] if backends is None else list(backends)
+    for number, (name, sizes, dtype, rules) in enumerate(_CASES):
+        call = _call(sizes, dtype, rules, torch.Generator().manual_seed(number))
         exact = _exact(call)
         for backend in chosen:
             start = time.perf_counter()
             got = _results(*_attend(call, backend), call)
             seconds = time.perf_counter() - start
-            error, worst = _largest(got, exact, case.dtype)
-            yield Check(backend, case.name, error, worst, seconds)
+            # Numbers of size 1 that are rounded some times; a sum of hundreds of them in a
+            # gradient.
+            bound = 3e-5 if dtype == torch.float32 else 2e-2
+            shares = {
+                part: float((_found(part, tensor, exact) - exact[part]).abs().max())
+                / (bound * max(1.0, float(exact[part].abs().max())))
+                for part, tensor in got.items()
+            }
+            worst = max(shares, key=lambda part: (math.isnan(shares[part]), shares[part]))
+            yield Check(backend, name, shares[worst], worst, seconds)
 
 
-def _call(case: _Case, generator: torch.Generator) -> AttentionCall:
-    batch, heads, shared, rows, length, depth = case.sizes
+def _call(
+    sizes: tuple[int, ...], dtype: torch.dtype, rules: bool, generator: torch.Generator
+) -> AttentionCall:
+    batch, heads, shared, rows, length, depth = sizes
 
     def draw(*shape: int) -> Tensor:
-        numbers = torch.randn(*shape, generator=generator).to(case.dtype)
-        return numbers.requires_grad_()
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
 
-    queries = draw(batch, heads, rows, depth)
-    keys, values = draw(batch, shared, length, depth), draw(batch, shared, length, depth)
-    bias, sinks, cap = None, None, None
-    if case.rules:
-        bias, sinks, cap = draw(1, heads, rows, length), draw(heads), 5.0
-    mask = causal() if case.rules else None
+    queries, keys = draw(batch, heads, rows, depth), draw(batch, shared, length, depth)
+    values, keep = draw(batch, shared, length, depth), Top(KEPT)
+    if not rules:
+        return checked_call("self-check", queries, keys, values, keep=keep)
     return checked_call(
-        "self-check", queries, keys, values, mask, None, None, bias, None, cap, sinks, 0.0
-    )
+        "self-check", queries, keys, values, mask=causal(), softcap=5.0, keep=keep,
+        bias=draw(1, heads, rows, length), sinks=draw(heads),
+    )  # fmt: skip
 
 
 def _attend(call: AttentionCall, backend: str) -> tuple[Tensor, AttentionGraph]:
     if backend == "torch":
-        return torch_ops.attend(call, Top(KEPT))
-    return native.attend(call, Top(KEPT), backend)
+        output, graph = torch_ops.attend(call)
+    else:
+        output, graph = native.attend(call, backend)
+    assert isinstance(graph, AttentionGraph)
+    return output, graph
 
 
 def _results(output: Tensor, graph: AttentionGraph, call: AttentionCall) -> dict[str, Tensor]:
@@ -117,23 +121,29 @@ def _results(output: Tensor, graph: AttentionGraph, call: AttentionCall) -> dict
     return found | _gradients(call, output, graph.lse)
 
 
+def _found(part: str, tensor: Tensor, exact: dict[str, Tensor]) -> Tensor:
+    """What is compared; of kept keys what they weigh: which of two equal ones is free."""
+    if part != "keys":
+        return tensor.detach().double()
+    return exact["every weight"].gather(-1, tensor.clamp(min=0).long()) * (tensor >= 0)
+
+
 def _exact(call: AttentionCall) -> dict[str, Tensor]:
-    """The same by the formula in float64; instead of kept keys, the weight of every key."""
-    given = _leaves(call)
-    queries, keys, values = (given[name].double() for name in ("queries", "keys", "values"))
-    raw = reference.scores_of_heads(queries, keys, lambda q, k, head: q @ k.T)
-    rows, columns = raw.shape[2:]
-    allowed = None if call.mask is None else torch.ones(rows, columns).tril().bool()
+    """The same by the formula in float64."""
+    given = {name: leaf.double() for name, leaf in _leaves(call).items()}
+    raw = reference.scores_of_heads(given["queries"], given["keys"], lambda q, k, head: q @ k.T)
     attended = reference.attend(
-        raw, values, scale=1 / math.sqrt(queries.shape[3]), softcap=call.softcap, allowed=allowed,
-        bias=given["bias"].double() if "bias" in given else None,
-        sinks=given["sinks"].double() if "sinks" in given else None, k=KEPT,
+        raw, given["values"], scale=1 / math.sqrt(call.queries.shape[3]), softcap=call.softcap,
+        allowed=None if call.mask is None else torch.ones(raw.shape[2:]).tril().bool(),
+        bias=given.get("bias"), sinks=given.get("sinks"), k=KEPT,
     )  # fmt: skip
     found = {
         "output": attended.output, "log-sum-exp": attended.lse, "entropy": attended.entropy,
-        "rest": attended.rest, "keys": attended.weights, "weights": attended.kept_weights,
+        "rest": attended.rest, "keys": attended.kept_weights, "weights": attended.kept_weights,
+        "every weight": attended.weights,
     }  # fmt: skip
-    return found | _gradients(call, attended.output, attended.lse)
+    found |= _gradients(call, attended.output, attended.lse)
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def _leaves(call: AttentionCall) -> dict[str, Tensor]:
@@ -153,23 +163,38 @@ def _gradients(call: AttentionCall, output: Tensor, lse: Tensor) -> dict[str, Te
     return {f"gradient of {name}": part for name, part in zip(leaves, found, strict=True)}
 
 
-def _largest(
-    got: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
-) -> tuple[float, str]:
-    """The largest difference as a share of what it may be, and where; NaN is larger than all."""
-    # Numbers of size 1 that are rounded some times; a sum of hundreds of them in a gradient.
-    bound = 3e-5 if dtype == torch.float32 else 2e-2
-    shares = {}
-    for name, tensor in got.items():
-        wanted = exact[name].detach()
-        if name == "keys":
-            # Which of two equal keys is kept is a matter of rounding, what it weighs is not.
-            found = tensor.long()
-            present = wanted.gather(-1, found.clamp(min=0).long()) * (found >= 0)
-            difference = present - exact["weights"].detach()
-        else:
-            difference = tensor.detach().double() - wanted
-        size = max(1.0, float(wanted.abs().max()))
-        shares[name] = float(difference.abs().max()) / (bound * size)
-    worst = max(shares, key=lambda name: math.inf if math.isnan(shares[name]) else shares[name])
-    return shares[worst], worst
+def instruction_set_seconds(
+    repeats: int = 5, clock: Callable[[], float] = time.thread_time
+) -> dict[str, float]:
+    """Median seconds of a call of `headloom.attend`, by the instruction sets that run here.
+
+    4 heads of 512 tokens and depth 64 in float32, 32 edges of each query, on one thread. The
+    instruction sets take turns, so that a slow moment hits all alike. Which is the quickest is not
+    always the widest: a matrix unit that other programs keep busy serves worse than none. headloom
+    never chooses by the clock, since results of two instruction sets differ in their last bits:
+    docs/decisions/0032.
+
+    Args:
+        repeats: calls of each, after one that is not counted.
+        clock: processor time of this thread, in seconds; others that wait for it do not count.
+
+    Returns: in the order of `instruction_sets`, the widest first; empty without kernels.
+    """
+    call = replace(_call((1, _SIZES[0], *_SIZES[:2], *_SIZES[1:]), torch.float32, False,
+                         torch.Generator().manual_seed(0)), keep=Top(32))  # fmt: skip
+    runs = {name: partial(native.attend, call, name) for name in compiled.instruction_sets()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            for run in runs.values():
+                run()
+            for _ in range(repeats):
+                for name, run in runs.items():
+                    start = clock()
+                    run()
+                    seconds[name].append(clock() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return {name: statistics.median(times) for name, times in seconds.items()}

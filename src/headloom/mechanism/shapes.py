@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError, ShapeError
+from headloom.errors import InputError
 
 __all__ = [
     "FARTHEST",
@@ -23,13 +23,11 @@ __all__ = [
     "Scores",
     "Values",
     "Weights",
-    "check_attention_inputs",
     "check_flag",
     "check_type",
     "chosen",
     "describe",
     "finite_number",
-    "in_batch_of_one",
     "in_words",
     "place_of",
     "real_tensor",
@@ -202,119 +200,6 @@ def describe(tensor: Tensor) -> str:
 
 #: The types that attention is computed in.
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_STRIDED = torch.strided
-#: What the errors call the tensors of a call.
-_NAMES = ("queries", "keys", "values")
-
-
-def check_attention_inputs(
-    operation: str, queries: Queries, keys: Keys, values: Values, *, same_depth: bool
-) -> tuple[int, int, int, int, int, int]:
-    """Raise a ShapeError unless queries, keys and values can enter one attention call.
-
-    Args:
-        operation: the name that the error begins with.
-        queries, keys, values: as the call got them.
-        same_depth: whether the score compares queries and keys of one depth.
-
-    Returns: batch, heads, queries, depth, keys and the depth of the values.
-    """
-    # Each thing is asked for once, and of what is right nothing more: a call of a few microseconds
-    # feels it.
-    if not (queries.layout is keys.layout is values.layout is _STRIDED):
-        _refuse_layouts(operation, queries, keys, values)
-    try:
-        sizes, of_keys, of_values = queries.shape, keys.shape, values.shape
-    except RuntimeError:
-        raise InputError(
-            f"{operation}: a tensor has no sizes, as one that is nested; expected dense tensors."
-        ) from None
-    if not len(sizes) == len(of_keys) == len(of_values) == 4:
-        _refuse_dimensions(operation, queries, keys, values)
-    dtype = queries.dtype
-    if not (dtype in TYPES and dtype is keys.dtype is values.dtype):
-        _refuse_types(operation, queries, keys, values)
-
-    def shapes() -> str:
-        return f"from {describe(queries)}, {describe(keys)} and {describe(values)}"
-
-    batch, heads, rows, depth = sizes
-    key_batch, kv_heads, length, key_depth = of_keys
-    value_batch, value_heads, value_length, value_depth = of_values
-    on_cpu = queries.is_cpu and keys.is_cpu and values.is_cpu
-    if not on_cpu and not (queries.device == keys.device == values.device):
-        raise InputError(
-            f"{operation}: queries are on {queries.device}, keys on {keys.device}, values on "
-            f"{values.device}. Move all three to one device."
-        )
-    if not (batch == key_batch == value_batch):
-        raise ShapeError(
-            f"{operation}: batches of {batch}, {key_batch} and {value_batch}, {shapes()}. Give all "
-            "three the same batch."
-        )
-    if kv_heads != value_heads:
-        raise ShapeError(
-            f"{operation}: keys have {kv_heads} heads, values {value_heads}, {shapes()}. Keys and "
-            "values share their heads."
-        )
-    if kv_heads == 0 or heads % kv_heads:
-        raise ShapeError(
-            f"{operation}: {heads} heads of queries over {kv_heads} heads of keys, {shapes()}. The "
-            "heads of the keys must divide those of the queries."
-        )
-    if length != value_length:
-        raise ShapeError(
-            f"{operation}: {length} keys, {value_length} values, {shapes()}. Each key has one "
-            "value."
-        )
-    if same_depth and depth != key_depth:
-        raise ShapeError(
-            f"{operation}: queries have depth {depth}, keys {key_depth}, {shapes()}. Project both "
-            "to one depth."
-        )
-    return batch, heads, rows, depth, length, value_depth
-
-
-def in_batch_of_one(
-    operation: str, queries: Tensor, keys: Tensor, values: Tensor
-) -> tuple[Queries, Keys, Values]:
-    """Queries, keys and values of three dimensions with a batch in front."""
-    if queries.is_nested or keys.is_nested or values.is_nested:
-        _refuse_layouts(operation, queries, keys, values)
-    same = queries is keys
-    queries, values = queries[None], values[None]
-    return queries, queries if same else keys[None], values
-
-
-def _refuse_layouts(operation: str, *tensors: Tensor) -> None:
-    """Raise the InputError that names the first tensor that is not dense."""
-    for name, tensor in zip(_NAMES, tensors, strict=True):
-        real_tensor(operation, f"the tensor of {name}", tensor)
-
-
-def _refuse_dimensions(operation: str, *tensors: Tensor) -> None:
-    """Raise the ShapeError that names the first tensor without four dimensions."""
-    for name, tensor in zip(_NAMES, tensors, strict=True):
-        if tensor.ndim != 4:
-            raise ShapeError(
-                f"{operation}: {name} have {tensor.ndim} dimensions, from {describe(tensor)}; "
-                "expected (batch, heads, positions, depth), or the same without the batch."
-            )
-
-
-def _refuse_types(operation: str, *tensors: Tensor) -> None:
-    """Raise the InputError that names the first tensor without fractions, or all three types."""
-    for name, tensor in zip(_NAMES, tensors, strict=True):
-        if tensor.dtype not in TYPES:
-            raise InputError(
-                f"{operation}: {name} are {tensor.dtype}; expected float32, float64, bfloat16 or "
-                f"float16. Convert them, as in {name}.float()."
-            )
-    queries, keys, values = (tensor.dtype for tensor in tensors)
-    raise InputError(
-        f"{operation}: queries are {queries}, keys {keys}, values {values}. Convert all three to "
-        "one type."
-    )
 
 
 def repeat_kv_heads(tensor: Tensor, heads: int) -> Tensor:

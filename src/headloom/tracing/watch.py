@@ -16,7 +16,7 @@ from headloom.formats.files import JsonMapping
 from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import writing_trace
 from headloom.formats.verification import ON_ANOTHER_TEXT
-from headloom.mechanism.backends.native import beside_a_thread
+from headloom.mechanism.backends.compiled import beside_a_thread
 from headloom.mechanism.graph import Keep, Top
 from headloom.mechanism.received import LastQueries
 from headloom.mechanism.watching import layers_of

@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 import headloom
-from headloom.mechanism.backends import native, native_request
+from headloom.mechanism.backends import compiled, native_request
 
 pytestmark = pytest.mark.skipif(
-    not native.instruction_sets(), reason="built without the native kernels"
+    not compiled.instruction_sets(), reason="built without the native kernels"
 )
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import Module
 
 import headloom
-from headloom.mechanism.backends import native
-from headloom.mechanism.backends.native_operators import _arguments, _attend, _attention, _gradients
+from headloom.mechanism.backends.compiled import instruction_sets
+from headloom.mechanism.backends.native import _gradients_operator, _operator
 from headloom.mechanism.backends.native_request import prepare
-from headloom.mechanism.checked import checked_call
+from headloom.mechanism.call import checked_call
 from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
 
-pytestmark = pytest.mark.skipif(not native.instruction_sets(), reason="built without the kernels")
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="built without the kernels")
 
 BATCH, HEADS, LENGTH, DEPTH = 2, 4, 21, 8
 LENGTHS = torch.tensor([LENGTH, 13])
@@ -97,7 +97,7 @@ def test_a_compiled_call_is_right_and_so_are_its_gradients(mask: str) -> None:
 
 def test_a_compiled_call_is_the_kernels() -> None:
     assert operators_in(lambda q, k, v: headloom.attention(q, k, v), *drawn()) == {
-        "headloom.attention"
+        "headloom.attend"
     }
     assert operators_in(lambda q, k, v: headloom.attend(q, k, v)[1].lse, *drawn()) == {
         "headloom.attend"
@@ -249,7 +249,7 @@ def test_a_whole_model_is_one_program() -> None:
     )
     model = LanguageModel(20, architecture).eval()
     tokens = torch.randint(20, (2, 15))
-    assert operators_in(model, tokens) == {"headloom.attention"}
+    assert operators_in(model, tokens) == {"headloom.attend"}
     torch._dynamo.reset()
     torch.testing.assert_close(compiled(model)(tokens), model(tokens), rtol=1e-4, atol=1e-5)
 
@@ -261,16 +261,16 @@ def test_a_whole_model_is_one_program() -> None:
 def test_torch_finds_no_fault_in_the_operators(mask: str) -> None:
     """Schemas, sizes without numbers, gradients, and programs of any size."""
     given = drawn()
-    rest = (MASKS[mask][0], *(None,) * 6, 0.0, 3)
-    arguments = _arguments(prepare(checked_call("test", *given, *rest)))
-    output, lse, _ = _attention(*arguments, False)
-    bare = [a.detach() if isinstance(a, Tensor) else a for a in arguments]
-    saved, needs = [output.detach(), lse.detach()], [True] * 3 + [False] * 5
+    native = prepare(checked_call("test", *given, mask=MASKS[mask][0]))
+    output, *_, lse = (_operator(*native, -1, False, True)[n] for n in (0, 4))
+    bare = [a.detach() if isinstance(a, Tensor) else a for a in native]
+    empty = torch.empty(0)
+    saved, needs = [output.detach(), lse.detach(), *[empty] * 3], [True] * 3 + [False] * 5
     for operator, own in (
-        (_attention, (*arguments, True)),
-        (_attend, (*arguments, 6, False, False)),
-        (_attend, (*arguments, 6, True, True)),
-        (_gradients, (*bare, saved, [torch.randn_like(output), None], needs)),
+        (_operator, (*native, -1, False, True)),
+        (_operator, (*native, 6, False, False)),
+        (_operator, (*native._replace(last_queries=3), 6, True, True)),
+        (_gradients_operator, (*bare, saved, [torch.randn_like(output), *[None] * 11], needs)),
     ):
         found = torch.library.opcheck(operator, own)
         assert set(found.values()) == {"SUCCESS"}, found

@@ -112,7 +112,6 @@ def test_every_question_of_every_score(name: str, causal: bool) -> None:
         entropy = -np.nansum(weights * np.log(weights), -1)
     padded = np.pad(weights, ((0, 0), (0, 3), (0, 3)))
     blocks = padded.reshape(HEADS, 3, 4, 3, 4)
-    sizes = np.array([4, 4, 1])
     for found, expected in (
         (matrix.dense(), weights),
         (matrix[1, 2:5, :3], weights[1, 2:5, :3]),
@@ -124,8 +123,6 @@ def test_every_question_of_every_score(name: str, causal: bool) -> None:
         (matrix.reciprocity(), (weights * weights.transpose(0, 2, 1)).sum(-1)),
         (matrix.mass([0, 2]), weights[..., [0, 2]].sum(-1)),
         (matrix.top(2).weights, np.sort(weights, -1)[..., :-3:-1]),
-        (matrix.block_maxima(4), blocks.max((2, 4))),
-        (matrix.block_means(4), blocks.sum((2, 4)) / np.outer(sizes, sizes)),
         (matrix.block_summaries(3, 4)[1], blocks.sum((2, 4))[3]),
         (matrix.of_head(3).dense()[0], weights[3]),
         (torch.from_numpy(matrix.head(2) @ vectors), weights[2] @ vectors),

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headloom.mechanism.backends import native as attention_kernels
+from headloom.mechanism.backends import compiled
 from headloom.mechanism.neighbourhood import by_torch, native
 from headloom.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
 from headloom.mechanism.neighbourhood.edges import Edges
@@ -25,7 +25,7 @@ from headloom.mechanism.neighbourhood.function import (
 
 from .dense_formula import dense_output, kink_distance
 
-INSTRUCTION_SETS = attention_kernels.instruction_sets()
+INSTRUCTION_SETS = compiled.instruction_sets()
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without native kernels")
 
 

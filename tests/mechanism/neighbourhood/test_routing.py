@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import headloom
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled
+from headloom.mechanism.call import checked_call
 from headloom.mechanism.neighbourhood import routing
 
-pytestmark = pytest.mark.skipif(not native.instruction_sets(), reason="built without kernels")
+pytestmark = pytest.mark.skipif(not compiled.instruction_sets(), reason="built without kernels")
 
 
 def scores(heads: int, depth: int, generator: torch.Generator) -> dict[str, Any]:
@@ -117,11 +118,7 @@ def test_the_complete_graph_is_dense_and_the_lower_triangular_one_causal() -> No
 
 
 def routing_call(queries: Tensor, keys: Tensor, values: Tensor, mask: Any) -> Any:
-    from headloom.mechanism.checked import checked_call
-
-    return checked_call(
-        "test", queries, keys, values, mask, None, None, None, None, None, None, 0.0
-    )
+    return checked_call("test", queries, keys, values, mask=mask)
 
 
 def test_a_symmetric_bilinear_score_gives_a_symmetric_matrix() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from headloom.errors import InputError
-from headloom.mechanism.backends import native
+from headloom.mechanism.backends import compiled
 from headloom.models.dense import passes
 from headloom.models.dropout import Dropout
 
@@ -62,7 +62,7 @@ def test_mask_is_that_of_the_gradient_and_of_the_sum() -> None:
     assert torch.allclose(by_inputs, weights * mask, rtol=1e-5)
 
 
-@pytest.mark.parametrize("instruction_set", native.instruction_sets())
+@pytest.mark.parametrize("instruction_set", compiled.instruction_sets())
 def test_every_instruction_set_and_number_of_threads_drops_the_same(
     instruction_set: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

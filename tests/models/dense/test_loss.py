@@ -10,8 +10,8 @@ from tests.models.dense.cases import same_on_any_number_of_threads
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.backends import native
-from headloom.mechanism.backends.native_request import kernels
+from headloom.mechanism.backends import compiled
+from headloom.mechanism.backends.compiled import kernels
 from headloom.models.configuration import Architecture
 from headloom.models.dense import Products, loss, maps, passes, products, projected_loss
 from headloom.models.language_model import LanguageModel
@@ -31,7 +31,7 @@ def drawn(rows: int, width: int, choices: int) -> tuple[Tensor, Tensor, Tensor]:
     return outputs.requires_grad_(), matrix.requires_grad_(), torch.randint(choices, (rows,))
 
 
-@pytest.mark.parametrize("instruction_set", native.instruction_sets())
+@pytest.mark.parametrize("instruction_set", compiled.instruction_sets())
 @pytest.mark.parametrize(
     ("rows", "width", "choices"), [(1, 4, 2), (40, 8, 37), (100, 16, 1000), (3, 5, 1)]
 )
@@ -58,7 +58,7 @@ def rounded(*tensors: Tensor) -> list[Tensor]:
     return [tensor.detach().bfloat16().float().requires_grad_() for tensor in tensors]
 
 
-pairs = [name for name in native.instruction_sets() if kernels.has_linear(name)]
+pairs = [name for name in compiled.instruction_sets() if kernels.has_linear(name)]
 
 
 @pytest.mark.parametrize("instruction_set", pairs)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from headloom.errors import InputError
-from headloom.mechanism.backends import native
-from headloom.mechanism.backends.native_request import kernels
+from headloom.mechanism.backends import compiled
+from headloom.mechanism.backends.compiled import kernels
 from headloom.models.dense import Products, linear_maps, maps, products
 
-SETS = [name for name in native.instruction_sets() if kernels.has_linear(name)]
+SETS = [name for name in compiled.instruction_sets() if kernels.has_linear(name)]
 pytestmark = pytest.mark.skipif(not SETS, reason="the processor multiplies no bfloat16")
 
 

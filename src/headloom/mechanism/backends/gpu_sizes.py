@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headloom.mechanism.backends.native_request import NativeCall
+from headloom.mechanism.backends.compiled import NativeCall
 
 __all__ = [
     "MUCH_SHARED",

@@ -1,168 +1,213 @@
-"""The native kernels as attention calls: forward, and backward from output and log-sum-exp.
+"""The native kernels as attention calls: differentiable, and as operators in compiled programs.
 
 The kernels stream keys past blocks of queries and never form the matrix of weights; see
 native/forward.h and native/backward.h. Results do not depend on the number of threads.
+
+torch.compile cannot look into a function that hands memory to C++. It can call an operator of which
+it knows what it gives (the fake kernels here: sizes and types without numbers) and which other
+operator is its derivative:
+
+    torch.ops.headloom.attend               the output, and what a graph is made of
+    torch.ops.headloom.attend_gradients     what its backward pass asks for
+
+Where nothing is compiled, the same functions are called without torch's dispatcher, which would
+take 0.2 ms of a training step for each call (docs/decisions/0052). An exported program has torch's
+operations instead, so that it runs where headloom is not.
+
+Source: torch.library, https://docs.pytorch.org/docs/stable/library.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from types import UnionType
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.library import custom_op
 
-from headloom.errors import InputError
-from headloom.mechanism.backends.native_backward import Incoming, Saved, gradients
-from headloom.mechanism.backends.native_forward import (
-    forward,
-    forward_graph,
-    forward_output,
-    room_for_exact,
-)
-from headloom.mechanism.backends.native_operators import attend_rows, attention_rows
-from headloom.mechanism.backends.native_request import (
-    INSTRUCTION_SET,
+from headloom.errors import ShapeError
+from headloom.mechanism.backends.compiled import (
+    DIFFERENTIABLE,
     NativeCall,
+    chosen_instruction_set,
     kernels,
-    prepare,
     serves_compiled,
-    why_not_served,
 )
-from headloom.mechanism.backends.rows import Rows
+from headloom.mechanism.backends.native_gradients import Gradients, Saved, by_formulas, gradients
+from headloom.mechanism.backends.native_request import prepare, why_not_served
+from headloom.mechanism.backends.results import CONSTANT, NAMES, PER_ROW, Results, graph_of
 from headloom.mechanism.call import AttentionCall
-from headloom.mechanism.graph import AttentionGraph, Top
-from headloom.mechanism.parts import changed
+from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.relative import DistanceBias
 from headloom.mechanism.shapes import Output
 
 __all__ = [
+    "KERNEL_NAMES",
+    "AutogradAttend",
     "attend",
-    "attention",
-    "beside_a_thread",
-    "chosen_instruction_set",
-    "compiled_instruction_sets",
-    "instruction_sets",
+    "backward_pass",
+    "forward",
+    "results_of",
     "why_not_served",
 ]
 
+#: Multiply-adds below which one thread computes a call. It takes some 8 microseconds at most: with
+#: another it took as long, and where the other core is busy milliseconds, until that is awake.
+LITTLE = 2**16
+#: Whether the forward kernels round weights of bfloat16 calls, for their product with the values.
+ROUNDS_WEIGHTS = chosen_instruction_set() in ("avx512_bf16", "amx")
+#: Results of the kernels: those of a call, and the output before it was rounded.
+KERNEL_NAMES = (*NAMES, "exact_output")
+#: How many fields of a call are tensors; then come its numbers.
+TENSORS, FIELDS = 11, len(NativeCall._fields)
+LAST_QUERIES = NativeCall._fields.index("last_queries")
 
-def compiled_instruction_sets() -> list[str]:
-    """The instruction sets that the kernels were compiled for, the widest first.
+Tensors = tuple[Tensor | None, ...]
 
-    None are known of kernels that were built before they could be asked.
+
+def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Results:
+    """Run the forward kernel.
+
+    Args:
+        native: the call.
+        kept: places for a row's edges, the ones past the last empty; -1 for the output alone.
+        received: whether to sum what each key receives, from the last queries too if the call
+            has such.
+        learns: whether a backward pass may follow, which needs lse and, where the output is
+            rounded, the output before that: an error of dO . O does not cancel in a row's sums,
+            and grows with the distances or keys that these multiply.
     """
-    ask = getattr(kernels, "compiled_instruction_sets", list)
-    return list(ask())
+    queries, shape = native.queries, native.queries.shape[:3]
+    depth, single = native.values.shape[3], torch.float32
+    # (The types are the kernels', whatever torch's default is; empty_like takes half of the time of
+    # empty, which calls of a few microseconds feel.)
+    alike, whole = torch.empty_like, torch.int32
+    plain = queries.shape[3] == depth and queries.is_contiguous()
+    output = alike(queries) if plain else torch.empty((*shape, depth), dtype=queries.dtype)
+    results = {"output": output}
+    if kept < 0 and not learns:
+        kernels.forward(native, results, _threads(native))
+        return results
+    asked: dict[str, Tensor | int] = {"output": output}
+    results["lse"] = asked["lse"] = lse = torch.empty(shape, dtype=single)
+    if learns and native.bfloat16:
+        exact = torch.empty((*shape, depth), dtype=single)
+        results["exact_output"] = asked["exact_output"] = exact
+    if kept >= 0:
+        asked["kept"] = kept
+        scores = torch.empty((*shape, kept), dtype=single)
+        results["keys"] = asked["kept_keys"] = alike(scores, dtype=whole)
+        results["scores"] = asked["kept_scores"] = scores
+        results["weights"] = asked["kept_weights"] = alike(scores)
+        results["entropy"] = asked["entropy"] = alike(lse)
+        results["rest"] = asked["rest"] = alike(lse)
+        results["count"] = asked["count"] = alike(lse, dtype=whole)
+    if received:
+        for name in NAMES[-3:] if native.last_queries else NAMES[-3:-1]:
+            # Zeros: the kernels write nothing where there is no query.
+            by_key = torch.zeros((*shape[:2], native.keys.shape[2]), dtype=single)
+            results[name] = asked[name] = by_key
+    kernels.forward(native, asked, _threads(native))
+    return results
 
 
-def instruction_sets() -> list[str]:
-    """The instruction sets that the kernels and this processor share, the widest first."""
-    return [] if kernels is None else list(kernels.instruction_sets())
+def _threads(native: NativeCall) -> int:
+    """How many threads compute a call; results do not depend on it."""
+    threads = torch.get_num_threads()
+    if threads > 1:
+        batch, heads, queries, depth = native.queries.shape
+        keys, value_depth = native.values.shape[2:]
+        if batch * heads * queries * keys * (depth + value_depth) < LITTLE:
+            return 1
+    return threads
 
 
-def chosen_instruction_set() -> str:
-    """The instruction set whose kernels run: that of HEADLOOM_INSTRUCTION_SET, else the widest."""
-    return INSTRUCTION_SET or next(iter(instruction_sets()), "")
+# What follows is given a call as its fields, one after the other, then `kept`, `received` and
+# `learns`; and gives the results in the order of KERNEL_NAMES.
 
 
-@contextmanager
-def beside_a_thread() -> Iterator[None]:
-    """While the block runs, what this thread asks of torch takes one thread fewer.
-
-    For work beside a thread that is busy too: an operation that is shared among all processors
-    waits for the share whose processor the other has, for milliseconds, however small it is. Other
-    threads keep theirs, unlike by torch.set_num_threads. Without kernels nothing changes.
-    """
-    count = torch.get_num_threads()
-    # Kernels that were built before have no such function.
-    set_own_threads = getattr(kernels, "set_own_threads", None)
-    before = 0 if set_own_threads is None else set_own_threads(max(1, count - 1))
-    try:
-        yield
-    finally:
-        if before and set_own_threads is not None:
-            set_own_threads(before)
-
-
-class _Attention(torch.autograd.Function):
-    """Output and log-sum-exp, differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, native: NativeCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        exact = room_for_exact(native)
-        output, lse = forward(native, exact)
-        ctx.native, ctx.written = native.bare(), _times_written(native)
-        ctx.save_for_backward(*tensors, output if exact is None else exact, lse)
-        return output, lse
-
-    @staticmethod
-    def backward(ctx: Any, output: Tensor | None, lse: Tensor | None) -> tuple[Any, ...]:
-        return None, *_backward(ctx, Incoming(output, lse))
-
-
-class _Attend(torch.autograd.Function):
-    """Output and graph, differentiable but for the kept keys, the counts and the largest."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, native: NativeCall, kept: int, received: bool, *tensors: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        ctx.set_materialize_grads(False)
-        exact = room_for_exact(native)
-        rows = forward_graph(native, kept, received, exact)
-        ctx.native, ctx.written = native.bare(), _times_written(native)
-        constant = (rows.keys, rows.keys_seen, rows.received_most)
-        ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
-        output = rows.output if exact is None else exact
-        saved = Saved(output, rows.lse, rows.entropy, rows.keys, rows.weights)
-        ctx.save_for_backward(*tensors, *saved)
-        return tuple(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
-        output, _, scores, weights, lse, entropy, rest, _, received, _, last = by_rows
-        incoming = Incoming(output, lse, entropy, scores, weights, rest, received, last)
-        return None, None, None, *_backward(ctx, incoming)
-
-
-def _times_written(native: NativeCall) -> tuple[int | None, ...]:
-    """How often the memory of a mask, which may be the caller's, has been written to."""
-    masks = native.allowed, native.row_range, native.key_range
-    return tuple(
-        None if tensor is None or tensor.is_inference() else tensor._version for tensor in masks
-    )
-
-
-def _backward(ctx: Any, incoming: Incoming) -> tuple[Tensor | None, ...]:
-    """The gradients of a call that was kept with what `Saved` needs of its rows."""
-    count = len(NativeCall.names)
-    tensors = ctx.saved_tensors  # once: activation checkpointing computes them for one reading
-    native = ctx.native.with_tensors(tuple(tensors[:count]))
-    if _times_written(native) != ctx.written:
-        raise InputError(
-            "attention: the mask was changed in place between the call and its backward(). Give "
-            "the call a copy: mask.clone()."
+#: Names of the results of a call: by whether it keeps a graph, sums what keys receive, and what
+#: they receive from the last queries.
+ASKED = {
+    (graph, received, last): frozenset(
+        (
+            *(PER_ROW if graph else ("output", "lse")),
+            *("exact_output", *(NAMES[-3:-1] if received else ())),
+            *(NAMES[-1:] if received and last else ()),
         )
-    saved = Saved(*tensors[count:])
-    return gradients(native, saved, incoming, ctx.needs_input_grad[-count:])
+    )
+    for graph, received, last in product((False, True), repeat=3)
+}
 
 
-# An autograd function's results, as its `forward` gives them.
-_attention: Callable[..., tuple[Tensor, Tensor]] = _Attention.apply
-_attend: Callable[..., tuple[Any, ...]] = _Attend.apply
+def results_of(arguments: Sequence[Any], tensors: Tensors) -> Results:
+    """Those of some results that were asked for; a compiled program has empty ones too."""
+    last = arguments[LAST_QUERIES]
+    kept, received, _ = arguments[FIELDS:]
+    asked = ASKED[kept >= 0, received, last > 0]
+    pairs = zip(KERNEL_NAMES, tensors, strict=True)
+    return {name: tensor for name, tensor in pairs if tensor is not None and name in asked}
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    """Keep what the backward pass needs."""
+    ctx.set_materialize_grads(False)
+    ctx.arguments = (*[None] * TENSORS, *inputs[TENSORS:])
+    results = results_of(inputs, output)
+    constant = (results.get(name) for name in (*CONSTANT, "exact_output"))
+    ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
+    exact = inputs[0].dtype == torch.bfloat16 and "exact_output" in results
+    graph = (results.get(name) for name in Saved._fields[2:])
+    saved = Saved(results["exact_output" if exact else "output"], results["lse"], *graph)
+    ctx.save_for_backward(*inputs[:TENSORS], *saved)
+
+
+def backward_pass(ctx: Any, by_result: Tensors, compute: Callable[..., Gradients]) -> Gradients:
+    """Gradients by all arguments, those of a call by a function as `gradients`."""
+    tensors = ctx.saved_tensors  # once: activation checkpointing computes them for one reading
+    arguments = ctx.arguments[TENSORS:]
+    needs = [
+        need and tensor is not None
+        for need, tensor in zip(ctx.needs_input_grad[:DIFFERENTIABLE], tensors, strict=False)
+    ]
+    incoming = results_of(ctx.arguments, by_result)
+    native = NativeCall(*tensors[:TENSORS], *arguments[:-3])
+    found = compute(native, Saved(*tensors[TENSORS:]), incoming, needs)
+    return *found, *[None] * (len(ctx.arguments) - DIFFERENTIABLE)
+
+
+class AutogradAttend(torch.autograd.Function):
+    """Results of a call, differentiable but for kept keys, counts and the largest weights.
+
+    As an operator has it, without the operator. Its gradients can be differentiated again.
+    """
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensors:
+        found = forward(NativeCall(*arguments[:FIELDS]), *arguments[FIELDS:])
+        return tuple(found.get(name) for name in KERNEL_NAMES)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensors) -> None:
+        _setup(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *by_result: Tensor | None) -> Gradients:
+        return backward_pass(ctx, by_result, gradients)
+
+
+_attend: Callable[..., Tensors] = AutogradAttend.apply
 
 
 def _wants_gradients(native: NativeCall) -> bool:
     if not torch.is_grad_enabled():
         return False
     return any(tensor is not None and tensor.requires_grad for tensor in native.tensors)
-
-
-#: Whether the forward kernels round weights of bfloat16 calls, for their product with the values.
-ROUNDS_WEIGHTS = chosen_instruction_set() in ("avx512_bf16", "amx")
 
 
 def _prepared(call: AttentionCall) -> NativeCall:
@@ -178,43 +223,148 @@ def _prepared(call: AttentionCall) -> NativeCall:
     if relative.looked_up or bias is None or not bias.requires_grad:
         return native
     queries, keys, values = (part.float() for part in (native.queries, native.keys, native.values))
-    return changed(native, queries=queries, keys=keys, values=values)
+    return native._replace(queries=queries, keys=keys, values=values)
 
 
-def attention(call: AttentionCall) -> Output:
-    """The output of a call that the kernels serve."""
-    native = _prepared(call)
-    if serves_compiled():
-        output = attention_rows(native, _wants_gradients(native))[0]
-    elif _wants_gradients(native):
-        output = _attention(native, *native.tensors)[0]
-    else:
-        output = forward_output(native)
-    return _in_type_of(call, output)
+def attend(call: AttentionCall, instruction_set: str = "") -> tuple[Output, AttentionGraph | None]:
+    """Output of a call that the kernels serve, and its graph where it keeps one.
 
-
-def _in_type_of(call: AttentionCall, output: Output) -> Output:
-    """An output in the type of its queries, which may have been taken in float32."""
-    # (To convert to what a tensor has takes a microsecond, which short calls feel.)
-    dtype = call.queries.dtype
-    return output if output.dtype == dtype else output.to(dtype)
-
-
-def attend(
-    call: AttentionCall, keep: Top, instruction_set: str | None = None
-) -> tuple[Output, AttentionGraph]:
-    """Output and attention graph of a call that the kernels serve; see torch_ops.attend.
-
-    instruction_set: whose kernels run; None: those of every call.
+    instruction_set: whose kernels run, by name; those of every call if empty.
     """
     native = _prepared(call)
-    if instruction_set is not None:
-        native = changed(native, instruction_set=instruction_set)
-    k = keep.places(call.keys.shape[2])
-    if serves_compiled():
-        rows = attend_rows(native, k, call.received is not None, _wants_gradients(native))
-    elif _wants_gradients(native):
-        rows = Rows(*_attend(native, k, call.received is not None, *native.tensors))
+    if instruction_set:
+        native = native._replace(instruction_set=instruction_set)
+    kept, received = call.places, call.received is not None
+    learns = _wants_gradients(native)
+    if not (learns or serves_compiled()):
+        results = forward(native, kept, received, False)
     else:
-        rows = forward_graph(native, k, call.received is not None)
-    return _in_type_of(call, rows.output), rows.graph(call)
+        arguments = (*native, kept, received, learns)
+        run = _operator if serves_compiled() else _attend
+        results = results_of(arguments, run(*arguments))
+    output = results["output"]
+    # (To convert to what a tensor has takes a microsecond, which short calls feel.)
+    if output.dtype != call.queries.dtype:
+        output = output.to(call.queries.dtype)
+    return output, None if kept < 0 else graph_of(call, results)
+
+
+# The operators.
+
+_KINDS: dict[type | UnionType, str] = {
+    Tensor: "Tensor", Tensor | None: "Tensor?",
+    float: "float", bool: "bool", int: "SymInt", str: "str",
+}  # fmt: skip
+CALL = ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(NativeCall).items())
+RESULTS = ", ".join(["Tensor"] * len(KERNEL_NAMES))
+
+
+def _checked(arguments: Sequence[Any]) -> NativeCall:
+    """A call whose ranges have numbers only now that the program runs."""
+    native = NativeCall(*arguments[:FIELDS])
+    keys = native.keys.shape[2]
+    for ranges in (native.key_range, native.row_range):
+        if ranges is None or not ranges.numel():
+            continue
+        first, last = int(ranges.min()), int(ranges.max())
+        if first < 0 or last > keys:
+            raise ShapeError(
+                f"mask: keys {first} to {last} are asked for, of {keys}. "
+                f"Give lengths, or ranges, from 0 to {keys}."
+            )
+    return native
+
+
+def _run_forward(*arguments: Any) -> tuple[Tensor, ...]:
+    found = forward(_checked(arguments), *arguments[FIELDS:])
+    # An operator gives tensors alone: what nobody asked for is empty.
+    return tuple(
+        found[name] if name in found else torch.empty(0, dtype=torch.float32)
+        for name in KERNEL_NAMES
+    )
+
+
+_operator = custom_op(
+    "headloom::attend",
+    _run_forward,
+    mutates_args=(),
+    schema=f"({CALL}, SymInt kept, bool received, bool learns) -> ({RESULTS})",
+)
+
+
+@_operator.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    native, (kept, received, learns) = NativeCall(*arguments[:FIELDS]), arguments[FIELDS:]
+    rows, graph = native.queries.shape[:3], kept >= 0
+    outputs, edges = (*rows, native.values.shape[3]), (*rows, kept)
+    by_key = (*rows[:2], native.keys.shape[2])
+    sizes = {
+        "output": outputs,
+        "lse": rows if graph or learns else (0,),
+        **dict.fromkeys(("keys", "scores", "weights"), edges if graph else (0,)),
+        **dict.fromkeys(("entropy", "rest", "count"), rows if graph else (0,)),
+        **dict.fromkeys(("received", "received_most"), by_key if received else (0,)),
+        "received_last": by_key if received and native.last_queries else (0,),
+        "exact_output": outputs if learns and native.bfloat16 else (0,),
+    }
+    types = {"output": native.queries.dtype}
+    if graph:
+        types |= {"keys": torch.int32, "count": torch.int32}
+    return tuple(
+        native.queries.new_empty(sizes[name], dtype=types.get(name, torch.float32))
+        for name in KERNEL_NAMES
+    )
+
+
+def _run_gradients(*arguments: Any) -> list[Tensor]:
+    native, (saved, by_result, needs) = _checked(arguments), arguments[FIELDS:]
+    rows = Saved(*saved[:2], *(tensor if tensor.numel() else None for tensor in saved[2:]))
+    pairs = zip(KERNEL_NAMES, by_result, strict=True)
+    incoming = {name: gradient for name, gradient in pairs if gradient is not None}
+
+    def compute() -> Gradients:
+        with torch.no_grad():
+            return gradients(native, rows, incoming, needs)
+
+    if by_formulas(native, rows, incoming):
+        # Torch records nothing on a thread that is inside of an operator, and the formulas are
+        # differentiated: they would find zeros.
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(compute).result()
+    else:
+        found = compute()
+    return [
+        gradient.contiguous()
+        for gradient, need in zip(found, needs, strict=True)
+        if need and gradient is not None
+    ]
+
+
+_gradients_operator = custom_op(
+    "headloom::attend_gradients",
+    _run_gradients,
+    mutates_args=(),
+    schema=f"({CALL}, Tensor[] saved, Tensor?[] incoming, bool[] needs) -> Tensor[]",
+)
+
+
+@_gradients_operator.register_fake
+def _(*arguments: Any) -> list[Tensor]:
+    wanted = zip(arguments[:DIFFERENTIABLE], arguments[-1], strict=True)
+    return [tensor.new_empty(tensor.shape) for tensor, need in wanted if need]
+
+
+def _backward_of_operator(ctx: Any, *by_result: Tensor | None) -> Gradients:
+    def compute(
+        native: NativeCall, saved: Saved, incoming: Results, needs: Sequence[bool]
+    ) -> Gradients:
+        empty = saved.output.new_empty(0)
+        tensors = [empty if tensor is None else tensor for tensor in saved]
+        gradients = [incoming.get(name) for name in KERNEL_NAMES]
+        found = iter(_gradients_operator(*native, tensors, gradients, needs))
+        return tuple(next(found) if need else None for need in needs)
+
+    return backward_pass(ctx, by_result, compute)
+
+
+_operator.register_autograd(_backward_of_operator, setup_context=_setup)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headloom.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
+from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels, why_wrapped
 from headloom.mechanism.backends.recomputed import batched
 
 __all__ = ["angles_kept", "rotary", "serves", "turn"]

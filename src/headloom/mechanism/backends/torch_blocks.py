@@ -9,13 +9,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, pad
 from torch.utils.checkpoint import checkpoint
 
 from headloom.errors import ShapeError
+from headloom.mechanism.backends.results import Results
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.compiling import is_exporting
 from headloom.mechanism.parts import with_float_tensors
+from headloom.mechanism.received import of_rows
 from headloom.mechanism.shapes import (
     Keys,
     Output,
@@ -34,8 +36,10 @@ __all__ = [
     "in_float",
     "in_transform",
     "normalise",
+    "results_of_rows",
     "row_blocks",
     "run_block",
+    "strongest",
     "weigh",
 ]
 
@@ -191,3 +195,84 @@ def weigh(call: AttentionCall, weights: Weights, values: Values, rows: range) ->
         if relative_output is not None:
             output = output + relative_output
     return output
+
+
+def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest scores of each row, highest first, ties to the lower key; and their keys.
+
+    Of a row of fewer keys all; in a program that is compiled for any number of them minus infinity
+    and keys past the last one stand in the places that are left.
+    """
+    if type(scores.shape[-1]) is int:
+        k = min(k, scores.shape[-1])
+    elif k:
+        scores = pad(scores, (0, k), value=-torch.inf)
+    if k == 0:
+        # Not a view of the scores: it would keep them in memory.
+        empty = scores[..., :0].clone()
+        return empty, empty.long()
+    with torch.no_grad():
+        values, keys = scores.topk(k, -1)
+        last = values[..., -1:]
+        # torch's topk leaves open which of several equal scores it takes. Rows in which the last
+        # place is shared are sorted whole.
+        shared = ((scores >= last).sum(-1) > k) & (last[..., 0] > -torch.inf)
+        if in_transform() or torch.compiler.is_compiling() or scores.is_meta:
+            # Where nothing can depend on numbers, all rows are sorted.
+            keys = scores.sort(stable=True, dim=-1, descending=True).indices[..., :k]
+        elif bool(shared.any()):
+            exact = scores[shared].sort(stable=True, dim=-1, descending=True).indices[..., :k]
+            keys[shared] = exact
+        keys = keys.sort(-1).values
+        order = scores.gather(-1, keys).sort(stable=True, dim=-1, descending=True).indices
+        keys = keys.gather(-1, order)
+    return scores.gather(-1, keys), keys
+
+
+def results_of_rows(
+    call: AttentionCall,
+    scores: Scores,
+    values: Values,
+    rows: range,
+    queries: int,
+    kept: int | Tensor | None,
+) -> Results:
+    """What a call gives for some rows.
+
+    Args:
+        call: the call.
+        scores: of the rows.
+        values: one head for each head of queries.
+        rows: which.
+        queries: how many the call has.
+        kept: how many edges of a row to keep; the keys of the edges, which is a way to derive
+            what another kernel found; or None, for output and log-sum-exp alone.
+    """
+    weights, log_weights, lse, mass = normalise(call, scores)
+    results = {"output": weigh(call, weights, values, rows), "lse": lse}
+    if kept is None:
+        return results
+    seen = scores != -torch.inf
+    # From 0, so that the entropy of a row with one weight of 1 is 0 and not -0.
+    results["entropy"] = 0 - (weights * log_weights.masked_fill(~seen, 0)).sum(-1)
+    results["count"] = seen.sum(-1).int()
+    if isinstance(kept, Tensor):
+        kept_keys, empty = kept.clamp(min=0).long(), kept < 0
+        kept_scores = scores.gather(-1, kept_keys).masked_fill(empty, -torch.inf)
+    else:
+        kept_scores, kept_keys = strongest(scores, kept)
+        empty = kept_scores == -torch.inf
+    # Empty places weigh 0 also in a row that is no number.
+    kept_weights = weights.gather(-1, kept_keys.masked_fill(empty, 0)).masked_fill(empty, 0)
+    kept_keys = kept_keys.masked_fill(empty, -1).int()
+    missing = (0, 0 if isinstance(kept, Tensor) else kept - kept_keys.shape[-1])
+    if missing[1] > 0:
+        kept_keys = pad(kept_keys, missing, value=-1)
+        kept_scores = pad(kept_scores, missing, value=-torch.inf)
+        kept_weights = pad(kept_weights, missing)
+    results |= {"keys": kept_keys, "scores": kept_scores, "weights": kept_weights}
+    results["rest"] = mass - kept_weights.sum(-1)
+    if call.received is not None:
+        of_keys = of_rows(weights, rows, queries, call.received)._asdict()
+        results |= {name: part for name, part in of_keys.items() if part is not None}
+    return results

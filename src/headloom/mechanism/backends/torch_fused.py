@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headloom.mechanism.backends.native_request import why_wrapped
+from headloom.mechanism.backends.compiled import why_wrapped
 from headloom.mechanism.backends.recomputed import batched, products_again
 from headloom.mechanism.backends.torch_blocks import (
     block_scores,

@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headloom.errors import BackendError, installing
-from headloom.mechanism.backends import torch_ops
+from headloom.mechanism.backends import native, torch_ops
+from headloom.mechanism.backends.compiled import NativeCall, why_wrapped
+from headloom.mechanism.backends.formulas import gradients_by_formulas
 from headloom.mechanism.backends.gpu_sizes import (
     Device,
     band_of,
@@ -25,14 +28,8 @@ from headloom.mechanism.backends.gpu_sizes import (
     interpreted,
     sizes_of,
 )
-from headloom.mechanism.backends.native_by_torch import torch_gradients
-from headloom.mechanism.backends.native_request import (
-    NativeCall,
-    prepare,
-    why_form_not_served,
-    why_wrapped,
-)
-from headloom.mechanism.backends.rows import Rows
+from headloom.mechanism.backends.native_request import prepare, why_form_not_served
+from headloom.mechanism.backends.results import PER_ROW, Results, graph_of
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.masks import causal
@@ -53,7 +50,7 @@ OF_DEVICES = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.O
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
 
-def why_not_served(call: AttentionCall, keep: Top) -> str | None:
+def why_not_served(call: AttentionCall) -> str | None:
     """Why the kernel does not serve a call, or None where it does."""
     device, dtype = call.queries.device, call.queries.dtype
     if device.type != "cuda" and not (interpreted() and device.type == "cpu"):
@@ -73,8 +70,8 @@ def why_not_served(call: AttentionCall, keep: Top) -> str | None:
     depths = call.keys.shape[3], call.values.shape[3]
     if not 0 < min(depths) <= max(depths) <= DEEPEST:
         return f"the depths are {depths[0]} and {depths[1]}, the kernel takes 1 to {DEEPEST}"
-    if min(keep.k, call.keys.shape[2]) > MOST_KEPT:
-        return f"{keep.k:,} edges are to be kept, the kernel keeps up to {MOST_KEPT}"
+    if min(call.places, call.keys.shape[2]) > MOST_KEPT:
+        return f"{call.places:,} edges are to be kept, the kernel keeps up to {MOST_KEPT}"
     return why_form_not_served(call) or _difference(device, dtype, call.received is not None)
 
 
@@ -101,14 +98,16 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
     alike = queries.round(), torch.ones_like(keys)
     for of, some, scale in (("", (queries, keys), 32**-0.5), (" of equal scores", alike, 0.5)):
         call = AttentionCall(
-            *some, values, ScaledDot(), scale, causal(), received=9 if received else None
-        )
+            *some, values, ScaledDot(), scale, causal(),
+            keep=Top(8), received=9 if received else None,
+        )  # fmt: skip
         with torch.no_grad():
             try:
-                output, graph = attend(call, Top(8))
+                output, graph = attend(call)
             except Exception as error:  # a compiler's, of which there are many
                 return f"on {device} it cannot be compiled or run: {type(error).__name__}: {error}"
-            expected, other = torch_ops.attend(call, Top(8))
+            expected, other = torch_ops.attend(call)
+            assert isinstance(other, AttentionGraph)
         names = ["weights", "lse", "entropy", "rest"]
         names += ["received", "received_most", "received_last"] if received else []
         pairs = {name: (getattr(graph, name), getattr(other, name)) for name in names}
@@ -124,7 +123,7 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
     return None
 
 
-def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows:
+def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Results:
     """Output and graph.
 
     kept: how many edges of a row to keep. received: whether to sum what each key receives.
@@ -134,31 +133,32 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
     from headloom.mechanism.backends.triton_softmax import softmax_kernel
 
     device = native.queries.device
-    batch, heads, count, depth = native.queries.shape
+    batch, heads, query_count, depth = native.queries.shape
     kv_heads, length, value_depth = native.values.shape[1:]
-    k, rows = min(kept, length), (batch, heads, count)
+    k, rows = min(kept, length), (batch, heads, query_count)
 
     def per_row(*more: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(*rows, *more, dtype=dtype, device=device)
 
-    results = Rows(
-        native.queries.new_empty(*rows, value_depth),
-        keys=per_row(k, dtype=torch.int32), scores=per_row(k), weights=per_row(k),
-        lse=per_row(), entropy=per_row(), rest=per_row(), keys_seen=per_row(dtype=torch.int32),
-    )  # fmt: skip
+    output = native.queries.new_empty(*rows, value_depth)
+    kept_keys, count = per_row(k, dtype=torch.int32), per_row(dtype=torch.int32)
+    kept_scores, kept_weights = per_row(k), per_row(k)
+    lse, entropy, rest = per_row(), per_row(), per_row()
+    every = (output, kept_keys, kept_scores, kept_weights, lse, entropy, rest, count)
+    results = dict(zip(PER_ROW, every, strict=True))
+    by_key: tuple[Tensor, ...] = ()
     if received:
+        by_key = torch.zeros(3, batch, heads, length, device=device).unbind()
         names = ("received", "received_most", "received_last")
-        by_key = torch.zeros(3, batch, heads, length, device=device)
-        asked = names if native.last_queries else names[:2]
-        results = results._replace(**dict(zip(asked, by_key, strict=False)))
-    if not results.lse.numel():
+        results |= zip(names if native.last_queries else names[:2], by_key, strict=False)
+    if not lse.numel():
         return results
     found = described(device)
     sizes = sizes_of(native, k, found)
-    blocks, tiles = -(-count // sizes.rows), -(-length // sizes.tile)
+    blocks, tiles = -(-query_count // sizes.rows), -(-length // sizes.tile)
     programs, words = blocks * batch * heads, -(-tiles // 128) * 4
     levels = k > 0 or received
-    of_row = [per_row() for _ in range(3)] if levels else [results.lse] * 3  # then not read
+    of_row = [per_row() for _ in range(3)] if levels else [lse] * 3  # then not read
     again = torch.empty(programs * words if k else 0, dtype=torch.int32, device=device)
     taken = torch.zeros(8, dtype=torch.int32, device=device)  # blocks, by either kernel
 
@@ -169,11 +169,11 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
         "BANDED": native.banded, "CAPPED": capped, "WIDE": interpreted(),
         "SCALED": native.scale > 0 and not capped and not added,
     }  # fmt: skip
-    sinks, *others = (results.lse if rule is None else rule for rule in rules.values())
+    sinks, *others = (lse if rule is None else rule for rule in rules.values())
     queries, keys, values = native.queries, native.keys, native.values
     strides = [tensor.stride()[:3] for tensor in (queries, keys, values)]
     cells = _strides(rules["bias"], rows) + _strides(rules["allowed"], rows)
-    heads_and_rows = blocks, batch, heads, heads // kv_heads, count, length
+    heads_and_rows = blocks, batch, heads, heads // kv_heads, query_count, length
     scores = native.scale, native.softcap, *band_of(native), k
 
     groups = min(tiles, sizes.tiles) * sizes.softmax["PARTS"]
@@ -182,8 +182,7 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
     )
     _launch(
         softmax_kernel, running,
-        queries, keys, values, results.output,
-        results.lse, results.entropy, results.rest, results.keys_seen,
+        queries, keys, values, output, lse, entropy, rest, count,
         sinks, *others, *of_row, again, taken[:1], room.view(torch.float32),
         *strides[0], *strides[1], *strides[2], *cells,
         groups, words, *heads_and_rows, depth, value_depth, *scores,
@@ -195,7 +194,7 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
             received_kernel, tiles * batch * heads,
             queries, keys, *by_key, *others, *of_row[1:],
             *strides[0], *strides[1], *cells,
-            tiles, max(count - native.last_queries, 0), *heads_and_rows, depth, *scores[:-1],
+            tiles, max(query_count - native.last_queries, 0), *heads_and_rows, depth, *scores[:-1],
             HAS_WINDOW=native.last_queries > 0, **flags, **sizes.common,
         )  # fmt: skip
     if not k:
@@ -204,7 +203,7 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
     room, running = _room(8 * of_program, programs, sizes.edges, found, device)
     _launch(
         edges_kernel, running,
-        queries, keys, results.keys, results.scores, results.weights, results.rest,
+        queries, keys, kept_keys, kept_scores, kept_weights, rest,
         *others, *of_row, again, taken[4:], room,
         *strides[0], *strides[1], *cells,
         of_program, words, *heads_and_rows, depth, *scores,
@@ -269,46 +268,40 @@ def _strides(cells: Tensor | None, rows: tuple[int, int, int]) -> tuple[int, ...
     )[:3]
 
 
-class _Attend(torch.autograd.Function):
-    """Output and graph, differentiable but for the kept keys and the counts."""
+class _Attend(native.AutogradAttend):
+    """As on the CPU, by other kernels, of which none is backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any, native: NativeCall, kept: int, received: bool, *tensors: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        ctx.set_materialize_grads(False)
-        rows = forward_graph(native, kept, received)
-        ctx.native = native.bare()
-        constant = (rows.keys, rows.keys_seen, rows.received_most)
-        ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
-        ctx.save_for_backward(*tensors, rows.keys)
-        return tuple(rows)
+    def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+        call, (kept, received, _) = NativeCall(*arguments[:-3]), arguments[-3:]
+        found = forward_graph(call, kept, received)
+        return tuple(found.get(name) for name in native.KERNEL_NAMES)
 
     @staticmethod
-    def backward(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
-        output, _, scores, weights, lse, entropy, rest, _, received, _, last = by_rows
-        *tensors, kept = ctx.saved_tensors
-        native = ctx.native.with_tensors(tuple(tensors))
-        incoming = (output, lse, entropy, scores, weights, rest, received, last)
-        needs = ctx.needs_input_grad[-len(tensors) :]
-        return None, None, None, *torch_gradients(native, kept, incoming, needs)
+    def backward(ctx: Any, *by_result: Tensor | None) -> tuple[Tensor | None, ...]:
+        return native.backward_pass(
+            ctx,
+            by_result,
+            lambda call, saved, incoming, needs: gradients_by_formulas(
+                call, saved.keys, incoming, needs
+            ),
+        )
 
 
-_attend: Callable[..., tuple[Any, ...]] = _Attend.apply
+_attend: Callable[..., tuple[Tensor | None, ...]] = _Attend.apply
 
 
-def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
-    """Output and attention graph of a call that the kernel serves; see torch_ops.attend."""
-    native = prepare(call)
-    k = keep.places(call.keys.shape[2])
-    wanted = torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in native.tensors
-    )
-    received = call.received is not None
-    if wanted:
-        rows = Rows(*_attend(native, k, received, *native.tensors))
+def attend(call: AttentionCall) -> tuple[Output, AttentionGraph]:
+    """Output and attention graph, without edges if none are kept, of a call that is served."""
+    asked, k, received = prepare(call), max(call.places, 0), call.received is not None
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in asked.tensors):
+        arguments = (*asked, k, received, True)
+        results = native.results_of(arguments, _attend(*arguments))
     else:
-        rows = forward_graph(native, k, received)
-    weights = rows.weights.to(call.queries.dtype)
-    rows = rows._replace(weights=weights)
-    return rows.output, rows.with_places(k).graph(call)
+        results = forward_graph(asked, k, received)
+    missing = (0, k - results["keys"].shape[-1])
+    if missing[1] > 0:
+        for name, empty in (("keys", -1), ("scores", -torch.inf), ("weights", 0)):
+            results[name] = pad(results[name], missing, value=empty)
+    results["weights"] = results["weights"].to(call.queries.dtype)
+    return results["output"], graph_of(call, results)

@@ -15,35 +15,38 @@ the caller gives, make each row the call's own times e^(own lse - lse).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.function import Backend
+from headloom.mechanism.dispatch import Backend
 from headloom.mechanism.graph import DENSE_LIMIT, AttentionGraph, Top
-from headloom.mechanism.masks import Mask, Window
-from headloom.mechanism.matrix.blocks import summaries_of_blocks
-from headloom.mechanism.matrix.calls import COLUMNS, matrix_call
+from headloom.mechanism.mask import Mask
+from headloom.mechanism.matrix.calls import matrix_call
 from headloom.mechanism.matrix.cells import (
-    block_size_of,
     blocks,
     cells,
     diagonal,
-    maxima_of_blocks,
     places_of,
-    sizes_of_blocks,
+    summaries_of_blocks,
     tile,
 )
-from headloom.mechanism.matrix.scipy_operator import linear_operator
-from headloom.mechanism.matrix.transposed import TransposedMatrix
+from headloom.mechanism.matrix.operators import TransposedMatrix, as_values, linear_operator
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Score
-from headloom.mechanism.shapes import describe, finite_number, in_words, place_of, real_tensor
+from headloom.mechanism.shapes import (
+    describe,
+    finite_number,
+    in_words,
+    place_of,
+    real_tensor,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -60,9 +63,9 @@ class AttentionMatrix:
     Args:
         queries: (heads, queries, depth), or a batch of one.
         keys: (kv_heads, keys, depth); kv_heads divides heads.
-        mask, score, bias, relative, scale, softcap, sinks: as for `headloom.attention`. What a
-        score
-            that is no product is asked of columns goes through all cells, some rows at a time.
+        mask, score, bias, relative, scale, softcap, sinks: as for `headloom.attention`. What is
+            asked of columns goes through all cells, some rows at a time, where the score is no
+            product.
         lse: each row's log-sum-exp, (heads, queries), where it is known, as from a graph. Weights
             are e^(score - lse) whatever it is: it holds the sinks, and may come from more exact
             queries and keys.
@@ -101,18 +104,17 @@ class AttentionMatrix:
         backend: Backend | None = None,
     ) -> None:
         self._call = call = matrix_call(
-            queries, keys, mask, bias, relative, scale, softcap, sinks, backend, score
-        )
-        heads_and_queries = call.queries.shape[:2]
+            queries, keys, mask=mask, score=score, bias=bias, relative=relative, scale=scale,
+            softcap=softcap, sinks=sinks, backend=backend,
+        )  # fmt: skip
         if lse is not None:
             real_tensor("AttentionMatrix", "lse", lse)
-        if lse is not None and lse.ndim == 3 and len(lse) == 1:
-            lse = lse[0]
-        if lse is not None and lse.shape != heads_and_queries:
-            raise ShapeError(
-                f"AttentionMatrix: lse is {describe(lse)}; expected one number for each head and "
-                f"query, {tuple(heads_and_queries)}."
-            )
+            lse = lse[0] if lse.ndim == 3 and len(lse) == 1 else lse
+            if lse.shape != call.shape[:2]:
+                raise ShapeError(
+                    f"AttentionMatrix: lse is {describe(lse)}; expected one number for each head "
+                    f"and query, {call.shape[:2]}."
+                )
         # Whether lse is another than the rows' own, and the rows as their own scores make them.
         self._rescaled = lse is not None or sinks is not None
         self._own: AttentionGraph | None = None
@@ -144,15 +146,13 @@ class AttentionMatrix:
     def __repr__(self) -> str:
         return f"AttentionMatrix(shape={self.shape}, dtype={self.queries.dtype})"
 
-    # Products
-
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """``P x`` for each head.
 
         vectors: (keys,), (keys, columns) or (heads, keys, columns).
         Returns: (heads, queries) or (heads, queries, columns).
         """
-        values, flat = self._vectors(vectors, self.shape[2], "@")
+        values, flat = as_values("@", vectors, self.shape[0], self.shape[2], self.queries.dtype)
         result, graph = self._call.attend(values, Top(0))
         if self._rescaled:
             result = result * self._factor(graph)[..., None]
@@ -169,7 +169,17 @@ class AttentionMatrix:
             return self.T @ self.queries.new_ones(self.shape[1])
         return self._call.transposed(self._row_bias()).rows(Top(0)).lse.exp()
 
-    # Rows
+    def transposed_product(self, vectors: Tensor) -> Tensor:
+        """``P^T y`` for each head, as ``matrix.T @ vectors``; see `TransposedMatrix`."""
+        values, flat = as_values("T @", vectors, *self.shape[:2], self.queries.dtype)
+        if self._call.by_cells:
+            result = values.new_zeros(self.shape[0], self.shape[2], values.shape[-1])
+            for rows, block in blocks(self._call, self.lse):
+                result += block.transpose(1, 2) @ values[..., rows.start : rows.stop, :]
+        else:
+            output, graph = self._call.transposed(self._row_bias()).attend(values, Top(0))
+            result = output * graph.lse.exp()[..., None].to(output.dtype)
+        return result[..., 0] if flat else result
 
     @property
     def count(self) -> Tensor:
@@ -182,14 +192,10 @@ class AttentionMatrix:
         return self._entropy(graph) if self._rescaled else graph.entropy
 
     def sum_of_squares(self) -> Tensor:
-        """``sum_j P_ij^2``: 1 for a row on one key, 1 / n for one spread over n; (heads, queries).
-
-        One over it is the row's effective number of keys.
-        """
+        """``sum_j P_ij^2``: 1 of a row on one key, 1 / n of one spread over n; (heads, queries)."""
         doubled = self._call.doubled()
         if doubled is None:
-            parts = [block.square().sum(-1) for _, block in blocks(self._call, self.lse)]
-            return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
+            return self._by_blocks(lambda rows, block: block.square().sum(-1))
         return self._exponential(doubled.rows(Top(0)).lse - 2 * self.lse)
 
     def reciprocity(self) -> Tensor:
@@ -204,11 +210,10 @@ class AttentionMatrix:
                 "sequence that looks at itself."
             )
         if self._call.by_cells or self._call.softcap is not None:  # no sum of scores is one call
-            parts = [
-                (block * cells(self._call, self.lse, range(length), rows).transpose(1, 2)).sum(-1)
-                for rows, block in blocks(self._call, self.lse)
-            ]
-            return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
+            every = range(length)
+            return self._by_blocks(
+                lambda rows, block: (block * cells(self._call, self.lse, every, rows).mT).sum(-1)
+            )
         if self.shape[0] > 1 and self.queries.numel() > SIDE_BY_SIDE:
             return torch.cat([self.of_head(h).reciprocity() for h in range(self.shape[0])])
         both = self._call.plus_transpose(self._row_bias())
@@ -227,30 +232,26 @@ class AttentionMatrix:
         """
         try:
             chosen = torch.as_tensor(at)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise InputError(
-                f"mass: at is {type(at).__name__}; expected an offset, as -1, or a set of keys."
-            ) from None
-        if chosen.ndim == 0:
-            if chosen.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8):
-                raise InputError(
-                    f"mass: at={in_words(at)}; expected an offset, as -1, or a set of keys."
-                )
-            return diagonal(self._call, self.lse, int(chosen))
-        member = self.queries.new_zeros(self.shape[2])
-        if chosen.numel():
-            try:
+            if not chosen.ndim and not (chosen.is_floating_point() or chosen.dtype == torch.bool):
+                return diagonal(self._call, self.lse, int(chosen))
+            member = self.queries.new_zeros(self.shape[2])
+            if chosen.ndim and chosen.numel():
                 member[chosen] = 1
-            except (IndexError, RuntimeError):
-                raise InputError(
-                    f"mass: no such keys, {describe(chosen)} of {chosen.dtype}; expected an "
-                    f"offset, indices below {self.shape[2]}, or a bool tensor ({self.shape[2]},)."
-                ) from None
+        except (TypeError, ValueError, RuntimeError, OverflowError, IndexError):
+            chosen = torch.zeros(())
+        if not chosen.ndim:
+            raise InputError(
+                f"mass: at={in_words(at)}; expected an offset, as -1, indices below "
+                f"{self.shape[2]}, or a bool tensor ({self.shape[2]},)."
+            )
         return self @ member
 
-    # Cells
+    def _by_blocks(self, of_rows: Callable[[range, Tensor], Tensor]) -> Tensor:
+        """A number of each row, (heads, queries), from the matrix some rows at a time."""
+        parts = [of_rows(rows, block) for rows, block in blocks(self._call, self.lse)]
+        return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
 
-    def __getitem__(self, index: Any) -> Tensor:
+    def __getitem__(self, index: object) -> Tensor:
         """``matrix[head, i, j]``: a cell, a row, a column or a tile, of one head or of several.
 
         Each of the three is a number, a slice, or a list of numbers; lists choose rows and columns
@@ -276,18 +277,12 @@ class AttentionMatrix:
 
         queries, keys: which, without steps; all by default.
         Returns: (queries, keys).
-
-        >>> from headloom.mechanism.masks import causal
-        >>> tokens = torch.eye(3)[None]
-        >>> AttentionMatrix(tokens, tokens, mask=causal(), scale=2.0).scores(0, slice(1, 3))
-        tensor([[0., 2., -inf],
-                [0., 0., 2.]])
         """
         head, rows, columns = self._tile("scores", head, queries, keys)
         return self._call.head(head).scores(rows, columns)[0]
 
     def largest_score(self) -> float:
-        """What no score exceeds in magnitude: of products ``scale max|q| max|k|``."""
+        """A number that no score exceeds in magnitude."""
         return self._call.largest_score()
 
     def dense(self, *, force: bool = False) -> Tensor:
@@ -301,29 +296,9 @@ class AttentionMatrix:
                 f"dense: the matrix has {heads} x {queries} x {keys} cells. Ask for tiles, "
                 "matrix[head, i:j, k:l], or set force=True."
             )
-        parts = [block for _, block in blocks(self._call, self.lse)]
-        return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape)
-
-    def block_means(self, size: int) -> Tensor:
-        """Means of the weights over blocks of size x size cells, (heads, blocks, blocks).
-
-        For a view of the whole matrix, small enough to draw. The last blocks may be smaller.
-        """
-        size = block_size_of("block_means", size)
-        heads, queries, keys = self.shape
-        total = self.queries.new_zeros(heads, -(-queries // size), -(-keys // size))
-        key_block, query_block = (
-            torch.arange(length, device=total.device) // size for length in (keys, queries)
-        )
-        for first in range(0, total.shape[2], COLUMNS):
-            block = torch.arange(first, min(first + COLUMNS, total.shape[2]), device=total.device)
-            member = (key_block[:, None] == block).to(self.queries.dtype)
-            total[..., first : first + COLUMNS].index_add_(1, query_block, self @ member)
-        return total / sizes_of_blocks(queries, keys, size).to(total.device)
-
-    def block_maxima(self, size: int) -> Tensor:
-        """Largest weights of blocks of size x size cells, (heads, blocks, blocks)."""
-        return maxima_of_blocks(self._call, self.lse, block_size_of("block_maxima", size))
+        if not queries:
+            return self.queries.new_zeros(self.shape)
+        return self._by_blocks(lambda rows, block: block)
 
     def block_summaries(
         self, head: int, size: int, queries: slice = slice(None), keys: slice = slice(None)
@@ -332,21 +307,11 @@ class AttentionMatrix:
 
         queries, keys: which; all by default. Blocks are counted from where they start.
         Returns: two of (blocks of queries, blocks of keys). The last blocks may be smaller.
-
-        >>> tokens = torch.eye(4)[None]
-        >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))    # 2/5 and 1/5
-        >>> largest, sums = matrix.block_summaries(0, 2)
-        >>> [[round(x, 4) for x in row] for row in largest.tolist()]
-        [[0.4, 0.2], [0.2, 0.4]]
-        >>> [[round(x, 4) for x in row] for row in sums.tolist()]
-        [[1.2, 0.8], [0.8, 1.2]]
         """
-        size = block_size_of("block_summaries", size)
+        size = whole_number("block_summaries", "size", size, 1)
         head, rows, columns = self._tile("block_summaries", head, queries, keys)
         lse = self.lse[head : head + 1]
         return summaries_of_blocks(self._call.head(head), lse, size, rows, columns)
-
-    # Edges
 
     def top(self, k: int = 32) -> AttentionGraph:
         """The k strongest edges of every query."""
@@ -373,21 +338,12 @@ class AttentionMatrix:
             raise InputError(f"above: weight={weight:g}; expected a weight above 0, at most 1.")
         # One more than there can be: the largest weights may round to a little less than they are.
         largest = float(self._mass().max()) if self.lse.numel() else 0.0
-        graph = self.top(math.floor(min(self.shape[2], largest / weight + 1)))
-        kept = (graph.keys >= 0) & (graph.weights >= weight)
-        most = int(kept.sum(-1).max()) if kept.numel() else 0
-        keys, scores, weights = (
-            tensor[..., :most].masked_fill(~kept[..., :most], past)
-            for tensor, past in ((graph.keys, -1), (graph.scores, -math.inf), (graph.weights, 0))
-        )
-        rest = (self._mass() - weights.sum(-1)).clamp(min=0)
-        return replace(graph, keys=keys, scores=scores, weights=weights, rest=rest)
+        return self.top(math.floor(min(self.shape[2], largest / weight + 1))).above(weight)
 
     def head(self, h: int) -> LinearOperator:
         """One head as a SciPy linear operator, for `scipy.sparse.linalg.svds` and the like."""
-        return linear_operator(self.of_head(h))
-
-    # Behind them
+        one = self.of_head(h)
+        return linear_operator(one, one.queries.dtype)
 
     def of_head(self, h: int) -> AttentionMatrix:
         """One head's matrix, sharing what is known of its rows."""
@@ -401,63 +357,33 @@ class AttentionMatrix:
     def of_rows(self, h: int, start: int, stop: int) -> AttentionMatrix | None:
         """Some rows of one head as a matrix, (1, stop - start, keys).
 
-        None where what enters the scores cannot be cut in rows: a bias, relative positions, a score
-        that is no product, or a mask that is not a window.
+        None where what enters the scores cannot be cut in rows; see MatrixCall.some_rows.
         """
-        call = self._call
-        mask = call.mask
-        if call.bias is not None or call.relative is not None or not call.of_products:
+        call = self._call.head(h).some_rows(start, stop)
+        if call is None:
             return None
-        if mask is not None:
-            if not isinstance(mask, Window):
-                return None
-            mask = Window(mask.left, mask.right, mask.offset + start)
-        group = self.shape[0] // self.keys.shape[0]
-        return AttentionMatrix(
-            self.queries[h : h + 1, start:stop],
-            self.keys[h // group : h // group + 1],
-            mask=mask,
-            scale=call.scale,
-            softcap=call.softcap,
-            lse=self.lse[h : h + 1, start:stop],
-        )
+        some = copy(self)
+        some._call, some._own, some._rescaled = call, None, True
+        some.lse = self.lse[h : h + 1, start:stop]
+        return some
 
     def _tile(
         self, operation: str, head: int, queries: slice, keys: slice
     ) -> tuple[int, range, range]:
         """The head, rows and columns that are asked for, checked."""
-        heads, rows, columns, numbers = places_of((head, queries, keys), self.shape)
+        head = place_of("matrix", operation, "head", head, self.shape[0])
+        _, rows, columns, _ = places_of((head, queries, keys), self.shape)
         if not (isinstance(rows, range) and isinstance(columns, range)) or (
-            0 not in numbers or (rows.step, columns.step) != (1, 1)
+            (rows.step, columns.step) != (1, 1)
         ):
-            raise InputError(
-                f"{operation}: expected the number of a head, and slices of queries and keys "
-                "without a step."
-            )
-        return heads[0], rows, columns
-
-    def _vectors(self, vectors: Tensor, length: int, operation: str) -> tuple[Tensor, bool]:
-        """Vectors as values of a call, and whether there was one without a column dimension."""
-        real_tensor(operation, "the vectors", vectors)
-        flat = vectors.ndim == 1
-        columns = vectors[:, None] if flat else vectors
-        heads = self.shape[0]
-        if (
-            columns.ndim not in (2, 3)
-            or columns.shape[-2] != length
-            or (columns.ndim == 3 and columns.shape[0] != heads)
-        ):
-            raise ShapeError(
-                f"{operation}: the vectors are {describe(vectors)}; expected ({length},), "
-                f"({length}, columns) or ({heads}, {length}, columns)."
-            )
-        return columns.to(self.queries.dtype), flat
+            raise InputError(f"{operation}: expected slices of queries and keys without a step.")
+        return head, rows, columns
 
     def _rows(self) -> AttentionGraph:
         return self._call.rows(Top(0)) if self._own is None else self._own
 
     def _factor(self, graph: AttentionGraph) -> Tensor:
-        """e^(own lse - lse) for each row: what its weights are times the call's own."""
+        """e^(own lse - lse) for each row: its weights are so many times the call's own."""
         return self._exponential(graph.lse - self.lse).to(self.queries.dtype)
 
     def _entropy(self, graph: AttentionGraph) -> Tensor:

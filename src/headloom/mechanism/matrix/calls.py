@@ -14,15 +14,16 @@ from torch import Tensor
 from headloom.errors import ShapeError
 from headloom.mechanism.autocast import in_own_types
 from headloom.mechanism.backends.torch_blocks import block_scores
-from headloom.mechanism.call import AttentionCall
-from headloom.mechanism.checked import check_tensors, checked_call
-from headloom.mechanism.function import Backend, attend
+from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
+from headloom.mechanism.dispatch import Backend
+from headloom.mechanism.function import attend
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.mask import Mask
+from headloom.mechanism.masks import Window
 from headloom.mechanism.parts import with_float_tensors, with_tensors
 from headloom.mechanism.relative import ByDistance, Relative
 from headloom.mechanism.scores import Dot, ScaledDot, Score
-from headloom.mechanism.shapes import describe, real_tensor, repeat_kv_heads
+from headloom.mechanism.shapes import describe, repeat_kv_heads
 
 __all__ = ["COLUMNS", "MatrixCall", "matrix_call"]
 
@@ -168,6 +169,21 @@ class MatrixCall:
             score=self.score.of_head(h),
         )
 
+    def some_rows(self, start: int, stop: int) -> MatrixCall | None:
+        """The call of some queries alone.
+
+        None where they cannot be cut out: a bias, relative positions, a score that is no product,
+        or a mask that is not a window.
+        """
+        mask = self.mask
+        if self.bias is not None or self.relative is not None or not self.of_products:
+            return None
+        if mask is not None:
+            if not isinstance(mask, Window):
+                return None
+            mask = replace(mask, offset=mask.offset + start)
+        return replace(self, queries=self.queries[:, start:stop], mask=mask)
+
     def largest_score(self) -> float:
         """The largest magnitude of a score: of products ``scale |q| |k|`` at most."""
         heads, queries, keys = self.shape
@@ -215,20 +231,19 @@ class MatrixCall:
 def matrix_call(
     queries: Tensor,
     keys: Tensor,
-    mask: Mask | Tensor | None,
-    bias: Tensor | None,
-    relative: Relative | None,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    backend: Backend | None,
+    *,
+    mask: Mask | Tensor | None = None,
     score: Score | None = None,
+    bias: Tensor | None = None,
+    relative: Relative | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    backend: Backend | None = None,
 ) -> MatrixCall:
     """The arguments of an AttentionMatrix, checked; half precision in float32."""
     name = "AttentionMatrix"
-    check_tensors(name, queries, keys)
-    for which, tensor in (("queries", queries), ("keys", keys)):
-        real_tensor(name, which, tensor)
+    check_tensors(name, queries, keys, keys)
     for which, tensor in (("queries", queries), ("keys", keys)):
         if tensor.ndim != 3 and not (tensor.ndim == 4 and len(tensor) == 1):
             raise ShapeError(
@@ -238,13 +253,14 @@ def matrix_call(
     queries, keys = (tensor[0] if tensor.ndim == 4 else tensor for tensor in (queries, keys))
     if isinstance(relative, Relative):
         relative = relative.in_scores()
-    values = keys[..., :0]
     checked = checked_call(
-        name, queries, keys, values, mask, score, relative, bias, scale, softcap, sinks, 0.0
-    )
+        name, queries, keys, keys[..., :0], mask=mask, score=score, relative=relative, bias=bias,
+        scale=scale, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
     products = type(checked.score) in (Dot, ScaledDot)
     half = queries.dtype in (torch.float16, torch.bfloat16)
     dtype = torch.float32 if half else queries.dtype
+    held = Dot() if products else with_tensors(checked.score, Tensor.detach)
     return MatrixCall(
         queries.detach().to(dtype),
         keys.detach().to(dtype),
@@ -254,11 +270,5 @@ def matrix_call(
         checked.scale,
         checked.softcap,
         backend,
-        Dot() if products else _held(checked.score, half),
+        with_float_tensors(held) if half else held,
     )
-
-
-def _held(score: Score, half: bool) -> Score:
-    """A score of which no derivative is taken, in float32 where the queries were in half."""
-    score = with_tensors(score, Tensor.detach)
-    return with_float_tensors(score) if half else score

@@ -8,9 +8,7 @@ A tile costs its own cells; what needs every cell goes through the matrix some r
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,22 +16,16 @@ from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.mechanism.autocast import in_own_types
+from headloom.mechanism.mask import KeyRanges
 from headloom.mechanism.matrix.calls import MatrixCall
 from headloom.mechanism.shapes import in_words
 
-__all__ = [
-    "block_size_of",
-    "blocks",
-    "cells",
-    "diagonal",
-    "maxima_of_blocks",
-    "places_of",
-    "sizes_of_blocks",
-    "tile",
-]
+__all__ = ["blocks", "cells", "diagonal", "places_of", "summaries_of_blocks", "tile"]
 
 #: Cells of a block of rows that is formed on the way: 64 MiB of float32.
 BLOCK_CELLS = 2**24
+#: Rows and columns that are summarised at a time, so that cells stay in the cache: 1 MiB.
+_ROWS, _COLUMNS = 128, 2048
 
 
 def cells(call: MatrixCall, lse: Tensor, rows: range, columns: range) -> Tensor:
@@ -67,48 +59,6 @@ def diagonal(call: MatrixCall, lse: Tensor, offset: int) -> Tensor:
     return weights
 
 
-def maxima_of_blocks(call: MatrixCall, lse: Tensor, size: int) -> Tensor:
-    """Largest weights of blocks of size x size cells, (heads, blocks, blocks)."""
-    heads, queries, keys = call.shape
-    maxima = call.queries.new_zeros(heads, -(-queries // size), -(-keys // size))
-    for rows, block in blocks(call, lse):
-        padded = torch.nn.functional.pad(block, (0, -keys % size))
-        columns = padded.reshape(heads, len(rows), -1, size).amax(3)
-        index = torch.arange(rows.start, rows.stop, device=maxima.device) // size
-        index = index[None, :, None]
-        maxima.scatter_reduce_(1, index.expand_as(columns), columns, "amax")
-    return maxima
-
-
-def sizes_of_blocks(queries: int, keys: int, size: int) -> Tensor:
-    """The number of cells of each block, (blocks, blocks): the last may be smaller."""
-    down, across = (
-        torch.full((-(-length // size),), size).cumsum(0).clamp(max=length).diff(prepend=zero)
-        for length, zero in ((queries, torch.zeros(1).long()), (keys, torch.zeros(1).long()))
-    )
-    return down[:, None] * across[None, :]
-
-
-def block_size_of(operation: str, size: int) -> int:
-    """The side of a block as a number, or an InputError."""
-    try:
-        number = operator.index(size)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise InputError(
-            f"{operation}: size={in_words(size)}; expected the side of a block, 1 or more."
-        )
-    return number
-
-
-def _shown(index: object) -> str:
-    """What stands between the brackets, on one line."""
-    if not isinstance(index, tuple):
-        return in_words(index)
-    return ", ".join(repr(part) if isinstance(part, slice) else in_words(part) for part in index)
-
-
 def tile(call: MatrixCall, lse: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
     """Weights of some rows and columns, wherever these are, (heads, rows, columns)."""
     span = range(min(columns), max(columns) + 1) if columns else range(0)
@@ -116,7 +66,7 @@ def tile(call: MatrixCall, lse: Tensor, rows: Sequence[int], columns: Sequence[i
     if not parts:
         return call.queries.new_zeros(call.shape[0], 0, len(columns))
     found = torch.cat(parts, 1)
-    if len(columns) == len(span) and list(columns) == list(span):
+    if list(columns) == list(span):
         return found
     return found[:, :, [column - span.start for column in columns]]
 
@@ -134,60 +84,128 @@ def _runs(places: Sequence[int]) -> Iterator[range]:
             start = end
 
 
-def _numbers(parts: Any, size: int) -> list[int]:
-    """Places as whole numbers; of as many flags as there are places, those that are true.
-
-    A number that is no place stands for what is none.
-    """
-    flags = [isinstance(part, bool | np.bool_) or _is_flag(part) for part in parts]
-    if any(flags):
-        every = all(flags) and len(flags) == size
-        return [place for place, part in enumerate(parts) if part] if every else [size]
-    try:
-        return [operator.index(part) for part in parts]
-    except TypeError:
-        return [size]
-
-
-def _is_flag(part: object) -> bool:
-    return isinstance(part, Tensor) and part.dtype == torch.bool
-
-
 def places_of(
-    index: Any, shape: tuple[int, int, int]
+    index: object, shape: tuple[int, int, int]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int], list[int]]:
     """``matrix[index]`` as heads, queries, keys, and which of the three were numbers.
 
     Raises: InputError: it is no heads, queries, keys, or one of them is not there.
     """
-    if not (isinstance(index, tuple) and len(index) == 3):
+    parts = index if isinstance(index, tuple) else (index,)
+    shown = ", ".join(repr(part) if isinstance(part, slice) else in_words(part) for part in parts)
+    if len(parts) != 3:
         raise InputError(
-            f"matrix[{_shown(index)}]: expected matrix[head, queries, keys], each a number, a "
-            "slice or a list of numbers."
+            f"matrix[{shown}]: expected matrix[head, queries, keys], each a number, a slice or a "
+            "list of numbers."
         )
     places: list[Sequence[int]] = []
     numbers = []
-    for n, (part, size, name) in enumerate(
-        zip(index, shape, ("head", "query", "key"), strict=True)
-    ):
-        if isinstance(part, slice):
-            try:
+    for n, (part, size) in enumerate(zip(parts, shape, strict=True)):
+        try:
+            if isinstance(part, slice):
                 places.append(range(*part.indices(size)))
-            except (TypeError, ValueError):
-                raise InputError(
-                    f"matrix[{_shown(index)}]: expected whole numbers as ends of the slice, and a "
-                    "step that is not 0."
-                ) from None
-            continue
-        several = isinstance(part, list | tuple | range | np.ndarray | Tensor)
-        several = several and np.ndim(part) == 1
-        chosen = _numbers(part if several else [part], size)
-        if not all(-size <= number < size for number in chosen):
+                continue
+            # As NumPy chooses: by numbers, also from the end, or by flags.
+            which = np.asarray(part)
+            chosen = np.arange(size)[which if which.size else which.astype(int)]
+        except (IndexError, TypeError, ValueError):
+            chosen = np.zeros((1, 1))
+        if chosen.ndim > 1:
             raise InputError(
-                f"matrix[{_shown(index)}]: no such {name}; expected a number below {size}, a slice "
-                "or a list of numbers."
+                f"matrix[{shown}]: no such {('head', 'query', 'key')[n]}; expected a number below "
+                f"{size}, a slice or a list of numbers."
             )
-        places.append([number % size for number in chosen])
-        if not several:
+        places.append(chosen.reshape(-1).tolist())
+        if not chosen.ndim:
             numbers.append(n)
     return places[0], places[1], places[2], numbers
+
+
+@in_own_types
+def summaries_of_blocks(
+    call: MatrixCall, lse: Tensor, size: int, rows: range, columns: range
+) -> tuple[Tensor, Tensor]:
+    """The largest weight and the sum of each block of some rows and columns of one head.
+
+        largest_BC = max over i in B, j in C of P_ij        sum_BC = sum over them of P_ij
+
+    Blocks that the mask hides are skipped.
+
+    Args:
+        call: of one head.
+        lse: (1, queries), of each row.
+        size: the side of a block.
+        rows, columns: which; blocks are counted from their starts.
+
+    Returns: two of (blocks of queries, blocks of keys).
+    """
+    shape = (-(-len(rows) // size), -(-len(columns) // size))
+    largest, sums = call.queries.new_zeros(shape), call.queries.new_zeros(shape)
+    tall = max(_ROWS // size, 1) * size
+    wide = max(_COLUMNS // size, 1) * size
+    _, queries, keys = call.shape
+    bounds = KeyRanges() if call.mask is None else call.mask.bounds(queries, keys)
+    ranges = bounds.of_sample(queries, keys, 0) if bounds.rest is None else None
+    for start in range(rows.start, rows.stop, tall):
+        some = range(start, min(start + tall, rows.stop))
+        seen = None if ranges is None else ranges[:, start : some.stop]
+        for across, part in _parts(call, lse, seen, some, columns, wide, size):
+            into = _blocks_of(some, rows, size), _blocks_of(across, columns, size)
+            largest[into], sums[into] = _reduced(part, size)
+    return largest, sums
+
+
+def _blocks_of(some: range, every: range, size: int) -> slice:
+    return slice((some.start - every.start) // size, -(-(some.stop - every.start) // size))
+
+
+def _reduced(part: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The largest number and the sum of each block of size x size of a matrix of weights."""
+    rows, columns = part.shape
+    if rows % size or columns % size:
+        part = torch.nn.functional.pad(part, (0, -columns % size, 0, -rows % size))
+    # Rows first: whole lines are compared at a time.
+    lines = part.reshape(-(-rows // size), size, -1)
+    largest = lines.amax(1).reshape(len(lines), -1, size).amax(2)
+    return largest, lines.sum(1).reshape(len(lines), -1, size).sum(2)
+
+
+def _parts(
+    call: MatrixCall,
+    lse: Tensor,
+    seen: Tensor | None,
+    rows: range,
+    every: range,
+    wide: int,
+    size: int,
+) -> Iterator[tuple[range, Tensor]]:
+    """The weights of some rows, a range of columns at a time; what is hidden is left out.
+
+    seen: first key and end for each of the rows, (2, rows), where that is the mask. None: cells
+        decide.
+    """
+    start, stop = every.start, every.stop
+    if seen is not None:
+        some = seen[:, seen[1] > seen[0]]
+        if not some.numel():
+            return
+        # From the start of a block on.
+        start += max(int(some[0].min()) - start, 0) // size * size
+        stop = min(stop, int(some[1].max()))
+    tiles = (range(first, min(first + wide, stop)) for first in range(start, stop, wide))
+    added = call.relative is not None or call.bias is not None or call.softcap is not None
+    if seen is None or added or not call.of_products:
+        for columns in tiles:
+            yield columns, cells(call, lse, rows, columns)[0]
+        return
+    scaled = call.queries[0, rows.start : rows.stop] * call.scale
+    # A row that sees nothing has lse = -inf and weights 0.
+    blind = lse[0, rows.start : rows.stop]
+    less = (-blind).masked_fill(blind == -math.inf, -math.inf).to(scaled.dtype)[:, None]
+    first, end = seen[..., None].to(scaled.device)
+    for columns in tiles:
+        part = torch.addmm(less, scaled, call.keys[0, columns.start : columns.stop].T)
+        if int(first.max()) > columns.start or int(end.min()) < columns.stop:
+            key = torch.arange(columns.start, columns.stop, device=part.device)
+            part.masked_fill_((key < first) | (key >= end), -math.inf)
+        yield columns, part.exp_()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.mechanism.backends.native_request import kernels, why_wrapped
+from headloom.mechanism.backends.compiled import kernels, why_wrapped
 
 __all__ = ["Edges", "grouped"]
 

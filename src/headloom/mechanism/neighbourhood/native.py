@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headloom.mechanism.backends.native_request import (
-    INSTRUCTION_SET,
-    NO_KERNELS,
-    kernels,
-    why_wrapped,
-)
+from headloom.mechanism.backends.compiled import INSTRUCTION_SET, NO_KERNELS, kernels, why_wrapped
 from headloom.mechanism.backends.recomputed import applied, by_operations, products_again
 from headloom.mechanism.neighbourhood import by_torch
 from headloom.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from headloom.mechanism.adjacency import Neighbours
 from headloom.mechanism.autocast import without_autocast
-from headloom.mechanism.backends.native_request import kernels, why_wrapped
+from headloom.mechanism.backends.compiled import kernels, why_wrapped
+from headloom.mechanism.backends.results import NAMES
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
@@ -18,7 +19,6 @@ from headloom.mechanism.neighbourhood.function import (
     with_dropout,
 )
 from headloom.mechanism.parts import changed
-from headloom.mechanism.received import Received
 from headloom.mechanism.scores import (
     Bilinear,
     Dot,
@@ -74,8 +74,7 @@ def attend(
     output = attention(call, backend)
     places = keep.places(call.keys.shape[2])
     graphs = [neighbour_graph(each, places, call.received) for each in _calls(call)]
-    every = ("keys", "scores", "weights", "lse", "entropy", "rest", "count", *Received._fields)
-    names = [name for name in every if getattr(graphs[0], name) is not None]
+    names = [name for name in NAMES[1:] if getattr(graphs[0], name) is not None]
     stacked = {name: torch.stack([getattr(graph, name) for graph in graphs]) for name in names}
     return output, changed(graphs[0], **stacked, symmetric=call.symmetric)
 
@@ -114,7 +113,7 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
             continue
         vector = None
         if isinstance(score, GraphAttentionV2):
-            check_per_head("graph_attention_v2", "the vector", score.vector, query)
+            check_per_head("GraphAttentionV2", "the vector", score.vector, query)
             vector = score.vector.to(query).expand(call.heads, -1)
         kind = NeighbourScore.DOT if vector is None else NeighbourScore.VECTOR
         calls.append(

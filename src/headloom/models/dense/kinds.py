@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import torch
 
 from headloom.errors import InputError
-from headloom.mechanism.backends.native_request import INSTRUCTION_SET, kernels
+from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels
 from headloom.mechanism.shapes import in_words
 
 __all__ = [

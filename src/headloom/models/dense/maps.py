@@ -18,7 +18,7 @@ from torch.nn.functional import linear as torch_linear
 from torch.nn.modules import module as all_modules
 
 from headloom.mechanism import linear as plain
-from headloom.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
+from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels, why_wrapped
 from headloom.mechanism.backends.recomputed import applied, by_operations
 from headloom.models.dense.kinds import (
     Products,

@@ -47,13 +47,12 @@ def with_received(
         return graph
     call = matrix_call(
         *queries_keys,
-        terms.mask,
-        terms.bias,
-        terms.relative,
-        scale,
-        softcap,
-        terms.sinks,
-        None,
+        mask=terms.mask,
+        bias=terms.bias,
+        relative=terms.relative,
+        scale=scale,
+        softcap=softcap,
+        sinks=terms.sinks,
     )
     values = call.no_values(call.shape[2]).expand(call.keys.shape[0], -1, -1)
     _, found = attend(

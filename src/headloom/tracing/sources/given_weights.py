@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headloom.errors import InputError
-from headloom.mechanism.backends.torch_ops import strongest
+from headloom.mechanism.backends.torch_blocks import strongest
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.masks import Mask
 from headloom.tracing.recording.layer_call import LayerCall

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.backends import native
-from headloom.mechanism.backends import native_request as native_call
 from headloom.mechanism.packed import packed
-
-INSTRUCTION_SETS = native.instruction_sets()
-pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
 
 MASKS = (
     "none",
@@ -34,6 +28,8 @@ MASKS = (
     "nothing allowed",
 )
 RELATIVES = ("none", "shaw", "shaw per head", "shaw keys only", "alibi", "buckets")
+
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -119,21 +115,15 @@ def run(
     options: dict[str, Any],
     k: int,
     dtype: torch.dtype,
-    instruction_set: str = "",
 ) -> tuple[Tensor, headloom.AttentionGraph, list[Tensor]]:
-    """A call in a type, on the kernels if an instruction set is named; and its leaves."""
+    """A call in a type, in float64 by torch, else on the kernels; and its leaves."""
     inputs = tuple(as_type(x, dtype).detach() for x in inputs)
-    dtype = torch.float32 if dtype == torch.bfloat16 else dtype  # biases and tables stay exact
-    options = {name: as_type(value, dtype) for name, value in options.items()}
+    # Biases and tables stay exact.
+    of_options = torch.float32 if dtype == torch.bfloat16 else dtype
+    options = {name: as_type(value, of_options) for name, value in options.items()}
     leaves = [leaf.requires_grad_() for leaf in leaves_of(inputs, options)]
-    if not instruction_set:
-        output, graph = headloom.attend(*inputs, keep=headloom.Top(k), backend="torch", **options)
-        return output, graph, leaves
-    with pytest.MonkeyPatch.context() as patch:
-        prepare = native_call.prepare
-        chosen = lambda call: replace(prepare(call), instruction_set=instruction_set)  # noqa: E731
-        patch.setattr(native, "prepare", chosen)
-        output, graph = headloom.attend(*inputs, keep=headloom.Top(k), backend="native", **options)
+    backend: Any = "torch" if dtype == torch.float64 else "native"
+    output, graph = headloom.attend(*inputs, keep=headloom.Top(k), backend=backend, **options)
     return output, graph, leaves
 
 
@@ -148,14 +138,15 @@ def objective(output: Tensor, graph: headloom.AttentionGraph) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@settings(max_examples=25, deadline=None)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(case=calls())
 def test_every_call_equals_float64(
     instruction_set: str, case: tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], int]
 ) -> None:
     inputs, options, k = case
-    output, graph, leaves = run(inputs, options, k, torch.float32, instruction_set)
+    output, graph, leaves = run(inputs, options, k, torch.float32)
     exact_output, exact, exact_leaves = run(inputs, options, k, torch.float64)
 
     def close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
@@ -190,8 +181,9 @@ def test_every_call_equals_float64(
             close(zero if our is None else our, expected, 1e-4, f"gradient {leaf.shape}")
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@settings(max_examples=15, deadline=None)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(case=calls())
 def test_bfloat16_is_within_its_rounding(
     instruction_set: str, case: tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], int]
@@ -203,7 +195,7 @@ def test_bfloat16_is_within_its_rounding(
     }
     exact_output, exact, _ = run(inputs, options, k, torch.float64)
     with torch.no_grad():
-        output, graph, _ = run(inputs, options, k, torch.bfloat16, instruction_set)
+        output, graph, _ = run(inputs, options, k, torch.bfloat16)
     assert output.dtype == torch.bfloat16
     for found, expected, tolerance in (
         (output, exact_output, 2e-2),
@@ -218,32 +210,13 @@ def test_bfloat16_is_within_its_rounding(
             assert float(error.amax() / scale) <= tolerance
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_results_do_not_depend_on_threads(instruction_set: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    inputs = tuple(torch.randn(1, 3, 500, 64, generator=generator) for _ in range(3))
-    results = []
-    before = torch.get_num_threads()
-    for threads in (1, 2, 5):
-        torch.set_num_threads(threads)
-        output, graph, leaves = run(
-            inputs, {"mask": headloom.causal()}, 9, torch.float32, instruction_set
-        )
-        gradients = torch.autograd.grad(objective(output, graph), leaves)
-        results.append([output, graph.keys, graph.weights, graph.lse, graph.entropy, *gradients])
-    torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_bad_query_stays_in_its_row(instruction_set: str, bad: float) -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(1, 2, 70, 24, generator=generator) for _ in range(3))
-    clean, clean_graph, _ = run((queries, keys, values), {}, 5, torch.float32, instruction_set)
+    clean, clean_graph, _ = run((queries, keys, values), {}, 5, torch.float32)
     queries[0, 1, 33, 3] = bad
-    output, graph, _ = run((queries, keys, values), {}, 5, torch.float32, instruction_set)
+    output, graph, _ = run((queries, keys, values), {}, 5, torch.float32)
     other = torch.ones(1, 2, 70, dtype=torch.bool)
     other[0, 1, 33] = False
     torch.testing.assert_close(output[other], clean[other], rtol=1e-5, atol=1e-5)
@@ -252,57 +225,34 @@ def test_a_bad_query_stays_in_its_row(instruction_set: str, bad: float) -> None:
     assert bool(output[0, 1, 33].isnan().all())
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("queries, keys", [(1, 3), (70, 70), (8, 3000)])
-def test_an_infinite_sink_leaves_its_head_no_numbers(
-    instruction_set: str, queries: int, keys: int
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((1, 2, length, 24) for length in (queries, keys, keys))
-    inputs = tuple(torch.randn(shape, generator=generator) for shape in shapes)
-    # The first query of the causal mask has an empty place, which weighs 0 all the same.
-    options = {"sinks": torch.tensor([math.inf, 0.5]), "mask": headloom.causal(), "received": True}
-    output, graph, _ = run(inputs, options, 2, torch.float32, instruction_set)
-    other_output, other, _ = run(inputs, options, 2, torch.float32)
-    parts = ("lse", "entropy", "rest", "weights", "scores", "keys", "count", "received")
-    pairs = [(output, other_output), *((getattr(graph, x), getattr(other, x)) for x in parts)]
-    for found, expected in pairs:
-        torch.testing.assert_close(found, expected, equal_nan=True)
-    assert bool(graph.lse[0, 0].isnan().all())
-    assert bool(graph.lse[0, 1].isfinite().all())
-
-
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_a_key_at_minus_infinity_weighs_nothing(instruction_set: str) -> None:
     ones = torch.ones(1, 1, 40, 8)
     keys = ones.clone()
     keys[0, 0, 3] = -math.inf
-    output, graph, _ = run((ones, keys, ones), {}, 40, torch.float32, instruction_set)
+    output, graph, _ = run((ones, keys, ones), {}, 40, torch.float32)
     torch.testing.assert_close(output, ones)
     assert bool((graph.entropy - math.log(39)).abs().max() < 1e-5)
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_errors_do_not_grow_with_the_length(instruction_set: str) -> None:
     """Even weights and values of one sign: a plain running sum is 1e-5 off after so many terms."""
     generator = torch.Generator().manual_seed(0)
     queries = torch.randn(1, 1, 33, 32, generator=generator)
     keys = torch.randn(1, 1, 20_000, 32, generator=generator) * 0.1
     values = torch.randn(1, 1, 20_000, 33, generator=generator) + 1
-    output, graph, _ = run((queries, keys, values), {}, 4, torch.float32, instruction_set)
+    output, graph, _ = run((queries, keys, values), {}, 4, torch.float32)
     exact_output, exact, _ = run((queries, keys, values), {}, 4, torch.float64)
     scale = exact_output.abs().max().item()
     assert (output - exact_output).abs().max().item() <= 2e-6 * scale
     assert (graph.lse - exact.lse).abs().max().item() <= 2e-6
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("size", [1e4, 1e-4])
 def test_huge_and_tiny_scores(instruction_set: str, size: float) -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(1, 2, 70, 16, generator=generator) for _ in range(3))
     inputs = (queries * size, keys, values)
-    output, graph, _ = run(inputs, {}, 3, torch.float32, instruction_set)
+    output, graph, _ = run(inputs, {}, 3, torch.float32)
     exact_output, exact, _ = run(inputs, {}, 3, torch.float64)
     assert bool(output.isfinite().all())
     rounding = 1e-6 * max(1.0, size)
@@ -310,20 +260,6 @@ def test_huge_and_tiny_scores(instruction_set: str, size: float) -> None:
     torch.testing.assert_close(graph.lse.double(), exact.lse, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("k", [1, 7, 32, 250, 1024])
-def test_equal_scores_go_to_the_lower_key(instruction_set: str, k: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    keys = torch.randint(-1, 2, (1, 1, 1500, 4), generator=generator).float()
-    queries = torch.randint(-1, 2, (1, 1, 40, 4), generator=generator).float()
-    _, graph, _ = run((queries, keys, keys), {}, k, torch.float32, instruction_set)
-    scores = (queries @ keys.transpose(-2, -1))[0, 0]
-    for row in range(40):
-        order = sorted(range(1500), key=lambda j: (-float(scores[row, j]), j))[:k]
-        assert graph.keys[0, 0, row].tolist() == order
-
-
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("shape", ["rising", "falling", "spike", "steps"])
 def test_the_strongest_of_awkward_rows(instruction_set: str, shape: str) -> None:
     """Rows on which a guess at the threshold goes wrong."""
@@ -338,30 +274,12 @@ def test_the_strongest_of_awkward_rows(instruction_set: str, shape: str) -> None
     keys = torch.stack((scores, torch.zeros(3000)), 1)[None, None]
     queries = torch.tensor([[1.0, 0.0]])[None, None]
     options = {"bias": torch.zeros(1, 3000)}
-    _, graph, _ = run((queries, keys, keys[..., 1:]), options | {"scale": 1.0}, 40, torch.float32,
-                      instruction_set)  # fmt: skip
+    inputs = (queries, keys, keys[..., 1:])
+    _, graph, _ = run(inputs, options | {"scale": 1.0}, 40, torch.float32)
     order = sorted(range(3000), key=lambda j: (-float(scores[j]), j))[:40]
     assert graph.keys[0, 0, 0].tolist() == order
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_strided_inputs_are_read_where_they_are(instruction_set: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    together = torch.randn(2, 90, 3, 4, 64, generator=generator)
-    strided = tuple(together[:, :, n].transpose(1, 2) for n in range(3))
-    output, graph, _ = run(strided, {}, 4, torch.float32, instruction_set)
-    copied = tuple(tensor.contiguous() for tensor in strided)
-    expected, expected_graph, _ = run(copied, {}, 4, torch.float32, instruction_set)
-    assert torch.equal(output, expected) and torch.equal(graph.keys, expected_graph.keys)
-
-
-def test_an_unknown_instruction_set_is_named() -> None:
-    with pytest.raises(ValueError, match="no kernels for the instruction set 'abacus'"):
-        x = torch.zeros(1, 1, 2, 8)
-        run((x, x, x), {}, 1, torch.float32, "abacus")
-
-
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("depth", [64, 21])
 def test_a_step_of_decoding_is_the_last_row_of_the_whole(
@@ -376,7 +294,7 @@ def test_a_step_of_decoding_is_the_last_row_of_the_whole(
         inputs = (queries[:, :, -few:], keys, values)
         options = {"mask": headloom.causal(offset=700 - few)}
         with torch.no_grad():
-            output, graph, _ = run(inputs, options, 5, dtype, instruction_set)
+            output, graph, _ = run(inputs, options, 5, dtype)
             exact_output, exact, _ = run(
                 (queries, keys, values), {"mask": headloom.causal()}, 5, torch.float64
             )

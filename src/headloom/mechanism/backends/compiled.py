@@ -1,0 +1,211 @@
+"""The compiled kernels: loading them, the call that they read, and when they can read tensors."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from headloom.mechanism.compiling import constant_when_compiled, is_exporting
+from headloom.mechanism.mask import Mask
+
+__all__ = [
+    "DIFFERENTIABLE",
+    "INSTRUCTION_SET",
+    "NO_KERNELS",
+    "NativeCall",
+    "beside_a_thread",
+    "chosen_instruction_set",
+    "compiled_instruction_sets",
+    "instruction_sets",
+    "kernels",
+    "serves_compiled",
+    "why_wrapped",
+]
+
+#: The instruction set whose kernels run, by name; the widest that the processor has if empty.
+INSTRUCTION_SET = os.environ.get("HEADLOOM_INSTRUCTION_SET", "")
+#: Fields of a NativeCall that gradients may flow to: the first ones.
+DIFFERENTIABLE = 8
+#: Tensors that are nothing but memory, and why others are not served.
+_PLAIN = (Tensor, Parameter)
+_WRAPPED = "the tensors are wrapped, the kernels read memory"
+
+
+class NativeCall(NamedTuple):
+    """A call as C++ reads it: the attributes are those of native/call.h.
+
+    The fields are also the arguments of the operators that compiled programs call, in this order.
+    The last dimension of each tensor is contiguous.
+
+    queries, keys, values    as in AttentionCall
+    bias                     (batch, heads, queries, keys), the first three whole or 1
+    offset_bias              (heads, queries + keys - 1): by distance, from 1 - queries on
+    key_table, value_table   (heads or 1, 2 clip + 1, depth)
+    sinks                    (heads,)
+    key_range                (2, batch): first key and end for each sequence
+    row_range                (2, batch or 1, queries): first key and end for each query
+    allowed                  bool, as bias
+    left, right              where `banded`: query i sees keys i + left to i + right
+    last_queries             of how many the keys' share is asked by itself
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    bias: Tensor | None = None
+    offset_bias: Tensor | None = None
+    key_table: Tensor | None = None
+    value_table: Tensor | None = None
+    sinks: Tensor | None = None
+    key_range: Tensor | None = None
+    row_range: Tensor | None = None
+    allowed: Tensor | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    banded: bool = False
+    left: int = 0
+    right: int = 0
+    clip: int = 0
+    relative_offset: int = 0
+    last_queries: int = 0
+    instruction_set: str = ""
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether the tensors are bfloat16, not float32."""
+        return self.queries.dtype == torch.bfloat16
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors that gradients may flow to."""
+        return self[:DIFFERENTIABLE]  # type: ignore[return-value]
+
+    @property
+    def mask(self) -> Mask | None:
+        """What band, ranges and `allowed` say together."""
+        ranges = (self.key_range, self.row_range, self.allowed)
+        return NativeMask(self) if self.banded or any(r is not None for r in ranges) else None
+
+
+@dataclass(frozen=True, eq=False)
+class NativeMask(Mask):
+    """The mask that a NativeCall says, for what torch computes of it."""
+
+    native: NativeCall
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Mask.block."""
+        native, key = self.native, torch.arange(keys, device=device)
+        seen = torch.ones(1, 1, len(rows), keys, dtype=torch.bool, device=device)
+        if native.banded:
+            distance = key - torch.arange(rows.start, rows.stop, device=device)[:, None]
+            seen = seen & (distance >= native.left) & (distance <= native.right)
+        if native.key_range is not None:
+            first, end = native.key_range.to(device)[:, :, None, None, None]
+            seen = seen & (key >= first) & (key < end)
+        if native.row_range is not None:
+            first, end = native.row_range.to(device)[:, :, None, rows.start : rows.stop, None]
+            seen = seen & (key >= first) & (key < end)
+        if native.allowed is not None:
+            cells = native.allowed
+            seen = seen & (cells if cells.shape[2] == 1 else cells[:, :, rows.start : rows.stop])
+        return seen
+
+
+def _import_kernels() -> tuple[Any, str]:
+    try:
+        module = import_module("headloom._native")
+    except ModuleNotFoundError:  # built without a compiler that knows vectors
+        return None, "headloom was installed without its native kernels"
+    except ImportError as error:
+        return None, f"the native kernels cannot be loaded ({error})"
+    fields = {*NativeCall._fields, "exact_output", "bfloat16"} - {"instruction_set"}
+    calls = {"NeighbourCall", "LinearCall", "FeedForwardCall", "RowTermsCall"}
+    if not fields <= set(getattr(module, "CALL_FIELDS", ())) or not calls <= set(dir(module)):
+        return None, "the native kernels were built from other sources; run make setup"
+    return module, ""
+
+
+#: The compiled kernels, or None, and why there are none: torch then serves every call.
+kernels, NO_KERNELS = _import_kernels()
+if kernels is None:
+    warnings.warn(
+        f"{NO_KERNELS}: torch computes attention, slower. `headloom doctor` shows what is here.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def compiled_instruction_sets() -> list[str]:
+    """The instruction sets that the kernels were compiled for, the widest first."""
+    return [] if kernels is None else list(kernels.compiled_instruction_sets())
+
+
+def instruction_sets() -> list[str]:
+    """The instruction sets that the kernels and this processor share, the widest first."""
+    return [] if kernels is None else list(kernels.instruction_sets())
+
+
+def chosen_instruction_set() -> str:
+    """The instruction set whose kernels run: that of HEADLOOM_INSTRUCTION_SET, else the widest."""
+    return INSTRUCTION_SET or next(iter(instruction_sets()), "")
+
+
+@contextmanager
+def beside_a_thread() -> Iterator[None]:
+    """While the block runs, what this thread asks of torch takes one thread fewer.
+
+    For work beside a thread that is busy too: an operation that is shared among all processors
+    waits for the share whose processor the other has, for milliseconds, however small it is. Other
+    threads keep theirs, unlike by torch.set_num_threads. Without kernels nothing changes.
+    """
+    before = 0
+    if kernels is not None:
+        before = kernels.set_own_threads(max(1, torch.get_num_threads() - 1))
+    try:
+        yield
+    finally:
+        if before:
+            kernels.set_own_threads(before)
+
+
+@constant_when_compiled
+def _in_transform() -> bool:
+    """Whether a transform of torch.func is at work; the compiler asks it once, for its program."""
+    inside: bool = torch._C._functorch.peek_interpreter_stack() is not None
+    return inside
+
+
+def serves_compiled() -> bool:
+    """Whether a call goes into a compiled program as an operator.
+
+    It does not where the program is exported, to run where headloom may not be, and where
+    torch.func transforms it, or derivatives are taken forward: of operators torch has neither.
+    """
+    if not torch.compiler.is_compiling() or is_exporting():
+        return False
+    return forward_ad._current_level < 0 and not _in_transform()
+
+
+def why_wrapped(tensors: Iterable[Tensor]) -> str | None:
+    """Why kernels cannot read, or not differentiate, tensors on their way; None where they can."""
+    if torch.compiler.is_compiling():
+        return "the call is being compiled"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return _WRAPPED
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            return _WRAPPED
+    if forward_ad._current_level >= 0:
+        return "derivatives are taken forward, the kernels take them backward"
+    return None

@@ -1,0 +1,278 @@
+"""The gradients of a call of the native kernels, from its output and log-sum-exp.
+
+The kernel recomputes scores tile by tile; see native/backward.h. Where gradients are to be
+differentiated again, stand for several, or belong to scores that are far from 0, torch's formulas
+take them.
+
+What keys receive is columns of the values to the kernel: with g_j the gradient by what key j
+receives, that by a weight w_ij grows by g_j, whatever the row. So it would if the values had one
+more column, g, and the gradient by the output were 1 there:
+
+    dP_ij = dO_i . v_j + 1 g_j
+
+Heads that share values have a column each, and 0 in those of the others; of the last queries alone
+the column's gradient is 0 in all rows before them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from headloom.mechanism.autocast import without_autocast
+from headloom.mechanism.backends.compiled import NativeCall, kernels
+from headloom.mechanism.backends.formulas import gradients_by_formulas
+from headloom.mechanism.backends.native_request import DEEPEST
+from headloom.mechanism.backends.recomputed import by_operations
+from headloom.mechanism.backends.results import Results
+from headloom.mechanism.received import in_window
+from headloom.mechanism.shapes import Edges, Output, PerRow
+
+__all__ = ["Gradients", "Saved", "by_formulas", "gradients"]
+
+#: Tasks that the backward pass is cut into where there are few heads.
+BACKWARD_TASKS = 8
+#: Keys of a task are a multiple of these.
+PIECE_KEYS = 256
+#: Log-sum-exps beyond which e^(score - lse), in float32, is off by more than 2^-11.
+FAR = 2.0**13
+
+#: Gradients in the order of NativeCall.tensors, None for those that want none.
+Gradients = tuple[Tensor | None, ...]
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs of a call's results; without a graph, output and lse.
+
+    output: before it was rounded.
+    """
+
+    output: Output
+    lse: PerRow
+    entropy: PerRow | None = None
+    keys: Edges | None = None
+    weights: Edges | None = None
+
+
+def gradients(
+    native: NativeCall, saved: Saved, incoming: Results, needs: Sequence[bool]
+) -> Gradients:
+    """Gradients for NativeCall.tensors; differentiable again.
+
+    incoming: gradients by the results, those that there are.
+    """
+    # Where somebody calls backward() inside autocast, sums would be rounded, which kernels read.
+    with without_autocast(native.queries.device):
+        if by_operations(incoming.values()) or by_formulas(native, saved, incoming):
+            return gradients_by_formulas(native, saved.keys, incoming, needs)
+        return _by_kernel(native, saved, incoming, needs)
+
+
+def by_formulas(native: NativeCall, saved: Saved, incoming: Results) -> bool:
+    """Whether the kernel leaves the gradients to torch's formulas.
+
+    It does where lse has lost the digits that weights are made of, and where it has too many
+    columns.
+    """
+    group = native.queries.shape[1] // max(native.keys.shape[1], 1)
+    columns = group * sum(name in incoming for name in ("received", "received_last"))
+    if columns + native.values.shape[3] > DEEPEST:
+        return True
+    far = saved.lse.abs() > FAR
+    return bool(far.any()) and bool((far & saved.lse.isfinite()).any())
+
+
+def _by_kernel(
+    native: NativeCall, saved: Saved, incoming: Results, needs: Sequence[bool]
+) -> Gradients:
+    by_output = incoming.get("output")
+    if by_output is None:
+        by_output = torch.zeros_like(saved.output)
+    by_output, asked, depth = by_output.float(), native, native.values.shape[3]
+    by_received = [incoming.get(name) for name in ("received", "received_last")]
+    if any(by is not None for by in by_received):
+        asked, output, by_columns = _with_columns(native, by_received)
+        saved = saved._replace(output=torch.cat((saved.output, output), -1))
+        by_output = torch.cat((by_output, by_columns.expand(len(output), -1, -1, -1)), -1)
+    if by_output.stride(-1) != 1 and by_output.shape[-1] != 1:
+        by_output = by_output.contiguous()
+    wanted = {name for name, need in zip(NativeCall._fields, needs, strict=False) if need}
+    found = _run(asked, saved, incoming, by_output, wanted)
+    for name in ("values", "value_table") if asked is not native else ():
+        if name in found:
+            found[name] = found[name][..., :depth]
+    return tuple(
+        found[name].to(tensor.dtype) if name in found and tensor is not None else None
+        for name, tensor in zip(NativeCall._fields, native.tensors, strict=False)
+    )
+
+
+def _with_columns(
+    native: NativeCall, by_received: list[Tensor | None]
+) -> tuple[NativeCall, Output, Tensor]:
+    """A call whose values have a column for each gradient by what a key receives.
+
+    by_received: gradients (batch, heads, keys) by that from all queries, and from the last.
+    Returns: the call, in float32, since gradients are not rounded as half-precision values are;
+    the output of the new columns; and its gradient, (1, heads, queries, columns).
+    """
+    queries, keys, values = (part.float() for part in native[:3])
+    heads, kv_heads, rows = queries.shape[1], keys.shape[1], queries.shape[2]
+    group = heads // kv_heads
+    columns = torch.cat(
+        [
+            by.float().reshape(len(by), kv_heads, group, by.shape[2]).transpose(2, 3)
+            for by in by_received
+            if by is not None
+        ],
+        -1,
+    ).contiguous()
+    # 1 where a head has its column.
+    own = torch.eye(group, dtype=torch.float32).repeat(kv_heads, 1)[None, :, None]
+    ones = own.new_ones(rows), own.new_zeros(rows)
+    ones[1][in_window(range(rows), rows, native.last_queries)] = 1
+    by_columns = torch.cat(
+        [own * of[:, None] for of, by in zip(ones, by_received, strict=True) if by is not None], -1
+    )
+    native, table = native._replace(queries=queries, keys=keys), native.value_table
+    output = torch.empty((*queries.shape[:3], columns.shape[3]), dtype=torch.float32)
+    bare = native._replace(values=columns, value_table=None)
+    kernels.forward(bare, {"output": output}, torch.get_num_threads())
+    wide = native._replace(
+        values=torch.cat((values, columns), -1),
+        value_table=None if table is None else pad(table, (0, columns.shape[-1])),
+    )
+    return wide, output, by_columns
+
+
+def _padded(depth: int) -> int:
+    """Columns of the kernels' gradients: whole vectors of every instruction set."""
+    return (depth + 15) // 16 * 16
+
+
+def _pieces(native: NativeCall) -> tuple[int, int]:
+    """Ranges that the keys of a head are cut into, each a task, and the keys of one.
+
+    They depend on the shapes alone, so that results do not depend on the threads.
+    """
+    (batch, kv_heads, length, _) = native.values.shape
+    tiles = math.ceil(length / PIECE_KEYS)
+    pieces = max(1, min(tiles, math.ceil(BACKWARD_TASKS / max(1, batch * kv_heads))))
+    keys = math.ceil(tiles / pieces) * PIECE_KEYS
+    return (max(1, math.ceil(length / keys)), keys) if keys else (1, 1)
+
+
+def _room(native: NativeCall, wanted: set[str], pieces: int) -> dict[str, Tensor]:
+    """Tensors that the kernels add gradients to, by their names in native/gradients.h."""
+    batch, heads, queries, depth = native.queries.shape
+    kv_heads, length, value_depth = native.values.shape[1:]
+    wide, value_wide = _padded(depth), _padded(value_depth)
+    copies = (pieces, batch, heads)
+    # The kernels write these, unless there is nothing to do.
+    make = torch.empty if queries and length else torch.zeros
+    new = partial(make, dtype=torch.float32)  # whatever torch's default is
+    zeros = partial(torch.zeros, dtype=torch.float32)
+    room = {
+        "queries": new(*copies, queries, wide),
+        "keys": new(batch, kv_heads, length, wide),
+        "values": new(batch, kv_heads, length, value_wide),
+    }
+    if "bias" in wanted and native.bias is not None:
+        same = native.bias.shape[2] == 1  # for all queries
+        name = "key_bias" if same else "bias"
+        room[name] = zeros(batch, heads, 1 if same else queries, length)
+    if "offset_bias" in wanted:
+        room["offset_bias"] = zeros(*copies, queries + length - 1)
+    for name, columns in (("key_table", wide), ("value_table", value_wide)):
+        if name in wanted:
+            room[name] = zeros(*copies, 2 * native.clip + 1, columns)
+    return room
+
+
+def _run(
+    native: NativeCall, saved: Saved, incoming: Results, by_output: Tensor, wanted: set[str]
+) -> dict[str, Tensor]:
+    """The gradients that are wanted, by the names of their tensors."""
+    # Each row's dO . O, which is subtracted from what its keys give; lse, infinity where no key is
+    # seen.
+    output, saved_lse = saved.output.contiguous(), saved.lse.contiguous()
+    subtract, lse = torch.empty_like(saved_lse), torch.empty_like(saved_lse)
+    call = kernels.RowTermsCall()
+    call.batch, call.heads, call.rows, call.depth = output.shape
+    call.by_output, call.output = kernels.strided(by_output), output.data_ptr()
+    call.lse, call.far = saved_lse.data_ptr(), FAR
+    call.subtract, call.finite_lse = subtract.data_ptr(), lse.data_ptr()
+    kernels.row_terms(call, torch.get_num_threads(), native.instruction_set)
+
+    read, gradients = {"lse": lse, "subtract": subtract}, {}
+    to = kernels.Gradients()
+    if saved.keys is not None or native.sinks is not None:
+        by_score, by_lse = _through_kept(saved, incoming)
+        by_entropy = incoming.get("entropy")
+        sink_mass = None if native.sinks is None else (native.sinks[None, :, None] - lse).exp()
+        if by_lse is not None:
+            subtract = subtract - by_lse
+        if by_entropy is not None and saved.entropy is not None:
+            level = saved.entropy if sink_mass is None else saved.entropy + sink_mass
+            subtract = subtract + by_entropy * level
+            read["by_entropy"] = by_entropy.contiguous()
+        read["subtract"] = subtract = subtract.masked_fill(lse == torch.inf, 0).contiguous()
+        if "sinks" in wanted and sink_mass is not None:
+            # The sink's own term of the sum over weights is missing from the entropy.
+            each = -subtract if by_entropy is None else by_entropy - subtract
+            gradients["sinks"] = (sink_mass * each).sum((0, 2))
+        if by_score is not None and saved.keys is not None:
+            to.kept = saved.keys.shape[-1]
+            read |= {"kept_keys": saved.keys, "kept_scores": by_score.contiguous()}
+
+    depth, value_depth = native.queries.shape[3], native.values.shape[3]
+    to.pieces, to.piece_keys = _pieces(native)
+    to.padded_depth, to.padded_value_depth = _padded(depth), _padded(value_depth)
+    to.output = kernels.strided(by_output)
+    room = _room(native, wanted, to.pieces)
+    for name, tensor in (read | room).items():
+        setattr(to, name, tensor.data_ptr())
+    kernels.backward(native, to, torch.get_num_threads())
+
+    by_queries, by_bias = room["queries"], room.get("bias", room.get("key_bias"))
+    summed = by_queries[0] if len(by_queries) == 1 else by_queries.sum(0)
+    gradients["queries"] = summed[..., :depth]
+    gradients["keys"] = room["keys"][..., :depth]
+    gradients["values"] = room["values"][..., :value_depth]
+    if by_bias is not None and native.bias is not None:
+        gradients["bias"] = by_bias.sum_to_size(native.bias.shape)
+    if "offset_bias" in room:
+        gradients["offset_bias"] = room["offset_bias"].sum((0, 1))
+    for name, width in (("key_table", depth), ("value_table", value_depth)):
+        table = getattr(native, name)
+        if name in room and table is not None:
+            # Summed over pieces and batch, and over the heads where they share one table.
+            by_head = room[name].sum((0, 1))[..., :width]
+            shared = len(table) == 1 and len(by_head) > 1
+            gradients[name] = by_head.sum(0, keepdim=True) if shared else by_head
+    return {name: gradients[name] for name in wanted if name in gradients}
+
+
+def _through_kept(saved: Saved, incoming: Results) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients with respect to the kept scores and lse, from all that is made of them.
+
+    A kept weight is e^(score - lse), and the rest is what the kept weights leave.
+    """
+    by_score, by_lse, by_weight = (incoming.get(name) for name in ("scores", "lse", "weights"))
+    if "rest" in incoming:
+        by_rest = incoming["rest"][..., None]
+        by_weight = -by_rest if by_weight is None else by_weight - by_rest
+    if by_weight is None or saved.weights is None:
+        return by_score, by_lse
+    through = by_weight * saved.weights
+    sums = through.sum(-1)
+    return (
+        through if by_score is None else by_score + through,
+        -sums if by_lse is None else by_lse - sums,
+    )
