@@ -203,7 +203,7 @@ def test_parameters_of_half_precision(dtype: torch.dtype) -> None:
     with pytest.raises(
         headloom.InputError, match=f"matrix is {dtype}, the queries are torch.float32"
     ):
-        headloom.Bilinear(torch.zeros(4, 4, dtype=dtype)).check(queries.float())
+        headloom.Bilinear(torch.zeros(4, 4, dtype=dtype)).check(queries.float(), queries.float())
     with pytest.raises(headloom.InputError, match="matrix is list, the queries are"):
         headloom.Bilinear([[1.0]]).check(queries, queries)  # type: ignore[arg-type]
 
