@@ -199,7 +199,7 @@ def walks() -> dict[str, list[str]]:
     """
     import pyarrow.parquet
     import torch
-    from fastapi.testclient import TestClient
+    from starlette.testclient import TestClient
 
     import headloom
     from headloom import _native

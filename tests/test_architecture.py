@@ -199,7 +199,7 @@ print(" ".join(failed))
         pytest.param("mechanism", "numpy torch", id="mechanism", marks=pytest.mark.slow),
         pytest.param(
             "",
-            "duckdb fastapi matplotlib.figure networkx numpy pandas pyarrow.parquet pydantic "
+            "duckdb starlette matplotlib.figure networkx numpy pandas pyarrow.parquet pydantic "
             "rich.console safetensors.torch scipy.sparse tokenizers torch transformers typer",
             marks=pytest.mark.slow,
             id="everything",

@@ -1,19 +1,17 @@
 // Two traces side by side: see src/headloom/studio/comparing.py.
 
 import { nonePixel, RAMPS, SCALES, type Theme, type Ticks } from "./colour";
-import type { CellValue, Example, Layer, Opening } from "./model";
+import type { Layer, Opening } from "./description";
+import type { Example } from "./model";
 import { minus } from "./text";
 import { half, NONE, Tiles, whole } from "./tiles";
 
-/** What a number lies between; equal where it is known. */
-export type Bounds = [low: number, high: number];
-
 export interface LayerPair {
   numbers: [first: number, second: number];
-  /** Whether the pictures of both are of whole matrices. */
-  exact: [boolean, boolean];
+  /** Whether both have whole matrices; else the kept edges alone are compared. */
+  exact: boolean;
   /** By head the share of a row's mass that is on other keys; null: not measured yet. */
-  change: Bounds[] | null;
+  change: number[] | null;
   /** By head, how much the mean entropy of a row grew. */
   entropy: number[] | null;
 }
@@ -25,15 +23,15 @@ export interface Summary {
   /** Why the two cannot be compared; "": they can. */
   problem: string;
   layers: LayerPair[];
-  /** "measuring", "known", or "failed: ..." */
-  state: string;
+  /** Whether all layers are measured. */
+  whole: boolean;
 }
 
 export interface ChangedEdge {
   query: number;
   key: number;
-  before: Bounds;
-  after: Bounds;
+  before: number;
+  after: number;
 }
 
 /** A layer of the first trace whose tokens are those of both, where the second has another. */
@@ -57,7 +55,7 @@ export interface RankedHead {
   /** The number of its layer in the first trace. */
   layer: number;
   head: number;
-  change: Bounds;
+  change: number;
   entropy: number;
 }
 
@@ -73,40 +71,24 @@ export function otherOf({ examples }: Opening, first: number, name: string): num
 export function ranked(summary: Summary): RankedHead[] {
   return summary.layers
     .flatMap(({ numbers, change, entropy }) =>
-      (change ?? []).map((bounds, head) => ({
+      (change ?? []).map((much, head) => ({
         layer: numbers[0],
         head,
-        change: bounds,
+        change: much,
         entropy: entropy?.[head] ?? NaN,
       })),
     )
-    .sort((one, other) => middle(other.change) - middle(one.change));
-}
-const middle = ([low, high]: Bounds) => (low + high) / 2;
-
-/** A number that is known, or what it lies between, rounded outwards. */
-export function boundsText([low, high]: Bounds, digits = 3): string {
-  if (low === null || high === null) return "no number";
-  if (low === high) {
-    const least = 10 ** -digits;
-    if (low !== 0 && Math.abs(low) < least / 2)
-      return low > 0 ? `< ${least.toFixed(digits)}` : `> −${least.toFixed(digits)}`;
-    return minus(low, digits);
-  }
-  return `${minus(low, digits, "least")} to ${minus(high, digits, "most")}`;
+    .sort((one, other) => other.change - one.change);
 }
 
-/** What the weight of a cell lies between. */
-export function boundsOf({ weight, below, hidden }: CellValue): Bounds {
-  if (weight !== null) return [weight, weight];
-  return hidden ? [0, 0] : [0, below ?? 1];
+/** A number of some digits; of one that is too small for them, that it is. */
+export function changeText(number: number | null, digits = 3): string {
+  if (number === null) return "no number";
+  const least = 10 ** -digits;
+  if (number !== 0 && Math.abs(number) < least / 2)
+    return number > 0 ? `< ${least.toFixed(digits)}` : `> −${least.toFixed(digits)}`;
+  return minus(number, digits);
 }
-
-/** What the second less the first lies between. */
-export const less = (second: Bounds, first: Bounds): Bounds => [
-  second[0] - first[1],
-  second[1] - first[0],
-];
 
 /** Where a difference stands on a scale of weights, -1 to 1. */
 export function signed(difference: number, scale: keyof typeof SCALES): number {
@@ -129,17 +111,14 @@ export function differenceTicks(scale: keyof typeof SCALES): Ticks {
 }
 
 /** How much a head changed, in a sentence; null: not measured yet. */
-export function changeWords(change: Bounds | null, entropy: number | null): string {
-  if (!change) return "How much it changed is being measured …";
-  const [low, high] = change;
-  if (low === 0 && high === 0) return "Its weights are the same in both.";
-  const much =
-    low === high ? boundsText(change) : `between ${boundsText(change).replace(" to ", " and ")}`;
+export function changeWords(change: number | null, entropy: number | null): string {
+  if (change === null) return "How much it changed is being measured …";
+  if (change === 0) return "Its weights are the same in both.";
   const grown =
     entropy === null || Math.abs(entropy) < 0.005
       ? "The mean entropy of a row is the same."
       : `Mean entropy of a row: ${entropy > 0 ? "+" : ""}${minus(entropy, 2)} nats.`;
-  return `Of a row’s mass ${much} is on other keys in the second, on average. ${grown}`;
+  return `Of a row’s mass ${changeText(change)} is on other keys in the second, on average. ${grown}`;
 }
 
 /** A colour for each half-precision number from -1 to 1, and one for what is no number; 0 is in the
@@ -160,7 +139,7 @@ export function signedLookup(
   return found;
 }
 
-/** Tiles of the second matrix less the first: what is sure of it. */
+/** Tiles of the second matrix less the first. */
 export class DifferenceTiles extends Tiles {
   constructor(
     example: Example,
@@ -168,8 +147,6 @@ export class DifferenceTiles extends Tiles {
     layer: Layer,
     head: number,
     of: "max" | "mass",
-    /** Whether both matrices are whole. */
-    private readonly exact: boolean,
     arrived: () => void,
   ) {
     super(example, layer, head, of, arrived);
@@ -179,10 +156,8 @@ export class DifferenceTiles extends Tiles {
     return signedLookup(RAMPS[theme].difference, scale, nonePixel(theme));
   }
 
-  /** Of bounds there is no number. */
   override word(bits: number): string {
     const difference = (bits & 0x8000 ? -1 : 1) * whole(bits & 0x7fff);
-    if (!this.exact) return "";
     if (Number.isNaN(difference)) return "NaN";
     return Math.abs(difference) < 0.005 ? "" : minus(difference, 2);
   }

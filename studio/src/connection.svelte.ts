@@ -61,7 +61,10 @@ export class Connection {
   ): Promise<{ content: T } | null> {
     try {
       // A server with other traces does nothing of what is meant for these.
-      const headers = { ...options.headers, ...(this.traces && { "Headloom-Traces": this.traces }) };
+      const headers = {
+        ...options.headers,
+        ...(this.traces && { "Headloom-Traces": this.traces }),
+      };
       const response = await fetch(this.root + path, { ...options, headers });
       const served = response.headers.get("Headloom-Traces");
       this.traces ??= served;

@@ -1,6 +1,6 @@
 // One head over many texts: what the server says of it so far.
 
-import type { Layer } from "./model";
+import type { Layer } from "./description";
 import type { Source } from "./source";
 
 export interface Exemplar {
@@ -19,7 +19,6 @@ export interface Spread {
   values: number;
   mean: number;
   quantiles: number[];
-  bounds: number;
   low: number;
   high: number;
   counts: number[];
@@ -31,11 +30,12 @@ export interface Spread {
 export interface CorpusHead {
   texts: number;
   taken: number;
+  /** Whether all that are taken were read. */
+  whole: boolean;
   read: number;
   others: number;
   failed: number;
   problems: string[];
-  bounds: boolean;
   quantiles: number[];
   exemplars: Exemplar[];
   spreads: Record<string, Spread>;
@@ -60,7 +60,7 @@ export function watchCorpus(
       const found = await source.json<CorpusHead>(path);
       if (stopped) return;
       show(found);
-      if (found.read >= found.taken) return;
+      if (found.whole) return;
       await new Promise((done) => setTimeout(done, wait));
     }
   }

@@ -1,5 +1,5 @@
-// A token through all layers, and the strongest paths between two tokens: worked out here from the
-// means of the layers, or by the server where a text is long (src/headloom/studio/token_flow.py).
+// A token through all layers, and the strongest paths between two tokens, from the means of the
+// layers.
 //
 //     A_l = 1/2 I + 1/2 W_l,   W_l the weights of layer l averaged over its heads
 //     shares: row i of A_L ... A_l for each level l;   a path's product: of its cells of A
@@ -7,7 +7,8 @@
 // as src/headloom/analysis/graphs/paths.py says, where the search is explained.
 
 import { meanOf, type Mean } from "./graphEdges";
-import type { Example, Kind, Layer } from "./model";
+import type { FlowKind, Layer } from "./description";
+import type { Example } from "./model";
 import { significant3 } from "./text";
 
 const RESIDUAL = 0.5;
@@ -17,16 +18,6 @@ const MOST_TOKENS = 120,
   PATHS = 8;
 /** What carries less of a token is not drawn. */
 const FAINT = 2e-4;
-
-/** The layers of one kind that lead from an output to an input: src/headloom/studio/token_flow.py. */
-export interface FlowKind {
-  kind: Kind;
-  layers: number[];
-  queries: string;
-  keys: string;
-  /** What is passed over. */
-  note: string | null;
-}
 
 /** A position of a sequence. */
 export type Place = [sequence: string, place: number];
@@ -55,9 +46,8 @@ export interface PathFound {
 
 export interface PathsBetween {
   paths: PathFound[];
-  /** What all paths together hold, at least and at most. */
-  least: number;
-  most: number;
+  /** What all paths together hold along the edges that are known. */
+  all: number;
 }
 
 /** A_l, row by row, over the nodes of all sequences. */
@@ -229,10 +219,7 @@ export class Network {
         if (left > 0) waiting.push({ left, product: product * weight, path: [...path, from] });
       }
     }
-    const shares = this.shares(start);
-    const missing = this.unknown(shares);
-    const least = shares[0][target];
-    return { paths, least, most: missing > 1e-6 ? Math.min(1, least + missing) : least };
+    return { paths, all: this.shares(start)[0][target] };
   }
 }
 
@@ -286,33 +273,14 @@ class Heap {
   }
 }
 
-/** What follows tokens through the layers of a kind: here, or the server. */
-export interface Follower {
-  flow(output: number): Promise<TokenFlow>;
-  paths(output: number, input: number): Promise<PathsBetween>;
-}
-
-export async function followerOf(example: Example, kind: FlowKind): Promise<Follower> {
-  if (!example.description.local) {
-    const root = `paths/${kind.kind}`;
-    const json = <T>(path: string) =>
-      example.once(example.path(path), () => example.source.json<T>(example.path(path)));
-    return {
-      flow: (output) => json(`${root}/${output}`),
-      paths: (output, input) => json(`${root}/${output}/${input}`),
-    };
-  }
+/** The layers of a kind, once their means are there. */
+export async function networkOf(example: Example, kind: FlowKind): Promise<Network> {
   const layers = kind.layers.map((number) => example.layers[number]);
   const means = await Promise.all(layers.map((layer) => meanOf(example, layer)));
-  const network = new Network(kind, layers, means);
-  return {
-    flow: async (output) => network.flow(network.node(kind.queries, output)),
-    paths: async (output, input) =>
-      network.paths(network.node(kind.queries, output), network.node(kind.keys, input)),
-  };
+  return new Network(kind, layers, means);
 }
 
-/** What the likeliest prediction at an output comes from: src/headloom/studio/relevance.py. Shares are
+/** What the likeliest prediction at an output comes from: src/headloom/studio/flows.py. Shares are
  * of all that layers add, edges and sums beside the layer that adds most. */
 export interface Relevance extends TokenFlow {
   predicted: string;
@@ -340,27 +308,12 @@ export function relevanceOf(
 }
 
 /** How much of a token is of the input, and how much of its own sequence; "": these are one. */
-export function ofBoth(kind: FlowKind, { sums, own = 0, unknown = 0 }: TokenFlow): string {
+export function ofBoth(kind: FlowKind, { sums, own = 0 }: TokenFlow): string {
   if (kind.queries === kind.keys) return "";
-  const text = (share: number) =>
-    unknown > 5e-4 ? `at least ${significant3(share, "least")}` : significant3(share);
   return (
-    `In all ${text(sums[0] - own)} of it is from the ${kind.keys}, ` +
-    `${text(own)} from the ${kind.queries} itself.`
+    `In all ${significant3(sums[0] - own)} of it is from the ${kind.keys}, ` +
+    `${significant3(own)} from the ${kind.queries} itself.`
   );
-}
-
-/** The largest flow between the two; why: the reason that it is not known. Of a server alone. */
-export type LargestFlow = { least: number; most: number } | { why: string };
-
-export function largestFlow(
-  example: Example,
-  kind: FlowKind,
-  output: number,
-  input: number,
-): Promise<LargestFlow> {
-  const path = example.path(`flow/${kind.kind}/${output}/${input}`);
-  return example.once(path, () => example.source.json<LargestFlow>(path));
 }
 
 /** The edges of a layer that together carry a share of what its tokens carry. */

@@ -2,6 +2,7 @@
 // left to the output on the right.
 
 import { headColour, INKS, type Theme } from "./colour";
+import type { Pen } from "./figure/pen";
 import { strongestOf, type PathFound, type TokenFlow } from "./flow";
 import type { Curve } from "./graphLayout";
 
@@ -35,13 +36,14 @@ interface Room {
   width: number;
   height: number;
   labelWide: number;
-  /** How high a row is at least, and how far apart levels are. */
-  least?: { row: number; gap: number };
 }
 
+/** How high a row is at least, and how far apart levels are. */
+const ROW = 15,
+  GAP = 18;
 const TOP = 30;
 /** Between the names of tokens and the first level, and likewise behind the last. */
-export const BESIDE = 30;
+const BESIDE = 30;
 
 export function diagramOf(
   flow: TokenFlow,
@@ -49,11 +51,11 @@ export function diagramOf(
   /** Which of them is drawn alone; -1: all are. */
   alone: number,
   share: number,
-  { width, height, labelWide, least = { row: 15, gap: 18 } }: Room,
+  { width, height, labelWide }: Room,
 ): Drawn {
   const levels = flow.shares.length;
   const count = flow.tokens.length;
-  const row = Math.min(30, Math.max(least.row, (height - TOP - 12) / Math.max(count, 1)));
+  const row = Math.min(30, Math.max(ROW, (height - TOP - 12) / Math.max(count, 1)));
   const rows = flow.tokens.map((_, token) => {
     const apart = flow.tokens
       .slice(0, token + 1)
@@ -61,7 +63,7 @@ export function diagramOf(
     return TOP + row * (token + 0.5 + apart.length);
   });
   const left = labelWide + BESIDE;
-  const wide = Math.max(width, 2 * left + least.gap * (levels - 1));
+  const wide = Math.max(width, 2 * left + GAP * (levels - 1));
   const gap = (wide - 2 * left) / Math.max(levels - 1, 1);
   const columns = Array.from({ length: levels }, (_, level) => left + gap * level);
   const curveOf = (level: number, above: number, below: number): Curve => {
@@ -117,28 +119,18 @@ export function hasName({ columns, every }: Drawn, level: number): boolean {
 }
 
 /** How wide what flows is drawn. */
-export const thick = (share: number) => 0.6 + 9 * Math.min(share, 1) ** 0.7;
-export const faintness = (share: number) => 0.3 + 0.6 * Math.sqrt(Math.min(share, 1));
+const thick = (share: number) => 0.6 + 9 * Math.min(share, 1) ** 0.7;
+const faintness = (share: number) => 0.3 + 0.6 * Math.sqrt(Math.min(share, 1));
 /** How wide the n-th strongest path is, beside the first. */
-export const thickPath = (product: number, first: number) =>
+const thickPath = (product: number, first: number) =>
   1.4 + 2.2 * Math.sqrt(first > 0 ? product / first : 0);
 
 export const pathColour = (theme: Theme, place: number) =>
   headColour(theme, [1, 0, 2, 5, 3, 7, 8, 9][place % 8]);
 
-export function paintDiagram(
-  canvas: HTMLCanvasElement,
-  drawn: Drawn,
-  theme: Theme,
-  under: number,
-): void {
-  const { width, height, marks, dots, paths } = drawn;
-  const ratio = Math.min(window.devicePixelRatio || 1, 16_000 / Math.max(width, height, 1));
-  canvas.width = Math.max(1, Math.round(width * ratio));
-  canvas.height = Math.max(1, Math.round(height * ratio));
-  const context = canvas.getContext("2d");
-  if (!context) return;
-  context.scale(ratio, ratio);
+/** Paints a diagram; under: the mark under the pointer. */
+export function paintDiagram(context: Pen, drawn: Drawn, theme: Theme, under: number): void {
+  const { marks, dots, paths } = drawn;
   context.lineCap = "round";
   const ink = INKS[theme];
   const along = (curve: Curve) => {

@@ -1,7 +1,7 @@
 // The weights of a head, or of the mean of a layer's heads, as a graph of tokens: which edges and
 // tokens are drawn, and what they hold of the mass. The edges come from graphEdges.ts.
 
-import type { Layer } from "./model";
+import type { Layer } from "./description";
 
 /** Edges and tokens that are drawn at most: of longer texts those that the strongest edges join. */
 export const MOST_EDGES = 3000,
@@ -16,8 +16,6 @@ export interface GraphEdge {
   back: number | null;
   /** Before the softmax; null: of a mean there is none. */
   score: number | null;
-  /** Whether it may be more, as some head did not keep it. */
-  least: boolean;
 }
 
 export interface WeightGraph {
@@ -32,10 +30,8 @@ export interface WeightGraph {
   edges: GraphEdge[];
   /** Whether there are weaker ones. */
   cut: boolean;
-  /** What a key receives from all queries; null: it is not known here. */
-  received: (key: number) => number | null;
-  /** Whether that is at least so much, of the kept edges. */
-  least: boolean;
+  /** What a key receives along the kept edges. */
+  received: (key: number) => number;
 }
 
 /** What an edge holds of the mass. */

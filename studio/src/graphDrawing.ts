@@ -1,9 +1,10 @@
-// The edges of a graph as marks: how wide, how strong, in which colours; and on a canvas.
+// The edges of a graph as marks: how wide, how strong, in which colours; and how they are painted.
 
 import { INKS, type Theme } from "./colour";
+import type { Pen } from "./figure/pen";
 import { endsOf, massOf, type GraphEdge } from "./graph";
 import { arrowOf, curveOf, type Curve, type Layout, type Placed, type Point } from "./graphLayout";
-import type { Layer } from "./model";
+import type { Layer } from "./description";
 import { breadth } from "./threads";
 
 export interface Mark {
@@ -47,41 +48,29 @@ export function marksOf(
   return found.reverse();
 }
 
-/** Paints marks on a canvas; strong: the one under the pointer, above the others. */
-export function paintMarks(
-  canvas: HTMLCanvasElement,
-  layout: Layout,
-  marks: Mark[],
-  theme: Theme,
-  strong: Mark | null,
-): void {
-  const ratio = Math.min(window.devicePixelRatio || 1, 16_000 / Math.max(layout.height, 1));
-  canvas.width = Math.max(1, Math.round(layout.width * ratio));
-  canvas.height = Math.max(1, Math.round(layout.height * ratio));
-  const context = canvas.getContext("2d");
-  if (!context) return;
-  context.scale(ratio, ratio);
-  context.lineCap = "round";
+/** Paints marks; strong: the one under the pointer, above the others. */
+export function paintMarks(pen: Pen, marks: Mark[], theme: Theme, strong: Mark | null): void {
+  pen.lineCap = "round";
   const ink = INKS[theme];
   for (const mark of strong ? [...marks, strong] : marks) {
     const { curve, arrow } = mark;
-    context.globalAlpha = mark === strong ? 1 : mark.opacity;
-    context.lineWidth = mark.width + (mark === strong ? 1.2 : 0);
+    pen.globalAlpha = mark === strong ? 1 : mark.opacity;
+    pen.lineWidth = mark.width + (mark === strong ? 1.2 : 0);
     if (arrow) {
-      const colours = context.createLinearGradient(curve[0], curve[1], curve[6], curve[7]);
+      const colours = pen.createLinearGradient(curve[0], curve[1], curve[6], curve[7]);
       colours.addColorStop(0, ink.query);
       colours.addColorStop(1, ink.key);
-      context.strokeStyle = colours;
-    } else context.strokeStyle = mark.from.id === mark.to.id ? ink.key : ink.faint;
-    context.beginPath();
-    context.moveTo(curve[0], curve[1]);
-    context.bezierCurveTo(curve[2], curve[3], curve[4], curve[5], curve[6], curve[7]);
-    context.stroke();
+      pen.strokeStyle = colours;
+    } else pen.strokeStyle = mark.from.id === mark.to.id ? ink.key : ink.faint;
+    pen.beginPath();
+    pen.moveTo(curve[0], curve[1]);
+    pen.bezierCurveTo(curve[2], curve[3], curve[4], curve[5], curve[6], curve[7]);
+    pen.stroke();
     if (!arrow) continue;
-    context.fillStyle = ink.key;
-    context.beginPath();
-    arrow.forEach((at) => context.lineTo(at.x, at.y));
-    context.fill();
+    pen.fillStyle = ink.key;
+    pen.beginPath();
+    arrow.forEach((at) => pen.lineTo(at.x, at.y));
+    pen.fill();
   }
-  context.globalAlpha = 1;
+  pen.globalAlpha = 1;
 }

@@ -1,6 +1,7 @@
 // Where a row looks in an image: what the server says, and where a pointer is on it.
 
-import type { Example, Layer } from "./model";
+import type { Layer } from "./description";
+import type { Example } from "./model";
 
 /** By sequence the row, the column and the image of each token; −1: it is no patch. */
 export interface Patches {

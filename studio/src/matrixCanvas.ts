@@ -3,8 +3,9 @@
 import { ticksOf } from "./axisTicks";
 import { INKS, paintShades, SCALES, type Theme } from "./colour";
 import type { Place } from "./gestures";
-import type { Layer } from "./model";
-import { blocksOf, overviewTable, type Picture } from "./overview";
+import type { Layer } from "./description";
+import { FONTS, type Pen } from "./figure/pen";
+import { overviewTable, type Blocks, type Picture } from "./overview";
 import { visible } from "./text";
 import { painted, SIDE, type Tiles } from "./tiles";
 
@@ -35,7 +36,6 @@ const LARGEST = 64,
 const NUMBERS_FROM = 36;
 /** Pixels of a cell from which tokens, not positions, name it. */
 export const TOKENS_FROM = 11;
-export const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
 
 export const plot = ({ width, height, margin }: Extent) => ({
   wide: Math.max(width - margin.left - margin.right, 1),
@@ -126,12 +126,11 @@ export interface Rough {
 
 /** The small picture of a head in the colours of its matrix. */
 export function roughOf(
-  layer: Layer,
+  { rows, columns, down, across }: Blocks,
   { shades }: Picture,
   theme: Theme,
   scale: keyof typeof SCALES,
 ): Rough {
-  const { rows, columns, down, across } = blocksOf(layer);
   const picture = document.createElement("canvas");
   paintShades(picture, shades, rows, columns, overviewTable(theme, scale));
   return { picture, shades, down, across };
@@ -148,18 +147,16 @@ export function turnOf(zoom: number, widest: number): number {
 
 /** Draws what is in sight; says whether all of it was there. */
 export function drawMatrix(
-  context: CanvasRenderingContext2D,
+  context: Pen,
   extent: Extent,
   view: Viewport,
   tiles: Tiles,
   look: Look,
-  ratio: number,
 ): boolean {
   const { layer } = tiles;
   const { margin } = extent;
   const { wide, high } = plot(extent);
   const ink = INKS[look.theme];
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.fillStyle = ink.card;
   context.fillRect(0, 0, extent.width, extent.height);
   context.save();
@@ -192,7 +189,7 @@ export function drawMatrix(
 }
 
 function drawLevel(
-  context: CanvasRenderingContext2D,
+  context: Pen,
   tiles: Tiles,
   level: number,
   view: Viewport,
@@ -272,7 +269,7 @@ export function bitsOf(tiles: Tiles, row: number, column: number): number {
 
 /** The weights in their cells; a weight of 0, which may be a hidden one, has no number. */
 function drawNumbers(
-  context: CanvasRenderingContext2D,
+  context: Pen,
   tiles: Tiles,
   view: Viewport,
   x0: number,
@@ -281,7 +278,7 @@ function drawNumbers(
   high: number,
   colours: Uint32Array,
 ): void {
-  context.font = `${Math.min(Math.max(view.zoom * 0.3, 11), 22)}px ${FONT}`;
+  context.font = `${Math.min(Math.max(view.zoom * 0.3, 11), 22)}px ${FONTS}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
   const end = { row: view.top + high / view.zoom, column: view.left + wide / view.zoom };
@@ -309,7 +306,7 @@ export function inkOn(pixel: number): string {
 }
 
 function drawAxes(
-  context: CanvasRenderingContext2D,
+  context: Pen,
   extent: Extent,
   view: Viewport,
   layer: Layer,
@@ -319,7 +316,7 @@ function drawAxes(
 ): void {
   const { margin } = extent;
   const ink = INKS[look.theme];
-  context.font = `600 11.5px ${FONT}`;
+  context.font = `600 11.5px ${FONTS}`;
   context.textBaseline = "alphabetic";
   context.textAlign = "left";
   const named = view.zoom >= TOKENS_FROM;
@@ -331,7 +328,7 @@ function drawAxes(
   context.fillStyle = ink.key;
   context.fillText("keys →", margin.left, 22);
   const size = Math.min(13, Math.max(10.5, view.zoom * 0.62));
-  context.font = `${size}px ${FONT}`;
+  context.font = `${size}px ${FONTS}`;
   context.textBaseline = "middle";
   const rows = [
     Math.floor(view.top),
@@ -380,7 +377,7 @@ function drawAxes(
       context.restore();
     }
   } else {
-    context.font = `11px ${FONT}`;
+    context.font = `11px ${FONTS}`;
     context.strokeStyle = ink.line;
     context.lineWidth = 1;
     for (const { at, text } of ticksOf(view.top, rows[1], 70 / view.zoom, layer.querySeconds)) {
@@ -424,13 +421,7 @@ function drawAxes(
   }
 }
 
-function tick(
-  context: CanvasRenderingContext2D,
-  x1: number,
-  y1: number,
-  x2: number,
-  y2: number,
-): void {
+function tick(context: Pen, x1: number, y1: number, x2: number, y2: number): void {
   context.beginPath();
   context.moveTo(x1, y1);
   context.lineTo(x2, y2);

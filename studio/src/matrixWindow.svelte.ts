@@ -2,11 +2,14 @@
 // to them. One window may be that of several matrices side by side.
 
 import { untrack } from "svelte";
+import { momentOf } from "./axisTicks";
+import type { Layer } from "./description";
 import type { Place } from "./gestures";
 import {
   held, plot, showing, wholeZoom, zoomed, type Cell, type Extent, type Viewport,
 } from "./matrixCanvas"; // prettier-ignore
 import { clamp, type Studio } from "./studio.svelte";
+import { grouped } from "./text";
 
 const SCALE_ORDER = ["root", "linear", "log"] as const;
 const round = (number: number) => Math.round(number * 100) / 100;
@@ -49,6 +52,24 @@ export class MatrixWindow {
         else this.whole(false);
       });
     });
+  }
+
+  /** Which rows and columns of a layer are in sight, in words. */
+  words(layer: Layer): string {
+    const { view } = this;
+    const { wide, high } = plot(this.extent());
+    const range = (from: number, room: number, count: number, seconds: number[] | null) => {
+      const [first, last] = [
+        Math.floor(from),
+        Math.min(count, Math.ceil(from + room / view.zoom)) - 1,
+      ];
+      const when = seconds ? ` (${momentOf(seconds, first)} to ${momentOf(seconds, last)})` : "";
+      return `${grouped(first)}–${grouped(last)}${when}`;
+    };
+    const rows = range(view.top, high, layer.rows, layer.querySeconds);
+    const columns = range(view.left, wide, layer.columns, layer.keySeconds);
+    const all = `${grouped(layer.rows)} × ${grouped(layer.columns)}`;
+    return `rows ${rows}, columns ${columns} of ${all}`;
   }
 
   move(next: Viewport, keep = true): void {

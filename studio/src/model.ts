@@ -1,134 +1,9 @@
-// What is looked at: a collection of traces, their layers, and the edges of a head.
+// A trace of the collection: its layers, the edges of its heads, and what else is asked of it.
 
 import { rising } from "./axisTicks";
-import type { FlowKind } from "./flow";
-import type { Theme } from "./colour";
+import type { Description, Layer } from "./description";
 import { Overview, Pictures } from "./overview";
 import type { Source } from "./source";
-import { counted, grouped, visible } from "./text";
-
-export interface Opening {
-  title: string;
-  headloom: string;
-  summary: [string, string][];
-  examples: string[];
-  /** Of each the digest of its manifest; "": it is in memory alone. */
-  digests: string[];
-  history: boolean;
-  /** Which of the traces cannot be read, and why. */
-  damaged: string[];
-  live: boolean;
-  /** The name of a model that reads new texts, where one is open. */
-  asks: string | null;
-  /** Whether it can be asked what a prediction comes from. */
-  relevance?: boolean;
-  /** What it read first; null: it has examples instead. */
-  read: string | null;
-  /** Digits of the numbers of an exported page, and of the means of heads. */
-  digits?: number;
-  digits_of_means?: number;
-}
-
-/** How far the numbers of an exported page are rounded; "": as far as those of a trace. */
-export function roundedWords({ live, digits = 7, digits_of_means: means = digits }: Opening) {
-  if (live || digits >= 7) return "";
-  return `rounded to ${digits} digits${means < digits ? `, means of heads to ${means}` : ""}`;
-}
-
-export type Kind = "encoder" | "decoder" | "cross";
-
-interface LayerDescription {
-  name: string;
-  kind: Kind;
-  index: number;
-  shape: [number, number, number];
-  queries: string;
-  keys: string;
-  mask: string | null;
-  /** Whether score(i, j) = score(j, i), as the trace says. */
-  symmetric?: boolean;
-  deviation: number | null;
-  exact?: boolean;
-  /** Its small pictures: exact at once, exact after a while, or of the kept edges alone. */
-  picture: "means" | "later" | "kept";
-  values?: boolean;
-}
-
-export interface Description {
-  name: string;
-  model: Record<string, unknown>;
-  sequences: Record<string, string[]>;
-  /** By sequence the places of its separators. */
-  separators: Record<string, number[]>;
-  /** By sequence the moment of each position of a sound. */
-  seconds?: Record<string, number[]>;
-  /** The sequences some of whose tokens are patches of an image. */
-  patches?: string[];
-  deviation: number | null;
-  /** Whether there are so many heads that there are smaller pictures of them all. */
-  small: boolean;
-  /** Whether the means of the layers are pieces: see src/headloom/studio/means.py. */
-  local: boolean;
-  /** Through which layers a token can be followed. */
-  flows: FlowKind[];
-  /** Whether a model that is open read the text. */
-  read?: boolean;
-  /** How the whole trace was held against the model: see src/headloom/formats/verification.py. */
-  verification: {
-    unverified?: string;
-    difference?: number;
-    tokens?: number;
-    whole?: boolean;
-  } | null;
-  layers: LayerDescription[];
-}
-
-export interface Layer extends LayerDescription {
-  number: number;
-  heads: number;
-  rows: number;
-  columns: number;
-  queryTokens: string[];
-  keyTokens: string[];
-  /** The moments of queries and keys in a sound; null: they are none. */
-  querySeconds: number[] | null;
-  keySeconds: number[] | null;
-  /** The keys that end or part texts. */
-  separators: number[];
-  /** Whether queries and keys are the same tokens. */
-  one: boolean;
-}
-
-/** What a role is called and how it is drawn: see src/headloom/analysis/heads/scores.py. */
-export interface RoleWords {
-  name: string;
-  title: string;
-  /** What follows "Each token looks". */
-  phrase: string;
-  colours: Record<Theme, string>;
-}
-
-/** What is known of one head: see src/headloom/studio/heads.py. */
-export interface HeadScores {
-  role: string;
-  scores: Record<string, number>;
-  /** Which of them are lower bounds, of the kept edges alone. */
-  bounds: string[];
-  chance: Record<string, [mean: number, deviation: number]>;
-}
-
-/** What is known of every head: see `Example.heads` in src/headloom/studio/collection.py. */
-export interface Heads {
-  measures: Record<string, string>;
-  roles: RoleWords[];
-  /** By layer, how many edges a row keeps at most. */
-  kept: number[];
-  /** By layer and head, the mean mass of a row on no kept edge. */
-  unkept: number[][];
-  /** "measuring", "known", or "failed: ..." */
-  state: string;
-  heads: HeadScores[][] | null;
-}
 
 export interface Edge {
   key: number;
@@ -222,8 +97,8 @@ export interface CellValue {
   score: number | null;
   rank: number | null;
   count: number;
-  /** The weight is at most this, where it was not kept. */
-  below: number | null;
+  /** Of a weight that was not kept: what its row left out in all. */
+  rest: number | null;
   hidden: boolean;
 }
 
@@ -241,8 +116,6 @@ export class Example {
     readonly source: Source,
     readonly number: number,
     readonly description: Description,
-    /** The first pictures of its heads, where they came with it. */
-    pictures?: ArrayBuffer,
   ) {
     this.layers = description.layers.map((layer, place) => ({
       ...layer,
@@ -258,14 +131,7 @@ export class Example {
       one: layer.queries === layer.keys,
     }));
     this.several = new Set(this.layers.map(({ kind }) => kind)).size > 1;
-    this.pictures = new Pictures(
-      source,
-      (name) => this.path(name),
-      this.layers,
-      description.small,
-      (layer) => this.overview(layer),
-      pictures,
-    );
+    this.pictures = new Pictures(this.layers.map((layer) => this.overview(layer)));
   }
 
   /** What a path holds, asked for once. */
@@ -292,6 +158,7 @@ export class Example {
         this.source,
         (name) => this.path(`layers/${layer.number}/${name}`),
         layer,
+        this.description.side,
       );
       this.overviews.set(layer.number, found);
     }
@@ -355,13 +222,12 @@ export class Example {
     const { edges, count, rest } = await this.row(layer, head, row);
     const edge = edges.find((one) => one.key === column);
     const hidden = !edge && (layer.mask === "causal" ? column >= count : edges.length >= count);
-    const below = Math.min(edges.at(-1)?.weight ?? 1, rest);
     return {
       weight: edge?.weight ?? null,
       score: edge?.score ?? null,
       rank: edge?.rank ?? null,
       count,
-      below: edge ? null : below,
+      rest: edge ? null : rest,
       hidden,
     };
   }
@@ -389,78 +255,3 @@ export class Example {
     return found.sort((a, b) => b.weight - a.weight);
   }
 }
-
-export const KINDS: Record<Kind, string> = {
-  encoder: "Encoder",
-  decoder: "Decoder",
-  cross: "Cross",
-};
-
-/** What layers of a kind do, in the names of their sequences: "the target looks at the source". */
-export function noteOf(kind: Kind, queries: string, keys: string): string {
-  const many = queries.endsWith("s") && queries.length > 1;
-  if (kind === "cross") return `the ${queries} ${many ? "look" : "looks"} at the ${keys}`;
-  if (kind === "encoder")
-    return many ? `the ${queries} look at each other` : `the ${queries} looks at itself`;
-  return many
-    ? `each ${queries.replace(/(?<=ch)es$|s$/, "")} looks at those before it`
-    : `the ${queries} looks back at itself`;
-}
-
-/** A layer by its kind and its number among them: "Encoder L2". */
-export const kindName = (layer: { kind: Kind; index: number }) =>
-  `${KINDS[layer.kind] ?? layer.kind} L${layer.index}`;
-
-export function headName(example: Example, layer: Layer, head: number): string {
-  return `${example.several ? kindName(layer) : `L${layer.index}`} H${head}`;
-}
-
-/** How long a sequence is: "12 tokens", "3 source tokens", "6 patches and [CLS]". */
-export function lengthWords(name: string, tokens: string[]): string {
-  const others = tokens.filter((token) => !token.startsWith("patch "));
-  const patches = tokens.length - others.length;
-  if (patches && name.startsWith("patches")) {
-    const more =
-      others.length === 1 ? visible(others[0], 20) : counted(others.length, "other token");
-    return `${counted(patches, "patch", "patches")}${others.length ? ` and ${more}` : ""}`;
-  }
-  return name.endsWith("s") && name !== "tokens"
-    ? `${grouped(tokens.length)} ${name}`
-    : counted(tokens.length, name === "tokens" ? "token" : `${name} token`);
-}
-
-/** One digit that a number is not above. */
-function bound(number: number): string {
-  const near = number.toExponential(0);
-  if (!Number.isFinite(number) || number <= Number(near) * (1 + 1e-6)) return near;
-  const [digit, power] = near.split("e");
-  return Number(`${Number(digit) + 1}e${power}`).toExponential(0);
-}
-
-/** From here on a difference from the model is no rounding. */
-const FAR = 0.05;
-
-/** How far the weights were verified; "exact" only where every picture is of the whole matrix. */
-export function verifiedWords({ description }: Example): string {
-  const { verification, deviation, layers } = description;
-  if (verification?.unverified) return `not verified: ${visible(verification.unverified, 100)}`;
-  const found = [verification?.difference, deviation].filter(
-    (one): one is number => typeof one === "number",
-  );
-  if (!found.length) return "";
-  const most = Math.max(...found);
-  const number = most === 0 ? "0" : bound(most).replace("e-", "e−").replace("e+0", "");
-  if (!(most < FAR)) return `differs from the model by up to ${number}`;
-  const whole = layers.every((layer) => layer.picture === "means");
-  return `${whole ? "exact" : "kept edges"}, verified to ${number}`;
-}
-
-/** What is known of the heads before the first answer: nothing. */
-export const UNMEASURED: Heads = {
-  measures: { distance: "mean distance, tokens", entropy: "entropy of a row, nats" },
-  roles: [],
-  kept: [],
-  unkept: [],
-  state: "measuring",
-  heads: null,
-};

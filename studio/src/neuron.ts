@@ -1,6 +1,7 @@
 // One edge of a head number by number: what the server says of it, and how it is read.
 
-import type { CellValue, Example, Layer } from "./model";
+import type { Layer } from "./description";
+import type { CellValue, Example } from "./model";
 import { counted, minus, significant3, weightText } from "./text";
 
 export type Term = [name: string, how: string, value: number | null, result: number | null];

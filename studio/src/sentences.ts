@@ -1,15 +1,13 @@
 // The heads of a layer in words and numbers, as the analysis measured them.
 
-import type { Heads, HeadScores, Layer, RoleWords } from "./model";
+import type { Heads, HeadScores, Layer, RoleWords } from "./description";
 import type { Theme } from "./colour";
-import { bounded, counted, minus, percent, weight2, weightText } from "./text";
+import { counted, minus, percent, weight2 } from "./text";
 
 /** A measure that can be a role, of one head. */
 export interface Bar {
   name: string;
   value: number;
-  /** Whether it is at least that, of the kept edges alone. */
-  bound: boolean;
   /** What random weights of the same entropy give: mean and standard deviation; null: unknown. */
   random: [mean: number, deviation: number] | null;
 }
@@ -26,16 +24,12 @@ export function barsOf(heads: Heads, layer: number, head: number): Bar[] {
     .map(({ name }) => ({
       name,
       value: known.scores[name],
-      bound: known.bounds.includes(name),
       random: known.chance[name],
     }));
 }
 
-/** A weight in two digits, or "" of none; a lower bound too small for two with those that count. */
-export function besideToken(weight: number, bound: boolean): string {
-  if (!weight) return "";
-  return bounded(weight, bound, bound && weight < 0.01 ? weightText : weight2);
-}
+/** A weight in two digits, or "" of none. */
+export const besideToken = (weight: number) => (weight ? weight2(weight) : "");
 
 /** What a head's rows have on no kept edge; null: it is not known yet. */
 export const unkeptOf = (heads: Heads | null, layer: number, head: number) =>
@@ -111,10 +105,9 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
     : `${layer.one ? "Each token" : "Each target token"} looks ${words.phrase}`;
   const bar = roleBar(heads, layer.number, head);
   if (bar) {
-    const mean = bar.bound ? `at least ${minus(bar.value, 3, "least")}` : minus(bar.value, 3);
     const [random, deviation] = bar.random?.map((number) => number.toFixed(3)) ?? [];
     const chance = random && ` Random weights of the same entropy: ${random} ± ${deviation}.`;
-    return `${looks}: mean weight ${mean}.${chance ?? ""}`;
+    return `${looks}: mean weight ${minus(bar.value, 3)}.${chance ?? ""}`;
   }
   const broad = measureOf(heads, layer.number, head, "broad");
   if (broad === null) return `${looks}.`;
@@ -125,10 +118,7 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
 export function measuresOf(heads: Heads): [name: string, title: string][] {
   const all = heads.heads?.flat();
   if (!all) return Object.entries(heads.measures);
-  return Object.entries(heads.measures)
-    .filter(([name]) => all.some(({ scores }) => name in scores))
-    .map(([name, title]) => {
-      const bound = all.some(({ bounds }) => bounds.includes(name));
-      return [name, bound ? `${title}, at least` : title];
-    });
+  return Object.entries(heads.measures).filter(([name]) =>
+    all.some(({ scores }) => name in scores),
+  );
 }

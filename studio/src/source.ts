@@ -11,11 +11,8 @@ export interface Source {
   connection?: Connection;
   json<T>(path: string): Promise<T>;
   bytes(path: string, stop?: AbortSignal): Promise<ArrayBuffer>;
-  /** The answer to a question; a server's alone. null: it was overtaken by a newer one. What the
-   * answer holds besides JSON is its `bytes`. */
+  /** The answer to a question; a server's alone. null: it was overtaken by a newer one. */
   ask?<T>(path: string, question: object, stop?: AbortSignal): Promise<T | null>;
-  /** What there is of a piece that takes long, and whether that is all. */
-  soFar(path: string): Promise<{ bytes: ArrayBuffer; whole: boolean }>;
 }
 
 export type Pack = Record<string, [form: string, content: unknown]>;
@@ -37,15 +34,7 @@ export function packedSource(pack: Pack): Source {
     live: false,
     json: async <T>(path: string) => piece(path)[1] as T,
     bytes,
-    soFar: async (path) => ({ bytes: await bytes(path), whole: true }),
   };
-}
-
-/** JSON that bytes come with: its length, itself, and these. */
-export function withBytes(answer: ArrayBuffer): object {
-  const end = 4 + new DataView(answer).getUint32(0, true);
-  const described = JSON.parse(new TextDecoder().decode(new Uint8Array(answer, 4, end - 4)));
-  return { ...described, bytes: answer.slice(end) };
 }
 
 /** A collection behind the local server. */
@@ -65,25 +54,15 @@ export function servedSource(root: string): Source {
         body: JSON.stringify(question),
         signal: stop,
       };
-      const read = async (response: Response) => {
-        if (response.status === 409) return null;
-        if (response.headers.get("Content-Type") !== "application/octet-stream")
-          return (await response.json()) as T;
-        return response.arrayBuffer();
-      };
+      const read = async (response: Response) =>
+        response.status === 409 ? null : ((await response.json()) as T);
       try {
-        const answer = await get(path, read, options);
-        return answer instanceof ArrayBuffer ? (withBytes(answer) as T) : answer;
+        return await get(path, read, options);
       } catch (error) {
         if ((error as Error).name === "AbortError") return null;
         throw error;
       }
     },
-    soFar: (path) =>
-      get(path, async (response) => ({
-        bytes: await response.arrayBuffer(),
-        whole: response.status !== 202,
-      })),
   };
 }
 

@@ -3,16 +3,16 @@
 import { Address } from "./address.svelte";
 import type { Theme } from "./colour";
 import type { State } from "./link";
-import { Example, kindName, type Description, type Heads, type Layer, type Opening } from "./model";
+import { layerName, type Description, type Heads, type Layer, type Opening } from "./description";
+import { Example } from "./model";
 import type { Source } from "./source";
 import { grouped, visible } from "./text";
 import { Training } from "./training";
 
-/** A figure of what a view shows: SVG as text, its size in pixels. */
-export interface Figure {
-  svg: string;
-  width: number;
-  height: number;
+/** What stands above a figure of a view. */
+export interface Caption {
+  title: string;
+  note?: string;
   /** What of its view it shows, for its file's name; left out: the head in question. */
   of?: string;
 }
@@ -41,8 +41,10 @@ export class Studio {
   keepFocus: () => void = () => {};
   /** What a view does with a key; true: it was its key. */
   keys: ((event: KeyboardEvent) => boolean) | null = null;
-  /** What a view gives to export, so many pixels of 1/96 inch wide. */
-  figure: ((theme: Theme, wide: number) => Promise<Figure> | Figure) | null = null;
+  /** What a view says above its figure. Raises: Error: there is nothing to export. */
+  figure: (() => Caption) | null = null;
+  /** The colours of a figure, while one is drawn. */
+  asFigure: Theme | null = $state(null);
 
   constructor(
     readonly source: Source,
@@ -65,7 +67,7 @@ export class Studio {
   }
 
   get theme(): Theme {
-    return (!this.forced && this.state.theme) || this.system;
+    return this.asFigure ?? ((!this.forced && this.state.theme) || this.system);
   }
 
   /** The layer that is chosen, within what the trace has. */
@@ -199,14 +201,8 @@ export class Studio {
     this.reading = true;
     try {
       const found = await this.source.ask<
-        | { problem: string }
-        | { problem?: undefined; example: number; description: Description; bytes?: ArrayBuffer }
-      >(
-        "ask",
-        // What is drawn first comes with the answer.
-        { text, window: this.window, turn: ++this.turn, pictures: this.state.view === "heads" },
-        signal,
-      );
+        { problem: string } | { problem?: undefined; example: number; description: Description }
+      >("ask", { text, window: this.window, turn: ++this.turn }, signal);
       if (!found || signal.aborted) return;
       if (found.problem !== undefined) {
         this.unread = found.problem;
@@ -215,7 +211,7 @@ export class Studio {
       this.missing = null;
       this.problem = "";
       this.heads = null;
-      const example = new Example(this.source, found.example, found.description, found.bytes);
+      const example = new Example(this.source, found.example, found.description);
       this.example = example;
       this.read = text;
       this.reading = false;
@@ -318,12 +314,14 @@ export class Studio {
           `“${visible(example.description.name, 60)}”: what the link points at may be elsewhere.`,
       );
     if (state.view === "compare" && this.opening && this.opening.examples.length < 2)
-      found.push("There is nothing to compare here: one trace is open. headloom view A B opens two.");
+      found.push(
+        "There is nothing to compare here: one trace is open. headloom view A B opens two.",
+      );
     const ask = (what: string, number: number, count: number, none = 0) => {
       if (number >= 0 ? number < count : none < 0 && number === none) return;
       let all = `${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}`;
       if (what === "layer" && example?.several && state.view !== "training")
-        all += `, ${kindName(example.layers[0])} to ${kindName(example.layers[count - 1])}`;
+        all += `, ${layerName(example, example.layers[0])} to ${layerName(example, example.layers[count - 1])}`;
       if (count) found.push(`There is no ${what} ${number} here: there are ${all}.`);
     };
     if (state.view === "training") {
@@ -378,8 +376,6 @@ export class Studio {
   }
 
   private async measure(example: Example): Promise<void> {
-    // Of thousands of heads the measures are megabytes: pictures come first.
-    if (example.description.small) await example.pictures.shown();
     for (let wait = 400; this.example === example; wait = Math.min(wait * 1.6, 5000)) {
       const heads = await this.source.json<Heads>(`examples/${example.number}/heads`);
       if (this.example !== example) return;

@@ -56,69 +56,36 @@ export function placesOf(tokens: string[]): (place: number) => string {
   return (place) => (twice.has(tokens[place]) ? ` (${place})` : "");
 }
 
-/** Which bound a number is, if one: what is at least so much, or at most. */
-export type Bound = "least" | "most";
-
-/** A number, or a bound rounded outward to so many decimals, so that it stays true. */
-function outward(number: number, decimals: number, bound?: Bound): number {
-  if (!bound || !Number.isFinite(number)) return number;
-  // A number that is written exactly must not be moved by its last bit.
-  const scaled = Number((number * 10 ** decimals).toPrecision(12));
-  return Number(`${bound === "least" ? Math.floor(scaled) : Math.ceil(scaled)}e${-decimals}`);
-}
-
-/** So many digits of a number that count, as outward has it. */
-const outwardTo = (number: number, digits: number, bound?: Bound) =>
-  outward(number, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(number) || 1))), bound);
-
 /** A number with a true minus sign. */
-export function minus(number: number, digits: number, bound?: Bound): string {
-  const text = Math.abs(outward(number, digits, bound)).toFixed(digits);
+export function minus(number: number, digits: number): string {
+  const text = Math.abs(number).toFixed(digits);
   return number < 0 && Number(text) ? `−${text}` : text;
 }
 
 /** Three digits that count. */
-export function significant3(number: number, bound?: Bound): string {
-  number = outwardTo(number, Math.abs(number) < 1e-3 ? 2 : 3, bound);
-  if (number === 0) return "0";
+export function significant3(number: number): string {
   const size = Math.abs(number);
+  if (size === 0) return "0";
   if (size >= 999.5) return `${number < 0 ? "−" : ""}${grouped(Math.round(size))}`;
   if (size < 1e-3) return number.toExponential(1).replace(/-/g, "−");
   return (number < 0 ? "−" : "") + size.toPrecision(3);
 }
 
-/** A number, marked and rounded down where it is a lower bound. */
-export const bounded = (
-  number: number,
-  bound: boolean,
-  format: (number: number, bound?: Bound) => string,
-) => (bound ? `≥${format(number, "least")}` : format(number));
-
-/** A number between two bounds; one where they differ in no digit that is shown. */
-export function betweenText({ least, most }: { least: number; most: number }): string {
-  const text = significant3(least);
-  if (text === significant3(most)) return text;
-  return `${significant3(least, "least")} to ${significant3(most, "most")}`;
-}
-
 /** A weight with four digits; a smaller one as a power of ten. */
-export const weightText = (weight: number, bound?: Bound) =>
-  weight === 0 || weight >= 5e-4
-    ? minus(weight, 4, bound)
-    : outwardTo(weight, 2, bound).toExponential(1).replace("e-", "e−");
+export const weightText = (weight: number) =>
+  weight === 0 || weight >= 5e-4 ? minus(weight, 4) : weight.toExponential(1).replace("e-", "e−");
 
 /** What sums of float32 may lack of all. */
 const ROUNDING = 1e-5;
 
 /** A weight where there is room for two digits. */
-export const weight2 = (weight: number, bound?: Bound) =>
-  weight < 0.005 ? "<.01" : minus(weight, 2, bound);
+export const weight2 = (weight: number) => (weight < 0.005 ? "<.01" : minus(weight, 2));
 
 /** A share in percent; 100 of all alone. */
-export const percent = (share: number, bound?: Bound) => {
-  const of = share < 1 - ROUNDING && bound !== "most" ? Math.min(100 * share, 99.9) : 100 * share;
+export const percent = (share: number) => {
+  const of = share < 1 - ROUNDING ? Math.min(100 * share, 99.9) : 100 * share;
   const whole = of === 0 || (of >= 10 && of < 99.5) || of >= 99.95;
-  return `${minus(of, whole ? 0 : 1, bound)}\u00a0%`;
+  return `${minus(of, whole ? 0 : 1)}\u00a0%`;
 };
 
 /** A share that is lacking, as short as can be: −12 %, <1 %. */
@@ -127,22 +94,18 @@ export function shareLess(share: number): string {
   return share > 0.99 ? ">99\u00a0%" : `−${Math.round(100 * share)}\u00a0%`;
 }
 
-/** A share that is a lower bound: "80 % or more"; more than all there is not. */
-export const orMore = (share: number) =>
-  share < 1 - ROUNDING ? `${percent(share, "least")} or more` : percent(share);
-
 /** What pictures of kept edges leave out: their shares, of so many heads. */
-export function notShown(shares: number[], heads: number, more = ""): string {
+export function notShown(shares: number[], heads: number): string {
   if (!shares.length) return "";
   const [least, most] = [percent(Math.min(...shares)), percent(Math.max(...shares))];
   const some = shares.length < heads ? ` in ${counted(shares.length, "head")}` : "";
   const range = least === most ? least : `${least} to ${most}`;
-  return `Drawn from the kept edges${some}: ${range} of the mass is not shown${more}`;
+  return `Drawn from the kept edges${some}: ${range} of the mass is not shown`;
 }
 
 /** Short measure of a share: .45 */
-export const short = (share: number, bound?: Bound) => {
-  const text = minus(share, 2, bound);
+export const short = (share: number) => {
+  const text = minus(share, 2);
   return text === "1.00" ? "1" : text.replace(/^0/, "");
 };
 

@@ -1,6 +1,8 @@
 // From rows to threads: which edges are drawn, how strongly, and what is left to a stub.
 
-import type { Edge, Layer, Row } from "./model";
+import type { Layer } from "./description";
+import type { Pen } from "./figure/pen";
+import type { Edge, Row } from "./model";
 
 export interface Thread extends Edge {
   /** How much of its row it carries, 0 to 1: the weight, or the weight by the norm of its value. */
@@ -19,10 +21,6 @@ export interface Presented {
   sink: number;
   /** Whether every key that the row may look at is kept. */
   whole: boolean;
-  /** Whether shares are lower bounds: by values of which not all are known to count. */
-  least: boolean;
-  /** Whether hidden sinks may hold more, and the rest less. */
-  hidesMore: boolean;
 }
 
 export interface Choice {
@@ -31,7 +29,7 @@ export interface Choice {
   sinks: ReadonlySet<number> | null;
   /** The norm of each key's value, or null. */
   values: Float32Array | null;
-  /** What the row's weights by these norms sum to, over all keys; null: not known. */
+  /** What the row's weights by these norms sum to, over all keys; null: there are no norms. */
   valued: number | null;
   /** The logit of the head's sink; null: it has none, or it is not known. */
   sink: number | null;
@@ -45,10 +43,10 @@ export interface Mean {
   score: number;
   /** The heads that draw it. */
   heads: number[];
-  /** Whether weight, or share, is at least so much: in some head it was not kept. */
-  leastWeight: boolean;
-  leastShare: boolean;
 }
+
+/** Whether weights can be weighed by the norms of values: their sums over all keys are known. */
+export const weighable = ({ values, picture }: Layer) => values === true && picture !== "kept";
 
 /** The first token and the separators: where heads look that look at nothing. */
 export const sinksOf = (layer: Pick<Layer, "columns" | "separators">) =>
@@ -70,20 +68,12 @@ export function present(row: Row, choice: Choice): Presented {
   const kept = new Map(threads.map((thread) => [thread.key, thread]));
   const sink = takenBySink(row, choice.sink);
   if (values) {
-    const sum = threads.reduce((total, thread) => total + thread.weight * values[thread.key], 0);
-    // What was not kept has at most the largest norm.
-    const total =
-      (whole
-        ? sum
-        : (valued ?? sum + row.rest * values.reduce((most, norm) => Math.max(most, norm), 0))) || 1;
+    const total = valued || 1;
     for (const thread of threads) thread.share = (thread.weight * values[thread.key]) / total;
     threads.sort((a, b) => b.share - a.share);
   }
   // Shares by values are of what the keys give.
   const mass = row.count ? 1 - (values ? 0 : sink) : 0;
-  const least = values !== null && valued === null && !whole;
-  const hidesMore =
-    !whole && sinks !== null && (least || [...sinks].some((sink) => !kept.has(sink)));
   let hidden = 0;
   if (sinks) {
     threads = threads.filter((thread) => {
@@ -105,8 +95,6 @@ export function present(row: Row, choice: Choice): Presented {
     rest: Math.max(mass - hidden - sum, 0),
     sink,
     whole,
-    least,
-    hidesMore,
   };
 }
 
@@ -124,18 +112,13 @@ export function together(rows: [head: number, row: Presented][]): Mean[] {
           share: 0,
           score,
           heads: [head],
-          leastWeight: false,
-          leastShare: false,
         });
     }
   for (const mean of found.values())
-    for (const [, { kept, whole, least }] of rows) {
+    for (const [, { kept }] of rows) {
       const edge = kept.get(mean.place);
-      const missing = !edge && !whole;
       mean.weight += (edge?.weight ?? 0) / rows.length;
       mean.share += (edge?.share ?? 0) / rows.length;
-      mean.leastWeight ||= missing;
-      mean.leastShare ||= missing || least;
     }
   return [...found.values()].sort((a, b) => b.share - a.share);
 }
@@ -252,43 +235,29 @@ export function linesBetween(between: Between): Line[] {
   return lines;
 }
 
-/** By token a share, and of which tokens it is at least that. */
-export interface Shares {
-  shares: Float64Array;
-  least: Set<number>;
-}
-
 /** What each key gets from a query, the mean over some heads. */
-export function sharesOfKeys(count: number, rows: [head: number, row: Presented][]): Shares {
+export function sharesOfKeys(count: number, rows: [head: number, row: Presented][]): Float64Array {
   const shares = new Float64Array(count);
-  const least = new Set<number>();
-  for (const { place, share, leastShare } of together(rows)) {
-    shares[place] = share;
-    if (leastShare) least.add(place);
-  }
-  return { shares, least };
+  for (const { place, share } of together(rows)) shares[place] = share;
+  return shares;
 }
 
 /** What each key gets from all queries on average, the mean over some heads.
  *
- * exact: by head the sums over all weights, where they are known. */
+ * exact: by head the sums over all weights, where they are known; else they are of the kept edges. */
 export function meanSharesOfKeys(
   layer: Layer,
   shown: ReadonlyMap<number, Presented[]>,
   exact: ((head: number) => Float32Array) | null | undefined,
-): Shares {
+): Float64Array {
   const shares = new Float64Array(layer.columns);
-  const least = new Set<number>();
   const parts = shown.size * layer.rows;
-  for (const [head, rows] of shown) {
+  for (const [head, rows] of shown)
     if (exact) exact(head).forEach((sum, place) => (shares[place] += sum / parts));
     else
-      for (const row of rows) {
+      for (const row of rows)
         for (const { key, share } of row.kept.values()) shares[key] += share / parts;
-        if (!row.whole) shares.forEach((_, place) => least.add(place));
-      }
-  }
-  return { shares, least };
+  return shares;
 }
 
 /** What each query gives to a key, the mean over some heads. */
@@ -296,45 +265,30 @@ export function sharesOfQueries(
   count: number,
   shown: ReadonlyMap<number, Presented[]>,
   key: number,
-): Shares {
+): Float64Array {
   const shares = new Float64Array(count);
-  const least = new Set<number>();
   for (const rows of shown.values())
-    rows.forEach(({ kept, whole, least: bound }, i) => {
-      shares[i] += (kept.get(key)?.share ?? 0) / shown.size;
-      if (bound || !(whole || kept.has(key))) least.add(i);
-    });
-  return { shares, least };
+    rows.forEach(({ kept }, i) => (shares[i] += (kept.get(key)?.share ?? 0) / shown.size));
+  return shares;
 }
 
 /** Whether each row kept as much as is to be drawn. */
 export const keptEnough = (shown: ReadonlyMap<number, Presented[]>, share: number) =>
-  [...shown.values()].flat().every(({ kept, whole, least }) => {
+  [...shown.values()].flat().every(({ kept, whole }) => {
     const sum = [...kept.values()].reduce((total, thread) => total + thread.share, 0);
-    return !least && (whole || sum >= share - 5e-4);
+    return whole || sum >= share - 5e-4;
   });
 
-export function draw(
-  canvas: HTMLCanvasElement,
-  width: number,
-  height: number,
-  lines: Line[],
-): void {
-  const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.max(1, Math.round(width * ratio));
-  canvas.height = Math.max(1, Math.round(height * ratio));
-  const context = canvas.getContext("2d");
-  if (!context) return;
-  context.scale(ratio, ratio);
-  context.lineCap = "round";
+export function drawLines(pen: Pen, lines: Line[]): void {
+  pen.lineCap = "round";
   for (const line of lines) {
-    context.globalAlpha = line.opacity;
-    context.strokeStyle = line.colour;
-    context.lineWidth = line.width;
-    context.beginPath();
-    context.moveTo(line.x1, line.y1);
-    context.bezierCurveTo(...curve(line));
-    context.stroke();
+    pen.globalAlpha = line.opacity;
+    pen.strokeStyle = line.colour;
+    pen.lineWidth = line.width;
+    pen.beginPath();
+    pen.moveTo(line.x1, line.y1);
+    pen.bezierCurveTo(...curve(line));
+    pen.stroke();
   }
 }
 

@@ -2,7 +2,8 @@
 // of 2^level x 2^level cells; each is painted once and again when the colours change.
 
 import { nonePixel, RAMPS, SCALES, type Theme } from "./colour";
-import { BLOCK, type Example, type Layer } from "./model";
+import type { Layer } from "./description";
+import { BLOCK, type Example } from "./model";
 import { weight2 } from "./text";
 
 export const SIDE = 256;

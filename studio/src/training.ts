@@ -1,7 +1,7 @@
 // A training's history, as src/headloom/studio/training.py describes it.
 
 import type { Ticks } from "./colour";
-import { kindName, type Kind } from "./model";
+import { headName, layerName, type Kind } from "./description";
 import type { Source } from "./source";
 import { grouped, minus, notShown, significant3 } from "./text";
 
@@ -112,6 +112,16 @@ export class Training {
     });
   }
 
+  /** Whether its layers are of several kinds. */
+  get several(): boolean {
+    return new Set(this.description.layers.map(({ kind }) => kind)).size > 1;
+  }
+
+  /** A head. */
+  name(number: number, head: number): string {
+    return headName(this, { ...this.description.layers[number], number }, head);
+  }
+
   /** A measure of a head at every snapshot; null: there is none. */
   series(layer: number, head: number, measure: "norm" | "effective_rank" | "symmetry") {
     return this.description.layers[layer][measure]?.map((row) => row[head]) ?? null;
@@ -163,7 +173,8 @@ export function productRamp(training: Training, layer: number): { ticks: Ticks; 
   const { layers } = training.description;
   const { product_scale: largest = 1, product_beyond: beyond } = layers[layer];
   const ends: Record<number, string> = beyond ? { [-1]: "≤ ", 1: "≥ " } : {};
-  const of = layers.length > 1 ? ` in ${kindName(layers[layer])}` : "";
+  const of =
+    layers.length > 1 ? ` in ${layerName(training, { ...layers[layer], number: layer })}` : "";
   return {
     ticks: [-1, -0.25, 0, 0.25, 1].map((share) => [
       (1 + Math.sign(share) * Math.sqrt(Math.abs(share))) / 2,

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { ofBoth } from "../src/compare";
-import type { Layer } from "../src/model";
+import type { Layer } from "../src/description";
 
 test("a token that differs has both names, another has its own", () => {
   const layer = (tokens: string[]) => ({ queryTokens: tokens, keyTokens: tokens }) as Layer;

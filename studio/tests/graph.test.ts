@@ -9,7 +9,7 @@ import {
   type WeightGraph,
 } from "../src/graph";
 import { arrowOf, curveOf, layoutOf, nearestCurve, pointOf } from "../src/graphLayout";
-import type { Layer } from "../src/model";
+import type { Layer } from "../src/description";
 
 const layerOf = (rows: number, more: Partial<Layer> = {}) =>
   ({
@@ -27,7 +27,6 @@ const edge = (from: number, to: number, weight: number): GraphEdge => ({
   weight,
   back: null,
   score: null,
-  least: false,
 });
 const graphWith = (edges: GraphEdge[], mass: number, cut = false): WeightGraph => ({
   directed: true,
@@ -37,7 +36,6 @@ const graphWith = (edges: GraphEdge[], mass: number, cut = false): WeightGraph =
   edges,
   cut,
   received: () => 0,
-  least: false,
 });
 
 describe("the part that is drawn", () => {

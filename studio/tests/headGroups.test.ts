@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { UNMEASURED, type Layer } from "../src/model";
+import { UNMEASURED, type Layer } from "../src/description";
 import { groupsInOrder, neighbour } from "../src/views/headGroups";
 
 const layer = (number: number, heads: number): Layer =>

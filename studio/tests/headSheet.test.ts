@@ -3,7 +3,7 @@ import { blocksOf, joined, massOf, pooling } from "../src/overview";
 import { arrange } from "../src/views/arrangement";
 import { groupsByKind } from "../src/views/headGroups";
 import { factorOf, sheetOf } from "../src/views/headSheet";
-import type { Layer } from "../src/model";
+import type { Layer } from "../src/description";
 
 const layers = (count: number, heads: number) =>
   Array.from(
@@ -63,15 +63,15 @@ test("30 layers of 9 heads stand in several parts, in larger tiles", () => {
 
 test("blocks are joined until a tile has room for them", () => {
   expect(factorOf(blocksOf({ rows: 128, columns: 128 }, 32), 6)).toBe(4);
-  expect(factorOf(blocksOf({ rows: 100, columns: 100 }), 66)).toBe(2);
-  expect(factorOf(blocksOf({ rows: 12, columns: 12 }), 60)).toBe(1);
+  expect(factorOf(blocksOf({ rows: 100, columns: 100 }, 128), 66)).toBe(2);
+  expect(factorOf(blocksOf({ rows: 12, columns: 12 }, 128), 60)).toBe(1);
 });
 
 test("joined blocks hold a row's share in their keys, the mean of their rows", () => {
   // 5 rows by 7 columns in blocks of one cell, joined two by two; the last have fewer cells.
   const layer = { rows: 5, columns: 7 };
   const shades = Uint8Array.from({ length: 35 }, (_, n) => (n * 37) % 150);
-  const blocks = blocksOf(layer);
+  const blocks = blocksOf(layer, 128);
   const pooled = pooling(layer, blocks, 2)(shades);
   const { rows, columns } = joined(blocks, 2);
   expect([rows, columns]).toEqual([3, 4]);

@@ -10,7 +10,7 @@ import {
   wholeZoom,
   zoomed,
 } from "../src/matrixCanvas";
-import type { Layer } from "../src/model";
+import type { Layer } from "../src/description";
 
 const extent = { width: 512, height: 262, margin: { left: 100, top: 50, right: 12 } };
 const layer = { rows: 1000, columns: 400 } as Layer;

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import type { Kind, Layer } from "../src/model";
+import type { Kind, Layer } from "../src/description";
 import { blocksOf, dotOf, massOf } from "../src/overview";
 import { fromTo, sparkline, stepEnds, stepline } from "../src/parts/sparkline";
 import { APART, arrange, LABEL, roomFor } from "../src/views/arrangement";
@@ -74,7 +74,7 @@ describe("groups of heads", () => {
 
 describe("overview", () => {
   test("at most 128 blocks along a side", () => {
-    expect(blocksOf({ rows: 480, columns: 100 })).toEqual({
+    expect(blocksOf({ rows: 480, columns: 100 }, 128)).toEqual({
       rows: 120,
       columns: 100,
       down: 4,
@@ -83,11 +83,13 @@ describe("overview", () => {
   });
 
   test("what a dot is", () => {
-    expect(dotOf(blocksOf({ rows: 100, columns: 100 }))).toBe("each dot is a weight");
-    expect(dotOf(blocksOf({ rows: 200, columns: 100 }))).toBe(
+    expect(dotOf(blocksOf({ rows: 100, columns: 100 }, 128))).toBe("each dot is a weight");
+    expect(dotOf(blocksOf({ rows: 200, columns: 100 }, 128))).toBe(
       "each dot is a weight, the mean of 2 rows",
     );
-    expect(dotOf(blocksOf({ rows: 100, columns: 300 }))).toContain("the mass of a row in 3 keys");
+    expect(dotOf(blocksOf({ rows: 100, columns: 300 }, 128))).toContain(
+      "the mass of a row in 3 keys",
+    );
   });
 
   test("shades are the fourth root of a mass", () => {

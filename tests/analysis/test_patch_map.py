@@ -12,7 +12,7 @@ import torch
 import headloom
 from headloom.analysis.image_map import has_patches, image_map
 from headloom.errors import InputError
-from headloom.studio.view_paths import _pooled
+from headloom.studio.images import _pooled
 
 ROWS, COLUMNS = 3, 4
 

@@ -7,22 +7,17 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tests.studio.windows import until
 
 from headloom.analysis.sql.bounded import ask_bounded
-from headloom.api.asking import Reader, _is_model
 from headloom.api.trace import Trace
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
-from headloom.studio import questions
+from headloom.studio import routes
 from headloom.studio.asking import FIRST, LONGEST, Asking, SupersededError
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
@@ -80,28 +75,6 @@ def test_a_text_becomes_an_example(viewer: Viewer) -> None:
         assert post(viewer, "/api/ask", {"text": text})[0] == 200
     status, gone = get(viewer, path)
     assert status == 404 and "type it again" in gone["detail"]
-
-
-def test_what_others_type_does_not_push_out_the_text_of_a_window(viewer: Viewer) -> None:
-    windows = {"one": "a b", "two": "c d e"}
-    asked = {
-        name: post(viewer, "/api/ask", {"text": text, "window": name, "turn": 1})[1]["example"]
-        for name, text in windows.items()
-    }
-    for turn in range(12):
-        post(viewer, "/api/ask", {"text": "x " * (turn + 1), "window": "three", "turn": turn})
-    for name, text in windows.items():
-        found = get(viewer, f"/api/examples/{asked[name]}")
-        assert found[0] == 200 and found[1]["sequences"]["tokens"] == text.split()
-
-
-def test_the_texts_of_two_servers_have_different_numbers(make_trace: Callable[..., Trace]) -> None:
-    # A page that outlives its server asks the next one by the numbers that it knows.
-    numbers = {
-        Asking("a model", lambda text: make_trace(text.split())).ask("w", 1, "a")[0]
-        for _ in range(3)
-    }
-    assert len(numbers) == 3 and all(FIRST <= number < 10**9 for number in numbers)
 
 
 def test_what_cannot_be_read_is_one_line(viewer: Viewer) -> None:
@@ -165,7 +138,7 @@ def test_of_texts_that_wait_the_last_is_read(make_trace: Callable[..., Trace]) -
 
 def test_sql_over_the_server(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is asked here takes some hundredths of a second; a busy machine may take more than five.
-    monkeypatch.setattr(questions, "ask_bounded", partial(ask_bounded, seconds=120))
+    monkeypatch.setattr(routes, "ask_bounded", partial(ask_bounded, seconds=120))
     status, said = post(viewer, "/api/sql", {"query": "select count(*) as n from tokens"})
     assert (status, said) == (200, {"columns": ["n"], "rows": [[1]], "more": False, "note": ""})
     _, asked = post(viewer, "/api/ask", {"text": "one two three"})
@@ -194,13 +167,6 @@ def test_sql_that_never_ends_leaves_the_server_alive(viewer: Viewer) -> None:
     assert post(viewer, "/api/sql", {"query": "select 1"})[0] == 200
 
 
-def test_what_is_a_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert _is_model(tmp_path) and _is_model(Path("minilm")) and _is_model(Path("owner/name"))
-    assert not _is_model(tmp_path.parent) and not _is_model(Path("dog.loom"))
-    assert not _is_model(Path("src/nowhere")) and not _is_model(Path("runs/nowhere.loom"))
-
-
 def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
     page = studio.served(viewer)
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
@@ -218,35 +184,6 @@ def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
     assert page.locator(".questions button").count() == 10
 
 
-def test_the_text_is_among_the_examples_while_it_is_shown(
-    studio: Any, serving: Serving, make_trace: Callable[..., Trace]
-) -> None:
-    traces = [make_trace(["first"]), make_trace(["second", "one"])]
-    collection = collect(traces, "a model", names=["one", "two"])
-    collection.asking = Asking("a model", lambda text: make_trace(text.split()))
-    page = studio.served(serving(collection))
-    page.locator(".facts", has_text="1 token").wait_for()
-    chooser = page.get_by_label("Example", exact=True).locator("option:checked")
-    assert chooser.inner_text() == "one"
-    text = "a text that is longer than a line of a list of examples is"
-    page.get_by_label("a model reads").fill(text)
-    page.locator(".facts", has_text="14 tokens").wait_for()
-    assert chooser.inner_text() == f"“{text[:40]}…”"
-    page.locator("select#headloom-example").select_option("two")
-    page.locator(".facts", has_text="2 tokens").wait_for()
-    names = page.locator("#headloom-example option").all_inner_texts()
-    assert (names, chooser.inner_text()) == (["one", "two"], "two")
-
-
-def test_a_text_that_cannot_be_read_says_so(studio: Any, viewer: Viewer) -> None:
-    page = studio.served(viewer)
-    page.get_by_label("a model reads").fill("a Z")
-    page.locator(".ask [role=alert]", has_text="does not know 'Z'").wait_for()
-    page.get_by_label("a model reads").fill("a b")
-    page.locator("h1", has_text="2 tokens").wait_for()
-    assert page.locator(".ask [role=alert]").inner_text() == ""
-
-
 def test_an_emptied_text_and_back(studio: Any, viewer: Viewer) -> None:
     page = studio.served(viewer)
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
@@ -258,33 +195,3 @@ def test_an_emptied_text_and_back(studio: Any, viewer: Viewer) -> None:
     box.fill("")
     page.locator("h1", has_text=begun).wait_for()
     until(page, lambda: "text=" not in page.url)
-
-
-class Writing:
-    """A translator that writes 7 8 for every text."""
-
-    tokenizer = SimpleNamespace(decode=lambda ids: "-".join(map(str, ids)))
-
-    def __init__(self, make_trace: Callable[..., Trace]) -> None:
-        self.make_trace = make_trace
-
-    def unknown_parts(self, text: str) -> list[str]:
-        return []
-
-    def inputs(self, text: str, options: Any) -> Any:
-        return {"source": torch.tensor([[3]]), "target": torch.tensor([[1, 7, 8]])}
-
-    def trace(self, inputs: Any, output: Any, options: Any, *, description: Any) -> TraceData:
-        trace = self.make_trace(["a", "b"])
-        return replace(trace, model=dict(trace.model) | description)
-
-
-def test_what_a_translator_wrote_stands_beside_its_text(
-    serving: Serving, make_trace: Callable[..., Trace], studio: Any
-) -> None:
-    collection = collect([make_trace(["first"]), make_trace(["second"])], "a model")
-    collection.asking = Asking("a model", Reader("a model", Writing(make_trace)))
-    page = studio.served(serving(collection), "#view=matrix&text=x")
-    page.locator(".chooser", has_text="→ 7-8").wait_for()
-    page.keyboard.press("h")
-    page.locator(".chooser", has_text="→ 7-8").wait_for()

@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.studio.test_accessibility import AXE, axe_findings, faint_texts
-from tests.studio.windows import until, windows
 
-from headloom.api.trace import Trace
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
 
@@ -30,9 +27,6 @@ PIXEL = """([number, row, column, rows]) => {
     const at = [left + (column + 0.3) * zoom, top + (row + 0.3) * zoom].map(n => n * ratio);
     return [...canvas.getContext("2d").getImageData(at[0], at[1], 1, 1).data].slice(0, 3);
 }"""
-PICTURES = (
-    """() => [...document.querySelectorAll(".pair-canvas canvas")].map(one => one.toDataURL())"""
-)
 
 
 @pytest.fixture
@@ -82,28 +76,6 @@ def test_both_matrices_their_difference_and_the_cell(studio, two) -> None:
     page.evaluate("location.hash = '#view=compare&query=0&key=11&lock=1'")
     page.locator(".cell-value", has_text="hidden by the mask").first.wait_for()
     assert numbers(page)[2] == "0.0000"
-
-
-def test_cursors_and_windows_are_linked(studio, two) -> None:
-    viewer, *_ = two
-    page = studio.served(viewer, "#view=compare", width=1440)
-    page.locator(READY).wait_for()
-    page.wait_for_timeout(300)
-    before = page.evaluate(PICTURES)
-
-    def changed(since: list[str]) -> bool:
-        return all(one != other for one, other in zip(since, page.evaluate(PICTURES), strict=True))
-
-    box = page.locator(".pair-canvas canvas").nth(1).bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 40)
-    page.locator(".cell-value tr.sum").wait_for()
-    until(page, lambda: changed(before))
-    hovered = page.evaluate(PICTURES)
-    page.mouse.wheel(0, -600)
-    until(page, lambda: changed(hovered))
-    until(page, lambda: "window=" in page.url)
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] - 60)
-    until(page, lambda: "query=" in page.url and "key=" in page.url)
 
 
 def test_heads_are_ranked_and_open(studio, serving, drawn, language_model) -> None:
@@ -157,56 +129,6 @@ def test_heads_are_ranked_and_open(studio, serving, drawn, language_model) -> No
     page.locator(".panel h2", has_text="L1 H1").first.wait_for()
 
 
-def test_what_was_not_kept_stands_as_bounds(studio, serving, drawn) -> None:
-    (first, before), (second, after) = drawn(5, 30, 4, False), drawn(6, 30, 4, False)
-    viewer = serving(collect([first, second], names=["a", "b"]))
-    page = studio.served(viewer, "#view=compare", width=1440)
-    page.locator(READY).wait_for()
-    assert page.locator(".pair-canvas figcaption").last.inner_text().endswith("at least")
-    panel = page.locator(".panel").inner_text()
-    assert "Only the kept edges of both are known" in panel and "at least" in panel
-    page.locator(".changes tbody tr").first.wait_for()
-    distances = np.abs(after - before).sum(-1).mean(-1) / 2
-    rows = page.locator('section[aria-label="The heads that changed most"] tbody tr')
-    for row in rows.all():
-        name, value, _ = row.locator("td").all_inner_texts()
-        low, high = (float(part) for part in value.split(" to "))
-        assert low <= distances[int(name[-1])] <= high and low < high
-    # A cell that only the first kept, and one that neither did.
-    kept = [one.layers[0].graph.keys[0, 29].tolist() for one in (first, second)]
-    alone = next(key for key in kept[0] if key not in kept[1])
-    neither = next(key for key in range(30) if key not in kept[0] + kept[1])
-    for key, exact in ((alone, (True, False)), (neither, (False, False))):
-        page.evaluate("key => location.hash = `#view=compare&query=29&key=${key}&lock=1`", key)
-        page.locator(".cell-value", has_text=f"row 29, column {key}").wait_for()
-        texts = numbers(page)
-        true = before[0][29, key], after[0][29, key], (after - before)[0][29, key]
-        for text, number, known in zip(texts, true, (*exact, False), strict=True):
-            assert (" to " not in text) is known
-            ends = [float(part) for part in text.replace("−", "-").split(" to ")]
-            assert min(ends) - 6e-5 <= number <= max(ends) + 6e-5
-    # No number stands in a cell of the third picture, where it would look exact.
-    page.evaluate("""() => { window.written = [];
-        const write = CanvasRenderingContext2D.prototype.fillText;
-        CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
-            window.written.push([this.canvas.ariaLabel ?? this.canvas.getAttribute("aria-label"),
-                text]);
-            return write.call(this, text, ...rest);
-        }; }""")
-    page.evaluate("location.hash = '#view=compare&window=24,24,3&query=29&key=29&lock=1'")
-    page.locator(".cell-value", has_text="row 29, column 29").wait_for()
-
-    def texts(part: str) -> list[str]:
-        written = page.evaluate("window.written")
-        return [text for label, text in written if label and part in label]
-
-    until(page, lambda: any("." in text for text in texts("a:")) and bool(texts("at least")))
-    page.wait_for_timeout(300)
-    in_first, in_third = texts("a:"), texts("at least")
-    assert any("." in text for text in in_first)
-    assert in_third and not any("." in text for text in in_third)
-
-
 def test_other_tokens_are_said(studio, serving, make_trace) -> None:
     traces = [make_trace(["a", "<b>", "c"]), make_trace(["a", "b", "c"]), make_trace(["a", "<b>"])]
     viewer = serving(collect(traces, names=["A", "B", "C"]))
@@ -222,121 +144,3 @@ def test_other_tokens_are_said(studio, serving, make_trace) -> None:
     assert "only A goes on, with “c”" in page.locator(".differs").first.inner_text()
     assert page.locator(".pair-canvas").count() == 0
     assert "other=C" in page.url
-
-
-def test_both_names_stand_there_before_anything_is_compared(studio, serving, drawn) -> None:
-    viewer = serving(collect([drawn(5)[0], drawn(6)[0]], names=["before", "after"]))
-    page = studio.open("about:blank", viewer.address)
-    held = []
-    page.route("**/api/compare/0/1", lambda route: held.append(route))
-    page.goto(f"{viewer.address}#view=compare")
-    page.get_by_text("Reading both …").wait_for()
-    until(page, lambda: bool(held))
-    assert page.locator(".compare h2").first.inner_text() == "before and after"
-    held.pop().continue_()
-    page.locator(READY).wait_for()
-    assert page.locator(".compare h2").first.inner_text() == "before and after"
-
-
-def test_equal_traces_are_said_to_be_equal(studio, serving, drawn) -> None:
-    page = studio.served(serving(collect([drawn(1)[0], drawn(1)[0]])), "#view=compare")
-    page.locator(".changes", has_text="The weights are equal: no head changed.").wait_for()
-    page.locator(".changes", has_text="No kept edge changed.").wait_for()
-
-
-def test_keys_links_and_one_trace(studio, two, serving, drawn) -> None:
-    viewer, _, after = two
-    page = studio.served(viewer, "#view=heads", width=1440)
-    page.locator("main:not([aria-busy]) .stage").wait_for()
-    page.keyboard.press("c")
-    page.locator(READY).wait_for()
-    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
-        page.keyboard.press(key)
-    page.locator(".cell-value", has_text="row 1, column 1").wait_for()
-    value = numbers(page)
-    assert float(value[1]) == pytest.approx(after[0][1, 1], abs=6e-5)
-    page.keyboard.press("+")
-    page.keyboard.press("l")
-    until(page, lambda: "scale=linear" in page.url and "window=" in page.url)
-    page.wait_for_timeout(200)
-    link = page.url
-    page.keyboard.press("s")
-    until(page, lambda: "example=after" in page.url and "other=before" in page.url)
-    first = page.locator(".pair-canvas figcaption").first
-    until(page, lambda: first.inner_text() == "after")
-    page.keyboard.press("Escape")
-    page.locator(".stage.heads").wait_for()
-    # The link restores what was seen.
-    page.goto("about:blank")
-    page.goto(link)
-    page.locator(READY).wait_for()
-    assert numbers(page) == value
-    assert page.locator('[aria-checked="true"]', has_text="linear").count() == 1
-    # Of one trace there is no such tab, and a link to it says so.
-    alone = studio.served(serving(collect([drawn(1)[0]])), "#view=compare")
-    alone.locator(".notices", has_text="There is nothing to compare here").wait_for()
-    assert alone.locator("nav a", has_text="Compare").count() == 0
-
-
-@pytest.mark.slow
-def test_a_long_text_makes_no_dense_matrix(studio, serving, long_trace) -> None:
-    viewer = serving(collect([long_trace(14_000), long_trace(14_000)], names=["a", "b"]))
-    page = studio.served(viewer, "", width=1440)
-    sizes: list[int] = []
-    page.on("response", lambda answer: sizes.append(int(answer.headers["content-length"]))
-            if "/compare/" in answer.url or "/matrix/" in answer.url else None)  # fmt: skip
-    page.evaluate("location.hash = '#view=compare&query=13000&key=12990&lock=1'")
-    page.locator(READY).wait_for()
-    page.evaluate(
-        "location.hash = '#view=compare&query=13000&key=12990&lock=1&window=12980,12980,30'"
-    )
-    page.locator(READY).wait_for()
-    assert numbers(page)[2] == "0.0000"
-    # A tile is 256 x 256 halves; the matrix would be 14,000 x 14,000.
-    assert sizes and max(sizes) <= 2 * 256 * 256 and sum(sizes) < 4_000_000
-
-
-@windows(390, 768, 1024, 1280, 1440)
-def test_every_width_and_theme(studio, serving, drawn, theme: str, width: int) -> None:
-    (first, _), (second, _) = drawn(5, 30, 4, False), drawn(6, 30, 4)
-    viewer = serving(collect([first, second], names=["a" * 70, "wide"]))
-    address = "#view=compare&query=29&key=3&lock=1"
-    page = studio.served(viewer, address, theme, width)
-    page.locator(READY).wait_for()
-    page.locator(".changes tbody tr").nth(3).wait_for()
-    numbers(page)
-    over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.evaluate(over) <= 0
-    clipped = page.evaluate("""() => [...document.querySelectorAll(".compare .pair-canvas")]
-        .filter(one => one.getBoundingClientRect().right
-            > document.querySelector(".stage").getBoundingClientRect().right + 1).length""")
-    assert clipped == 0
-    # Where something lies between two numbers, these do not reach into the next column.
-    beyond = """() => [...document.querySelectorAll(".changes :is(td, th)")]
-        .filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"""
-    assert page.evaluate(beyond) == []
-    if not AXE.exists():
-        pytest.skip("needs axe-core: npm ci in studio/ (scripts/studio does it)")
-    page.evaluate(AXE.read_text("utf-8"))
-    assert axe_findings(page) == []
-    assert faint_texts(page) == []
-
-
-def test_a_trace_that_is_damaged_is_said(studio, serving, drawn, tmp_path) -> None:
-    for name, seed in (("a", 1), ("b", 2)):
-        drawn(seed)[0].save(tmp_path / name)
-    viewer = serving(collect([Trace.open(tmp_path / name) for name in "ab"]))
-    file = tmp_path / "b" / "rows.parquet"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    file.write_bytes(content)
-    page = studio.served(viewer, "#view=compare")
-    page.locator(".differs", has_text="this trace is damaged").first.wait_for()
-    page.wait_for_load_state("networkidle")  # every answer is there
-    studio.problems[:] = [one for one in studio.problems if "500" not in one]
-
-
-def test_the_map_of_changes_names_cross_layers_whole(studio, serving, pair_trace) -> None:
-    viewer = serving(collect([pair_trace, pair_trace], names=["one", "other"]))
-    page = studio.served(viewer, "#view=compare&layer=2")
-    page.locator("figcaption", has_text="Cross L0 H0").wait_for()

@@ -9,8 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,9 @@ from tests.studio.sheet import sheet_dots
 from tests.studio.windows import until_right
 
 from headloom.api.trace import Trace
-from headloom.studio.collection import Example
-from headloom.studio.overviews import Overviews
 from headloom.studio.page import collect
 from headloom.studio.pictures.palette import palette
 from headloom.studio.serving import Viewer
-from headloom.studio.tiles import MatrixTiles
 
 Known = Callable[..., tuple[Trace, torch.Tensor]]
 PICTURE = "canvas => canvas.toDataURL()"
@@ -173,120 +169,3 @@ def stage_place(stage: np.ndarray, length: int) -> tuple[float, float, float]:
     top = 38 + min(longest * 5 + 12, 62)
     high, wide = stage.shape[0] - top - 12, stage.shape[1] - left - min(longest * 5 + 6, 58)
     return left, top, min(wide / length, high / length, 240)
-
-
-@pytest.mark.parametrize("where", ["page", "server"])
-def test_without_queries_and_keys_each_head_says_what_is_not_shown(
-    studio: Any, serving: Callable[..., Viewer], known_trace: Known, where: str
-) -> None:
-    trace, weights = known_trace(100, queries_keys=False)
-    left_out = (1 - weights.topk(8).values.sum(-1).mean(-1)).tolist()
-    shares = [f"{100 * share:.{0 if share >= 0.1 else 1}f}\u00a0%" for share in left_out]
-    assert left_out[0] > 0.8
-    page = (
-        studio.file(collect([trace]))
-        if where == "page"
-        else studio.served(serving(collect([trace])))
-    )
-    captions = page.locator(".stage .tile")
-    page.locator(".stage .tile .partial").first.wait_for()
-    for head in range(3):
-        expected = f"{shares[head]} not shown"
-        unshown = captions.nth(head).locator(".partial")
-        if left_out[head] >= 5e-4:
-            assert unshown.inner_text() == expected
-            assert expected in captions.nth(head).get_attribute("aria-label")
-        else:
-            assert unshown.count() == 0
-    best = weights.topk(8)
-    edges = torch.zeros_like(weights).scatter(-1, best.indices, best.values)
-    same(sheet_dots(page, 0, 0, 100, 100), edges[0])
-    page.locator("body").press("t")
-    page.locator(".rail .partial").first.wait_for()
-    assert (
-        page.locator(".rail .tile").first.inner_text().split("\n")[-1] == f"{shares[0]} not shown"
-    )
-    page.locator("body").press("m")
-    said = f"of the kept edges: {shares[0]} of the mass is not shown"
-    page.locator(".panel", has_text=said).wait_for()
-    assert f"Drawn from the kept edges: {shares[0]}" in page.locator(".panel").inner_text()
-
-
-def test_an_error_is_told_once_and_asking_again_tries_again(
-    known_trace: Known, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One passing error must not end the pictures of all layers."""
-    trace, weights = known_trace(100)
-    monkeypatch.setattr("headloom.studio.overviews._CHEAP_CELLS", 0)
-    example = collect([trace]).examples[0]
-    fails = [OSError("the disk is away for a moment")]
-    make = MatrixTiles.matrix
-
-    def matrix(self: MatrixTiles, number: int) -> Any:
-        if fails:
-            raise fails.pop()
-        return make(self, number)
-
-    monkeypatch.setattr(MatrixTiles, "matrix", matrix)
-    with pytest.raises(OSError, match="away for a moment"):
-        until(lambda: example.overviews.means(0)[1])
-    until(lambda: example.overviews.means(0)[1])
-    assert len(example.overviews.means(0)[0]) == weights.numel()
-
-
-def until(done: Callable[[], bool]) -> None:
-    while not done():
-        time.sleep(0.01)
-
-
-class Growing(list[bytes]):
-    """Pictures to which another thread adds the last one just after they were read."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from list(super().__iter__())
-        self.append(b"last")
-
-
-def test_an_answer_is_whole_if_it_holds_every_head(
-    known_trace: Known, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace, _ = known_trace(100)
-    monkeypatch.setattr("headloom.studio.overviews._CHEAP_CELLS", 0)
-    monkeypatch.setattr(Overviews, "_begin", lambda self, number: None)
-    overviews = Example("known", trace).overviews
-    overviews._means[0] = Growing([b"first", b"second"])
-    assert overviews.means(0) == (b"firstsecond", False)
-    assert overviews.means(0) == (b"firstsecondlast", True)
-
-
-def test_until_the_whole_is_worked_out_pictures_say_so(
-    studio: Any,
-    serving: Callable[..., Viewer],
-    known_trace: Known,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trace, weights = known_trace(100)
-    monkeypatch.setattr("headloom.studio.overviews._CHEAP_CELLS", 0)
-    begun, go = [], []
-    work = Overviews._work
-
-    def held(self: Overviews, number: int, heads: int | None = None) -> None:
-        begun.append(number)
-        while not go:
-            if self._stopped.wait(0.01):
-                return
-        work(self, number, heads)
-
-    monkeypatch.setattr(Overviews, "_work", held)
-    page = studio.served(serving(collect([trace])))
-    tile = page.locator(".stage .tile").first
-    tile.locator(".partial").wait_for()
-    assert "90\u00a0% not shown" in tile.inner_text()
-    assert "exact pictures are being worked out" in page.locator(".stage").inner_text()
-    go.append(True)
-    tile.locator(".partial").wait_for(state="detached")
-    assert begun and set(begun) == {0}
-    for head in range(3):
-        page.locator(".stage .tile .partial").wait_for(state="detached")
-        same(sheet_dots(page, 0, head, 100, 100), weights[head])
-    assert "not shown" not in page.locator("body").inner_text()

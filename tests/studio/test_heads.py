@@ -82,7 +82,10 @@ def test_bars_axes_and_roles_are_those_of_the_library(
 
 
 def test_until_heads_are_measured_the_studio_says_so(
-    studio: Any, serving: Callable[..., Viewer], pair_trace: Trace
+    studio: Any,
+    serving: Callable[..., Viewer],
+    pair_trace: Trace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ready: list[bool] = []
 
@@ -92,7 +95,7 @@ def test_until_heads_are_measured_the_studio_says_so(
         return head_roles(trace)
 
     collection = collect([pair_trace])
-    collection.examples[0].roles = slow
+    monkeypatch.setattr("headloom.studio.collection.head_roles", slow)
     page = studio.served(serving(collection), "#view=heads")
     page.locator(".head-panel p", has_text="measuring").wait_for()
     assert page.locator(".sheet .tile").count() == len(pair_trace.heads())
@@ -107,13 +110,16 @@ def test_until_heads_are_measured_the_studio_says_so(
 
 
 def test_measures_that_fail_leave_the_pictures(
-    studio: Any, serving: Callable[..., Viewer], pair_trace: Trace
+    studio: Any,
+    serving: Callable[..., Viewer],
+    pair_trace: Trace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(trace: TraceData) -> list[list[dict[str, Any]]]:
         raise ArithmeticError("no such number")
 
     collection = collect([pair_trace])
-    collection.examples[0].roles = broken
+    monkeypatch.setattr("headloom.studio.collection.head_roles", broken)
     page = studio.served(serving(collection), "#view=heads")
     page.locator(".head-panel p", has_text="no such number").wait_for()
     assert page.locator(".sheet .tile").count() == len(pair_trace.heads())
@@ -128,32 +134,7 @@ def test_numbers_are_those_of_the_table(pair_trace: Trace) -> None:
             assert known["scores"] == pytest.approx(
                 {name: row[name] for name in MEASURES if row[name] == row[name]}, rel=1e-4
             )
-            assert known["bounds"] == []
             assert set(known["chance"]) == set(known["scores"]) & set(ROLES)
-
-
-def test_of_kept_edges_alone_numbers_are_bounds(make_trace: Callable[..., Trace]) -> None:
-    trace = make_trace([str(place) for place in range(100)], keep=8)
-    example = Example("kept", trace, head_roles)
-    known = example.heads(wait=True)
-    assert known["state"] == "known"
-    rest = trace.layers[0].graph.rest.mean(-1).tolist()
-    assert known["unkept"][0] == pytest.approx(rest, rel=1e-4)
-    (layer,) = known["heads"][:1]
-    for head in layer:
-        assert {"previous", "same", "local"} <= set(head["bounds"])
-        assert "entropy" not in head["bounds"]
-
-
-def test_every_role_has_words_and_two_colours() -> None:
-    names = [role["name"] for role in WORDS["roles"]]
-    assert names == [*ROLES, "broad", "mixed", "no number"]
-    assert len({role["title"] for role in WORDS["roles"]}) == len(names)
-    for role in WORDS["roles"]:
-        assert role["phrase"]
-        assert set(role["colours"]) == {"light", "dark"}
-        assert all(colour[0] == "#" and len(colour) == 7 for colour in role["colours"].values())
-    assert list(WORDS["measures"]) == list(MEASURES)
 
 
 def test_separators_are_the_analysis_list(make_trace: Callable[..., Trace]) -> None:
@@ -161,32 +142,3 @@ def test_separators_are_the_analysis_list(make_trace: Callable[..., Trace]) -> N
     assert {"<|eot_id|>", "</s>"} <= SEPARATORS
     description = Example("text", make_trace(tokens)).description()
     assert description["separators"] == {"tokens": [2, 5]}
-
-
-def test_heads_that_have_no_distance_are_counted(studio: Any, pair_trace: Trace) -> None:
-    kinds = [layer.kind for layer in pair_trace.layers]
-    cross = sum(layer.heads for layer in pair_trace.layers if layer.kind == "cross")
-    heads = sum(layer.heads for layer in pair_trace.layers)
-    page = studio.file(collect([pair_trace]), "#x=distance&y=entropy")
-    circles = page.locator(".scatter circle:not(.chosen)")
-    circles.first.wait_for()
-    assert circles.count() == heads - cross > 0 and cross > 0
-    note = page.locator(".scatter .note")
-    assert note.inner_text() == f"{cross} cross heads have no distance."
-    page.evaluate(f"location.hash += '&layer={kinds.index('cross')}&head=1'")
-    page.locator(".head-panel h2", has_text="Cross L0 H1").wait_for()
-    assert note.inner_text() == f"Cross L0 H1 is not drawn: {cross} cross heads have no distance."
-    page.get_by_label("Measure across").select_option("entropy")
-    note.wait_for(state="hidden")
-
-
-def test_the_name_beside_a_point_is_within_the_panel(studio: Any, pair_trace: Trace) -> None:
-    page = studio.file(collect([pair_trace]), "#x=entropy&y=entropy")
-    panel = page.locator(".panel").bounding_box()
-    for layer, of in enumerate(pair_trace.layers):
-        for head in range(of.heads):
-            page.evaluate(f"location.hash = '#x=entropy&y=entropy&layer={layer}&head={head}'")
-            page.locator(f'.tile[data-cell="{layer}.{head}"][aria-current]').wait_for()
-            name = page.locator(".scatter .now-label").bounding_box()
-            assert panel["x"] <= name["x"]
-            assert name["x"] + name["width"] <= panel["x"] + panel["width"]

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.analysis.test_patch_map import COLUMNS, ROWS, grid_trace
-from tests.studio.test_accessibility import AXE, faint_texts
-from tests.studio.test_layout import CUT
 from tests.studio.test_neuron import ask
-from tests.studio.windows import themes, until, widths
+from tests.studio.windows import until
 
 import headloom
 from headloom.studio.page import collect
@@ -64,28 +62,6 @@ def test_the_map_of_a_word(words: tuple[Viewer, headloom.Trace, int]) -> None:
     assert seen["pixels"] == [37, 61] and seen["of_original"]
     assert seen["weights"] == pytest.approx(whole.weights.flatten().tolist(), rel=1e-5, abs=1e-9)
     assert seen["mass"] == pytest.approx(whole.mass)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "0/looks/2/0/0/0/0", "0/looks/0/13/0/0/0", "0/looks/0/0/1/0/0", "1/looks/0/0/0/0/0",
-        "0/looks/Mean/0/0/0/0", "0/looks/-1/0/0/0/0", "0/looks/0/0/0/0", "0/looks/0/0/0/0/1048577",
-        "0/looks/%2e%2e/0/0/0/0",
-    ],
-)  # fmt: skip
-def test_odd_requests_are_one_line(viewer: Viewer, path: str) -> None:
-    status, said = ask(viewer, f"/api/examples/0/layers/{path}")
-    assert status in (404, 422) and said["detail"]
-
-
-def test_a_text_has_no_images(studio: Any, serving: Serving, make_trace: Any) -> None:
-    plain = serving(collect([make_trace(["a", "b"])]))
-    _, said = ask(plain, "/api/examples/0/layers/0/looks/0/0/0/0/0")
-    assert "no images that are known" in said["problem"] and "\n" not in said["problem"]
-    page = studio.served(plain)
-    page.locator(".stage .tile").first.wait_for()
-    assert page.locator("nav a", has_text="Image").count() == 0
 
 
 def shown(page: Any) -> np.ndarray[Any, Any]:
@@ -192,27 +168,3 @@ def test_the_picture_stays_in_the_page(
     (tmp_path / "none.png").write_bytes(b"no picture")
     page.locator("input[type=file]").set_input_files(tmp_path / "none.png")
     page.locator("[role=alert]", has_text="none.png is no picture that this browser").wait_for()
-
-
-@pytest.mark.slow
-@themes("light")
-def test_for_every_eye(studio: Any, viewer: Viewer, words: Any, theme: str) -> None:
-    for of, address in (
-        (viewer, "#view=image&query=5"),
-        (words[0], f"#view=image&layer={words[2]}"),
-    ):
-        page = studio.served(of, address, theme=theme)
-        page.locator(".image-map canvas").wait_for()
-        page.evaluate(AXE.read_text("utf-8"))
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        assert [(one["id"], one["nodes"][0]["html"][:100]) for one in found["violations"]] == []
-        assert faint_texts(page) == []
-
-
-@widths(390, 768, 1024, 1440)
-def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
-    page = studio.served(viewer, "#view=image&query=5", width=width)
-    page.locator(".image-map canvas").wait_for()
-    page.wait_for_timeout(300)
-    assert page.evaluate(CUT) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tests.slow import slow
-from tests.studio.windows import until
 
 import headloom
 from headloom.api.trace import Trace
@@ -97,42 +96,6 @@ def test_a_place_that_is_not_there_is_said(
     assert asked not in page.url
 
 
-def test_layers_of_several_kinds_are_counted_and_named(studio: Any, pair_trace: Any) -> None:
-    page = studio.file(collect([pair_trace]), "#view=threads&layer=9")
-    said = page.locator(".notices p").first.inner_text()
-    assert said == (
-        "There is no layer 9 here: there are layers 0 to 2, Encoder L0 to Cross L0."
-    )  # fmt: skip
-
-
-def test_a_view_that_a_page_lacks_is_said(studio: Any, three: Collection) -> None:
-    page = studio.file(three, "#view=neuron&example=first")
-    (said,) = page.locator(".notices p").all_inner_texts()
-    assert said.startswith("The view neuron is not in an exported page; there are heads, threads")
-    page.locator(".notices button").click()
-    page.locator(".notices").wait_for(state="detached")
-    link_of(page, "view=heads")
-    # With the focus on a tab, a key takes it along.
-    page.locator("nav a", has_text="Heads").focus()
-    page.keyboard.press("t")
-    page.locator(".short-threads").wait_for()
-    assert page.evaluate("document.activeElement.textContent") == "Threads"
-
-
-def test_a_view_that_is_not_there_is_said(studio: Any, three: Collection) -> None:
-    page = studio.file(three, "#view=training")
-    page.locator(".notices", has_text="There is no training here: this is not a run.").wait_for()
-    page.goto(page.url.split("#")[0] + "#view=elsewhere")
-    said = "The link says view=elsewhere; there are heads, threads, matrix, "
-    page.locator(".notices", has_text=said).wait_for()
-
-
-def test_two_traces_of_one_name_have_two(make_trace: Callable[..., Trace]) -> None:
-    traces = [make_trace(["a"]), make_trace(["b"]), make_trace(["c"])]
-    found = collect(traces, names=["x", "x", "x (2)"])
-    assert found.opening()["examples"] == ["x", "x (2)", "x (2) (2)"]
-
-
 @pytest.fixture
 def stored(make_trace: Callable[..., Trace], tmp_path: Path) -> list[Path]:
     paths = [tmp_path / "first.loom", tmp_path / "second.loom"]
@@ -173,14 +136,6 @@ def test_a_link_to_another_trace_of_the_name_says_so(
     page.wait_for_url(lambda url: "trace=" in url and f"trace={digest}" not in url)
 
 
-@pytest.mark.parametrize("trace", ["", "x", "<b>", "0" * 5000])
-def test_a_digest_that_is_none(studio: Any, stored: list[Path], trace: str) -> None:
-    page = studio.file(open_traces(stored), f"#view=threads&example=second&trace={trace}")
-    page.locator(".queries .word").nth(1).wait_for()
-    assert page.locator(".queries .word").count() == 2
-    assert page.locator(".notices").count() == (1 if trace else 0)
-
-
 def test_a_page_notices_that_other_traces_are_served(
     studio: Any, make_trace: Any, tmp_path: Path
 ) -> None:
@@ -217,47 +172,3 @@ def test_a_page_notices_that_other_traces_are_served(
     # The browser tells of what the other server refused.
     assert all("412" in problem for problem in studio.problems)
     studio.problems.clear()
-
-
-def test_the_title_of_the_page_names_view_and_trace(studio: Any, three: Collection) -> None:
-    page = studio.file(three, "#view=heads")
-    page.locator(".stage .tile").first.wait_for()
-    assert page.title() == "Heads · first · three · headloom"
-    page.keyboard.press("]")
-    page.keyboard.press("m")
-    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
-    assert page.title() == "Matrix · a name & more · three · headloom"
-    page.go_back()
-    page.locator(".stage .tile").first.wait_for()
-    assert page.title().startswith("Heads · ")
-
-
-def test_a_trace_that_fails_after_another_was_chosen_hides_nothing(
-    studio: Any, serving: Any, three: Collection
-) -> None:
-    viewer = serving(three)
-    page = studio.served(viewer)
-    page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
-    held: list[Any] = []
-    page.route("**/api/examples/1", lambda route: held.append(route))
-    page.locator("#headloom-example").select_option("1")
-    until(page, lambda: bool(held))
-    page.locator("#headloom-example").select_option("2")
-    page.locator(".facts", has_text="4 tokens").wait_for()
-    page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
-    headers = {"Headloom-Traces": three.traces}
-    held.pop().fulfill(status=404, headers=headers, json={"detail": "this trace is damaged"})
-    page.wait_for_timeout(300)
-    assert page.get_by_role("alert").count() == 0
-    assert page.locator(".sheet > canvas:not(.waiting)").first.is_visible()
-    assert any("404" in problem for problem in studio.problems)
-    studio.problems.clear()
-
-
-def test_a_name_with_a_point_is_whole(make_trace: Any, tmp_path: Path) -> None:
-    paths = [tmp_path / "model.v1", tmp_path / "model.v2.loom"]
-    for path in paths:
-        make_trace(["a"]).save(path)
-    assert open_traces(paths).opening()["examples"] == ["model.v1", "model.v2"]
-    assert open_collection(tmp_path).opening()["examples"] == ["model.v1", "model.v2"]
-    assert open_collection(paths[0]).opening()["title"] == "model.v1"

@@ -11,6 +11,8 @@ from headloom.api.trace import Trace
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 32_768
 #: How many colours are on the matrix, of the pixels right of the axis.
 COLOURS = """() => {
@@ -85,7 +87,6 @@ def test_the_matrix_from_the_whole_to_single_cells(studio, viewer: Viewer, trace
     assert window_of(page, moved) == []
 
 
-@pytest.mark.slow
 def test_a_text_of_32768_words_flows_and_is_shaded(studio, viewer: Viewer, trace: Trace) -> None:
     row = 20_000
     page = studio.served(viewer, f"#view=threads&head=1&query={row}&lock=1&share=1")

@@ -18,6 +18,8 @@ from headloom.studio.collection import Example
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
 
+pytestmark = pytest.mark.slow
+
 LAYERS, HEADS, TOKENS = 40, 32, 6
 
 
@@ -68,52 +70,12 @@ def test_small_pictures_are_block_means(
 ) -> None:
     monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
     trace, weights = known_trace(length)
-    small = Example("known", trace).small
-    assert small is not None
-    for content, whole in (small.quick(0, seconds=60), small.best(0)):
-        assert whole
-        expected = np.stack([masses(of_head, 32) for of_head in weights.numpy()])
-        shades = np.frombuffer(content, np.uint8).reshape(expected.shape)
-        exact = 255 * expected.clip(0, 1) ** 0.25
-        exact[exact < 1.5] = 0  # the shade 1 is of what is no number
-        assert np.abs(shades - exact).max() <= 0.51
-
-
-def test_small_pictures_come_a_part_at_a_time(
-    crowd: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
-    small = Example("crowd", crowd).small
-    assert small is not None
-    size = HEADS * TOKENS * TOKENS
-    content, whole = small.quick(0, seconds=0)
-    assert (len(content), whole) == (size, False)
-    rest, whole = small.quick(1, seconds=60)
-    assert (len(rest), whole) == (size * (LAYERS - 1), True)
-    assert small.quick(LAYERS - 1, seconds=60) == (rest[-size:], True)
-
-
-def test_a_client_gets_them_and_what_is_not_there_is_refused(
-    serving: Callable[..., Viewer], crowd: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import urllib.error
-    import urllib.request
-
-    def status(viewer: Viewer, path: str) -> int:
-        try:
-            with urllib.request.urlopen(f"{viewer.address}api/examples/0/{path}") as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
-
-    few = serving(collect([crowd]))
-    assert status(few, "small/quick/0") == 404  # few dots: the pictures of each layer
-    monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
-    many = serving(collect([crowd]))
-    assert status(many, "small/quick/0") in (200, 202)
-    assert status(many, f"small/quick/{LAYERS}") == 404
-    assert status(many, "small/best/-1") == 422
+    content = Example("known", trace).overviews.means(0)
+    expected = np.stack([masses(of_head, 32) for of_head in weights.numpy()])
+    shades = np.frombuffer(content, np.uint8).reshape(expected.shape)
+    exact = 255 * expected.clip(0, 1) ** 0.25
+    exact[exact < 1.5] = 0  # the shade 1 is of what is no number
+    assert np.abs(shades - exact).max() <= 0.51
 
 
 @pytest.mark.parametrize("where", ["page", "server"])
@@ -156,20 +118,3 @@ def test_all_on_one_screen(
     page.keyboard.press("Enter")
     page.locator(".short-threads").wait_for()
     page.locator(".panel h2", has_text=f"L{low - 1} H{right}").wait_for()
-
-
-@pytest.mark.slow
-def test_each_piece_is_asked_for_once(
-    studio: Any, serving: Callable[..., Viewer], crowd: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
-    page = studio.served(serving(collect([crowd])))
-    page.locator(".sheet > canvas:not(.waiting)").wait_for()
-    page.locator(".head-panel .bar-row").first.wait_for()
-    names = page.evaluate("performance.getEntriesByType('resource').map(({name}) => name)")
-    pieces = [name.split("/api/", 1)[1] for name in names if "/api/" in name]
-    assert "examples/0/small/quick/0" in pieces
-    # The measures are asked for until they are known, and after the pictures.
-    assert pieces.index("examples/0/heads") > pieces.index("examples/0/small/quick/0")
-    others = [name for name in pieces if not name.endswith("/heads")]
-    assert sorted(others) == sorted(set(others))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.studio.test_accessibility import AXE, faint_texts
-from tests.studio.test_layout import CUT
-from tests.studio.windows import themes, widths
 from torch import nn
 
 import headloom
 from headloom.analysis.effects.head_outputs import reaching
-from headloom.api.asking import Reader
 from headloom.api.trace import Trace
 from headloom.api.trained_head import before_turn
 from headloom.mechanism.multihead import MultiHeadAttention
-from headloom.studio.arrays import LayerCache
-from headloom.studio.asking import Asking
+from headloom.studio.arrays import Layers
 from headloom.studio.neuron import LayerNumbers, Neurons
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
@@ -103,48 +97,6 @@ def test_a_trace_alone_says_what_it_does_not_keep(viewer: Viewer) -> None:
     assert through["x"] is through["z"] is through["values"] is None
 
 
-def test_where_a_model_is_open_a_text_typed_there_has_it_all(
-    serving: Serving, make_trace: Any
-) -> None:
-    collection = collect([make_trace(["a", "b", "c"])])
-    collection.asking = Asking("a model", lambda text: make_trace(text.split()))
-    opened = serving(collection)
-    for path in ("edge/1/2", "plane", "through/1/2"):
-        _, said = ask(opened, f"/api/examples/0/layers/0/heads/0/{path}")
-        missing = (
-            [step[4] for step in said["steps"] if step[4]] if "steps" in said else [said["missing"]]
-        )
-        assert missing
-        for remedy in missing:
-            assert remedy.endswith("type a text into the box above, and all of it is shown.")
-            assert "no-queries-keys" not in remedy and "headloom view" not in remedy
-    # Of a text that it read, and does not keep, no other text has more.
-    collection.examples[0].text = "a b c"
-    _, plane = ask(opened, "/api/examples/0/layers/0/heads/0/plane")
-    assert "without --no-queries-keys" in plane["missing"]
-
-
-def test_the_words_are_those_of_the_walk(viewer: Viewer) -> None:
-    walk = headloom.steps("a b c", kind="decoder", heads=2, width=16)
-    said = {step.name: (step.formula, step.sentence) for step in walk.lesson().steps}
-    _, through = ask(viewer, f"{HEAD}/through/9/3")
-    shared = [step for step in through["steps"] if step[1] in said]
-    assert len(shared) == 8
-    for _, name, formula, sentence, _ in shared:
-        if not name.startswith(("Before", "Project")):
-            assert (formula, sentence) == said[name]
-    (project,) = (step for step in shared if step[1] == "Project")
-    assert project[2].startswith("Q = X W_Q (+ b_Q),  K") and "not known here" in project[3]
-
-
-def test_a_mask_that_is_not_known_is_said_so(serving: Serving) -> None:
-    trace = headloom.from_weights(torch.full((1, 1, 2, 2), 0.5), tokens=["a", "b"])
-    given = serving(collect([replace(trace, layers=(replace(trace.layers[0], mask=None),))]))
-    _, through = ask(given, "/api/examples/0/layers/0/heads/0/through/1/0")
-    (mask,) = (step for step in through["steps"] if step[1] == "Mask")
-    assert mask[3] == "The trace does not say what the mask is."
-
-
 class Turned(nn.Module):
     """A layer with rotary positions and biases."""
 
@@ -175,37 +127,13 @@ def test_the_query_before_its_turn() -> None:
     numbers = LayerNumbers(
         inputs, made, made, None, biases=True, turned=True, projected=q
     )  # fmt: skip
-    neurons = Neurons(trace, MatrixTiles(trace, LayerCache(trace)))
+    neurons = Neurons(Layers(trace), MatrixTiles(Layers(trace)))
     found = neurons.through(0, 2, 3, 1, lambda path: numbers)
     assert found["turned"] and found["q"] == pytest.approx(q[2, 3].tolist())
     assert found["steps"][1][2].startswith("Q = X W_Q + b_Q,")
     alone = neurons.through(0, 2, 3, 1, None)
     assert alone["turned"] and alone["q"] is None
     assert found["steps"][2][1] == alone["steps"][2][1] == "Turn by position"
-
-
-def test_a_trace_without_queries_and_keys(serving: Serving, pair_trace: Trace, make_trace) -> None:
-    plain = serving(collect([make_trace(["a", "b", "c"])]))
-    _, edge = ask(plain, "/api/examples/0/layers/0/heads/0/edge/1/2")
-    assert "Trace the model again, without --no-queries-keys" in edge["missing"]
-    assert 0 < edge["trace"]["weight"] < 1
-    _, plane = ask(plain, "/api/examples/0/layers/0/heads/0/plane")
-    assert "without --no-queries-keys" in plane["missing"]
-    status, through = ask(plain, "/api/examples/0/layers/0/heads/0/through/1/2")
-    assert status == 200 and all("\n" not in (step[4] or "") for step in through["steps"])
-    (scale,) = (step for step in through["steps"] if step[1] == "Scale")
-    assert scale[2] == "s = S / √d"
-    assert "Over √d they keep their size" in scale[3] and "0.00" not in scale[3]
-
-
-def test_a_trace_of_weights_says_another_remedy(serving: Serving) -> None:
-    given = serving(
-        collect([headloom.from_weights(torch.full((1, 1, 2, 2), 0.5), tokens=["a", "b"])])
-    )
-    for path in ("edge/1/0", "plane"):
-        _, said = ask(given, f"/api/examples/0/layers/0/heads/0/{path}")
-        assert "made of weights, which have none" in said["missing"]
-        assert "--no-queries-keys" not in said["missing"]
 
 
 def test_the_plane_is_that_of_numpy(viewer: Viewer, known: Any) -> None:
@@ -217,29 +145,6 @@ def test_the_plane_is_that_of_numpy(viewer: Viewer, known: Any) -> None:
     assert plane["counts"] == [LENGTH, LENGTH]
     across = np.array(plane["queries"]["x"] + plane["keys"]["x"])
     assert np.var(across) == pytest.approx(values[0] / len(points), rel=1e-4)
-
-
-def test_a_long_plane_draws_some(serving: Serving, long_trace: Callable[[int], Trace]) -> None:
-    long = serving(collect([long_trace(8192)]))
-    _, plane = ask(long, "/api/examples/0/layers/0/heads/0/plane")
-    assert plane["counts"] == [8192, 8192] and len(plane["queries"]["x"]) <= 1500
-    _, edge = ask(long, "/api/examples/0/layers/0/heads/0/edge/8000/17")
-    assert len(edge["listed"]["keys"]) <= 49 and 17 in edge["listed"]["keys"]
-    total = sum(edge["listed"]["weights"]) + edge["softmax"]["others"]
-    assert total == pytest.approx(1.0, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "edge/12/0", "edge/0/12", "edge/0/-1", "edge/0/%2e%2e", "edge/0/1.5", "edge/00/1",
-        "edge/0/99999999999999999999", "edge/0", "through/12/0", "through/0/x", "plane/1",
-    ],
-)  # fmt: skip
-def test_odd_requests_are_one_line(viewer: Viewer, path: str) -> None:
-    status, said = ask(viewer, f"{HEAD}/{path}")
-    assert status in (404, 422) and said["detail"]
-    assert ask(viewer, "/api/examples/0/layers/0/heads/7/plane")[0] == 404
 
 
 @pytest.fixture(scope="module")
@@ -266,17 +171,6 @@ def test_a_loaded_model_has_the_whole_computation(reading: Viewer) -> None:
         assert np.allclose(through["values"], walk.V[3, listed].numpy(), atol=2e-5)
         part = walk.Z[3, query] @ walk.W_O.reshape(12, 32, 384)[3]
         assert np.allclose(through["part"], part.numpy(), atol=1e-5)
-
-
-def test_a_model_that_cannot_say_says_why(serving: Serving, make_trace) -> None:
-    def through(text: str, layer: str) -> Any:
-        raise headloom.errors.InputError(f"layer {layer}: could not be told.")
-
-    collection = collect([make_trace(["a", "b"])])
-    collection.examples[0].text = "a b"
-    collection.asking = Asking("odd", lambda text: make_trace(text.split()), through)
-    _, said = ask(serving(collection), "/api/examples/0/layers/0/heads/0/through/1/0")
-    assert any("layer layers.0: could not be told." in (step[4] or "") for step in said["steps"])
 
 
 class Shifted(nn.Module):
@@ -309,7 +203,7 @@ def test_shaw_values_are_in_z() -> None:
         model.embedding(tokens)[0].detach(), reached.heads.values[0].detach(),
         reached.heads.output[0].detach(), None, relative=reached.scoring.relative,
     )  # fmt: skip
-    neurons = Neurons(trace, MatrixTiles(trace, LayerCache(trace)))
+    neurons = Neurons(Layers(trace), MatrixTiles(Layers(trace)))
     found = neurons.through(0, 2, 3, 1, lambda path: numbers)
     assert found["z_difference"] < 1e-5
     # Without what positions add, z would be another.
@@ -349,89 +243,3 @@ def test_on_the_screen_the_numbers_add_up(studio: Any, viewer: Viewer, known: An
     ]
     assert [float(text) for text in listed] == pytest.approx(weights.tolist(), abs=6e-5)
     assert "Open the model itself, headloom view MODEL" in page.locator(".six").inner_text()
-
-
-def test_by_the_keyboard(studio: Any, viewer: Viewer) -> None:
-    page = studio.served(viewer, "#view=threads&head=1&query=9&lock=1")
-    page.locator(".short-threads").wait_for()
-    page.keyboard.press("n")
-    page.locator(".keys-of-row").wait_for()
-    said = page.locator("[role=status]", has_text=re.compile("Query 9: w9, key"))
-    said.wait_for(state="attached")
-    page.keyboard.press("ArrowUp")
-    page.locator("[role=status]", has_text="Query 8: w8").wait_for(state="attached")
-    for key in ("ArrowLeft",) * LENGTH:
-        page.keyboard.press(key)
-    page.locator("[role=status]", has_text="Query 8: w8, key 0: w0").wait_for(state="attached")
-    page.keyboard.press("ArrowRight")
-    page.locator("[role=status]", has_text="key 1: w1").wait_for(state="attached")
-    page.keyboard.press("PageUp")
-    page.locator(".panel h2", has_text="L0 H0").wait_for()
-    page.get_by_role("slider").focus()
-    page.keyboard.press("End")
-    page.locator(".which output", has_text=re.compile("^7: ")).wait_for()
-    page.get_by_label("The key").select_option("11")
-    page.locator(".edge", has_text="hidden").wait_for()
-    page.keyboard.press("Escape")
-    page.locator(".stage").focus()
-    page.keyboard.press("Escape")
-    page.locator(".short-threads").wait_for()
-
-
-def test_the_plane_names_what_is_pointed_at(studio: Any, viewer: Viewer) -> None:
-    page = studio.served(viewer, "#view=neuron&head=1&query=9&key=3")
-    page.locator(".plane .query-dot").nth(LENGTH - 1).wait_for()
-    assert page.locator(".plane .key-dot").count() == LENGTH
-    names = page.locator(".plane .point-label").all_text_contents()
-    assert sorted(names) == ["w3", "w9"]
-    axes = " ".join(page.locator(".plane .axis-name").all_text_contents())
-    assert re.search(r"axis 1, \d+\s%.*axis 2, \d+\s%", axes)
-    dot = page.locator(".plane .query-dot").nth(2)
-    dot.hover(force=True)
-    page.locator(".plane .point-label", has_text="w2").wait_for()
-    dot.click(force=True)
-    page.locator("[role=status]", has_text="Query 2: w2").wait_for(state="attached")
-
-
-@pytest.mark.slow
-@themes("dark")
-def test_for_every_eye(studio: Any, viewer: Viewer, reading: Viewer, theme: str) -> None:
-    for shown, address in (
-        (viewer, "#view=neuron&head=1&query=9&key=3"),
-        (reading, "#view=neuron&layer=4&head=3&query=4&key=2"),
-    ):
-        page = studio.served(shown, address, theme=theme)
-        page.locator(".keys-of-row").wait_for()
-        page.locator(".plane .query-dot").first.wait_for()
-        page.evaluate(AXE.read_text("utf-8"))
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        assert [(one["id"], one["nodes"][0]["html"][:100]) for one in found["violations"]] == []
-        assert faint_texts(page) == []
-
-
-@widths(390, 768, 1024, 1440)
-def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
-    page = studio.served(viewer, "#view=neuron&head=1&query=9&key=3", width=width)
-    page.locator(".keys-of-row").wait_for()
-    page.locator(".plane .query-dot").first.wait_for()
-    beyond = [of for of in page.evaluate(CUT) if not of.startswith(("number", "token key"))]
-    assert beyond == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_hostile_tokens(studio: Any, serving: Serving, hostile_tokens: list[str]) -> None:
-    random = np.random.default_rng(1)
-    size = (2, len(hostile_tokens), 4)
-    trace = headloom.from_queries_keys(
-        random.normal(size=size), random.normal(size=size), tokens=hostile_tokens
-    )
-    page = studio.served(serving(collect([trace])), "#view=neuron&query=1&key=0")
-    page.locator(".keys-of-row").wait_for()
-    assert "<script>alert(1)" in page.locator(".edge h2").inner_text()
-
-
-def test_a_page_and_a_reader(studio: Any, known: Any) -> None:
-    page = studio.file(collect([known[0]]))
-    page.locator(".stage .tile").first.wait_for()
-    assert page.locator("nav a", has_text="Neuron").count() == 0
-    assert callable(Reader("minilm").through)

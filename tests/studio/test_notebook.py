@@ -74,7 +74,7 @@ def test_the_widget_runs_in_a_browser(studio, pair_trace: Trace) -> None:
     )  # fmt: skip
     page = studio.open(folder.as_uri(), "file:", offline=True)
     page.locator("#cell .short-threads").wait_for()
-    assert "Cross L0 H1" in page.locator("#cell .panel h2").first.inner_text()
+    assert "L2 (cross 0) H1" in page.locator("#cell .panel h2").first.inner_text()
     # Keys outside of the cell are the notebook's own, and so is its address.
     page.keyboard.press("m")
     assert page.locator("#cell .short-threads").count() == 1

@@ -183,7 +183,7 @@ def check_the_widget(page: Any) -> None:
     page.keyboard.press("h")
     studio.locator(".stage.heads").wait_for()
     page.keyboard.press("ArrowDown")
-    studio.locator(".panel h2", has_text="Cross L0 H1").or_(
+    studio.locator(".panel h2", has_text="L2 (cross 0) H1").or_(
         studio.locator(".panel h2", has_text="L0 H1")
     ).first.wait_for()
 
@@ -197,11 +197,3 @@ def test_in_jupyterlab(page: Any, jupyterlab: str) -> None:
     check_the_widget(page)
     assert page.locator(".jp-CodeCell").count() == 1
     assert page.locator(".jp-MarkdownCell").count() == 0
-
-
-def test_in_marimo(page: Any, marimo: str) -> None:
-    page.goto(marimo)
-    page.locator(".cm-content").first.click()
-    page.keyboard.press("Control+Enter")
-    check_the_widget(page)
-    assert page.locator(".cm-content").count() >= 1

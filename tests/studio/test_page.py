@@ -109,20 +109,6 @@ def test_the_page_holds_the_exact_weights(pair_trace) -> None:
             assert np.allclose(scores[there], expected[there], atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_large_page_keeps_five_digits_and_every_key(long_trace) -> None:
-    trace = long_trace(14_000)
-    pack = pack_of(page_html(collect([trace])))
-    assert pack["open"][1]["digits"] == 5
-    graph = trace.layers[0].graph
-    keys, weights, _ = edges_of(pack, "examples/0/layers/0/heads/1", 1024, 8)
-    expected = graph.keys[1, :1024].numpy()
-    assert np.array_equal(keys, np.where(expected < 0, 65535, expected))
-    exact = graph.weights[1, :1024].numpy()
-    assert np.allclose(weights, exact, rtol=2**-16, atol=0)
-    assert not np.array_equal(weights, exact)
-
-
 def test_nothing_from_outside_and_only_its_own_script(pair_trace) -> None:
     page = page_html(collect([pair_trace], "A page"))
     reader = Reader(page)
@@ -212,16 +198,6 @@ def test_history_is_quantised_as_it_says(pair_trace) -> None:
     furthest = float(first[first.abs().argmax()])
     value = np.sign(products[1, 0, 0, 0]) * (products[1, 0, 0, 0] / 127) ** 2
     assert value * layer["product_scale"] == pytest.approx(furthest, rel=0.05)
-
-
-def test_measures_may_be_missing(pair_trace) -> None:
-    history = [
-        {"step": s, "layers": {layer.name: {} for layer in pair_trace.layers}} for s in (0, 1)
-    ]
-    pack = pack_of(page_html(collect([pair_trace], history=history)))
-    assert pack["history"][1]["losses"] == [None, None]
-    assert not pack["history"][1]["layers"][0]["weights"]
-    assert "history/layers/0/weights" not in pack
 
 
 def test_what_does_not_fit_is_refused(pair_trace, make_trace, tmp_path) -> None:

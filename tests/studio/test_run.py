@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch
 
 import headloom.cli
 from headloom.formats.history import History
-from headloom.formats.run import RunFolder
-from headloom.studio.page import collect
 from headloom.studio.runs import open_collection
 
 RUN = """
@@ -75,15 +72,6 @@ def test_every_view_of_a_run(studio: Any, serving: Any, run: Path) -> None:
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()
 
 
-def test_a_training_that_goes_on_is_not_trained(studio: Any, run: Path, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    shutil.copytree(run, begun)
-    RunFolder.open(begun).set_state("training")
-    page = studio.file(open_collection(begun), "#view=training&step=99")
-    page.locator("#now", has_text="step 3").wait_for()
-    assert page.locator("#now").inner_text() == "step 3"
-
-
 def test_the_training_says_what_its_pictures_leave_out(
     studio: Any, serving: Any, run: Path
 ) -> None:
@@ -110,7 +98,9 @@ def test_the_training_says_what_its_pictures_leave_out(
     page.locator("[role=radio][aria-checked=true]", has_text="W_Q").wait_for()
     assert "not shown" not in page.locator(".stage").inner_text()
     # Halfway to an end of the colours is a quarter of the largest entry: roots.
-    scale = "entries of W_Q W_Kᵀ in Encoder L0, square-root scale; one in 1,000 is beyond its ends"
+    scale = (
+        "entries of W_Q W_Kᵀ in L0 (encoder 0), square-root scale; one in 1,000 is beyond its ends"
+    )
     assert page.locator(".ramp figcaption").inner_text() == scale
     ticks = page.locator(".ramp svg text")
     texts = [text.replace("−", "-") for text in ticks.all_text_contents()]
@@ -121,42 +111,3 @@ def test_the_training_says_what_its_pictures_leave_out(
     assert largest > 0 and [float(text) for text in texts] == pytest.approx(expected, rel=6e-3)
     places = [float(ticks.nth(n).get_attribute("x")) for n in range(5)]
     assert places == pytest.approx([0, 82.5, 165, 247.5, 330])
-
-
-def test_measures_are_said_from_the_first_snapshot_to_the_last(
-    studio: Any, pair_trace: Any, history_of: Any
-) -> None:
-    """And once rounded: 28.749939 is 28.7, which 28.750 would not be."""
-    history = history_of(pair_trace)
-    for snapshot, rank in zip(history, (30.0, 28.749939), strict=True):
-        for layer in snapshot["layers"].values():
-            layer["effective_rank"] = torch.full((len(layer["norm"]),), rank)
-    page = studio.file(collect([pair_trace], history=history), "#view=training&step=1")
-    sparks = page.locator(".sparks")
-    sparks.wait_for()
-    lines = sparks.inner_text().split("\n")
-    rank = lines.index(next(line for line in lines if "effective rank" in line))
-    assert [line.strip() for line in lines[rank : rank + 3]] == [
-        "effective rank", "from 30.0 to 28.7", "28.7",
-    ]  # fmt: skip
-    # An axis of steps, as wide as the curves above it.
-    along, curve = (page.locator(of).last.bounding_box() for of in (".along", ".sparks svg"))
-    assert page.locator(".along span").all_inner_texts() == ["step 0", "500"]
-    assert (along["x"], along["width"]) == pytest.approx((curve["x"], curve["width"]), abs=1)
-    assert along["y"] >= curve["y"] + curve["height"]
-    assert "snapshot by snapshot, from step 0 to 500" in page.locator(".stage").inner_text()
-
-
-def test_the_probe_in_numbers_says_what_it_lists(
-    studio: Any, make_trace: Any, history_of: Any
-) -> None:
-    trace = make_trace([f"t{place}" for place in range(61)])
-    history = history_of(trace)
-    for snapshot in history:
-        snapshot["layers"]["layers.0"]["weights"][:, 1] = 0
-    page = studio.file(collect([trace], history=history), "#view=training")
-    page.locator("summary", has_text="The probe in numbers").click()
-    rows = page.locator("table.numbers tbody tr")
-    assert rows.count() == 60
-    assert rows.nth(1).locator("td").all_inner_texts() == ["t1", "–", "–"]
-    assert page.locator("details p").inner_text() == "The first 60 of 61 queries."

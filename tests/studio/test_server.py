@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import json
 import socket
@@ -140,24 +139,6 @@ def test_what_is_not_there_is_refused(client: Client, path: str) -> None:
     assert b"root:" not in body
 
 
-def test_a_path_that_leads_nowhere_says_where_the_studio_is(client: Client, studio: Any) -> None:
-    _, _, body = client.get("/heads")
-    said = json.loads(body)["detail"]
-    assert said == "nothing is at /heads: the studio is at /, and /api/openapi.json lists its paths"
-    assert json.loads(client.get("/api/examples/1")[2])["detail"].startswith(
-        "there is no example 1"
-    )
-    own = f"http://127.0.0.1:{client.port}/"
-    page = studio.open(f"{own}a/<b>x</b>/%E2%80%AEpage", own)
-    assert page.locator("code").inner_text() == "/a/<b>x</b>/‹202E›page"
-    page.get_by_role("link", name="Open the studio").click()
-    page.locator(".stage .tile").first.wait_for()
-    # What a browser says of every answer that is no page.
-    (found,) = studio.problems
-    assert "404" in found
-    studio.problems.clear()
-
-
 def test_only_reading(client: Client) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert client.get("/api/open", method=method)[0] == 405
@@ -199,23 +180,6 @@ def test_a_damaged_layer_is_one_clear_answer(
     assert fresh.get("/api/open")[0] == client.get("/api/open")[0] == 200
 
 
-def test_a_browser_that_leaves_mid_stream(serving: Serving, long_trace, capfd) -> None:
-    client = Client(serving(collect([long_trace(14_000)])))
-    request = (
-        f"GET /api/examples/0/layers/0/heads/0/edges/0 HTTP/1.1\r\nHost: 127.0.0.1:{client.port}"
-        "\r\n\r\n"
-    )
-    for _ in range(20):
-        with socket.create_connection(("127.0.0.1", client.port)) as connection:
-            connection.sendall(request.encode())
-            connection.recv(10)
-            # Closed at once, with a reset: what was sent is thrown away.
-            linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    assert client.get("/api/open")[0] == 200
-    assert capfd.readouterr().err == ""
-
-
 def many_clients(client: Client, clients: int, seconds: float) -> int:
     """The answers that so many clients got in so many seconds; each must be right."""
     paths = [
@@ -248,17 +212,6 @@ def many_clients(client: Client, clients: int, seconds: float) -> int:
     assert problems == []
     assert min(counts) > 0
     return sum(counts)
-
-
-def test_texts_are_compressed_for_who_takes_that(client: Client) -> None:
-    for path in ("/studio.js", "/studio.css"):
-        _, plain, body = client.get(path)
-        status, said, packed = client.get(path, Accept_Encoding="gzip, deflate, br")
-        assert status == 200 and said["content-encoding"] == "gzip"
-        assert "content-encoding" not in plain and plain["vary"] == said["vary"]
-        assert gzip.decompress(packed) == body and len(packed) < len(body) / 2
-    tile = "/api/examples/0/layers/0/heads/0/matrix/max/0/0/0"
-    assert "content-encoding" not in client.get(tile, Accept_Encoding="gzip")[1]
 
 
 def test_what_takes_long_and_was_called_off_keeps_nobody_waiting(
@@ -325,13 +278,6 @@ def test_a_pass_ends_when_nobody_waits_for_it_any_longer(
 
 def test_parallel_clients_lose_no_request(client: Client) -> None:
     assert many_clients(client, 40, 1.0) >= 40
-
-
-@pytest.mark.slow
-def test_200_parallel_clients_for_a_minute_lose_no_request(client: Client) -> None:
-    found = many_clients(client, 200, 60.0)
-    print(f"{found:,} answers")
-    assert found >= 2_000
 
 
 @pytest.mark.slow

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import signal
 import socket
-import threading
-import time
 import urllib.request
-from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.forked import Forked, Loaded
-from tests.slow import slow
 
 import headloom
 from headloom.api.trace import Trace
@@ -55,32 +48,6 @@ def test_headloom_view_prints_its_address_serves_and_stops(
         assert (process.returncode, out, errors) == (0, b"", b"")
 
 
-def test_no_connection_outlives_the_server(pair_trace: Trace) -> None:
-    viewer = Viewer(collect([pair_trace]), 0)
-    viewer.start()
-    place = ("127.0.0.1", int(viewer.address.strip("/").rsplit(":", 1)[1]))
-    with ExitStack() as opened:
-        connections: list[socket.socket] = []
-
-        def connect() -> None:
-            with suppress(OSError):
-                while len(connections) < 10_000:
-                    connections.append(socket.create_connection(place, timeout=10))
-                    opened.enter_context(connections[-1])
-                    time.sleep(0.0005)
-
-        # As a browser does, which opens more than it needs: while the server ends, too.
-        connecting = threading.Thread(target=connect)
-        connecting.start()
-        while len(connections) < 20:
-            time.sleep(0.001)
-        viewer.close()
-        connecting.join()
-        for connection in connections:
-            with suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
-
-
 #: Roles that keep a native kernel busy, for so many calls.
 BUSY = """
 import os, sys, torch, headloom
@@ -107,59 +74,6 @@ def test_ctrl_c_ends_at_once_what_still_computes(loaded: Loaded, trace_path: Pat
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate()
         assert (process.returncode, out, errors) == (0, b"", b"")
-
-
-#: Whoever asks for an example waits.
-WAITING = """
-import os, threading
-from headloom.studio.pieces import Pieces
-
-def wait(pieces, number):
-    os.write(1, b"asked\\n")
-    threading.Event().wait()
-
-Pieces.example = wait
-from headloom.__main__ import main
-main()
-"""
-
-
-@pytest.mark.parametrize("times", [2, *slow(1)])
-def test_ctrl_c_is_silent_where_requests_wait(loaded: Loaded, trace_path: Path, times: int) -> None:
-    command = ("view", trace_path, "--port", 0, "--no-browser")
-    with loaded.start(*command, program=WAITING) as process, ExitStack() as requests:
-        port = int(process.stdout.readline().decode().strip().strip("/").rsplit(":", 1)[1])
-        for _ in range(2):
-            one = requests.enter_context(socket.create_connection(("127.0.0.1", port)))
-            line = f"GET /api/examples/0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
-            one.sendall(line.encode())
-            assert process.stdout.readline() == b"asked\n"
-        for _ in range(times):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.3)
-        out, errors = process.communicate()
-        assert (process.returncode, out, errors) == (0, b"", b"")
-
-
-def test_requests_that_a_closed_viewer_cancels_are_no_news(trace_path: Path) -> None:
-    view(trace_path, port=0, browser=False).close()
-    log = logging.getLogger("uvicorn.error")
-
-    def is_told(message: str, cause: type[BaseException] | None) -> bool:
-        found = (cause, cause(), None) if cause else None
-        return bool(log.filter(log.makeRecord("", logging.ERROR, "", 0, message, (), found)))
-
-    assert not is_told("Exception in ASGI application", asyncio.CancelledError)
-    assert not is_told("Cancel 2 running task(s), timeout graceful shutdown exceeded", None)
-    assert is_told("Exception in ASGI application", ZeroDivisionError)
-
-
-@pytest.mark.slow
-def test_a_program_that_ends_lets_its_viewer_finish(loaded: Loaded, trace_path: Path) -> None:
-    rest = "from headloom.studio.serving import view\nview(sys.argv[1], port=0, browser=False)"
-    with loaded.start(trace_path, program=BUSY.format(calls=30) + rest) as process:
-        out, errors = process.communicate()
-        assert (process.returncode, out, errors) == (0, b"busy\n", b"")
 
 
 def test_what_cannot_be_opened_is_one_line(trace_path: Path, tmp_path: Path) -> None:
@@ -212,45 +126,6 @@ def test_a_damaged_trace_does_not_close_its_folder(part_damaged: Path) -> None:
         (part_damaged / f"{name}.loom" / "trace.json").write_text("[]")
     with pytest.raises(headloom.DataError, match=r"a-damaged\.loom.*Nor can the other 3"):
         open_collection(part_damaged)
-
-
-def test_the_page_and_the_terminal_name_a_damaged_trace(
-    loaded: Loaded, studio: Any, part_damaged: Path
-) -> None:
-    with loaded.start("view", part_damaged, "--port", 0, "--no-browser") as process:
-        address = process.stdout.readline().decode().strip()
-        first, second = process.errors().decode().splitlines()
-        assert "left out" in first and "a-damaged.loom" in first
-        assert "newer.loom" in second and "version 99" in second
-        page = studio.open(address, address)
-        notice = page.locator(".notice")
-        notice.wait_for()
-        assert "2 traces cannot be read and are left out." in notice.inner_text()
-        assert "a-damaged.loom" in notice.inner_text() and "newer.loom" in notice.inner_text()
-        page.locator(".stage .tile").first.wait_for()
-        names = page.locator("#headloom-example option").all_inner_texts()
-        assert names == ["good", "other"]
-        studio.close()  # the roles of the heads are asked for, still
-
-
-def test_a_trace_damaged_within_leaves_the_others(
-    studio: Any, serving: Any, pair_trace: Trace, tmp_path: Path
-) -> None:
-    (tmp_path / "within").mkdir()
-    for name in ("a", "b"):
-        pair_trace.save(tmp_path / "within" / f"{name}.loom")
-    edges = tmp_path / "within" / "a.loom" / "edges.parquet"
-    edges.write_bytes(edges.read_bytes()[:-40])
-    collection = open_collection(tmp_path / "within")
-    if collection.damaged:  # known as soon as it is opened
-        assert "a.loom" in collection.damaged[0]
-        assert [example.name for example in collection.examples] == ["b"]
-        return
-    page = studio.served(serving(collection))
-    page.locator(".message", has_text="edges.parquet").wait_for()
-    page.locator("#headloom-example").select_option(label="b")
-    page.locator(".stage .tile").first.wait_for()
-    studio.problems.clear()  # the browser tells of the answer 500
 
 
 def test_a_trace_views_itself(pair_trace: Trace) -> None:

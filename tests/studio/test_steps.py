@@ -37,16 +37,3 @@ def test_a_page_fits_its_window_and_follows_its_theme(studio: Any, tmp_path: Pat
         inside = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
         assert page.evaluate(inside), theme
     assert grounds == ["rgb(255, 255, 255)", "rgb(16, 19, 23)"]
-
-
-def test_a_dark_notebook_on_a_light_system_is_dark(studio: Any) -> None:
-    walk = headloom.steps()
-    page = studio.open("about:blank", "about:")
-    page.set_content(f'<body data-jp-theme-light="false">{walk._repr_html_()}</body>')
-    ground = "getComputedStyle(document.querySelector('.headloom-steps')).backgroundColor"
-    assert page.evaluate(ground) == "rgb(16, 19, 23)"
-    # The strongest weight of a row stands out.
-    shares = page.eval_on_selector_all(
-        "td.most", "cells => cells.map(cell => getComputedStyle(cell).fontWeight)"
-    )
-    assert len(shares) == 6 and set(shares) == {"700"}

@@ -9,13 +9,12 @@ import torch
 
 import headloom
 from headloom.formats.trace import LayerInMemory, TraceLayer
-from headloom.studio.arrays import LayerCache
-from headloom.studio.page import collect
+from headloom.studio.arrays import Layers
 from headloom.studio.tiles import MatrixTiles, Tile, top_level
 
 
 def tiles_of(trace) -> MatrixTiles:
-    return MatrixTiles(trace, LayerCache(trace))
+    return MatrixTiles(Layers(trace))
 
 
 def whole(tiles, level, of="max", head=0, length=1_300) -> np.ndarray:
@@ -38,7 +37,6 @@ def test_tiles_are_the_exact_matrix(long_trace, level) -> None:
     trace = long_trace(length)
     assert top_level(length, length) == 3
     tiles = tiles_of(trace)
-    assert tiles.exact(0)
     matrix = trace.layers[0].matrix
     size = 2**level
     blocks = -(-length // size)
@@ -72,32 +70,11 @@ def test_cells_have_weight_score_and_rank(long_trace) -> None:
     assert hidden["hidden"] and hidden["weight"] is None
 
 
-def test_cells_that_float32_has_no_weight_for() -> None:
-    """Their scores are those of the neuron view, and so are their ranks among each other."""
-    generator = torch.Generator().manual_seed(3)
-    queries, keys = 12 * torch.randn(2, 1, 300, 16, generator=generator)
-    trace = headloom.from_queries_keys(
-        [queries], [keys], mask=headloom.causal(), keep=headloom.Top(4)
-    )
-    (example,) = collect([trace]).examples
-    scores = (queries[0, 250].double() @ keys[0, :251].double().T / 4).sort(descending=True)
-    assert float(scores.values[0] - scores.values[-2]) > 110  # e^-110 is below float32
-    for rank in (1, 2, 100, 250, 251):
-        key = int(scores.indices[rank - 1])
-        found = example.matrix.cell(0, 0, 250, key)
-        assert found["rank"] == rank and not found["hidden"]
-        assert found["score"] == pytest.approx(float(scores.values[rank - 1]), rel=1e-12)
-        assert found["score"] == example.neurons.edge(0, 0, 250, key)["score"]
-    assert found["weight"] == 0
-    assert example.matrix.cell(0, 0, 250, 251)["hidden"]
-
-
 def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace) -> None:
     trace = long_trace(1_000)
     layer = dataclasses.replace(trace.layers[0], data=LayerInMemory(trace.layers[0].graph))
     bare = dataclasses.replace(trace, layers=(layer,))
     tiles = tiles_of(bare)
-    assert not tiles.exact(0)
     dense = layer.graph.dense()[0]
     tile = np.frombuffer(tiles.tile(0, Tile(0, "max", 0, 1, 1)), "<f2").reshape(256, 256)
     assert np.allclose(tile, dense[256:512, 256:512].numpy(), rtol=2**-10, atol=1e-7)
@@ -106,7 +83,7 @@ def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace) -> None:
     other = next(key for key in range(900) if key not in layer.graph.keys[0, 900].tolist())
     found = tiles.cell(0, 0, 900, other)
     assert found["weight"] is None
-    assert found["below"] == pytest.approx(float(layer.graph.weights[0, 900, -1]), rel=1e-5)
+    assert found["rest"] == pytest.approx(float(layer.graph.rest[0, 900]), rel=1e-5)
 
 
 @pytest.mark.parametrize("level", [0, 3, 4, 5, 6])

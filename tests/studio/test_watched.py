@@ -87,27 +87,6 @@ def test_every_view_of_a_watched_training(studio: Any, serving: Any, watched: Pa
     assert page.locator(".ask").count() == 0  # no model is open that would read a text
 
 
-def test_what_there_is_not_is_said_in_a_line(
-    studio: Any, serving: Any, tmp_path: Path, watched: Path
-) -> None:
-    watch(tmp_path / "run", matrices=False)
-    page = studio.served(serving(open_collection(tmp_path / "run")), "#view=training")
-    page.locator("#curve").wait_for()
-    note = (
-        "The matrices are not kept, being large or not asked for: of W_Q W_Kᵀ there is a picture, "
-        "of W_V and W_O nothing."
-    )
-    assert note in page.locator(".note").all_inner_texts()
-    # The picture, the norm and the rest are there all the same.
-    assert page.locator(".sparks .number").count() == 6
-    page.keyboard.press("p")
-    page.locator("[role=radio][aria-checked=true]", has_text="W_Q").wait_for()
-    with_matrices = open_collection(watched).history
-    without = open_collection(tmp_path / "run").history
-    assert with_matrices is not None and without is not None
-    assert with_matrices.products == without.products
-
-
 def test_measures_that_are_damaged(tmp_path: Path) -> None:
     watch(tmp_path / "run")
     file = tmp_path / "run" / "measures.jsonl"

@@ -28,9 +28,9 @@ from headloom.formats.run import RunFolder, is_run
 from headloom.formats.trace import TraceData
 from headloom.studio.asking import Asking
 from headloom.studio.collection import Collection
+from headloom.studio.flows import RelevanceShown
 from headloom.studio.neuron import LayerNumbers
 from headloom.studio.page import collect
-from headloom.studio.relevance import RelevanceShown
 from headloom.studio.runs import open_collection, open_traces
 from headloom.tracing.inputs import token_limit
 from headloom.tracing.locating import is_gguf

@@ -262,7 +262,7 @@ def _accelerators() -> Iterator[str]:
 
 
 def _places() -> Iterator[Finding]:
-    from headloom.studio.bundle import script
+    from headloom.studio.page import script
 
     group = "folders"
     try:

@@ -18,7 +18,7 @@ from headloom.api.notices import tell_unknown
 from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
-from headloom.studio.relevance import RelevanceShown
+from headloom.studio.flows import RelevanceShown
 
 __all__ = ["Relevance", "relevance_of_levels", "relevance_of_tokens"]
 

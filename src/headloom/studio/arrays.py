@@ -1,7 +1,8 @@
-"""`LayerArrays`: the kept edges of a layer as compact arrays, a few layers in memory at a time."""
+"""`Layers`: the kept edges of layers as compact arrays, and their matrices; a few in memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ import numpy as np
 from headloom.analysis.interval import left_out, mass_on_keys
 from headloom.analysis.overview import mean_left_out
 from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["BLOCK", "SHORT", "Array", "LayerArrays", "LayerCache", "layer_arrays"]
+__all__ = ["BLOCK", "SHORT", "Array", "LayerArrays", "Layers"]
 
 Array = np.ndarray[Any, Any]
 #: Rows of a piece of edges.
@@ -22,6 +24,8 @@ BLOCK = 1024
 SHORT = 65535
 #: Bytes of arrays held at most, besides the layer last asked for.
 _HELD = 2**30
+#: Layers whose queries and keys are held.
+_LAYERS = 2
 
 
 @dataclass(frozen=True)
@@ -136,20 +140,39 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
     )
 
 
-class LayerCache:
-    """The arrays of a trace's layers: each read when it is asked for, the oldest let go."""
+class Layers:
+    """The layers of a trace as they are read, a few at a time. Safe to ask from several threads."""
 
     def __init__(self, trace: TraceData) -> None:
-        self._trace = trace
+        self.trace = trace
         self._arrays: OrderedDict[int, LayerArrays] = OrderedDict()
+        self._layers: OrderedDict[int, TraceLayer] = OrderedDict()
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
 
     def __getitem__(self, number: int) -> LayerArrays:
+        """The graph of a layer."""
         with self._lock:
             if number not in self._arrays:
-                self._arrays[number] = layer_arrays(self._trace.layers[number])
+                self._arrays[number] = layer_arrays(self.trace.layers[number])
                 total = sum(held.nbytes for held in self._arrays.values())
                 while len(self._arrays) > 1 and total > _HELD:
                     total -= self._arrays.popitem(last=False)[1].nbytes
             self._arrays.move_to_end(number)
             return self._arrays[number]
+
+    def layer(self, number: int) -> TraceLayer:
+        """A copy of a layer with its matrix; what it reads is dropped once others are asked for."""
+        with self._opening:
+            if number not in self._layers:
+                layer = dataclasses.replace(self.trace.layers[number])
+                _ = layer.matrix  # read once, whoever asks first
+                self._layers[number] = layer
+                while len(self._layers) > _LAYERS:
+                    self._layers.popitem(last=False)
+            self._layers.move_to_end(number)
+            return self._layers[number]
+
+    def matrix(self, number: int) -> AttentionMatrix | None:
+        """The whole matrix of a layer; None: the trace has its kept edges alone."""
+        return self.layer(number).matrix

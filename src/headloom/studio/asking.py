@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from headloom.formats.trace import TraceData
 from headloom.studio.collection import Example
-from headloom.studio.heads import head_roles
+from headloom.studio.flows import RelevanceShown
 from headloom.studio.neuron import LayerNumbers, Through
-from headloom.studio.relevance import RelevanceShown
 
 __all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
 
@@ -21,8 +20,6 @@ __all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
 LONGEST = 20_000
 #: The number of the first text, above those of all examples; and texts that are held.
 FIRST, _HELD = 100_000_000, 6
-#: Windows whose last text stays, however much others type.
-_SPARED = 4
 #: Windows whose last text is remembered.
 _WINDOWS = 256
 
@@ -48,7 +45,6 @@ class Asking:
     relevance: Callable[[str, int], RelevanceShown] | None = None
     _held: OrderedDict[int, Example] = field(default_factory=OrderedDict, repr=False)
     _latest: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
-    _last: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
     #: A page that outlives its server must not be shown what another window asked the next one.
     _count: int = field(default_factory=lambda: secrets.randbelow(800_000_000), repr=False)
     _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -61,7 +57,7 @@ class Asking:
         turn: the number of the text in its window: requests may overtake each other on their way.
 
         Returns: the number of the example that it is from now on, and the example. The oldest of
-        several are dropped, those first that are not the last text of a window.
+        several are dropped.
 
         Raises: SupersededError: a newer one of the window came meanwhile; HeadloomError: it cannot
         be read.
@@ -70,16 +66,11 @@ class Asking:
             self._count += 1
             number = FIRST + self._count
         with self._in_turn(window, turn):
-            example = Example(text, self.read(text), head_roles, text)
+            example = Example(text, self.read(text), text)
         with self._counting:
             self._held[number] = example
-            self._last[window] = number
-            self._last.move_to_end(window)
-            while len(self._last) > _SPARED:
-                self._last.popitem(last=False)
-            if len(self._held) > _HELD:
-                spared = set(self._last.values())
-                del self._held[next(held for held in self._held if held not in spared)]
+            while len(self._held) > _HELD:
+                self._held.popitem(last=False)
         return number, example
 
     def relevant(self, window: str, turn: int, text: str, position: int) -> RelevanceShown | None:
@@ -125,8 +116,3 @@ class Asking:
                 return through(text, layer)
 
         return numbers
-
-    def settle(self) -> None:
-        """End what is worked out of the texts that are held."""
-        for example in list(self._held.values()):
-            example.settle()

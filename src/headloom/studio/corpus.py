@@ -1,7 +1,6 @@
-"""`Corpus`: one head over all texts that are open, worked out in the background, so far as asked.
+"""`Corpus`: one head over all texts that are open.
 
-One thread reads one text after the other, for the layer that was asked for last, and stops when
-nobody asks any more: a page that shows a head asks again every second until all texts are read.
+Each answer reads some more of them: a page that shows a head asks again until all are read.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ __all__ = ["TEXTS", "Corpus"]
 
 #: Texts that are read for one layer, at most: evenly taken of more.
 TEXTS = 5000
-#: Layers that are held, and seconds after which nobody asks any more.
-_HELD, _PATIENCE = 4, 10.0
+#: Layers that are held, and seconds of reading for an answer.
+_HELD, _PATIENCE = 4, 0.4
 #: Tokens around an edge that are shown, and between its ends.
 _AROUND, _BETWEEN = 5, 24
 #: Problems that are named.
@@ -61,12 +60,9 @@ class Corpus:
         self._readings: OrderedDict[tuple[str, int, int], _Reading] = OrderedDict()
         self._lock = threading.Lock()
         self._adding = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._asked: tuple[_Reading, float] | None = None
-        self._stopped = threading.Event()
 
     def head(
-        self, number: int, layer: int, head: int, *, sinks: bool, wait: bool = False
+        self, number: int, layer: int, head: int, *, sinks: bool, wait: float = _PATIENCE
     ) -> tuple[JsonObject, bool]:
         """What is known of a head of an example's model so far, and whether that is all.
 
@@ -78,14 +74,14 @@ class Corpus:
             spreads         by measure: see `headloom.analysis.heads.corpus.Spread`
             words           [word, share, count, mean]; bounds: whether they are lower bounds
 
-        wait: until all texts are read.
+        wait: seconds of reading.
         """
         reading = self._reading(number, layer)
-        if wait:
-            while not reading.whole:
-                self._add(reading)
-        elif not reading.whole:
-            self._go_on(reading)
+        end = time.monotonic() + wait
+        while not reading.whole:
+            self._add(reading)
+            if time.monotonic() > end:
+                break
         with self._adding:
             found = reading.layer
             result: JsonObject = {
@@ -112,12 +108,6 @@ class Corpus:
         cleaned: JsonObject = finite(result)
         return cleaned, whole
 
-    def settle(self) -> None:
-        """End what is being worked out."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-
     def _reading(self, number: int, layer: int) -> _Reading:
         trace = self._examples[number].trace
         name = (trace.layers[layer].name, layer, trace.layers[layer].heads)
@@ -128,23 +118,6 @@ class Corpus:
                     self._readings.popitem(last=False)
             self._readings.move_to_end(name)
             return self._readings[name]
-
-    def _go_on(self, reading: _Reading) -> None:
-        with self._lock:
-            self._asked = reading, time.monotonic() + _PATIENCE
-            if self._thread is None and not self._stopped.is_set():
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                reading, until = self._asked or (None, 0.0)
-                idle = reading is None or reading.whole or time.monotonic() > until
-                if reading is None or idle or self._stopped.is_set():
-                    self._thread = None if not self._stopped.is_set() else self._thread
-                    return
-            self._add(reading)
 
     def _add(self, reading: _Reading) -> None:
         """Read the next text; one that cannot be read is named and left out."""

@@ -1,10 +1,13 @@
-"""`few_digits`: numbers as short as they can be to be rounded once more."""
+"""Numbers as the studio writes them: `few_digits` of a number, `as_json` of all that it sends."""
 
 from __future__ import annotations
 
+import json
 import math
 
-__all__ = ["few_digits"]
+from headloom.formats.files import finite
+
+__all__ = ["as_json", "few_digits"]
 
 
 def few_digits(number: float, digits: int = 5) -> float:
@@ -29,3 +32,15 @@ def few_digits(number: float, digits: int = 5) -> float:
         if rounded == number or not text.partition("e")[0].rstrip(".0").endswith("5"):
             return rounded
     return number
+
+
+def as_json(content: object) -> bytes:
+    """Compact JSON in ASCII, whatever the tokens hold; null for what is no finite number."""
+
+    def dumped(content: object) -> bytes:
+        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+    try:
+        return dumped(content)
+    except ValueError:  # of a model whose queries or keys were NaN
+        return dumped(finite(content))

@@ -14,9 +14,6 @@ from headloom.studio.digits import few_digits
 
 __all__ = ["WORDS", "head_roles"]
 
-#: Between its bounds a score counts as known.
-_LEAST = 5e-5
-
 #: The measures, axes to choose from; and the roles, what they are called and how they are drawn.
 WORDS = {
     "measures": {measure.name: measure.title for measure in head_measures()},
@@ -37,7 +34,6 @@ def head_roles(trace: TraceData) -> list[list[JsonObject]]:
 
     role      one of WORDS["roles"]
     scores    {measure: score} of those that apply, as in `trace.heads()`, with few digits
-    bounds    which of them are lower bounds
     chance    {measure: [mean, standard deviation]} of random weights of the same entropy
     """
     layers: list[list[JsonObject]] = [[] for _ in trace.layers]
@@ -51,7 +47,6 @@ def _shown(head: HeadRole) -> JsonObject:
     return {
         "role": head.role,
         "scores": scores,
-        "bounds": [name for name in scores if head.uppers[name] - head.scores[name] > _LEAST],
         "chance": {
             name: [chances[name], deviations[name]] for name in scores if name in deviations
         },

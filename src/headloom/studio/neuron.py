@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,8 +21,9 @@ from headloom.analysis.six_steps import Hidden, Wording
 from headloom.analysis.worked_row import WorkedRow, remedy, worked_row
 from headloom.errors import HeadloomError, InputError
 from headloom.formats.files import JsonObject, finite
-from headloom.formats.trace import TraceData, TraceLayer
+from headloom.formats.trace import TraceLayer
 from headloom.mechanism.positions import Relative
+from headloom.studio.arrays import Layers
 from headloom.studio.digits import few_digits
 from headloom.studio.tiles import MatrixTiles
 
@@ -34,11 +33,7 @@ __all__ = ["LayerNumbers", "Neurons", "Through"]
 LISTED = 48
 #: Queries, and keys, of a plane that are drawn, at most.
 _DRAWN = 1500
-#: Layers whose queries and keys are held.
-_LAYERS = 2
-_OPEN_THE_MODEL = "Open the model itself, headloom view MODEL, and let it read the text."
-#: Where a model is open, and the text is not one that it read.
-_TYPE_A_TEXT = "The model is open here: type a text into the box above, and all of it is shown."
+_OPEN_THE_MODEL = "Open the model itself, headloom view MODEL, and type the text into its box."
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,16 +67,12 @@ Through = Callable[[str], LayerNumbers]
 class Neurons:
     """The rows of a trace, worked through. Safe to ask from several threads."""
 
-    def __init__(self, trace: TraceData, matrix: MatrixTiles) -> None:
-        self._trace, self._matrix = trace, matrix
-        self._layers: OrderedDict[int, TraceLayer] = OrderedDict()
-        self._lock = threading.Lock()
-        self._given: str | None = trace.model.get("given")
+    def __init__(self, layers: Layers, matrix: MatrixTiles) -> None:
+        self._layers, self._matrix = layers, matrix
+        self._remedy = remedy(layers.trace.model.get("given"))
 
-    def edge(
-        self, number: int, head: int, query: int, key: int, *, asks: bool = False
-    ) -> JsonObject:
-        """One edge, and the row that it is in. asks: whether a model is open that could read it.
+    def edge(self, number: int, head: int, query: int, key: int) -> JsonObject:
+        """One edge, and the row that it is in.
 
             missing     why queries and keys are not there, and the remedy; None: they are
             q, k        (depth,); products: q_d k_d
@@ -93,10 +84,10 @@ class Neurons:
 
         Scores of hidden keys are None.
         """
-        layer = self._layer(number)
+        layer = self._layers.layer(number)
         shown = self._matrix.cell(number, head, query, key)
         try:
-            row = worked_row(layer, head, query, instead=self._remedy(asks))
+            row = worked_row(layer, head, query, instead=self._remedy)
         except InputError as error:
             return {"missing": str(error), "trace": shown, "depth": _depth(layer)}
         places = row.strongest(LISTED, key)
@@ -136,14 +127,7 @@ class Neurons:
         return cleaned
 
     def through(
-        self,
-        number: int,
-        head: int,
-        query: int,
-        key: int,
-        model: Through | None,
-        *,
-        asks: bool = False,
+        self, number: int, head: int, query: int, key: int, model: Through | None
     ) -> JsonObject:
         """The steps of one token through the head, as far as trace and model have them.
 
@@ -156,11 +140,11 @@ class Neurons:
         z         sum_j w_j v_j, or None; z_difference: from the model's own
         part      z W_O of this head, its part of the layer's output, or None
         """
-        layer = self._layer(number)
+        layer = self._layers.layer(number)
         row, numbers, without = None, None, None
-        closed = _TYPE_A_TEXT if asks else _OPEN_THE_MODEL
+        closed = _OPEN_THE_MODEL
         try:
-            row = worked_row(layer, head, query, instead=self._remedy(asks))
+            row = worked_row(layer, head, query, instead=self._remedy)
         except InputError as error:
             without = str(error)
         if model is not None:
@@ -190,7 +174,7 @@ class Neurons:
         cleaned: JsonObject = finite(found)
         return cleaned
 
-    def plane(self, number: int, head: int, *, asks: bool = False) -> JsonObject:
+    def plane(self, number: int, head: int) -> JsonObject:
         """Queries and keys of a head on their joint principal components.
 
         missing         why there are none, and the remedy; None: they are there
@@ -198,10 +182,10 @@ class Neurons:
         queries, keys   {"places": ..., "x": ..., "y": ...}: at most 1,500, evenly taken
         counts          how many there are in all
         """
-        layer = self._layer(number)
+        layer = self._layers.layer(number)
         queries, keys = layer.queries, layer.keys
         if queries is None or keys is None:
-            return {"missing": f"This trace has no queries and keys. {self._remedy(asks)}"}
+            return {"missing": f"This trace has no queries and keys. {self._remedy}"}
         of_head = keys[head // (layer.heads // keys.shape[0])]
         try:
             found = joint_projection(queries[head].float(), of_head.float())
@@ -214,19 +198,6 @@ class Neurons:
             "keys": _points(found.keys),
             "counts": [len(found.queries), len(found.keys)],
         }
-
-    def _remedy(self, asks: bool) -> str:
-        return _TYPE_A_TEXT if asks else remedy(self._given)
-
-    def _layer(self, number: int) -> TraceLayer:
-        """A layer of its own, so that what it reads can be let go."""
-        with self._lock:
-            if number not in self._layers:
-                self._layers[number] = dataclasses.replace(self._trace.layers[number])
-                while len(self._layers) > _LAYERS:
-                    self._layers.popitem(last=False)
-            self._layers.move_to_end(number)
-            return self._layers[number]
 
 
 def _depth(layer: TraceLayer) -> int | None:
@@ -265,10 +236,8 @@ def _steps(
     closed: str | None,
 ) -> list[list[str | int | None]]:
     """What is said of each step, and what is missing of it."""
-    enters = closed and _because("A trace does not keep what enters a layer.", closed)
-    values = closed and _because(
-        "No option of headloom trace keeps values, but for their norms.", closed
-    )
+    enters = closed and f"A trace does not keep what enters a layer. {closed}"
+    values = closed and f"A trace keeps the norms of values alone. {closed}"
     after = values
     if numbers is not None and numbers.W_O is None:
         after = "The output matrix of this layer, W_O, could not be told."
@@ -299,10 +268,6 @@ def _steps(
 
 def _turned(layer: TraceLayer, numbers: LayerNumbers | None) -> bool:
     return layer.positions == "rotary" or (numbers is not None and numbers.turned)
-
-
-def _because(what: str, remedy: str) -> str:
-    return f"{what} {remedy}"
 
 
 def _adds_to_values(numbers: LayerNumbers) -> bool:

@@ -13,10 +13,9 @@ from headloom.errors import InputError, installing, optional_package
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
 from headloom.mechanism.graph import AttentionGraph
-from headloom.studio.bundle import script, style
-from headloom.studio.collection import as_json
+from headloom.studio.digits import as_json
 from headloom.studio.pack import pack
-from headloom.studio.page import collect
+from headloom.studio.page import collect, script, style
 
 __all__ = [
     "graph_bundle", "graph_display", "graph_trace", "trace_bundle", "trace_display", "widget",

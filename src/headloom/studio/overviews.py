@@ -10,37 +10,33 @@ row is even. With at most 128 tokens a block is a cell. The shade `NONE` is of b
 that is not a number.
 
 There are two kinds. `kept` are made of the kept edges, at once; what was not kept counts as 0.
-`means` are of all cells: of kept edges where none was left out, else from queries and keys, in the
-background where that takes long.
+`means` are of all cells: of kept edges where none was left out, else from queries and keys.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-import time
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 
 from headloom.analysis.overview import block_sizes, edge_means, layer_means, matrix_means
-from headloom.formats.trace import TraceData
-from headloom.studio.arrays import Array, LayerCache
-from headloom.studio.tiles import MatrixTiles
+from headloom.studio.arrays import Array, Layers
 
-__all__ = ["MOST", "SMALL", "Overviews", "State", "many_dots", "shades"]
+__all__ = ["Overviews", "State", "shades"]
 
-#: Blocks of a picture along each side, at most.
-MOST = 128
 #: The shade of a block with a weight that is not a number.
 NONE = 1
-#: Likewise where there are many heads, and dots of pictures of `MOST` from which there are.
-SMALL, _MANY_DOTS = 32, 2**23
+#: Blocks of a picture along each side, at most; fewer where there are more than so many dots.
+MOST, SMALL, _MANY_DOTS = 128, 32, 2**23
 #: Cells of a layer up to which the means of all its heads are made in one pass.
 _AT_ONCE = 2**24
 #: Cells of a trace up to which its pictures are exact from the start: a tenth of a second.
 _CHEAP_CELLS = 2**26
 
-#: means: exact when they are asked for; later: exact after a while; kept: never exact.
+#: means: exact at once; later: the kept edges at once, exact after a while; kept: never exact.
 State = Literal["means", "later", "kept"]
 
 
@@ -50,184 +46,89 @@ def shades(means: Array, keys_of_a_block: int) -> Array:
     none = np.isnan(mass)
     mass[~(mass > 0)] = 0
     np.minimum(mass, 1, out=mass)
-    found: Array = np.rint(255 * np.sqrt(np.sqrt(mass))).astype(np.uint8)
-    found[found == NONE] = 0  # less than 2e-9 of a row
-    found[none] = NONE
-    return found
-
-
-def many_dots(trace: TraceData) -> bool:
-    """Whether a trace has so many heads that all of their pictures are made small."""
-    dots = 0
-    for layer in trace.layers:
-        heads, queries, keys = layer.shape
-        rows, columns = block_sizes(queries, keys, MOST)
-        dots += heads * -(-queries // rows) * -(-keys // columns)
-    return dots > _MANY_DOTS
+    picture: Array = np.rint(255 * np.sqrt(np.sqrt(mass))).astype(np.uint8)
+    picture[picture == NONE] = 0  # less than 2e-9 of a row
+    picture[none] = NONE
+    return picture
 
 
 class Overviews:
-    """The pictures of a trace, at most `most` blocks a side. Safe to ask from several threads."""
+    """The pictures of a trace. Safe to ask from several threads.
 
-    def __init__(
-        self, trace: TraceData, layers: LayerCache, matrix: MatrixTiles, most: int = MOST
-    ) -> None:
-        self._trace = trace
-        self._most = most
-        self._arrays = layers
-        self._matrix = matrix
+    side: blocks along a side, at most.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
         self._kept: dict[int, bytes] = {}
-        # By layer the pictures of its first heads.
-        self._means: dict[int, list[bytes]] = {}
-        self._queue: list[int] = []
+        self._means: dict[int, bytes] = {}
         self._working = threading.Lock()
-        self._queueing = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
-        # By layer what went wrong; whoever asks for it next is told, and asking again tries again.
-        self._problems: dict[int, Exception] = {}
-        self._complete = [layer.data.keeps_every_edge for layer in trace.layers]
-        exact = [layer for number, layer in enumerate(trace.layers) if self._passes(number)]
-        cells = sum(layer.shape[0] * layer.shape[1] * layer.shape[2] for layer in exact)
-        self._cheap = cells <= _CHEAP_CELLS
-
-    @property
-    def layers(self) -> int:
-        """How many layers there are."""
-        return len(self._trace.layers)
+        known = layers.trace.layers
+        dots = 0
+        for layer in known:
+            heads, queries, keys = layer.shape
+            rows, columns = block_sizes(queries, keys, MOST)
+            dots += heads * -(-queries // rows) * -(-keys // columns)
+        self.side = SMALL if dots > _MANY_DOTS else MOST
+        self._complete = [layer.data.keeps_every_edge for layer in known]
+        passes = [
+            math.prod(layer.shape)
+            for layer, complete in zip(known, self._complete, strict=True)
+            if layer.data.has_matrix and not complete
+        ]
+        self._cheap = sum(passes) <= _CHEAP_CELLS
 
     def state(self, number: int) -> State:
         """Which pictures of a layer there are to be."""
         if self._complete[number]:
             return "means"
-        if self._passes(number):
+        if self._layers.trace.layers[number].data.has_matrix:
             return "means" if self._cheap else "later"
         return "kept"
 
     def kept(self, number: int) -> bytes:
         """The pictures of the kept edges, of all heads."""
         if number not in self._kept:
-            arrays = self._arrays[number]
-            sizes = self._sizes(number)
+            arrays, sizes = self._layers[number], self._sizes(number)
             means = edge_means(arrays.keys, arrays.weights, arrays.length, sizes)
             none = np.isnan(arrays.lse)
-            matrix = self._matrix.matrix(number) if none.any() and self._complete[number] else None
+            matrix = None
+            if none.any() and self._complete[number]:
+                matrix = self._layers.matrix(number)
             if matrix is not None:
                 means = layer_means(matrix, sizes).numpy()
             else:
                 # Of such a row no edge was kept, and which keys the mask hides is not known.
-                means[np.logical_or.reduceat(none, np.arange(0, none.shape[1], sizes[0]), 1)] = (
-                    np.nan
-                )
+                starts = np.arange(0, none.shape[1], sizes[0])
+                means[np.logical_or.reduceat(none, starts, 1)] = np.nan
             self._kept[number] = shades(means, sizes[1]).tobytes()
         return self._kept[number]
 
-    def means(self, number: int, wait: bool = False) -> tuple[bytes, bool]:
-        """The exact pictures of a layer: those of its first heads so far, and whether that is all.
+    def means(self, number: int, go_on: Callable[[], bool] = lambda: True) -> bytes:
+        """The exact pictures of all heads, of a layer whose state is not "kept".
 
-        wait: for all of them; else those that take long are begun, this layer's next.
+        go_on: asked now and then. Raises: InterruptedError: it said no.
         """
-        state = self.state(number)
-        assert state != "kept", number
         if self._complete[number]:
-            return self.kept(number), True
-        if not self._done(number):
-            if wait or state == "means":
-                self._work(number)
-            else:
-                self._begin(number)
-        if (problem := self._problems.pop(number, None)) is not None:
-            raise problem
-        # One copy, as another thread may be adding to them.
-        made = tuple(self._means.get(number, ()))
-        return b"".join(made), len(made) == self._trace.layers[number].heads
+            return self.kept(number)
+        with self._working:
+            if number not in self._means:
+                self._means[number] = self._made(number, go_on)
+            return self._means[number]
 
-    def quick(self, first: int, seconds: float = 0.1) -> tuple[bytes, bool]:
-        """The pictures of a layer and of those after it that are made in so many seconds, and
-        whether these are all: exact where that takes no longer, else of the kept edges.
-        """
-        found: list[bytes] = []
-        end = time.monotonic() + seconds
-        for number in range(first, self.layers):
-            if found and time.monotonic() > end:
-                return b"".join(found), False
-            exact = self.state(number) == "means"
-            found.append(self.means(number)[0] if exact else self.kept(number))
-        return b"".join(found), True
+    def takes_long(self, number: int) -> bool:
+        """Whether the exact pictures are yet to be made, in more than a moment."""
+        return self.state(number) == "later" and number not in self._means
 
-    def best(self, first: int) -> tuple[bytes, bool]:
-        """Likewise the best there are to be of a layer and of those after it, as far as they are
-        known by now; the others are being worked out.
-        """
-        found: list[bytes] = []
-        for number in range(first, self.layers):
-            if self.state(number) == "kept":
-                found.append(self.kept(number))
-                continue
-            exact, whole = self.means(number)
-            if not whole:
-                for later in reversed(range(number, self.layers)):
-                    if self.state(later) == "later":
-                        self.means(later)
-                return b"".join(found), False
-            found.append(exact)
-        return b"".join(found), True
-
-    def settle(self) -> None:
-        """End what is being worked out."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _passes(self, number: int) -> bool:
-        """Whether a layer's pictures come from a pass over its matrix."""
-        return not self._complete[number] and self._matrix.exact(number)
+    def _made(self, number: int, go_on: Callable[[], bool]) -> bytes:
+        matrix, sizes = self._layers.matrix(number), self._sizes(number)
+        assert matrix is not None, number
+        if math.prod(matrix.shape) <= _AT_ONCE:
+            return shades(layer_means(matrix, sizes).numpy(), sizes[1]).tobytes()
+        heads = range(matrix.shape[0])
+        means = (matrix_means(matrix, head, sizes, go_on).numpy() for head in heads)
+        return b"".join(shades(of_head, sizes[1]).tobytes() for of_head in means)
 
     def _sizes(self, number: int) -> tuple[int, int]:
-        _, queries, keys = self._trace.layers[number].shape
-        return block_sizes(queries, keys, self._most)
-
-    def _done(self, number: int) -> bool:
-        return len(self._means.get(number, ())) == self._trace.layers[number].heads
-
-    def _begin(self, number: int) -> None:
-        with self._queueing:
-            # What was asked for last is seen now.
-            self._queue = [number, *(other for other in self._queue if other != number)]
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            with self._queueing:
-                waiting = [number for number in self._queue if not self._done(number)]
-                if not waiting or self._stopped.is_set():
-                    self._thread = None if not self._stopped.is_set() else self._thread
-                    return
-            try:
-                self._work(waiting[0], heads=1)
-            except InterruptedError:
-                return
-            except Exception as error:
-                with self._queueing:
-                    self._problems[waiting[0]] = error
-                    self._queue.remove(waiting[0])
-
-    def _work(self, number: int, heads: int | None = None) -> None:
-        """The next heads of a layer; None: all that there are."""
-        layer = self._trace.layers[number]
-        sizes = self._sizes(number)
-        with self._working:
-            made = self._means.setdefault(number, [])
-            matrix = self._matrix.matrix(number)
-            assert matrix is not None, number
-            _, queries, keys = layer.shape
-            if not made and layer.heads * queries * keys <= _AT_ONCE:
-                every = shades(layer_means(matrix, sizes).numpy(), sizes[1])
-                self._means[number] = [of_head.tobytes() for of_head in every]
-                return
-            last = layer.heads if heads is None else min(len(made) + heads, layer.heads)
-            for head in range(len(made), last):
-                means = matrix_means(matrix, head, sizes, lambda: not self._stopped.is_set())
-                made.append(shades(means.numpy(), sizes[1]).tobytes())
+        _, queries, keys = self._layers.trace.layers[number].shape
+        return block_sizes(queries, keys, self.side)

@@ -22,8 +22,6 @@ from __future__ import annotations
 import string
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -32,24 +30,20 @@ from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.studio.arrays import BLOCK, SHORT, Array, LayerArrays
 from headloom.studio.collection import Collection, Example
-from headloom.studio.means import most_kept
-from headloom.studio.overviews import MOST, Overviews
+from headloom.studio.sums import layer_mean, most_kept
 
 __all__ = ["pack"]
 
 #: Edges of a page at most, about 50 MB.
 _MOST_EDGES = 10_000_000
-#: Edges from which a page holds weights with fewer digits than 7, as a smaller file: how many, and
-#: how many bits of a float32 are left out.
-_FEWER_DIGITS = ((1_000_000, 4, 11), (200_000, 5, 8))
-#: Likewise of the means of heads: where fewer digits are held than 5, one fewer.
-_FEWER_OF_MEANS = (3, 13)
+#: Edges from which a page holds numbers with 4 digits in place of 7: 11 bits fewer of a float32.
+_MANY_EDGES, _FEWER_BITS = 200_000, 11
 #: The digits of base 85: those of Python's `base64.b85encode`, but for the signs of markup.
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _DIGITS = np.frombuffer((_LETTERS + "!#$%,()*+-;.=/?@^_`{|}~").encode("ascii"), np.uint8)
 
 
-def pack(collection: Collection) -> dict[str, list[Any]]:
+def pack(collection: Collection) -> dict[str, list[object]]:
     """All pieces, with the roles of the heads worked out.
 
     Raises: InputError: too many edges for one page.
@@ -60,28 +54,7 @@ def pack(collection: Collection) -> dict[str, list[Any]]:
             f"page: {count:,} edges are too many for one page, which holds {_MOST_EDGES:,}. Keep "
             "fewer (--keep 8), choose a shorter text, or look at it by headloom view."
         )
-    rounding = next(
-        Rounding(digits, bits)
-        for most, digits, bits in (*_FEWER_DIGITS, (0, 7, 0))
-        if count >= most
-    )
-    return dict(_pieces(collection, rounding))
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """How exact the numbers of a page are.
-
-    digits: that a number has; bits: of a float32 that are left out for it; the same of the means.
-    """
-
-    digits: int
-    bits: int
-
-    @property
-    def of_means(self) -> Rounding:
-        """That of the weights averaged over heads."""
-        return Rounding(*_FEWER_OF_MEANS) if self.digits < 5 else self
+    return dict(_pieces(collection, _FEWER_BITS if count >= _MANY_EDGES else 0))
 
 
 def _edge_count(example: Example) -> int:
@@ -91,30 +64,34 @@ def _edge_count(example: Example) -> int:
     )
 
 
-def _pieces(collection: Collection, rounding: Rounding) -> Iterator[tuple[str, list[Any]]]:
-    left_out = rounding.bits
-    digits = {"digits": rounding.digits, "digits_of_means": rounding.of_means.digits}
-    yield "open", ["", {**collection.opening(), **digits}]
+def _pieces(collection: Collection, left_out: int) -> Iterator[tuple[str, list[object]]]:
+    """left_out: bits of a float32 that are left out."""
+    yield "open", ["", {**collection.opening(), "digits": 4 if left_out else 7}]
     for place, example in enumerate(collection.examples):
         root = f"examples/{place}"
         yield root, ["", _description(example)]
         yield f"{root}/heads", ["", example.heads(wait=True)]
-        if example.small is not None:
-            yield f"{root}/small/quick/0", _packed(_best(example.small), width=1)
         for number, layer in enumerate(example.trace.layers):
-            arrays = example.layers[number]
-            name, picture = _picture(example, number)
-            yield f"{root}/layers/{number}/{name}", _pictures(picture, layer.shape[1:])
-            if name == "means":
-                yield f"{root}/layers/{number}/sums", _numbers(example.sums(number), left_out)
-            yield f"{root}/layers/{number}/mean", _mean(example, number, rounding.of_means.bits)
+            of_layer = f"{root}/layers/{number}"
+            if example.overviews.state(number) == "kept":
+                yield f"{of_layer}/kept", _pictures(example, number, example.overviews.kept(number))
+            else:
+                yield (
+                    f"{of_layer}/means",
+                    _pictures(example, number, example.overviews.means(number)),
+                )
+                yield f"{of_layer}/sums", _numbers(example.sums(number), left_out)
+            if example.local:
+                shape = layer.shape[1], most_kept(example.trace, number), 4, 1
+                mean = layer_mean(example.layers, number)
+                yield f"{of_layer}/mean", _rows(mean, shape, left_out)
             norms = example.values(number)
             if norms is not None:
-                yield f"{root}/layers/{number}/values", _numbers(norms, left_out)
+                yield f"{of_layer}/values", _numbers(norms.astype("<f4").tobytes(), left_out)
             for head in range(layer.heads):
                 for block in range(-(-layer.shape[1] // BLOCK)):
-                    path = f"{root}/layers/{number}/heads/{head}/edges/{block}"
-                    yield path, _edges(arrays, head, block, left_out)
+                    path = f"{of_layer}/heads/{head}/edges/{block}"
+                    yield path, _edges(example.layers[number], head, block, left_out)
     if collection.history is not None:
         yield "history", ["", collection.history.description]
         for name in ("weights", "products"):
@@ -124,47 +101,20 @@ def _pieces(collection: Collection, rounding: Rounding) -> Iterator[tuple[str, l
 
 def _description(example: Example) -> JsonObject:
     """As a page has it: nothing comes later."""
-    found = example.description()
-    found["local"] = True
-    for number, layer in enumerate(found["layers"]):
-        layer["picture"] = _picture_name(example, number)
-    return found
+    description = example.description()
+    for layer in description["layers"]:
+        layer["picture"] = "kept" if layer["picture"] == "kept" else "means"
+    return description
 
 
-def _picture_name(example: Example, number: int) -> str:
-    return "kept" if example.overviews.state(number) == "kept" else "means"
-
-
-def _picture(example: Example, number: int) -> tuple[str, bytes]:
-    """The pictures of a layer's heads: exact where they can be."""
-    name = _picture_name(example, number)
-    if name == "kept":
-        return name, example.overviews.kept(number)
-    return name, example.overviews.means(number, wait=True)[0]
-
-
-def _best(overviews: Overviews) -> bytes:
-    """The best small pictures of all heads."""
-    for number in range(overviews.layers):
-        if overviews.state(number) != "kept":
-            overviews.means(number, wait=True)
-    return overviews.best(0)[0]
-
-
-def _edges(arrays: LayerArrays, head: int, block: int, left_out: int) -> list[Any]:
+def _edges(arrays: LayerArrays, head: int, block: int, left_out: int) -> list[object]:
     """The edges of a block of rows of a head."""
     rows = len(arrays.keys[head, block * BLOCK : (block + 1) * BLOCK])
     shape = rows, arrays.kept, 2 if arrays.length < SHORT else 4, 4
     return _rows(arrays.edges(head, block), shape, left_out)
 
 
-def _mean(example: Example, number: int, left_out: int) -> list[Any]:
-    """The mean of a layer's heads."""
-    shape = example.trace.layers[number].shape[1], most_kept(example.trace, number), 4, 2
-    return _rows(example.mean(number), shape, left_out)
-
-
-def _rows(content: bytes, shape: tuple[int, int, int, int], left_out: int) -> list[Any]:
+def _rows(content: bytes, shape: tuple[int, int, int, int], left_out: int) -> list[object]:
     """Rows of edges by their keys, without the last bits of weights and of what is said of rows.
 
     shape: how many rows, edges of a row, bytes of a key, and facts of a row, of which all but the
@@ -199,22 +149,23 @@ def _rounded(bits: Array, left_out: int) -> Array:
     return found
 
 
-def _numbers(content: bytes, left_out: int) -> list[Any]:
+def _numbers(content: bytes, left_out: int) -> list[object]:
     """Numbers of float32, without their last bits."""
     return _packed(_rounded(np.frombuffer(content, "<u4"), left_out).tobytes())
 
 
-def _pictures(content: bytes, shape: tuple[int, int]) -> list[Any]:
-    """Pictures of a matrix of a shape: where one dot is light, the one below it often is."""
-    _, across = block_sizes(shape[0], shape[1], MOST)
-    columns = -(-shape[1] // across)
+def _pictures(example: Example, number: int, content: bytes) -> list[object]:
+    """Pictures of a layer's heads: where one dot is light, the one below it often is."""
+    _, queries, keys = example.trace.layers[number].shape
+    _, across = block_sizes(queries, keys, example.overviews.side)
+    columns = -(-keys // across)
     dots = np.frombuffer(content, np.uint8)
     steps = dots.copy()
     steps[columns:] -= dots[:-columns] if columns else dots
     return [f"below:{columns},{len(content)}", _compressed([(1, steps.tobytes())])]
 
 
-def _packed(content: bytes, width: int = 4) -> list[Any]:
+def _packed(content: bytes, width: int = 4) -> list[object]:
     """Bytes of numbers of a width."""
     return [f"{width}:{len(content)}", _compressed([(width, content)])]
 

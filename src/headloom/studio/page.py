@@ -6,20 +6,19 @@ import base64
 import hashlib
 import html
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, atomic_file
-from headloom.formats.tokens import visible
 from headloom.formats.trace import TraceData
-from headloom.studio.bundle import script, style
-from headloom.studio.collection import Collection, Example, as_json, name_of
-from headloom.studio.heads import head_roles
+from headloom.studio.collection import Collection, Example, name_of
+from headloom.studio.digits import as_json
 from headloom.studio.pack import pack
 from headloom.studio.training import training_history
 from headloom.version import __version__
 
-__all__ = ["collect", "export_page", "page_html", "shell", "signpost"]
+__all__ = ["collect", "export_page", "page_html", "script", "shell", "style"]
 
 _SHELL = """<!doctype html>
 <html lang="en">
@@ -36,26 +35,6 @@ _SHELL = """<!doctype html>
 <div id="headloom-studio"><p class="headloom-opening">Opening the studio …</p></div>
 <noscript>This page draws its pictures with a script, which is switched off here.</noscript>
 {data}{script}
-</body>
-</html>
-"""
-
-_SIGNPOST = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Nothing is here · headloom</title>
-<link rel="icon" href="data:,">
-<link rel="stylesheet" href="/studio.css">
-</head>
-<body>
-<main class="headloom-signpost">
-<h1>Nothing is here</h1>
-<p>This studio has no page <code>{path}</code>.</p>
-<p><a href="/">Open the studio</a></p>
-</main>
 </body>
 </html>
 """
@@ -129,7 +108,7 @@ def collect(
     return Collection(
         title,
         [
-            Example(names[place] if names else name_of(trace), trace, head_roles)
+            Example(names[place] if names else name_of(trace), trace)
             for place, trace in enumerate(traces)
         ],
         [(str(name), str(value)) for name, value in (summary or {}).items()],
@@ -181,9 +160,24 @@ def shell(title: str, style: str, script: str, policy: str = "", data: str = "")
     )
 
 
-def signpost(path: str) -> str:
-    """The markup of a page for a path that leads nowhere, with the way to the studio."""
-    return _SIGNPOST.format(path=_text(visible(path, 200)))
+def script() -> str:
+    """The script, a JavaScript module whose default export is an anywidget."""
+    return _built("studio.js")
+
+
+def style() -> str:
+    """The style sheet."""
+    return _built("studio.css")
+
+
+def _built(name: str) -> str:
+    try:
+        return resources.files("headloom.studio").joinpath("static", name).read_text("utf-8")
+    except FileNotFoundError:
+        raise InputError(
+            "the studio's front end is not built here. In a clone of the repository, run "
+            "scripts/studio (make setup does)."
+        ) from None
 
 
 def _digest(content: str) -> str:

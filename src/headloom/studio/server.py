@@ -7,32 +7,30 @@ says the same of each piece for as long as it runs, so that a browser asks for n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import gzip
+import json
+import secrets
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
 
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headloom.errors import HeadloomError
-from headloom.formats.tokens import visible
-from headloom.studio import bundle
-from headloom.studio.arrays import BLOCK
+from headloom.formats.files import JsonObject
 from headloom.studio.collection import Collection
-from headloom.studio.overviews import Overviews
-from headloom.studio.page import shell, signpost
-from headloom.studio.pieces import BYTES, JSON, SO_FAR, Binary, Found, Number, Pieces, within
-from headloom.studio.questions import add_questions
-from headloom.studio.tiles import SIDE, Of, Tile, top_level
-from headloom.studio.view_paths import (
-    add_comparisons,
-    add_corpus,
-    add_graphs,
-    add_images,
-    add_neurons,
-)
-from headloom.version import __version__
+from headloom.studio.digits import as_json
+from headloom.studio.page import script, shell, style
+from headloom.studio.routes import POSTS, ROUTES, Answer, Opened, Place, Slow
 
 __all__ = ["create_app"]
 
@@ -59,6 +57,13 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
+_JSON, _NUMBERS = "application/json", "application/octet-stream"
+_UNCACHED = {"Cache-Control": "no-store"}
+#: Pieces that take long and are made at the same time, and seconds between two looks whether a
+#: browser still waits for one.
+_AT_ONCE, _LOOK = 2, 0.2
+#: Bytes of a text from which on it is compressed; bytes of a question, at most.
+_PACKED, _LONGEST = 2**14, 2**18
 
 
 class LocalOnly:
@@ -85,260 +90,162 @@ class LocalOnly:
                     headers[name] = value
             await send(message)
 
-        server = scope.get("server")
+        refused = self._refused(scope)
+        await (refused or self.app)(scope, receive, guarded)
+
+    def _refused(self, scope: Scope) -> Response | None:
+        server, headers = scope.get("server"), Headers(scope=scope)
         port = server[1] if server else None
         allowed = {f"{name}:{port}" for name in _NAMES}
         if port == 80:
             allowed |= set(_NAMES)
-        if Headers(scope=scope).get("host", "").lower() not in allowed:
-            refused = JSONResponse(
-                {"detail": "This studio answers its own machine alone: use http://127.0.0.1."}, 403
-            )
-            await refused(scope, receive, guarded)
-            return
+        if headers.get("host", "").lower() not in allowed:
+            return _problem("This studio answers its own machine alone: use http://127.0.0.1.", 403)
         # A page of another site can send a question here, though it could not read the answer.
-        origin = Headers(scope=scope).get("origin", "").lower()
         own = {"", *(f"http://{name}" for name in allowed)}
-        if scope["method"] not in ("GET", "HEAD") and origin not in own:
-            refused = JSONResponse({"detail": "This studio answers its own page alone."}, 403)
-            await refused(scope, receive, guarded)
-            return
-        if Headers(scope=scope).get("headloom-traces", self.traces) != self.traces:
-            detail = "headloom view was started again, with other traces: reload the page"
-            await JSONResponse({"detail": detail}, 412)(scope, receive, guarded)
-            return
-        await self.app(scope, receive, guarded)
+        if scope["method"] not in ("GET", "HEAD") and headers.get("origin", "").lower() not in own:
+            return _problem("This studio answers its own page alone.", 403)
+        if headers.get("headloom-traces", self.traces) != self.traces:
+            return _problem(
+                "headloom view was started again, with other traces: reload the page", 412
+            )
+        return None
 
 
-def create_app(collection: Collection) -> FastAPI:
+def _problem(detail: str, status: int) -> JSONResponse:
+    return JSONResponse({"detail": detail}, status, headers=_UNCACHED)
+
+
+def create_app(collection: Collection) -> Starlette:
     """The application that serves a collection."""
-    app = FastAPI(
-        title="headloom studio",
-        version=__version__,
-        description="Pieces of traces, as headloom.studio.collection describes them.",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/api/openapi.json",
+    server = _Server(collection)
+    page = shell(
+        title=f"{collection.title} · headloom",
+        style='<link rel="stylesheet" href="studio.css">',
+        script='<script type="module" src="studio.js"></script>',
     )
-    app.add_middleware(LocalOnly, traces=collection.traces)
-
-    @app.exception_handler(HeadloomError)
-    async def unreadable(request: Request, error: HeadloomError) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, 500)
-
-    @app.exception_handler(RequestValidationError)
-    async def unfit(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse({"detail": _in_one_line(error)}, 422)
-
-    @app.exception_handler(404)
-    async def missing(request: Request, error: HTTPException) -> Response:
-        path, uncached = request.url.path, {"Cache-Control": "no-store"}
-        if "route" in request.scope:
-            return JSONResponse({"detail": error.detail}, 404)
-        if "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(signpost(path), 404, headers=uncached)
-        where = "the studio is at /, and /api/openapi.json lists its paths"
-        detail = f"nothing is at {visible(path, 200)}: {where}"
-        return JSONResponse({"detail": detail}, 404, headers=uncached)
-
-    pieces = Pieces(collection)
-    for add in (_add_page, _add_examples, _add_layers, _add_heads, _add_history):
-        add(app, pieces)
-    add_neurons(app, pieces)
-    add_corpus(app, pieces)
-    add_images(app, pieces)
-    add_graphs(app, pieces)
-    add_questions(app, collection, pieces.example)
-    add_comparisons(app, pieces)
-    return app
+    return Starlette(
+        routes=[
+            Route("/", lambda request: Response(page, media_type="text/html; charset=utf-8")),
+            Route("/studio.js", server.text(script, "text/javascript")),
+            Route("/studio.css", server.text(style, "text/css")),
+            *(Route(f"/api/{path}", server.piece(answer)) for path, answer in ROUTES.items()),
+            *(
+                Route(f"/api/{path}", server.question(answer), methods=["POST"])
+                for path, answer in POSTS.items()
+            ),
+        ],
+        middleware=[Middleware(LocalOnly, traces=collection.traces)],
+        exception_handlers={
+            HeadloomError: lambda request, error: _problem(str(error), 500),
+            HTTPException: lambda request, error: _problem(_detail(error), _status(error)),
+        },
+    )
 
 
-def _in_one_line(error: RequestValidationError) -> str:
-    """What a request is expected to be, without what it held."""
-    found = [
-        f"{'.'.join(map(str, problem['loc']))[:60]}: {problem['msg'][:120]}"
-        for problem in error.errors()[:3]
-    ]
-    return visible("; ".join(found), 500)
+def _detail(error: Exception) -> str:
+    detail = error.detail if isinstance(error, HTTPException) else str(error)
+    return "nothing is here: the studio is at /" if detail == "Not Found" else detail
 
 
-def _add_page(app: FastAPI, pieces: Pieces) -> None:
-    @app.get("/", response_class=Response, include_in_schema=False)
-    def page() -> Response:
-        markup = shell(
-            title=f"{pieces.collection.title} · headloom",
-            style='<link rel="stylesheet" href="studio.css">',
-            script='<script type="module" src="studio.js"></script>',
-        )
-        return Response(markup, media_type="text/html; charset=utf-8")
-
-    @app.get("/studio.js", include_in_schema=False)
-    def script(request: Request) -> Response:
-        kind = "text/javascript; charset=utf-8"
-        return pieces.answer(request, lambda: bundle.script().encode(), kind)
-
-    @app.get("/studio.css", include_in_schema=False)
-    def style(request: Request) -> Response:
-        return pieces.answer(request, lambda: bundle.style().encode(), "text/css; charset=utf-8")
+def _status(error: Exception) -> int:
+    return error.status_code if isinstance(error, HTTPException) else 500
 
 
-def _add_examples(app: FastAPI, pieces: Pieces) -> None:
-    @app.get("/api/open", responses=JSON)
-    def opening(request: Request) -> Response:
-        """What is open: title, examples, whether there is a history."""
-        return pieces.json(request, lambda: {**pieces.collection.opening(), "live": True})
+class _Server:
+    """How pieces are answered."""
 
-    @app.get("/api/examples/{example}", responses=JSON)
-    def description(request: Request, example: Number) -> Response:
-        """A trace without its numbers: tokens, layers, exactness."""
-        return pieces.json(request, pieces.example(example).description)
+    def __init__(self, collection: Collection) -> None:
+        self._opened = Opened(collection)
+        # A new server may show another trace at the same address.
+        self._tag = f'"{secrets.token_hex(8)}"'
+        self._slow = asyncio.Semaphore(_AT_ONCE)
 
-    @app.get("/api/examples/{example}/heads", responses=JSON)
-    def heads(example: Number) -> Response:
-        """What is known of every head; its measures and its role as soon as they are known."""
-        known = pieces.example(example).heads_as_json()
-        uncached = {"Cache-Control": "no-store"}
-        return Response(known, media_type="application/json", headers=uncached)
-
-    def small(
-        request: Request, number: str, layer: str, make: Callable[[Overviews, int], Found]
-    ) -> Response:
-        example = pieces.example(number)
-        first = within("layer", layer, len(example.trace.layers))
-        if example.small is None:
-            raise HTTPException(404, "these heads are few: ask for the pictures of each layer")
-        pictures, whole = make(example.small, first)
-        return pieces.so_far(request, pictures, whole)
-
-    @app.get("/api/examples/{example}/small/quick/{layer}", responses=SO_FAR, response_class=Binary)
-    def quick(request: Request, example: Number, layer: Number) -> Response:
-        """Small pictures of a layer's heads and of those after it; 202: ask for those that miss."""
-        return small(request, example, layer, Overviews.quick)
-
-    @app.get("/api/examples/{example}/small/best/{layer}", responses=SO_FAR, response_class=Binary)
-    def best(request: Request, example: Number, layer: Number) -> Response:
-        """Likewise the best that there are to be, as far as they are known by now."""
-        return small(request, example, layer, Overviews.best)
-
-
-_LAYER = "/api/examples/{example}/layers/{layer}"
-
-
-def _add_layers(app: FastAPI, pieces: Pieces) -> None:
-    @app.get(_LAYER + "/means", responses=SO_FAR, response_class=Binary)
-    def means(request: Request, example: Number, layer: Number) -> Response:
-        """A small picture of each head, uint8, exact; 202: those of the first heads so far."""
-        chosen, number = pieces.layer(example, layer)
-        if chosen.overviews.state(number) == "kept":
-            raise HTTPException(404, "this layer has its kept edges alone: ask for kept")
-        return pieces.so_far(request, *chosen.overviews.means(number))
-
-    @app.get(_LAYER + "/kept", responses=BYTES, response_class=Binary)
-    def kept(request: Request, example: Number, layer: Number) -> Response:
-        """A small picture of each head, uint8, of its kept edges alone."""
-        chosen, number = pieces.layer(example, layer)
-        return pieces.answer(request, lambda: chosen.overviews.kept(number))
-
-    @app.get(_LAYER + "/values", responses=BYTES, response_class=Binary)
-    def values(request: Request, example: Number, layer: Number) -> Response:
-        """The norm of each key's value for each head, float32."""
-        chosen, number = pieces.layer(example, layer)
-        norms = chosen.values(number)
-        if norms is None:
-            raise HTTPException(404, "this trace did not keep the norms of its values")
-        return pieces.answer(request, lambda: norms)
-
-    @app.get(_LAYER + "/sums", responses=BYTES, response_class=Binary)
-    async def sums(request: Request, example: Number, layer: Number) -> Response:
-        """What each key gets from all queries, float32, exact."""
-        chosen, number = pieces.layer(example, layer)
-        if chosen.overviews.state(number) == "kept":
-            raise HTTPException(404, "this layer has its kept edges alone: there are no exact sums")
-        return await pieces.slowly(
-            request,
-            lambda go_on: chosen.sums(number, go_on),
-            lambda: chosen.sums_take_long(number),
+    def text(self, make: Callable[[], str], kind: str) -> Callable[[Request], Response]:
+        """The answer to a request for a part of the front end."""
+        return lambda request: self.lasting(
+            request, lambda: make().encode(), f"{kind}; charset=utf-8"
         )
 
+    def lasting(self, request: Request, make: Callable[[], bytes], kind: str) -> Response:
+        """What does not change; or that the browser has it."""
+        caching = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
+        if self._tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=caching)
+        content = make()
+        # Through a tunnel from another machine texts come several times as fast; numbers hardly.
+        if kind != _NUMBERS and len(content) >= _PACKED:
+            caching["Vary"] = "Accept-Encoding"
+            if "gzip" in request.headers.get("accept-encoding", ""):
+                content = gzip.compress(content, compresslevel=1)
+                caching["Content-Encoding"] = "gzip"
+        return Response(content, media_type=kind, headers=caching)
 
-_HEAD = _LAYER + "/heads/{head}"
+    def piece(
+        self, answer: Callable[[Place], Answer] | Slow
+    ) -> Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]:
+        """The answer to a request for a piece."""
 
+        def at_once(request: Request) -> Response:
+            assert not isinstance(answer, Slow)
+            made = answer(Place(self._opened, request.path_params))
+            kind = _NUMBERS if isinstance(made.content, bytes) else _JSON
+            if not made.lasting:
+                return Response(bytes(made), media_type=kind, headers=_UNCACHED)
+            return self.lasting(request, lambda: bytes(made), kind)
 
-def _add_heads(app: FastAPI, pieces: Pieces) -> None:
-    @app.get(_HEAD + "/edges/{block}", responses=BYTES, response_class=Binary)
-    def edges(
-        request: Request, example: Number, layer: Number, head: Number, block: Number
-    ) -> Response:
-        """The kept edges of 1,024 rows."""
-        chosen, number, of_head = pieces.head(example, layer, head)
-        place = within("block", block, -(-chosen.trace.layers[number].shape[1] // BLOCK))
-        return pieces.answer(request, lambda: chosen.layers[number].edges(of_head, place))
+        async def slowly(request: Request) -> Response:
+            assert isinstance(answer, Slow)
+            return await self._slowly(request, Place(self._opened, request.path_params), answer)
 
-    @app.get(_HEAD + "/queries/{key}", responses=BYTES, response_class=Binary)
-    def queries_of(
-        request: Request, example: Number, layer: Number, head: Number, key: Number
-    ) -> Response:
-        """Which rows look at a key, over the kept edges: rows, then weights."""
-        chosen, number, of_head = pieces.head(example, layer, head)
-        place = within("key", key, chosen.trace.layers[number].shape[2])
-        return pieces.answer(request, lambda: chosen.layers[number].queries_of(of_head, place))
+        return slowly if isinstance(answer, Slow) else at_once
 
-    @app.get(_HEAD + "/matrix/{of}/{level}/{row}/{column}", responses=BYTES, response_class=Binary)
-    async def matrix(
-        request: Request,
-        example: Number,
-        layer: Number,
-        head: Number,
-        of: Of,
-        level: Number,
-        row: Number,
-        column: Number,
-    ) -> Response:
-        """A tile of 256 x 256 cells, or blocks of 2^level x 2^level cells, float16."""
-        chosen, number, of_head = pieces.head(example, layer, head)
-        _, queries, keys = chosen.trace.layers[number].shape
-        height = within("level", level, top_level(queries, keys) + 1)
-        step = SIDE << height
-        at = within("row", row, -(-queries // step)), within("column", column, -(-keys // step))
-        tile = Tile(of_head, of, height, *at)
-        return await pieces.slowly(
-            request,
-            lambda go_on: chosen.matrix.tile(number, tile, go_on),
-            lambda: chosen.matrix.takes_long(number, tile),
-        )
+    async def _slowly(self, request: Request, place: Place, piece: Slow) -> Response:
+        """The answer of what may take long. Such pieces wait for each other outside of the server's
+        threads, which others need meanwhile; and none is made for a browser that has left.
+        """
+        left = threading.Event()
 
-    @app.get(_HEAD + "/cells/{row}/{column}", responses=JSON)
-    def cell(
-        request: Request, example: Number, layer: Number, head: Number, row: Number, column: Number
-    ) -> Response:
-        """One weight, its score and its rank in its row."""
-        chosen, number, of_head = pieces.head(example, layer, head)
-        _, queries, keys = chosen.trace.layers[number].shape
-        place = within("row", row, queries), within("column", column, keys)
-        return pieces.json(request, lambda: chosen.matrix.cell(number, of_head, *place))
+        def made() -> Response:
+            try:
+                make = partial(piece.make, place, lambda: not left.is_set())
+                return self.lasting(request, make, _NUMBERS)
+            except InterruptedError:
+                return Response(status_code=204)
 
+        if not piece.takes_long(place):
+            return await run_in_threadpool(made)
+        async with self._slow:
+            if await request.is_disconnected():
+                return Response(status_code=204)
+            making = asyncio.ensure_future(run_in_threadpool(made))
+            try:
+                while not (await asyncio.wait({making}, timeout=_LOOK))[0]:
+                    if await request.is_disconnected():
+                        left.set()
+                return making.result()
+            finally:
+                left.set()
 
-def _add_history(app: FastAPI, pieces: Pieces) -> None:
-    history = pieces.collection.history
+    def question(
+        self, answer: Callable[[object, Opened], JsonObject]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The answer to what the page sends."""
 
-    @app.get("/api/history", responses=JSON)
-    def description(request: Request) -> Response:
-        """Steps, losses and measures along a training."""
-        if history is None:
-            raise HTTPException(404, "this is no run: there is no history")
-        return pieces.json(request, lambda: history.description)
+        async def answered(request: Request) -> Response:
+            # A form of another site can send other kinds without being asked first.
+            if request.headers.get("content-type") != _JSON:
+                raise HTTPException(422, "expected JSON")
+            body = b""
+            async for part in request.stream():
+                body += part
+                if len(body) > _LONGEST:
+                    raise HTTPException(413, f"expected at most {_LONGEST} bytes")
+            try:
+                content = json.loads(body)
+            except ValueError:
+                raise HTTPException(422, "expected JSON") from None
+            made = await run_in_threadpool(answer, content, self._opened)
+            return Response(as_json(made), media_type=_JSON, headers=_UNCACHED)
 
-    @app.get("/api/history/layers/{layer}/weights", responses=BYTES, response_class=Binary)
-    def weights(request: Request, layer: Number) -> Response:
-        """The probe's weights along a training, uint8."""
-        return of_layer(request, "weights", layer, history.weights if history else {})
-
-    @app.get("/api/history/layers/{layer}/products", responses=BYTES, response_class=Binary)
-    def products(request: Request, layer: Number) -> Response:
-        """W_Q W_K^T along a training, int8."""
-        return of_layer(request, "products", layer, history.products if history else {})
-
-    def of_layer(request: Request, name: str, layer: str, arrays: dict[int, bytes]) -> Response:
-        if int(layer) not in arrays:
-            raise HTTPException(404, f"there are no {name} of layer {layer} in a history")
-        return pieces.answer(request, lambda: arrays[int(layer)])
+        return answered

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from headloom.errors import InputError, installing, optional_package
 from headloom.formats.trace import TraceData
 from headloom.studio.collection import Collection
+from headloom.studio.page import collect, script
 
 if TYPE_CHECKING:
     import uvicorn
@@ -137,7 +138,6 @@ def view(trace: TraceData | Path | str, *, port: int | None = None, browser: boo
     Raises: DataError: nothing can be read there; InputError: the port is in use, or FastAPI or
     uvicorn is missing.
     """
-    from headloom.studio.page import collect
     from headloom.studio.runs import open_collection
 
     collection = collect([trace]) if isinstance(trace, TraceData) else open_collection(Path(trace))
@@ -165,9 +165,7 @@ def _server(collection: Collection) -> uvicorn.Server:
         import uvicorn
 
         from headloom.studio.server import create_app
-    from headloom.studio import bundle
-
-    bundle.script()  # Where it was not built, say so now.
+    script()  # Where it was not built, say so now.
     config = uvicorn.Config(
         create_app(collection),
         log_level="error",

@@ -1,4 +1,7 @@
-"""`layer_sums`: sums over all weights of a layer, of which kept edges alone would give a part."""
+"""Sums over all weights of a layer, and their mean over heads, as little-endian arrays.
+
+A browser works out the mean's graph and the paths through all layers from `layer_mean`.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,69 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from scipy import sparse
-from torch import Tensor
 
-from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.studio.arrays import Array, LayerArrays
+from headloom.formats.trace import TraceData
+from headloom.studio.arrays import Array, LayerArrays, Layers
 
-__all__ = ["layer_sums"]
+__all__ = ["LOCAL", "layer_mean", "layer_sums", "most_kept"]
+
+#: Rows of a layer up to which there is its mean.
+LOCAL = 2048
+#: Edges of a mean at most, and of the means of all layers; and yet so many of each row.
+_EDGES, _EDGES_OF_ALL, _EDGES_OF_A_ROW = 2**16, 2**20, 8
+#: Cells of all heads up to which a mean is exact where it can be: a second of work.
+_CHEAP_CELLS = 2**26
+
+
+def most_kept(trace: TraceData, number: int) -> int:
+    """Edges that the mean of a layer has of each row, at most."""
+    _, queries, keys = trace.layers[number].shape
+    edges = min(_EDGES, _EDGES_OF_ALL // len(trace.layers))
+    return min(keys, max(_EDGES_OF_A_ROW, edges // max(queries, 1)))
+
+
+def layer_mean(layers: Layers, number: int) -> bytes:
+    """The mean of a layer's heads, the strongest edges of each row; exact where that is cheap.
+
+    weights   float32 (rows, kept), strongest first
+    missing   float32 (rows,): the mass of the row on keys that are not here
+    keys      uint32 (rows, kept); 4294967295: no edge
+    """
+    arrays, kept = layers[number], most_kept(layers.trace, number)
+    dense, mass = _dense_mean(layers, number)
+    keys = np.argsort(-dense, 1, kind="stable")[:, :kept]
+    weights = np.take_along_axis(dense, keys, 1).astype("<f4")
+    missing = np.maximum(mass - weights.sum(-1, dtype=np.float64), 0)
+    keys = np.where(weights > 0, keys, 2**32 - 1)
+    assert len(weights) == arrays.queries
+    return b"".join(
+        (weights.tobytes(), missing.astype("<f4").tobytes(), keys.astype("<u4").tobytes())
+    )
+
+
+def _dense_mean(layers: Layers, number: int) -> tuple[Array, Array]:
+    """The mean of all cells, or of the kept edges, (queries, keys), and the mass of its rows."""
+    arrays = layers[number]
+    data = layers.trace.layers[number].data
+    mean = np.zeros((arrays.queries, arrays.length))
+    cheap = arrays.heads * mean.size <= _CHEAP_CELLS and not np.isnan(arrays.lse).any()
+    matrix = layers.matrix(number) if cheap and not data.keeps_every_edge else None
+    if matrix is not None:
+        for head in range(arrays.heads):
+            mean += matrix[head, :, :].numpy()
+        mean /= max(arrays.heads, 1)
+        return mean, mean.sum(-1)
+    heads, rows, places = np.nonzero((arrays.keys >= 0) & ~np.isnan(arrays.weights))
+    kept = arrays.weights[heads, rows, places] / np.float64(arrays.heads)
+    np.add.at(mean, (rows, arrays.keys[heads, rows, places]), kept)
+    return mean, arrays.masses.mean(0)
 
 
 @torch.no_grad()
 def layer_sums(
-    arrays: LayerArrays,
-    matrix: AttentionMatrix | None,
-    norms: Array | None,
-    sinks: Tensor | None = None,
-    go_on: Callable[[], bool] = lambda: True,
+    layers: Layers, number: int, norms: Array | None, go_on: Callable[[], bool] = lambda: True
 ) -> bytes:
-    """Sums over the weights P of each head, float32, little-endian, one after the other:
+    """Sums over the weights P of each head, float32, one after the other:
 
     received (heads, keys)     sum_i P_ij: what a key gets from all queries
     valued (heads, queries)    sum_j P_ij |v_j|
@@ -31,13 +80,13 @@ def layer_sums(
     sinks (heads,)             logits of sinks, where there are some: e^(sink - lse_i) of row i
 
     Args:
-        arrays: the kept edges, which are all of them where there is no matrix.
+        number: a layer that has its matrix, or whose kept edges are all that there are.
         norms: |v|, (heads, keys); None: `valued` and `given` are left out.
-        sinks: logits, (heads,); None: `sinks` is left out.
         go_on: asked before each head.
 
     Raises: InterruptedError: it said no.
     """
+    arrays, matrix = layers[number], layers.matrix(number)
     heads, queries, length = arrays.heads, arrays.queries, arrays.length
     known = arrays.received
     received = np.zeros((heads, length), np.float32) if known is None else known
@@ -57,8 +106,9 @@ def layer_sums(
             )
             given[head] = norms[head] * (whole.T @ inverse)
     parts = [received] if norms is None else [received, valued, given]
-    if sinks is not None:
-        parts.append(sinks.float().numpy())
+    terms = layers.trace.layers[number].terms
+    if terms is not None and terms.sinks is not None:
+        parts.append(terms.sinks.float().numpy())
     return b"".join(part.astype("<f4").tobytes() for part in parts)
 
 

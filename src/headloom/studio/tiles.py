@@ -14,12 +14,10 @@ Where a trace has no queries and keys, tiles hold the kept edges alone.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -27,19 +25,16 @@ from torch import Tensor
 
 from headloom.analysis.worked_row import worked_row
 from headloom.formats.files import JsonObject
-from headloom.formats.trace import TraceData, TraceLayer
-from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.studio.arrays import Array, LayerArrays, LayerCache
+from headloom.studio.arrays import Array, LayerArrays, Layers
 
-__all__ = ["SIDE", "MatrixTiles", "Of", "Tile", "as_tile", "top_level"]
+__all__ = ["SIDE", "MatrixTiles", "Tile", "as_tile", "top_level"]
 
-Of = Literal["max", "mass"]
 SIDE = 256
 #: The level from which tiles are made of one pass over the whole, and blocks of a pass at most:
 #: where it would have more, the level is higher.
 _BASE, _MOST_BLOCKS = 4, 2**26
-#: Heads whose pass is kept, and layers whose queries and keys are.
-_HEADS, _LAYERS = 16, 2
+#: Heads whose pass is kept.
+_HEADS = 16
 #: Cells of a band of a pass: some tenths of a second.
 _BAND_CELLS = 2**27
 #: Bytes of passes held at most, besides the last: at 131,072 tokens one takes 512 MiB.
@@ -56,10 +51,10 @@ def top_level(queries: int, keys: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """Which tile of a layer: of a head, of a level, its row and column among the tiles of it."""
+    """Which tile of a layer: of a head, "max" or "mass", of a level, its row and column there."""
 
     head: int
-    of: Of
+    of: str
     level: int
     row: int
     column: int
@@ -91,12 +86,10 @@ class _Pass:
 class MatrixTiles:
     """The tiles of a trace. Safe to ask from several threads."""
 
-    def __init__(self, trace: TraceData, layers: LayerCache) -> None:
-        self._trace = trace
-        self._arrays = layers
-        self._layers: OrderedDict[int, TraceLayer] = OrderedDict()
+    def __init__(self, layers: Layers) -> None:
+        self._trace = layers.trace
+        self._layers = layers
         self._passes: OrderedDict[tuple[int, int], _Pass] = OrderedDict()
-        self._opening = threading.Lock()
         self._passing = threading.Lock()
         self._keeping = threading.Lock()
         self._working = threading.Semaphore(2)
@@ -138,14 +131,14 @@ class MatrixTiles:
 
     def cell(self, number: int, head: int, row: int, column: int) -> JsonObject:
         """One weight, its score, and its rank among the weights of its row, from 1."""
-        arrays = self._arrays[number]
+        arrays = self._layers[number]
         lse, count = float(arrays.lse[head, row]), int(arrays.count[head, row])
-        found: JsonObject = {"count": count, "below": None, "hidden": False, "rank": None}
-        matrix = self.matrix(number)
+        found: JsonObject = {"count": count, "rest": None, "hidden": False, "rank": None}
+        matrix = self._layers.matrix(number)
         if matrix is None:
             return found | _kept_cell(arrays, head, row, column, lse)
         # Weights below the least of float32 are 0 alike, and their scores tell them apart.
-        scored = worked_row(self._layer(number), head, row)
+        scored = worked_row(self._layers.layer(number), head, row)
         if not bool(scored.allowed[column]):
             return found | {"weight": None, "score": None, "hidden": True}
         score = scored.scores[column]
@@ -159,29 +152,13 @@ class MatrixTiles:
         """Whether tiles of a layer are of the whole matrix, not of kept edges alone."""
         return self._trace.layers[number].data.has_matrix
 
-    def matrix(self, number: int) -> AttentionMatrix | None:
-        """The whole matrix of a layer, where it can be had; a few are kept."""
-        return self._layer(number).matrix
-
-    def _layer(self, number: int) -> TraceLayer:
-        """A layer of its own with its matrix, so that what it reads can be let go."""
-        with self._opening:
-            if number not in self._layers:
-                layer = dataclasses.replace(self._trace.layers[number])
-                _ = layer.matrix  # read once, whoever asks first
-                self._layers[number] = layer
-                while len(self._layers) > _LAYERS:
-                    self._layers.popitem(last=False)
-            self._layers.move_to_end(number)
-            return self._layers[number]
-
     def _blocks(
         self, number: int, head: int, rows: range, columns: range, size: int
     ) -> tuple[Tensor, Tensor]:
         """The largest weight and the sum of each block of some rows and columns."""
-        matrix = self.matrix(number)
+        matrix = self._layers.matrix(number)
         if matrix is None:
-            return _kept_blocks(self._arrays[number], head, rows, columns, size)
+            return _kept_blocks(self._layers[number], head, rows, columns, size)
         queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         return matrix.block_summaries(head, size, queries, keys)
 
@@ -262,7 +239,7 @@ def _rows_of(queries: int, size: int) -> Array:
     return np.minimum(queries - starts, size).astype(np.float32)
 
 
-def _coarser(base: Array, size: int, factor: int, of: Of, queries: int) -> Array:
+def _coarser(base: Array, size: int, factor: int, of: str, queries: int) -> Array:
     """Blocks of size x size cells joined, factor x factor of them."""
     if factor == 1:
         return base
@@ -303,6 +280,4 @@ def _kept_cell(arrays: LayerArrays, head: int, row: int, column: int, lse: float
     kept = int((arrays.keys[head, row] >= 0).sum())
     if kept >= int(arrays.count[head, row]):
         return {"weight": None, "score": None, "hidden": True}
-    smallest = float(arrays.weights[head, row, kept - 1]) if kept else 1.0
-    below = min(smallest, float(arrays.rest[head, row]))
-    return {"weight": None, "score": None, "below": below}
+    return {"weight": None, "score": None, "rest": float(arrays.rest[head, row])}

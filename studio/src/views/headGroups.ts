@@ -1,6 +1,6 @@
 // Every head in groups of rows: each kind apart, or all of them in one order.
 
-import { KINDS, noteOf, type Heads, type Kind, type Layer } from "../model";
+import { KINDS, noteOf, type Heads, type Kind, type Layer } from "../description";
 import { measureOf, placeOf, roleBar, roleOf } from "../sentences";
 
 export interface Cell {
@@ -33,7 +33,7 @@ export function groupsByKind(layers: Layer[]): HeadGroup[] {
         title: KINDS[kind],
         note: notesOf(kind, rows),
         columns: Math.max(0, ...rows.map((layer) => layer.heads)),
-        rows: rows.map((layer) => ({ label: `L${layer.index}`, cells: headsOf(layer) })),
+        rows: rows.map((layer) => ({ label: `L${layer.number}`, cells: headsOf(layer) })),
         numbered: true,
       };
     })

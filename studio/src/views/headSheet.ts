@@ -1,8 +1,9 @@
 // All heads of a group on one sheet: where each stands, and how their pictures are painted.
 
 import { nice } from "../axisTicks";
+import type { Pen } from "../figure/pen";
 import { joined, pooling, type Blocks, type Picture } from "../overview";
-import type { Layer } from "../model";
+import type { Layer } from "../description";
 import { APART, LABEL, rowGapOf, stripOf, type Fit } from "./arrangement";
 import type { Cell, HeadGroup } from "./headGroups";
 
@@ -114,32 +115,27 @@ export class SheetPainter {
     }
     this.before = { sheet, table, strip: of.strip, ratio };
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const byLayer = new Map<number, Placed[]>();
-    for (const cell of sheet.cells) {
-      const cells = byLayer.get(cell.layer);
-      if (cells) cells.push(cell);
-      else byLayer.set(cell.layer, [cell]);
-    }
-    const { away, high } = stripOf(sheet.tile);
-    for (const [layer, cells] of byLayer) {
+    this.last = of;
+    for (const [layer, cells] of byLayer(sheet)) {
       const same = this.painted[layer] === pictures[layer];
       this.painted[layer] = pictures[layer];
       if (!same) this.paintLayer(context, of, cells, of.layers[layer], ratio);
-      if (!same || strips)
-        for (const cell of cells) {
-          context.fillStyle = of.strip(cell);
-          context.fillRect(cell.x, cell.y + sheet.tile + away, sheet.tile, high);
-        }
+      if (!same || strips) paintStrips(context, of, cells);
     }
   }
 
-  private paintLayer(
-    context: CanvasRenderingContext2D,
-    of: Paint,
-    cells: Placed[],
-    layer: Layer,
-    ratio: number,
-  ): void {
+  /** Paints all of it, as it was painted last. */
+  whole(pen: Pen): void {
+    const of = this.last;
+    if (!of) return;
+    for (const [layer, cells] of byLayer(of.sheet)) {
+      this.paintLayer(pen, of, cells, of.layers[layer], 4);
+      paintStrips(pen, of, cells);
+    }
+  }
+  private last: Paint | null = null;
+
+  private paintLayer(context: Pen, of: Paint, cells: Placed[], layer: Layer, ratio: number): void {
     const { tile } = of.sheet;
     const pictures = of.pictures[layer.number];
     const blocks = of.blocks(layer);
@@ -177,6 +173,24 @@ export class SheetPainter {
         pixels[at] = of.table[shown[n]];
     });
     this.atlas.getContext("2d")!.putImageData(image, 0, 0);
+  }
+}
+
+function byLayer(sheet: Sheet): Map<number, Placed[]> {
+  const found = new Map<number, Placed[]>();
+  for (const cell of sheet.cells) {
+    const cells = found.get(cell.layer);
+    if (cells) cells.push(cell);
+    else found.set(cell.layer, [cell]);
+  }
+  return found;
+}
+
+function paintStrips(pen: Pen, { sheet, strip }: Paint, cells: Placed[]): void {
+  const { away, high } = stripOf(sheet.tile);
+  for (const cell of cells) {
+    pen.fillStyle = strip(cell);
+    pen.fillRect(cell.x, cell.y + sheet.tile + away, sheet.tile, high);
   }
 }
 

@@ -1,6 +1,7 @@
 // What the ways to draw threads are given: of a short text, of a long one, and in words.
 
-import type { Example, Layer, Row, Sums } from "../model";
+import type { Layer } from "../description";
+import type { Example, Row, Sums } from "../model";
 import type { Studio } from "../studio.svelte";
 import type { Choice } from "../threads";
 

@@ -9,7 +9,7 @@ from tests.analysis.effects.test_relevance import CASES, IDS, PAIR, build, posit
 from headloom.analysis.effects.relevance import relevance
 from headloom.analysis.effects.relevance_levels import relevance_levels
 from headloom.errors import InputError
-from headloom.studio.relevance import RelevanceShown
+from headloom.studio.flows import RelevanceShown
 
 pytest.importorskip("transformers")
 

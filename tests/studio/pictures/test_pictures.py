@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.image import AxesImage, imread
 from matplotlib.text import Text
-from tests.forked import Loaded
 
 import headloom
-from headloom.api.trace import Trace
-from headloom.formats.trace import LayerInMemory, TraceLayer
-from headloom.studio.pictures import alignment, fonts, heads, history, save_picture, threads
+from headloom.studio.pictures import alignment, heads, history, save_picture, threads
 from headloom.studio.pictures.palette import palette
 
 
@@ -121,60 +117,11 @@ def test_heads_shows_each_head_once_kinds_apart(pair_trace) -> None:
     assert places[0].y0 == places[1].y0 > places[4].y0 > places[8].y0
 
 
-def test_heads_names_the_sequences_as_the_trace_does() -> None:
-    """Also names that a font or a formula's syntax might trip over."""
-    _, graph = headloom.attend(*torch.randn(3, 1, 4, 8), keep=headloom.Top(4))
-
-    def layer(name: str, number: int) -> TraceLayer:
-        tokens = ["a"] * 4
-        return TraceLayer(
-            name=f"{number}", kind="encoder", index=number, shape=(1, 4, 4), queries_from=name,
-            keys_from=name, query_tokens=tokens, key_tokens=tokens, scale=1.0,
-            data=LayerInMemory(graph),
-        )  # fmt: skip
-
-    names = ["patches", "$x^{y", "patches"]
-    layers = tuple(layer(name, number) for number, name in enumerate(names))
-    figure = heads(Trace({name: ["a"] * 4 for name in names}, layers), title="of several")
-    figure.canvas.draw()
-    (found,) = (text.get_text() for text in texts(figure) if "Encoder" in text.get_text())
-    assert found.replace("\\$", "$") == (
-        "Encoder: the patches look at each other; the $x^{y looks at itself"
-    )
-
-
-def test_the_caption_of_one_narrow_head_stays_in_the_picture(make_trace) -> None:
-    figure = heads(make_trace([str(i) for i in range(1200)], heads=1, keep=4))
-    assert "1 head · 1,200 tokens" in words(figure)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    small = [text for text in figure.texts if text.get_fontsize() == 6.5]
-    boxes = [text.get_window_extent(renderer) for text in small]
-    assert any("a dot" in text.get_text() for text in small)
-    assert max(box.x1 for box in boxes) < figure.bbox.width
-    assert not any(one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[:n])
-
-
-def test_one_head_of_one_token(make_trace) -> None:
-    assert "1 head · 1 token" in words(heads(make_trace(["a"], heads=1)))
-
-
 def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace) -> None:
     figure = heads(make_trace([str(i) for i in range(192)], keep=192))
     tile = images(figure)[0].get_array()
     assert tile.shape == (64, 64)
     assert np.allclose(tile.sum(1), 1, atol=1e-5)
-
-
-def test_what_stands_right_of_a_curve_of_history_is_in_the_picture() -> None:
-    matrices = [np.full((4, 4), float(step)) - 2 for step in range(7)]
-    for first, last in ((0.0203, 0.00271), (-0.0203, -0.00271), (-1.23e-05, -4.56e-07)):
-        figure = history(range(7), matrices, {"symmetry": np.linspace(first, last, 7).tolist()})
-        figure.canvas.draw()
-        written = figure.findobj(
-            lambda artist: isinstance(artist, Text) and "→" in artist.get_text()
-        )
-        (text,) = (artist for artist in written if isinstance(artist, Text))
-        assert text.get_window_extent().x1 < figure.bbox.width - 3
 
 
 def test_history_draws_the_first_and_the_last_on_one_scale() -> None:
@@ -239,18 +186,6 @@ def test_hostile_tokens_are_drawn_without_a_warning(
     assert "∅" in labels
 
 
-def test_letters_that_no_font_has_are_named(monkeypatch, capsys) -> None:
-    only = {"DejaVu Sans": fonts._installed()["DejaVu Sans"]}
-    monkeypatch.setattr(fonts, "_installed", lambda: only)
-    assert fonts.lettering(["é", "\u202e"]).families == ("DejaVu Sans",)
-    assert capsys.readouterr().err == ""
-    assert fonts.lettering(["2024年3月é"]).text("3月") == "3‹6708›"
-    assert capsys.readouterr().err == (
-        "headloom: no installed font has 年月: drawn as code points. Install one that has, as "
-        "Noto.\n"
-    )
-
-
 def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path) -> None:
     layer = pair_trace.layers[0]
     for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
@@ -262,17 +197,6 @@ def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path) -> Non
     assert ">#27</text>" in (tmp_path / "a.svg").read_text("utf-8")  # text stays text
     ground = imread(tmp_path / "a.png")[0, 0, :3]
     assert np.allclose(ground, 1)
-
-
-def test_pictures_leave_matplotlib_as_it_was(loaded: Loaded, pair_trace, tmp_path) -> None:
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    save_picture(heads(pair_trace), tmp_path / "a.svg")
-    assert dict(matplotlib.rcParams) == before
-    code = "import sys, headloom.studio.pictures; assert 'matplotlib.pyplot' not in sys.modules"
-    with loaded.start(program=code) as process:
-        assert process.wait() == 0, process.errors()
 
 
 def test_wrong_requests(pair_trace, tmp_path) -> None:
@@ -296,16 +220,3 @@ def test_wrong_requests(pair_trace, tmp_path) -> None:
     with pytest.raises(headloom.DataError, match="cannot write"):
         save_picture(alignment(layer), tmp_path / "missing" / "a.png")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_a_full_disk_is_one_line(pair_trace, tmp_path, suffix: str) -> None:
-    figure = alignment(pair_trace.layers[0])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
-    try:
-        with pytest.raises(headloom.DataError, match="file too large"):
-            save_picture(figure, tmp_path / f"a.{suffix}")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert list(tmp_path.iterdir()) == []

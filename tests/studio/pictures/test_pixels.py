@@ -114,12 +114,6 @@ def test_alignment_is_whole_to_its_edges(printed: Printed, length: int) -> None:
         held_against(inside, weights[head].numpy())
 
 
-def test_the_mean_of_all_heads_is_whole(printed: Printed) -> None:
-    trace, weights = weights_made_by_hand(20)
-    mean = alignment(trace.layers[0])
-    held_against(box_of(mean, mean.axes[0], printed(mean)), weights.mean(0).numpy())
-
-
 @pytest.mark.parametrize("length", [2, 3, 40])
 def test_history_is_whole_to_its_edges(printed: Printed, length: int) -> None:
     _, weights = weights_made_by_hand(length)

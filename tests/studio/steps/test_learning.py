@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import headloom
-from headloom.errors import InputError, ShapeError
 from headloom.studio.steps.steps import Steps
 
 
@@ -40,12 +39,6 @@ def test_the_text_has_the_numbers() -> None:
     assert "Back through the softmax" in walk._repr_html_()
 
 
-def test_a_loss_that_grew_is_said_to_have_grown() -> None:
-    walk = learning("hello", learn=2)
-    assert walk.learned is not None and walk.learned.losses[-1] > walk.learned.losses[0]
-    assert "the loss has not fallen" in str(walk) and "the loss falls" not in str(walk)
-
-
 @pytest.mark.parametrize(
     ("kind", "wanted", "places"),
     [
@@ -61,56 +54,3 @@ def test_what_is_wanted(kind: str, wanted: str | None, places: list[int]) -> Non
     walk = learning(kind=kind, wanted=wanted, learn=1)
     assert walk.learned is not None
     assert torch.equal(walk.learned.wanted, walk.Y[places])
-
-
-def test_vectors_of_ones_own() -> None:
-    wanted = [[1.0, 0.0], [0.0, 1.0]]
-    one = {"W_Q": [[1.0], [0.0]], "W_K": [[0.0], [1.0]], "W_V": [[1.0], [1.0]], "W_O": [[1.0, 2]]}
-    walk = learning("a b", embeddings=[[1, 0], [0, 2]], positions="none", wanted=wanted, **one)
-    assert walk.learned is not None and walk.learned.wanted.tolist() == wanted
-    assert "that were given" in str(walk)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"learn": -1}, InputError, "learn is -1; expected a whole number"),
-        ({"rate": 0}, InputError, "rate=0; expected a number above 0"),
-        ({"rate": 50.0}, InputError, "too far. Give a smaller --rate"),
-        ({"wanted": "nothing"}, InputError, "expected one of previous, next, same"),
-        ({"wanted": [[1.0]]}, ShapeError, r"wanted is \(1, 1\); expected \(3, 4\)"),
-        ({"wanted": [["a"]]}, InputError, "wanted is no matrix of numbers"),
-        ({"model": "runs/none"}, InputError, "Leave out the model"),
-        ({"W_O": [[1.0]] * 4}, ShapeError, "or another W_O"),
-        (
-            {"kind": "cross", "sentence": "a b", "target": "c d e"},
-            InputError,
-            "3 words look at 2, and the later ones have no such place",
-        ),
-    ],
-)
-def test_what_cannot_learn(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        headloom.steps(**{"learn": 20, **options})
-
-
-@pytest.mark.parametrize("kind", ["encoder", "cross"])
-def test_tables_beside_each_other_have_their_words_in_one_line(kind: str) -> None:
-    """A table without names above its columns stands as low as one with them."""
-    target = "le chat" if kind == "cross" else None
-    walk = learning("the cat sat", kind=kind, target=target, learn=1)
-    assert walk.learned is not None
-    back, text = walk.learned.back, str(walk)
-    for heading, left, right, above in (
-        ("dA, head 0", back.weights, back.V, "dV, head 0"),
-        ("dS, head 0", back.scores, back.Q, "dQ, head 0"),
-    ):
-        lines = text.splitlines()
-        start = next(place for place, line in enumerate(lines) if heading in line)
-        assert above in lines[start]
-        for row in range(min(left.shape[1], right.shape[1])):
-            shown = re.findall(r"-?\d+\.\d\d", lines[start + 2 + row])
-            numbers = [*left[0, row].tolist(), *right[0, row].tolist()]
-            assert [float(number) for number in shown[: len(numbers)]] == pytest.approx(
-                numbers, abs=0.00501
-            )

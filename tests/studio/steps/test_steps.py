@@ -111,32 +111,6 @@ def test_no_line_is_wider_than_eighty_columns(
     assert "\x1b" not in str(walk) and "\u202e" not in str(walk)
 
 
-def test_every_matrix_of_a_wide_layer_is_shortened() -> None:
-    """Matrices that stand beside each other too: W_K has as many rows as W_Q, and as few lines."""
-    text = str(headloom.steps("a b", width=96, heads=3))
-    project = text[text.index("1. Project") : text.index("2. Score")].splitlines()
-    tops = [place for place, line in enumerate(project) if "head 0 (96×32)" in line]
-    assert sum(project[place].count("(96×32)") for place in tops) == 3
-    for place in tops:
-        # The name, four rows, an ellipsis for each matrix, the last row, an empty line.
-        side_by_side = project[place].count("(96×32)")
-        assert project[place + 5].count("⋮") == side_by_side
-        assert project[place + 7] == ""
-    walk = headloom.steps("a b", width=96, heads=3)
-    last = [float(cell) for cell in re.findall(r"-?\d\.\d\d", project[tops[0] + 6])]
-    W_Q, W_K = walk.W_Q[0, -1].tolist(), walk.W_K[0, -1].tolist()
-    assert last == [*W_Q[:5], W_Q[-1], *W_K[:5], W_K[-1]]
-
-
-def test_the_same_word_has_the_same_embedding_and_the_same_seed_the_same_walk() -> None:
-    first, second = headloom.steps("the cat saw the dog"), headloom.steps("dog the")
-    assert first.queries.E is not None and second.queries.E is not None
-    assert first.queries.E[0].tolist() == first.queries.E[3].tolist()
-    assert first.queries.E[4].tolist() == second.queries.E[0].tolist()
-    assert first.X[0].tolist() != first.X[3].tolist()
-    assert first.W_Q.tolist() == second.W_Q.tolist() != headloom.steps(seed=2).W_Q.tolist()
-
-
 def test_the_three_kinds_differ_in_who_gives_what_and_in_the_mask() -> None:
     sentence, target = "the cat sat", "die Katze saß fest"
     encoder, decoder = headloom.steps(sentence), headloom.steps(target, kind="decoder")
@@ -164,17 +138,6 @@ def test_matrices_of_a_file(tmp_path: Path, suffix: str) -> None:
     expected = [[4.5], [(2 * e + 7) / (1 + e)]]
     np.testing.assert_allclose(walk.output.numpy(), expected, atol=1e-12)
     assert walk.origin == "given: embeddings, W_Q, W_K, W_V, W_O"
-
-
-def test_given_heads_and_drawn_rest() -> None:
-    generator = np.random.default_rng(2)
-    wide = generator.normal(size=(4, 6))
-    walk = headloom.steps(W_Q=wide, W_K=wide, W_V=wide, heads=3)
-    assert walk.W_Q.shape == (3, 4, 2) and walk.W_O.shape == (6, 4)
-    assert walk.W_Q[1].numpy() == pytest.approx(wide[:, 2:4])
-    assert walk.origin == "given: W_Q, W_K, W_V; W_O random, seed 1"
-    # W_Q = W_K: every matrix of scores is symmetric.
-    assert float((walk.scores - walk.scores.transpose(1, 2)).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -223,35 +186,6 @@ def test_input_that_cannot_be_used(options: Any, error: Any, message: str) -> No
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("m.json", b"[1]", "expected an object"),
-        ("m.json", b"{", "is not JSON"),
-        ("m.npz", b"PK\x03\x04 nothing", "cannot be read as arrays of numbers"),
-        ("m.npz", b"\x80\x04K\x01.", "cannot be read as arrays of numbers"),
-        ("m.txt", b"1 2", "expected matrices as .json or .npz"),
-        (None, b"", "no such"),
-    ],
-)
-def test_files_that_cannot_be_read(
-    tmp_path: Path, name: str | None, content: bytes, message: str
-) -> None:
-    path = tmp_path / (name or "nowhere.json")
-    if name is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError) as raised:
-        headloom.steps(matrices=path)
-    assert message in str(raised.value).lower() or message in str(raised.value)
-
-
-def test_a_file_with_a_matrix_that_is_none_of_attention_s(tmp_path: Path) -> None:
-    path = tmp_path / "m.json"
-    path.write_text('{"W_X": [[1]]}')
-    with pytest.raises(InputError, match=r"m\.json: W_X: no such matrix; there are embeddings,"):
-        headloom.steps(matrices=path)
-
-
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "m.npz"
     np.savez(path, W_Q=np.array([{"a": 1}], dtype=object))
@@ -290,13 +224,6 @@ def test_html_shows_every_weight_and_escapes_every_word(hostile_tokens: list[str
     assert "<script>" in page.text and "<!--" in page.text
     walk._repr_html_().encode("utf-8")
     assert "http" not in walk._repr_html_()
-
-
-def test_a_cell_of_the_page_says_the_sum_that_it_is() -> None:
-    walk = headloom.steps(seed=4)
-    factors = zip(walk.Q[1, 2].tolist(), walk.K[1, 0].tolist(), strict=True)
-    terms = " + ".join(f"{a:.2f}×{b:.2f}" for a, b in factors)
-    assert f'title="{terms} = {float(walk.scores[1, 2, 0]):.2f}"' in walk._repr_html_()
 
 
 def test_pages_and_pictures_are_written_whole(tmp_path: Path) -> None:

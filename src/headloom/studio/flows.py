@@ -1,4 +1,4 @@
-"""`RelevanceShown`: the relevance of tokens for a prediction, as the view Paths draws it."""
+"""How a token is followed through all layers of a trace: by rollout, or by relevance."""
 
 from __future__ import annotations
 
@@ -8,13 +8,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headloom.analysis.graphs.rollout import chosen_layers, passed_over
+from headloom.errors import InputError
 from headloom.formats.files import JsonObject, finite
+from headloom.formats.trace import TraceData
 from headloom.studio.digits import few_digits
 
-__all__ = ["RelevanceShown"]
+__all__ = ["RelevanceShown", "flow_kinds"]
 
 #: Tokens that are drawn, and edges of all layers, at most.
 _TOKENS, _EDGES = 120, 8000
+
+
+def flow_kinds(trace: TraceData) -> list[JsonObject]:
+    """Through which layers a token can be followed: of each kind of the trace one list.
+
+    kind, layers   the kind, and the numbers of the layers that take part
+    queries, keys  the sequences of the last layer's positions and of the input
+    note           what is passed over, in words, or None
+    """
+    number = {id(layer): number for number, layer in enumerate(trace.layers)}
+    kinds: list[JsonObject] = []
+    for kind in dict.fromkeys(layer.kind for layer in trace.layers):
+        try:
+            layers, queries, keys, _ = chosen_layers(trace, kind)
+        except InputError:
+            continue  # Layers over parts that may not be the same: nothing leads through them.
+        kinds.append(
+            {
+                "kind": kind,
+                "layers": [number[id(layer)] for layer in layers],
+                "queries": queries,
+                "keys": keys,
+                "note": passed_over(trace, kind),
+            }
+        )
+    return kinds
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +66,7 @@ class RelevanceShown:
     added: Sequence[Tensor]
 
     def as_drawn(self, sequence: str) -> JsonObject:
-        """The diagram: as `headloom.studio.token_flow.TokenFlows.flow`, of a sequence of that name.
+        """The diagram, as `Network.flow` of studio/src/flow.ts gives it, of a sequence.
 
         Drawn is what layers add, as what stays would hide it: shares are of all that was added on
         the way down, edges and `sums` beside the layer that adds most. `relevance` is that of each

@@ -1,10 +1,12 @@
 import { expect, test } from "vitest";
-import { lengthWords, verifiedWords, type Example } from "../src/model";
+import { layerName, lengthWords, verifiedWords, type Description } from "../src/description";
 
 const said = (difference: number) =>
   verifiedWords({
-    description: { verification: { difference }, deviation: null, layers: [] },
-  } as unknown as Example);
+    verification: { difference },
+    deviation: null,
+    layers: [],
+  } as unknown as Description);
 
 test("a bound is rounded up", () => {
   expect([0, 1e-8, 1.0000000117e-7, 1.5e-8, 1.2e-8, 9.4e-8, 0.2].map(said)).toEqual([
@@ -28,4 +30,12 @@ test("a class token is no patch", () => {
   expect(lengthWords("tokens", ["a"])).toBe("1 token");
   expect(lengthWords("source", ["a", "b"])).toBe("2 source tokens");
   expect(lengthWords("nodes", ["a", "b"])).toBe("2 nodes");
+});
+
+test("layers are named as on the command line", () => {
+  const layer = { kind: "cross", index: 1, number: 5 } as const;
+  expect([layerName({ several: true }, layer), layerName({ several: false }, layer)]).toEqual([
+    "L5 (cross 1)",
+    "L1",
+  ]);
 });
