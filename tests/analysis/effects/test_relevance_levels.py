@@ -98,7 +98,7 @@ def test_what_is_drawn() -> None:
 
 
 def test_of_long_texts_some_tokens_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headloom.studio.relevance._TOKENS", 2)
+    monkeypatch.setattr("headloom.studio.flows._TOKENS", 2)
     levels = torch.tensor([[0.5, 0.1, 1.4], [0.0, 0.0, 1.0]])
     edges = (torch.tensor([[0, 0, 0], [0, 0, 0], [0.5, 0.1, 0.4]]),)
     shown = RelevanceShown(("a", "b", "c"), "d", 0.0, 2, None, levels, edges).as_drawn("t")
