@@ -17,9 +17,8 @@ endfunction()
 function(headloom_instruction_set target name)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   add_library(kernels_${name} OBJECT
-    ${here}/kernels.cpp ${here}/feed_forward_kernels.cpp ${here}/few_kernels.cpp
-    ${here}/linear_kernels.cpp ${here}/passes_kernels.cpp ${here}/prepared_kernels.cpp
-    ${here}/product_kernels.cpp ${here}/projected_kernels.cpp)
+    ${here}/kernels.cpp ${here}/few_kernels.cpp ${here}/linear_kernels.cpp
+    ${here}/passes_kernels.cpp ${here}/product_kernels.cpp)
   # Over neighbours nothing is multiplied in pairs of bfloat16: what AVX-512 has serves wider sets,
   # and a sixth of the time to compile is saved.
   if(name MATCHES "^(avx512_bf16|amx)$")
@@ -53,9 +52,9 @@ endfunction()
 function(headloom_kernels target)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   target_sources(${target} PRIVATE
-    ${here}/attention.cpp ${here}/feed_forward.cpp ${here}/few.cpp ${here}/kernels_choice.cpp
-    ${here}/linear.cpp ${here}/neighbours.cpp ${here}/passes.cpp ${here}/prepared.cpp
-    ${here}/product.cpp ${here}/projected.cpp ${here}/ranking.cpp ${here}/threads.cpp)
+    ${here}/attention.cpp ${here}/few.cpp ${here}/kernels_choice.cpp ${here}/linear.cpp
+    ${here}/neighbours.cpp ${here}/passes.cpp ${here}/product.cpp ${here}/ranking.cpp
+    ${here}/threads.cpp)
   target_link_libraries(${target} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   headloom_options(${target} -O3)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")

@@ -119,11 +119,8 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 
 extern const FewKernels few_kernels;
 extern const PassKernels pass_kernels;
-extern const PreparedKernels prepared_kernels;
 #if defined(HEADLOOM_HAS_PAIRS)
-extern const FeedForwardKernels feed_forward_kernels;
 extern const LinearKernels linear_kernels;
-extern const ProjectedKernels projected_kernels;
 #define HEADLOOM_PAIR_KERNELS(name) &name
 #else
 #define HEADLOOM_PAIR_KERNELS(name) nullptr
@@ -147,10 +144,7 @@ const Kernels kernels = {
     &few_kernels,
     &HEADLOOM_NEIGHBOURS::neighbour_kernels,
     &pass_kernels,
-    &prepared_kernels,
     HEADLOOM_PAIR_KERNELS(linear_kernels),
-    HEADLOOM_PAIR_KERNELS(projected_kernels),
-    HEADLOOM_PAIR_KERNELS(feed_forward_kernels),
     HEADLOOM_UNIT_KERNELS(product_kernels),
 };
 

@@ -7,15 +7,12 @@
 #include <vector>
 
 #include "call.h"
-#include "feed_forward_call.h"
 #include "few.h"
 #include "gradients.h"
-#include "linear_call.h"
-#include "neighbours_call.h"
-#include "passes_call.h"
-#include "prepared_call.h"
-#include "product_call.h"
-#include "projected_call.h"
+#include "linear.h"
+#include "neighbours.h"
+#include "passes.h"
+#include "product.h"
 
 namespace headloom {
 
@@ -39,11 +36,8 @@ struct Kernels {
     const FewKernels* few;               // few queries, as in a step of decoding
     const NeighbourKernels* neighbours;  // attention over the neighbours of a graph
     const PassKernels* passes;           // losses, dropout, rotary positions
-    const PreparedKernels* prepared;     // products by matrices that are packed once
     // nullptr where no pairs of bfloat16 are multiplied:
     const LinearKernels* linear;
-    const ProjectedKernels* projected;  // the loss of a last linear map
-    const FeedForwardKernels* feed_forward;
     // nullptr where there is no matrix unit:
     const ProductKernels* product;  // of float32
 };

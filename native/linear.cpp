@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels.h"
 #include "memory.h"
 #include "threads.h"
 

@@ -6,14 +6,11 @@
 #include <string>
 
 #include "attention.h"
-#include "feed_forward.h"
 #include "kernels.h"
 #include "linear.h"
 #include "neighbours.h"
 #include "passes.h"
-#include "prepared.h"
 #include "product.h"
-#include "projected.h"
 #include "reading.h"
 #include "threads.h"
 
@@ -49,85 +46,44 @@ void field(nb::class_<Owner>& owner, const char* name, Element* Owner::* member)
         [member](Owner& it, uint64_t pointer) { it.*member = address<Element>(pointer); });
 }
 
-#define HEADLOOM_FIELD(name) field(owner, #name, &Owner::name)
+// HEADLOOM_FIELDS(a, b, ...): field(owner, "a", &Owner::a); field(owner, "b", &Owner::b); ...
+#define HEADLOOM_EXPAND(...) \
+    HEADLOOM_EXPAND4(HEADLOOM_EXPAND4(HEADLOOM_EXPAND4(HEADLOOM_EXPAND4(__VA_ARGS__))))
+#define HEADLOOM_EXPAND4(...) \
+    HEADLOOM_EXPAND1(HEADLOOM_EXPAND1(HEADLOOM_EXPAND1(HEADLOOM_EXPAND1(__VA_ARGS__))))
+#define HEADLOOM_EXPAND1(...) HEADLOOM_EXPAND0(HEADLOOM_EXPAND0(__VA_ARGS__))
+#define HEADLOOM_EXPAND0(...) __VA_ARGS__
+#define HEADLOOM_NOTHING ()
+#define HEADLOOM_NEXT() HEADLOOM_EACH
+#define HEADLOOM_EACH(name, ...)       \
+    field(owner, #name, &Owner::name); \
+    __VA_OPT__(HEADLOOM_NEXT HEADLOOM_NOTHING(__VA_ARGS__))
+#define HEADLOOM_FIELDS(...) HEADLOOM_EXPAND(HEADLOOM_EACH(__VA_ARGS__))
 
 void bind_gradients(nb::module_& module) {
     using Owner = Gradients;
     nb::class_<Owner> owner(module, "Gradients", "See native/gradients.h.");
     owner.def(nb::init<>());
-    HEADLOOM_FIELD(output);
-    HEADLOOM_FIELD(kept);
-    HEADLOOM_FIELD(pieces);
-    HEADLOOM_FIELD(piece_keys);
-    HEADLOOM_FIELD(padded_depth);
-    HEADLOOM_FIELD(padded_value_depth);
-    HEADLOOM_FIELD(lse);
-    HEADLOOM_FIELD(subtract);
-    HEADLOOM_FIELD(by_entropy);
-    HEADLOOM_FIELD(kept_keys);
-    HEADLOOM_FIELD(kept_scores);
-    HEADLOOM_FIELD(queries);
-    HEADLOOM_FIELD(keys);
-    HEADLOOM_FIELD(values);
-    HEADLOOM_FIELD(bias);
-    HEADLOOM_FIELD(key_bias);
-    HEADLOOM_FIELD(offset_bias);
-    HEADLOOM_FIELD(key_table);
-    HEADLOOM_FIELD(value_table);
+    HEADLOOM_FIELDS(output, kept, pieces, piece_keys, padded_depth, padded_value_depth, lse,
+                    subtract, by_entropy, kept_keys, kept_scores, queries, keys, values, bias,
+                    key_bias, offset_bias, key_table, value_table);
 }
 
 void bind_neighbours(nb::module_& module) {
     {
         using Owner = NeighbourCall;
-        nb::class_<Owner> owner(module, "NeighbourCall", "See native/neighbours_call.h.");
+        nb::class_<Owner> owner(module, "NeighbourCall", "See native/neighbours.h.");
         owner.def(nb::init<>());
-        HEADLOOM_FIELD(targets);
-        HEADLOOM_FIELD(sources);
-        HEADLOOM_FIELD(edges_count);
-        HEADLOOM_FIELD(heads);
-        HEADLOOM_FIELD(depth);
-        HEADLOOM_FIELD(value_depth);
-        HEADLOOM_FIELD(row_starts);
-        HEADLOOM_FIELD(columns);
-        HEADLOOM_FIELD(edges);
-        HEADLOOM_FIELD(column_starts);
-        HEADLOOM_FIELD(rows);
-        HEADLOOM_FIELD(places);
-        HEADLOOM_FIELD(score);
-        HEADLOOM_FIELD(slope);
-        HEADLOOM_FIELD(scale);
-        HEADLOOM_FIELD(target_terms);
-        HEADLOOM_FIELD(source_terms);
-        HEADLOOM_FIELD(queries);
-        HEADLOOM_FIELD(keys);
-        HEADLOOM_FIELD(values);
-        HEADLOOM_FIELD(vector);
-        HEADLOOM_FIELD(edge_terms);
-        HEADLOOM_FIELD(edge_features);
-        HEADLOOM_FIELD(edge_matrix);
-        HEADLOOM_FIELD(edge_width);
-        HEADLOOM_FIELD(kept);
-        HEADLOOM_FIELD(kept_factor);
-        HEADLOOM_FIELD(output);
-        HEADLOOM_FIELD(shift);
-        HEADLOOM_FIELD(inverse);
-        HEADLOOM_FIELD(scores);
+        HEADLOOM_FIELDS(targets, sources, edges_count, heads, depth, value_depth, row_starts,
+                        columns, edges, column_starts, rows, places, score, slope, scale,
+                        target_terms, source_terms, queries, keys, values, vector, edge_terms, kept,
+                        kept_factor, output, shift, inverse, scores);
     }
     using Owner = NeighbourGradients;
-    nb::class_<Owner> owner(module, "NeighbourGradients", "See native/neighbours_call.h.");
+    nb::class_<Owner> owner(module, "NeighbourGradients", "See native/neighbours.h.");
     owner.def(nb::init<>());
-    HEADLOOM_FIELD(by_output);
-    HEADLOOM_FIELD(pieces);
-    HEADLOOM_FIELD(state);
-    HEADLOOM_FIELD(scores);
-    HEADLOOM_FIELD(target_terms);
-    HEADLOOM_FIELD(source_terms);
-    HEADLOOM_FIELD(queries);
-    HEADLOOM_FIELD(keys);
-    HEADLOOM_FIELD(values);
-    HEADLOOM_FIELD(edge_features);
-    HEADLOOM_FIELD(vector);
-    HEADLOOM_FIELD(edge_matrix);
+    HEADLOOM_FIELDS(by_output, pieces, state, scores, target_terms, source_terms, queries, keys,
+                    values, vector);
     module.def(
         "neighbours_forward",
         [](const NeighbourCall& call, int threads, const std::string& instruction_set) {
@@ -179,15 +135,9 @@ void bind_run(nb::module_& module, const char* name,
 
 void bind_linear(nb::module_& module) {
     using Owner = LinearCall;
-    nb::class_<Owner> owner(module, "LinearCall", "See native/linear_call.h.");
+    nb::class_<Owner> owner(module, "LinearCall", "See native/linear.h.");
     owner.def(nb::init<>());
-    HEADLOOM_FIELD(rows);
-    HEADLOOM_FIELD(terms);
-    HEADLOOM_FIELD(input);
-    HEADLOOM_FIELD(input_row);
-    HEADLOOM_FIELD(relu);
-    HEADLOOM_FIELD(splits);
-    HEADLOOM_FIELD(by_input);
+    HEADLOOM_FIELDS(rows, terms, input, input_row, relu, by_input);
     owner.def(
         "add",
         [](Owner& call, int64_t columns, uint64_t weight, uint64_t bias, uint64_t output,
@@ -218,53 +168,12 @@ void bind_linear(nb::module_& module) {
                    "Fill the gradients; whether all factors are finite.");
 }
 
-void bind_feed_forward(nb::module_& module) {
-    using Owner = FeedForwardCall;
-    nb::class_<Owner> owner(module, "FeedForwardCall", "See native/feed_forward_call.h.");
-    owner.def(nb::init<>());
-    HEADLOOM_FIELD(rows), HEADLOOM_FIELD(width), HEADLOOM_FIELD(inner), HEADLOOM_FIELD(outer);
-    HEADLOOM_FIELD(kind), HEADLOOM_FIELD(input), HEADLOOM_FIELD(input_row);
-    HEADLOOM_FIELD(rise), HEADLOOM_FIELD(rise_biases);
-    HEADLOOM_FIELD(fall), HEADLOOM_FIELD(fall_biases);
-    HEADLOOM_FIELD(hidden), HEADLOOM_FIELD(output);
-    HEADLOOM_FIELD(by_output), HEADLOOM_FIELD(by_output_row);
-    HEADLOOM_FIELD(by_input), HEADLOOM_FIELD(by_rise);
-    HEADLOOM_FIELD(by_rise_biases);
-    HEADLOOM_FIELD(by_fall), HEADLOOM_FIELD(by_fall_biases);
-    bind_run<true>(module, "feed_forward", &feed_forward,
-                   "Fill the output and what is hidden; whether all factors are finite.");
-    bind_run<true>(module, "feed_forward_backward", &feed_forward_backward,
-                   "Fill the gradients; whether all factors are finite.");
-}
-
-void bind_prepared(nb::module_& module) {
-    using Owner = PreparedCall;
-    nb::class_<Owner> owner(module, "PreparedCall", "See native/prepared_call.h.");
-    owner.def(nb::init<>());
-    HEADLOOM_FIELD(rows), HEADLOOM_FIELD(terms), HEADLOOM_FIELD(columns), HEADLOOM_FIELD(pairs), HEADLOOM_FIELD(weight);
-    HEADLOOM_FIELD(matrix), HEADLOOM_FIELD(input), HEADLOOM_FIELD(input_row), HEADLOOM_FIELD(bias);
-    HEADLOOM_FIELD(relu), HEADLOOM_FIELD(output);
-    module.def(
-        "prepared_bytes",
-        [](const PreparedCall& call, const std::string& instruction_set) {
-            return prepared_bytes(kernels_by_name(instruction_set), call);
-        },
-        nb::arg("call"), nb::arg("instruction_set") = "",
-        "Bytes of a packed matrix; 0 where this instruction set multiplies no such numbers.");
-    bind_run(module, "prepare", &prepare, "Pack a matrix; whether all its numbers are finite.");
-    bind_run(module, "prepared_forward", &prepared_forward,
-             "Fill the output; whether all factors are finite.");
-}
-
 void bind_product(nb::module_& module) {
     using Owner = ProductCall;
-    nb::class_<Owner> owner(module, "ProductCall", "See native/product_call.h.");
+    nb::class_<Owner> owner(module, "ProductCall", "See native/product.h.");
     owner.def(nb::init<>());
-    HEADLOOM_FIELD(rows), HEADLOOM_FIELD(columns), HEADLOOM_FIELD(terms);
-    HEADLOOM_FIELD(left), HEADLOOM_FIELD(left_row), HEADLOOM_FIELD(left_along);
-    HEADLOOM_FIELD(right), HEADLOOM_FIELD(right_row), HEADLOOM_FIELD(right_along);
-    HEADLOOM_FIELD(bias), HEADLOOM_FIELD(relu), HEADLOOM_FIELD(accumulate), HEADLOOM_FIELD(gate);
-    HEADLOOM_FIELD(output), HEADLOOM_FIELD(output_row);
+    HEADLOOM_FIELDS(rows, columns, terms, left, left_row, left_along, right, right_row, right_along,
+                    bias, relu, accumulate, output, output_row);
     module.def(
         "has_product",
         [](const std::string& instruction_set) {
@@ -283,61 +192,36 @@ void bind_product(nb::module_& module) {
         "Fill the output; whether all results are finite.");
 }
 
-void bind_projected(nb::module_& module) {
-    using Owner = ProjectedCall;
-    nb::class_<Owner> owner(module, "ProjectedCall", "See native/projected_call.h.");
-    owner.def(nb::init<>());
-    HEADLOOM_FIELD(rows), HEADLOOM_FIELD(width), HEADLOOM_FIELD(choices), HEADLOOM_FIELD(inputs);
-    HEADLOOM_FIELD(matrix), HEADLOOM_FIELD(targets), HEADLOOM_FIELD(smoothing), HEADLOOM_FIELD(losses);
-    HEADLOOM_FIELD(by_inputs), HEADLOOM_FIELD(by_matrix);
-    bind_run<true>(module, "projected_losses", &projected_losses,
-                   "Fill the losses and gradients; whether all factors are finite.");
-}
-
 void bind_passes(nb::module_& module) {
     {
         using Owner = LossCall;
-        nb::class_<Owner> owner(module, "LossCall", "See native/passes_call.h.");
+        nb::class_<Owner> owner(module, "LossCall", "See native/passes.h.");
         owner.def(nb::init<>());
-        HEADLOOM_FIELD(rows), HEADLOOM_FIELD(columns), HEADLOOM_FIELD(logits), HEADLOOM_FIELD(targets);
-        HEADLOOM_FIELD(smoothing), HEADLOOM_FIELD(gradient), HEADLOOM_FIELD(losses);
+        HEADLOOM_FIELDS(rows, columns, logits, targets, smoothing, gradient, losses);
     }
     {
         using Owner = DropoutCall;
-        nb::class_<Owner> owner(module, "DropoutCall", "See native/passes_call.h.");
+        nb::class_<Owner> owner(module, "DropoutCall", "See native/passes.h.");
         owner.def(nb::init<>());
-        HEADLOOM_FIELD(count), HEADLOOM_FIELD(input), HEADLOOM_FIELD(residual), HEADLOOM_FIELD(output);
-        HEADLOOM_FIELD(seed), HEADLOOM_FIELD(dropped), HEADLOOM_FIELD(factor);
-    }
-    {
-        using Owner = ActivationCall;
-        nb::class_<Owner> owner(module, "ActivationCall", "See native/passes_call.h.");
-        owner.def(nb::init<>());
-        HEADLOOM_FIELD(count), HEADLOOM_FIELD(kind), HEADLOOM_FIELD(input), HEADLOOM_FIELD(gradient);
-        HEADLOOM_FIELD(output);
+        HEADLOOM_FIELDS(count, input, residual, output, seed, dropped, factor);
     }
     using Owner = RotaryCall;
-    nb::class_<Owner> owner(module, "RotaryCall", "See native/passes_call.h.");
+    nb::class_<Owner> owner(module, "RotaryCall", "See native/passes.h.");
     owner.def(nb::init<>());
-    HEADLOOM_FIELD(batch), HEADLOOM_FIELD(heads), HEADLOOM_FIELD(positions), HEADLOOM_FIELD(depth);
-    HEADLOOM_FIELD(input), HEADLOOM_FIELD(output), HEADLOOM_FIELD(cosines), HEADLOOM_FIELD(sines), HEADLOOM_FIELD(back);
+    HEADLOOM_FIELDS(batch, heads, positions, depth, input, output, cosines, sines, back);
     {
         using Owner = RowTermsCall;
-        nb::class_<Owner> owner(module, "RowTermsCall", "See native/passes_call.h.");
+        nb::class_<Owner> owner(module, "RowTermsCall", "See native/passes.h.");
         owner.def(nb::init<>());
-        HEADLOOM_FIELD(batch), HEADLOOM_FIELD(heads), HEADLOOM_FIELD(rows), HEADLOOM_FIELD(depth);
-        HEADLOOM_FIELD(by_output), HEADLOOM_FIELD(output), HEADLOOM_FIELD(lse), HEADLOOM_FIELD(far);
-        HEADLOOM_FIELD(subtract), HEADLOOM_FIELD(finite_lse);
+        HEADLOOM_FIELDS(batch, heads, rows, depth, by_output, output, lse, far, subtract,
+                        finite_lse);
     }
     bind_run(module, "row_terms", &row_terms, "Fill both; whether no row is far.");
     bind_run(module, "losses", &losses,
              "Fill the losses, and put gradients in place of the logits if asked.");
     bind_run(module, "dropout", &dropout, "Fill the output.");
     bind_run(module, "rotary", &rotary, "Fill the output.");
-    bind_run(module, "activation", &activation, "Fill the output.");
 }
-
-#undef HEADLOOM_FIELD
 
 }  // namespace
 
@@ -354,10 +238,7 @@ NB_MODULE(_native, module) {
     bind_gradients(module);
     bind_neighbours(module);
     bind_linear(module);
-    bind_feed_forward(module);
-    bind_prepared(module);
     bind_product(module);
-    bind_projected(module);
     bind_passes(module);
     module.def(
         "forward",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels.h"
 #include "memory.h"
 #include "threads.h"
 

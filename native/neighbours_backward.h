@@ -40,7 +40,7 @@ struct NeighboursBackward : Neighbourhood<score, depth> {
     using Base = Neighbourhood<score, depth>;
     using Base::call, Base::layout, Base::scores, Base::weights, Base::by_weight, Base::shifts;
     using Base::inverses, Base::deltas, Base::sums, Base::value_row, Base::value_stride;
-    using Base::key_row, Base::stride, Base::vector_row, Base::by_edge_row, Base::by_head;
+    using Base::key_row, Base::stride, Base::vector_row, Base::by_head;
     using Score = Columns<depth>;
     using Vector = typename Score::Vector;
 
@@ -48,9 +48,7 @@ struct NeighboursBackward : Neighbourhood<score, depth> {
         : Base(call, memory), to(to) {}
 
     void columns(int64_t piece) {
-        this->piece = piece;
         Base::clear(vector_row, call.heads * stride);
-        if (to.edge_matrix) Base::clear(edge_matrix(), call.edge_width * call.heads * call.depth);
         const Range range = nodes_of_piece(call.column_starts, call.sources, piece, to.pieces);
         for (int64_t source = range.first; source < range.end; ++source) column(source);
         if (to.vector)
@@ -153,9 +151,9 @@ struct NeighboursBackward : Neighbourhood<score, depth> {
         }
     }
 
-    // What an edge's scores give to the source's keys, to the vector and to the edge.
+    // What an edge's scores give to the source's keys and to the vector.
     void by_keys(const EdgeBlock& edges, int64_t n, const float* by_score) {
-        const float* target = Base::target_row(edges.targets[n], edges.places[n]);
+        const float* target = Base::target_row(edges.targets[n]);
         const float* source = Base::source_row(edges.sources[n]);
         for (int64_t head = 0; head < call.heads; ++head) {
             const int64_t from = head * call.depth;
@@ -172,28 +170,6 @@ struct NeighboursBackward : Neighbourhood<score, depth> {
                     add(vector_row + head * stride, v, leaky<Vector>(z, call.slope) * by);
                 }
             }
-        }
-        if (to.edge_features) by_edge(edges.places[n], target, source, by_score);
-    }
-
-    void by_edge(int64_t place, const float* target, const float* source, const float* by_score) {
-        const int64_t columns = call.heads * call.depth, edge = Base::edge_at(place);
-        for (int64_t head = 0; head < call.heads; ++head)
-            for (int64_t c = head * call.depth; c < (head + 1) * call.depth; ++c)
-                by_edge_row[c] = by_score[head] * call.vector[c] *
-                                 (target[c] + source[c] > 0.0f ? 1.0f : call.slope);
-        for (int64_t feature = 0; feature < call.edge_width; ++feature) {
-            const float* matrix = call.edge_matrix + feature * columns;
-            float* by_matrix = edge_matrix() + feature * columns;
-            const float x = call.edge_features[edge * call.edge_width + feature];
-            Floats products{};
-            for (int64_t c = 0; c < columns; c += lanes) {
-                const Floats by = load_part(by_edge_row + c, columns - c);
-                products += by * load_part(matrix + c, columns - c);
-                store_part(by_matrix + c, load_part(by_matrix + c, columns - c) + by * x,
-                           columns - c);
-            }
-            to.edge_features[edge * call.edge_width + feature] = sum(products);
         }
     }
 
@@ -220,8 +196,7 @@ struct NeighboursBackward : Neighbourhood<score, depth> {
         if (place + edges_ahead < call.edges_count)
             prefetch_row(Base::source_row(call.columns[place + edges_ahead]), wide);
         const float* source = Base::source_row(call.columns[place]);
-        const float* query =
-            score == NeighbourScore::dot ? nullptr : Base::target_row(target, place);
+        const float* query = score == NeighbourScore::dot ? nullptr : Base::target_row(target);
         for (int64_t head = 0; head < call.heads; ++head) {
             const int64_t from = head * call.depth;
             const float by = to.scores[place * call.heads + head];
@@ -242,12 +217,7 @@ struct NeighboursBackward : Neighbourhood<score, depth> {
         Score::store(row, vector, Score::load(row, vector, stride) + x, stride);
     }
 
-    float* edge_matrix() const {
-        return to.edge_matrix + piece * call.edge_width * call.heads * call.depth;
-    }
-
     const NeighbourGradients& to;
-    int64_t piece = 0;
 };
 
 }  // namespace HEADLOOM_INSTRUCTION_SET

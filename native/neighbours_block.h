@@ -2,7 +2,7 @@
 #pragma once
 
 #include "heads.h"
-#include "neighbours_call.h"
+#include "neighbours.h"
 #include "workspace.h"
 
 namespace headloom {
@@ -68,9 +68,6 @@ struct Neighbourhood {
         value_row = space.take<float>(call.heads * value_stride);
         key_row = space.take<float>(call.heads * stride);
         vector_row = space.take<float>(call.heads * stride);
-        const int64_t wide = call.edge_width ? call.heads * call.depth : 0;
-        edge_row = space.take<float>(wide + lanes);
-        by_edge_row = space.take<float>(wide + lanes);
     }
 
     // Whole vectors of the numbers of a block; a last one, past the edges, gets `rest`.
@@ -81,19 +78,8 @@ struct Neighbourhood {
 
     int64_t edge_at(int64_t place) const { return call.edges ? call.edges[place] : place; }
 
-    // q_i, and W e_ij with it where edges have features.
-    const float* target_row(int64_t target, int64_t place) const {
-        const float* row = call.queries + target * call.heads * call.depth;
-        if (score != NeighbourScore::vector || !call.edge_width) return row;
-        const float* features = call.edge_features + edge_at(place) * call.edge_width;
-        const int64_t columns = call.heads * call.depth;
-        for (int64_t c = 0; c < columns; ++c) edge_row[c] = row[c];
-        for (int64_t feature = 0; feature < call.edge_width; ++feature) {
-            const float* matrix = call.edge_matrix + feature * columns;
-            const float x = features[feature];
-            for (int64_t c = 0; c < columns; ++c) edge_row[c] += x * matrix[c];
-        }
-        return edge_row;
+    const float* target_row(int64_t target) const {
+        return call.queries + target * call.heads * call.depth;
     }
 
     const float* source_row(int64_t source) const {
@@ -117,7 +103,7 @@ struct Neighbourhood {
                     store(to + head, sum);
                 }
             } else {
-                const float* target = target_row(block.targets[n], block.places[n]);
+                const float* target = target_row(block.targets[n]);
                 const float* source = source_row(block.sources[n]);
                 for (int64_t head = 0; head < call.heads; ++head) {
                     const float product = head_score(target, source, head);
@@ -184,9 +170,9 @@ struct Neighbourhood {
     float *scores, *weights, *by_weight, *shifts, *inverses, *deltas;
     // Patterns.
     float *largest, *sums, *factors, *by_head;
-    // Rows of a node: all heads, each `stride` or `value_stride` long; and of an edge.
+    // Rows of a node: all heads, each `stride` or `value_stride` long.
     int64_t stride, value_stride;
-    float *value_row, *key_row, *vector_row, *edge_row, *by_edge_row;
+    float *value_row, *key_row, *vector_row;
 };
 
 }  // namespace HEADLOOM_INSTRUCTION_SET

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels.h"
 #include "threads.h"
 
 namespace headloom {
@@ -18,13 +19,6 @@ void dropout(const Kernels& kernels, const DropoutCall& call, int threads) {
     constexpr int64_t piece = 1 << 15;
     run_tasks(threads, (call.count + piece - 1) / piece, [&](int64_t task, int) {
         kernels.passes->dropout(call, task * piece, std::min((task + 1) * piece, call.count));
-    });
-}
-
-void activation(const Kernels& kernels, const ActivationCall& call, int threads) {
-    constexpr int64_t piece = 1 << 14;
-    run_tasks(threads, (call.count + piece - 1) / piece, [&](int64_t task, int) {
-        kernels.passes->activation(call, task * piece, std::min((task + 1) * piece, call.count));
     });
 }
 

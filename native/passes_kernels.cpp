@@ -1,7 +1,7 @@
 // Passes over memory, compiled once for every instruction set; see kernels.cpp.
-#include "activations.h"
 #include "kernels.h"
 #include "range.h"
+#include "vector.h"
 
 namespace headloom {
 namespace HEADLOOM_INSTRUCTION_SET {
@@ -101,32 +101,6 @@ static void rotary(const RotaryCall& call, int64_t first, int64_t end) {
     }
 }
 
-template <Activation kind>
-static void activation_of(const ActivationCall& call, int64_t first, int64_t end) {
-    const float *input = call.input, *gradient = call.gradient;
-    float* output = call.output;
-    for (int64_t i = first; i < end && gradient; i += lanes) {
-        const Floats slope = activated<kind>(load_part(input + i, end - i)).slope;
-        store_part(output + i, slope * load_part(gradient + i, end - i), end - i);
-    }
-    for (int64_t i = first; i < end && !gradient; i += lanes)
-        store_part(output + i, activated<kind>(load_part(input + i, end - i)).value, end - i);
-}
-
-static void activation(const ActivationCall& call, int64_t first, int64_t end) {
-    const SmallNumbersAreZero small_numbers_are_zero{};
-    switch ((Activation)call.kind) {
-        case Activation::gelu:
-            return activation_of<Activation::gelu>(call, first, end);
-        case Activation::gelu_tanh:
-            return activation_of<Activation::gelu_tanh>(call, first, end);
-        case Activation::silu:
-            return activation_of<Activation::silu>(call, first, end);
-        case Activation::relu:
-            return activation_of<Activation::relu>(call, first, end);
-    }
-}
-
 static bool row_terms(const RowTermsCall& call, int64_t first, int64_t end) {
     const SmallNumbersAreZero small_numbers_are_zero{};
     bool near = true;
@@ -148,7 +122,7 @@ static bool row_terms(const RowTermsCall& call, int64_t first, int64_t end) {
 }
 
 extern const PassKernels pass_kernels;
-const PassKernels pass_kernels = {loss, dropout, rotary, activation, row_terms};
+const PassKernels pass_kernels = {loss, dropout, rotary, row_terms};
 
 }  // namespace HEADLOOM_INSTRUCTION_SET
 }  // namespace headloom

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels.h"
 #include "memory.h"
 #include "threads.h"
 
@@ -83,10 +84,6 @@ bool add_segments(const ProductCall& call, const ProductPlan& plan, int64_t firs
         if (call.accumulate)
             for (int64_t n = 0; n < columns; ++n) sums[n] += to[n];
         for (int64_t n = 0; n < columns; ++n) bad |= not_finite(sums[n]);
-        if (call.gate) {
-            const float* gate = call.gate + row * call.output_row;
-            for (int64_t n = 0; n < columns; ++n) sums[n] = gate[n] <= 0.0f ? 0.0f : sums[n];
-        }
         if (call.relu)
             for (int64_t n = 0; n < columns; ++n) sums[n] = sums[n] > 0.0f ? sums[n] : 0.0f;
         std::copy(sums, sums + columns, to);

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.mechanism.graph_error_cases import GRAPH_CASES
 from torch import nn, zeros
 
 import headloom
@@ -198,9 +197,7 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("run", "operation", "remedy"), [*CASES, *(case[1:] for case in GRAPH_CASES)]
-)
+@pytest.mark.parametrize(("run", "operation", "remedy"), CASES)
 def test_an_error_is_one_line_with_operation_and_remedy(
     run: Callable[[], object], operation: str, remedy: str
 ) -> None:

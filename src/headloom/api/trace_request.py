@@ -22,9 +22,8 @@ from headloom.formats.trace import TraceData
 from headloom.formats.verification import in_words
 from headloom.tracing.sources.graphs import trace_nodes
 from headloom.training.inference import TrainedRun, open_run
-from headloom.training.nodes import UNKNOWN, NodeData
 from headloom.training.sections import NodesConfig
-from headloom.training.tasks.nodes import NodesTask
+from headloom.training.tasks.nodes import UNKNOWN, NodeData, NodesTask
 
 if TYPE_CHECKING:
     from headloom.formats.trace import TraceData

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.mask import Mask
-from headloom.mechanism.shapes import in_words, whole_number
+from headloom.mechanism.shapes import whole_number
+
+if TYPE_CHECKING:
+    from scipy.sparse import coo_array, sparray, spmatrix
 
 __all__ = ["Neighbours", "neighbours"]
 
@@ -60,21 +63,23 @@ class Neighbours(Mask):
         raise ShapeError(
             f"neighbours: the adjacency matrix is ({len(self.row_starts) - 1}, {self.keys}), the "
             f"call has {queries} queries and {keys} keys. Give a row for each query and a column "
-            "for each key."
+            "for each key; give nodes= with an edge_index."
         )
 
 
-def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
+def neighbours(
+    adjacency: Tensor | np.ndarray | sparray | spmatrix, nodes: int | None = None
+) -> Neighbours:
     """Query i looks at the keys j with ``adjacency[i, j] != 0``: attention on a graph.
 
     Args:
         adjacency: a SciPy sparse array or matrix, a dense or sparse torch tensor, or a NumPy array,
-            (queries, keys). Kept as compressed rows; no dense copy is made. Or the `edge_index` of
-            PyTorch Geometric, integers (2, edges): row 0 holds sources j, row 1 targets i, and
-            messages flow from j to i, so that query i looks at key j.
-        nodes: of the graph, where ``adjacency`` is an edge_index; needed where the last nodes have
-            no edge. Without it, a dense tensor or array of 32 or 64 bit integers with two rows is
-            an edge_index if it names a node above 1, and refused if it might be either.
+            (queries, keys). Kept as compressed rows; no dense copy is made. With nodes=, the
+            `edge_index` of PyTorch Geometric, integers (2, edges): row 0 holds sources j, row 1
+            targets i, and messages flow from j to i, so that query i looks at key j.
+        nodes: of the graph, where ``adjacency`` is an edge_index.
+
+    Raises: InputError: neither of these; an edge names a node that is not there.
 
     >>> import scipy.sparse
     >>> ring = scipy.sparse.csr_array([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
@@ -90,47 +95,34 @@ def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
     """
     import scipy.sparse
 
-    shape = getattr(adjacency, "shape", ())
+    shape: tuple[int, ...] = getattr(adjacency, "shape", ())
     dtype = getattr(adjacency, "dtype", None)
-    numbers = isinstance(adjacency, Tensor) or getattr(dtype, "kind", "") in (
-        "b",
-        "i",
-        "u",
-        "f",
-        "c",
-    )
-    if len(shape) != 2 or not numbers:
-        kind = f"{dtype} of shape {tuple(shape)}" if dtype else type(adjacency).__name__
+    kind = getattr(dtype, "kind", "") if not isinstance(adjacency, Tensor) else "b"
+    if len(shape) != 2 or kind not in "biufc" or not kind:
+        found = f"{dtype} of shape {tuple(shape)}" if dtype else type(adjacency).__name__
         raise InputError(
-            f"neighbours: got {kind}; expected an adjacency matrix (queries, keys) of numbers: "
-            "SciPy sparse, torch or NumPy."
+            f"neighbours: got {found}; expected an adjacency matrix (queries, keys) of numbers: "
+            "SciPy sparse, torch or NumPy; or an edge_index with nodes=."
         )
-    if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
-        edges = None
-        coo = adjacency.to_sparse().coalesce().cpu()
-        rows, columns = _numbers(coo.indices())
-        compressed = scipy.sparse.csr_array(
-            (_numbers(coo.values() != 0), (rows, columns)), shape=(coo.shape[0], coo.shape[1])
-        )
-    else:
-        if isinstance(adjacency, Tensor):
-            adjacency = adjacency.detach().cpu()
-            there = adjacency != 0 if adjacency.is_floating_point() else adjacency
-            adjacency = _numbers(there)
-        edges = None if scipy.sparse.issparse(adjacency) else _edge_index(adjacency, nodes)
-        if edges is not None:
-            sources, targets, number = edges
-            adjacency = scipy.sparse.coo_array(
-                (np.ones(len(sources), dtype=bool), (targets, sources)), shape=(number, number)
-            )
-        # A copy: what follows changes the matrix, which is the caller's.
-        compressed = scipy.sparse.csr_array(adjacency, copy=True)
-        compressed.sum_duplicates()
-    if nodes is not None and edges is None:
+    cells: Any = adjacency
+    if isinstance(adjacency, Tensor):
+        adjacency = adjacency.detach().cpu()
+        if adjacency.layout != torch.strided:
+            coo = adjacency.to_sparse().coalesce()
+            there = _numbers(coo.values() != 0), tuple(_numbers(coo.indices()))
+            cells = scipy.sparse.csr_array(there, shape=(coo.shape[0], coo.shape[1]))
+        else:
+            cells = _numbers(adjacency != 0 if nodes is None else adjacency)
+    if nodes is None and cells.shape[0] == 2 and str(dtype).endswith(("int32", "int64")):
         raise InputError(
-            f"neighbours: nodes={in_words(nodes)} goes with an edge_index, integers (2, "
-            f"edges); got {dtype} of shape {tuple(shape)}. Leave nodes out for an adjacency matrix."
+            f"neighbours: integers of shape {tuple(shape)} may be an edge_index or the adjacency "
+            "matrix of two queries. Say nodes=N for the first, give adjacency != 0 for the second."
         )
+    if nodes is not None:
+        cells = _of_edges(cells, whole_number("neighbours", "nodes", nodes, 0))
+    # A copy: what follows changes the matrix, which is the caller's.
+    compressed = scipy.sparse.csr_array(cells, copy=True)
+    compressed.sum_duplicates()
     compressed.eliminate_zeros()
     return Neighbours(
         torch.as_tensor(compressed.indptr, dtype=torch.int64),
@@ -145,31 +137,22 @@ def _numbers(tensor: Tensor) -> np.ndarray:
         return tensor.numpy()
 
 
-def _edge_index(array: np.ndarray, nodes: int | None) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Sources, targets and the number of nodes of an edge_index; None for an adjacency matrix."""
-    if array.shape[0] != 2 or array.dtype.kind not in "iu":
-        return None
-    least, most = (int(array.min()), int(array.max())) if array.size else (0, -1)
-    if nodes is None:
-        if array.dtype.itemsize < 4:
-            return None
-        if least < 0 or most < 2:
-            raise InputError(
-                f"neighbours: integers of shape {tuple(array.shape)} may be an edge_index or the "
-                "adjacency matrix of two queries. Say nodes=N for the first, or give "
-                "adjacency != 0 for the second."
-            )
-        nodes = most + 1
-    nodes = whole_number("neighbours", "nodes", nodes, 0)
-    if least < 0 or most >= nodes:
+def _of_edges(edges: object, nodes: int) -> coo_array:
+    """The adjacency matrix of an edge_index."""
+    from scipy.sparse import coo_array
+
+    if not isinstance(edges, np.ndarray) or edges.dtype.kind not in "iu" or len(edges) != 2:
         raise InputError(
-            f"neighbours: the edge_index names node {least if least < 0 else most}; expected 0 to "
-            f"{nodes - 1}, as nodes={nodes}."
+            f"neighbours: nodes={nodes} goes with an edge_index, integers (2, edges). Leave nodes "
+            "out for an adjacency matrix."
         )
     if nodes > _MOST_NODES:
+        raise InputError(f"neighbours: nodes={nodes:,}; expected {_MOST_NODES:,} or fewer.")
+    wrong = edges[(edges < 0) | (edges >= nodes)]
+    if len(wrong):
         raise InputError(
-            f"neighbours: nodes={nodes:,}; expected {_MOST_NODES:,} or fewer. Give the number of "
-            "nodes of the graph."
+            f"neighbours: the edge_index names node {int(wrong[0])}; expected 0 to {nodes - 1}, as "
+            f"nodes={nodes}."
         )
-    sources, targets = array
-    return sources, targets, nodes
+    sources, targets = edges
+    return coo_array((np.ones(len(sources), dtype=bool), (targets, sources)), shape=(nodes, nodes))

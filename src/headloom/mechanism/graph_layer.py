@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.graph_inputs import (
-    check_edges,
-    check_features,
-    check_numbers,
-    check_size,
-    checked_widths,
-)
-from headloom.mechanism.neighbourhood.call import NeighbourCall
-from headloom.mechanism.neighbourhood.edges import Edges
-from headloom.mechanism.neighbourhood.function import (
-    neighbour_attention,
-    neighbour_weights,
-    with_dropout,
-)
-from headloom.mechanism.neighbourhood.loops import Fill, with_self_loops
-from headloom.mechanism.neighbourhood.projection import glorot, projection
-from headloom.mechanism.shapes import describe, in_words, whole_number
+from headloom.mechanism.linear import why_unfit
+from headloom.mechanism.neighbourhood.call import Edges, NeighbourCall
+from headloom.mechanism.neighbourhood.function import neighbour_attention, neighbour_weights
+from headloom.mechanism.shapes import describe, finite_number, in_words, whole_number
 
-__all__ = ["Flow", "GraphLayer", "GraphObserver", "Nodes"]
+__all__ = ["GraphLayer", "GraphObserver", "Nodes", "check_features", "project"]
 
-#: Features of the nodes, (nodes, width); or those of the sources, and those of the targets or None.
-Nodes = Tensor | tuple[Tensor, Tensor | None]
-Flow = Literal["source_to_target", "target_to_source"]
+#: Features of the nodes, (nodes, width); or those of the sources and those of the targets.
+Nodes = Tensor | tuple[Tensor, Tensor]
+
+#: How features of edges are combined to those of a self-loop, by torch's names.
+_COMBINED = {"add": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
 
 
 class GraphLayer(nn.Module):
@@ -40,12 +30,6 @@ class GraphLayer(nn.Module):
     observer: normally None; while set, it is handed this layer, each of its calls before dropout,
     and whether one tensor gives the nodes that look and those looked at.
     """
-
-    #: What the layer is called in errors.
-    name: str
-    bias: nn.Parameter | None
-    res: nn.Linear | None
-    lin_edge: nn.Linear | None
 
     def __init__(
         self,
@@ -57,31 +41,38 @@ class GraphLayer(nn.Module):
         dropout: float,
         add_self_loops: bool,
         edge_dim: int | None,
-        fill_value: Fill,
+        fill_value: float | str,
         bias: bool,
         residual: bool,
-        flow: Flow,
     ) -> None:
         super().__init__()
-        self.in_channels = in_channels = checked_widths(self.name, in_channels)
-        heads = whole_number(self.name, "heads", heads, 1, None)
-        out_channels = whole_number(self.name, "out_channels", out_channels, 1, None)
-        if edge_dim is not None:
-            edge_dim = whole_number(self.name, "edge_dim", edge_dim, -1, None)
-        check_numbers(self.name, dropout, negative_slope)
-        if flow not in ("source_to_target", "target_to_source"):
+        name = type(self).__name__
+        both = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        widths = [whole_number(name, "in_channels", width, 1) for width in both]
+        if len(widths) != 2:
             raise InputError(
-                f'{self.name}: flow={in_words(flow)}; expected "source_to_target" or '
-                '"target_to_source".'
+                f"{name}: in_channels={in_words(in_channels)}; expected the width of the nodes' "
+                "features, or a pair, of sources and of targets."
             )
-        self.out_channels, self.heads = out_channels, heads
-        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
+        if not 0 <= finite_number(name, "dropout", dropout) <= 1:
+            raise InputError(f"{name}: dropout={in_words(dropout)}; expected 0 to 1.")
+        if isinstance(fill_value, str) and fill_value not in _COMBINED:
+            raise InputError(
+                f"{name}: fill_value={in_words(fill_value)}; expected a number or one of "
+                f"{', '.join(_COMBINED)}."
+            )
+        self.heads = whole_number(name, "heads", heads, 1)
+        self.out_channels = whole_number(name, "out_channels", out_channels, 1)
+        self.in_channels, self.concat, self.dropout = in_channels, concat, dropout
+        self.negative_slope = finite_number(name, "negative_slope", negative_slope)
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
-        self.residual, self.flow = residual, flow
+        self.widths, self.residual = (widths[0], widths[1]), residual
         total = out_channels * (heads if concat else 1)
-        width = in_channels if isinstance(in_channels, int) else in_channels[1]
-        self.lin_edge = None if edge_dim is None else projection(edge_dim, heads * out_channels)
-        self.res = projection(width, total) if residual else None
+        self.lin_edge: nn.Linear | None = None
+        if edge_dim is not None:
+            width = whole_number(name, "edge_dim", edge_dim, 1)
+            self.lin_edge = nn.Linear(width, heads * out_channels, bias=False)
+        self.res = nn.Linear(widths[1], total, bias=False) if residual else None
         self.bias = nn.Parameter(torch.empty(total)) if bias else None
         self.observer: GraphObserver | None = None
 
@@ -90,108 +81,73 @@ class GraphLayer(nn.Module):
         return {**self.__dict__, "observer": None}
 
     def reset_parameters(self) -> None:
-        """Draw every matrix and vector anew; the bias becomes 0."""
-        for module in self.children():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
-        for name, parameter in self.named_parameters(recurse=False):
-            if name == "bias":
+        """Draw every matrix and vector anew (Glorot and Bengio 2010, equation 16); biases are 0."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             else:
-                glorot(parameter)
+                bound = math.sqrt(6.0 / (parameter.shape[-2] + parameter.shape[-1]))
+                nn.init.uniform_(parameter, -bound, bound)
 
     @abstractmethod
-    def projected(self, x: Nodes) -> tuple[Tensor, Tensor | None]:
-        """Sources and targets, (nodes, heads, out_channels) each; None: no targets were given."""
-
-    @abstractmethod
-    def call(
-        self, edges: Edges, sources: Tensor, targets: Tensor | None, features: Tensor | None
+    def _call(
+        self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
     ) -> NeighbourCall:
-        """The call of attention, without dropout."""
+        """The call of attention, of projected nodes, without dropout."""
+
+    @abstractmethod
+    def _projected(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Sources and targets, (nodes, heads, out_channels) each."""
 
     def _run(
-        self,
-        x: Nodes,
-        edge_index: Tensor,
-        edge_attr: Tensor | None,
-        size: tuple[int, int] | None,
-        with_weights: bool,
+        self, x: Nodes, edge_index: Tensor, edge_attr: Tensor | None, with_weights: bool
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
-        self._check(x)
-        sources, targets = self.projected(x)
-        check_size(self.name, size, sources, targets)
-        index, features = self._index(edge_index, edge_attr, sources, targets, size)
-        count = targets.shape[0] if targets is not None else (size or (0, len(sources)))[1]
-        call = self.call(Edges.of_index(index, count, len(sources)), sources, targets, features)
+        name = type(self).__name__
+        of_sources, of_targets = (x, x) if isinstance(x, Tensor) else x
+        check_features(name, "x", of_sources, self.widths[0])
+        check_features(name, "x", of_targets, self.widths[1])
+        edge_index, edge_attr = self._checked_edges(edge_index, edge_attr)
+        if self.add_self_loops:
+            nodes = min(len(of_sources), len(of_targets))
+            edge_index, edge_attr = _with_self_loops(edge_index, edge_attr, self.fill_value, nodes)
+        edges = Edges.of_index(edge_index, len(of_targets), len(of_sources))
+        call = self._call(edges, *self._projected(of_sources, of_targets), edge_attr)
         if self.observer is not None:
-            self.observer(self, call, isinstance(x, Tensor) or x[0] is x[1])
-        call = with_dropout(call, self.dropout if self.training else 0.0)
+            self.observer(self, call, of_sources is of_targets)
+        call = call.with_dropout(self.dropout if self.training else 0.0)
         output = neighbour_attention(call)
         output = output.flatten(1) if self.concat else output.mean(1)
-        last = x if isinstance(x, Tensor) else x[1]
-        if self.res is not None and last is not None:
-            output = output + self.res(last)
+        if self.res is not None:
+            output = output + project(self.res, of_targets)
         if self.bias is not None:
             output = output + self.bias
-        if not with_weights:
-            return output
-        weights = neighbour_weights(call)
-        return output, (_as_given(index, weights, edge_index, self.flow), weights)
+        return (output, (edge_index, neighbour_weights(call))) if with_weights else output
 
-    def _check(self, x: Nodes) -> None:
-        if isinstance(x, (tuple, list)) and self.flow == "target_to_source":
-            raise InputError(
-                f"{self.name}: x is a pair, sources and targets, and the layer has "
-                'flow="target_to_source". Flip the edge_index, and make the layer without flow.'
-            )
-        pair = x if isinstance(x, (tuple, list)) else (x, x)
-        if len(pair) != 2:
-            raise InputError(
-                f"{self.name}: x is {type(pair).__name__} of length {len(pair)}; expected the "
-                "features of the nodes, or a pair, those of sources and of targets."
-            )
-        width = self.in_channels
-        widths = width if isinstance(width, tuple) else (width, width)
-        check_features(self.name, "x", pair[0], widths[0])
-        if pair[1] is not None:
-            check_features(self.name, "x", pair[1], widths[1])
-
-    def _index(
-        self,
-        edge_index: Tensor,
-        edge_attr: Tensor | None,
-        sources: Tensor,
-        targets: Tensor | None,
-        size: tuple[int, int] | None,
+    def _checked_edges(
+        self, edge_index: Tensor, edge_attr: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The edges as sources over targets, and their features; with self-loops if asked."""
-        check_edges(self.name, edge_index)
-        if edge_index.layout != torch.strided:
-            # A matrix of targets and sources, whose values may be the edges' features.
-            matrix = edge_index.to_sparse(layout=torch.sparse_coo).coalesce()
-            if edge_attr is None and matrix.values().ndim > 1:
-                edge_attr = matrix.values()
-            edge_index = matrix.indices().flip(0)
-        elif self.flow == "target_to_source":
-            edge_index = edge_index.flip(0)
-        if self.lin_edge is None:
-            edge_attr = None
-        if edge_attr is not None and self.edge_dim is not None:
+        name = type(self).__name__
+        kinds = (torch.int64, torch.int32)
+        if (
+            not isinstance(edge_index, Tensor)
+            or edge_index.layout != torch.strided
+            or (edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype not in kinds)
+        ):
+            raise InputError(
+                f"{name}: the edge_index is {_in_short(edge_index)}; expected a tensor of int64, "
+                "(2, edges), sources over targets."
+            )
+        if self.edge_dim is None:
+            return edge_index, None
+        if edge_attr is not None:
             flat = isinstance(edge_attr, Tensor) and edge_attr.ndim == 1
-            rows = edge_attr[:, None] if flat else edge_attr
-            check_features(self.name, "edge_attr", rows, self.edge_dim)
-            if len(rows) != edge_index.shape[1]:
+            edge_attr = edge_attr[:, None] if flat else edge_attr
+            check_features(name, "edge_attr", edge_attr, self.edge_dim)
+            if len(edge_attr) != edge_index.shape[1]:
                 raise ShapeError(
-                    f"{self.name}: edge_attr is {describe(edge_attr)}, there are "
+                    f"{name}: edge_attr is {describe(edge_attr)}, there are "
                     f"{edge_index.shape[1]} edges. Give a row for each edge."
                 )
-        if self.add_self_loops:
-            nodes = len(sources) if targets is None else min(len(sources), len(targets))
-            nodes = nodes if size is None else min(size)
-            edge_index, edge_attr = with_self_loops(edge_index, edge_attr, self.fill_value, nodes)
-        if edge_attr is not None and edge_attr.ndim == 1:
-            edge_attr = edge_attr[:, None]
         return edge_index, edge_attr
 
     def __repr__(self) -> str:
@@ -208,10 +164,63 @@ class GraphObserver(Protocol):
         """
 
 
-def _as_given(index: Tensor, weights: Tensor, edge_index: Tensor, flow: Flow) -> Tensor:
-    """The edges that weights are of, in the form in which edges were given."""
-    if edge_index.layout == torch.strided:
-        return index.flip(0) if flow == "target_to_source" else index
-    size = (*edge_index.shape[:2], weights.shape[1])
-    matrix = torch.sparse_coo_tensor(index.flip(0), weights, size, check_invariants=False)
-    return matrix.coalesce()
+def check_features(name: str, what: str, features: object, width: int) -> None:
+    """Raise where features are no floating-point rows of a width."""
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        raise InputError(
+            f"{name}: {what} is {_in_short(features)}; expected a tensor of real numbers, as from "
+            f"{what}.float()."
+        )
+    if features.ndim != 2 or features.shape[1] != width:
+        raise ShapeError(f"{name}: {what} is {describe(features)}; expected (rows, {width}).")
+
+
+def _in_short(given: object) -> str:
+    if not isinstance(given, Tensor):
+        return type(given).__name__
+    return f"{given.dtype} of shape {describe(given)}"
+
+
+def project(linear: nn.Linear, inputs: Tensor) -> Tensor:
+    """``inputs W^T + b``, dense; the inputs may be sparse: words of a text, say."""
+    try:
+        if inputs.layout == torch.strided:
+            result: Tensor = linear(inputs)
+            return result
+        product: Tensor = torch.sparse.mm(inputs, linear.weight.T)
+    except RuntimeError as error:
+        raise why_unfit(inputs, [linear]) or error from None
+    return product if linear.bias is None else product + linear.bias
+
+
+def _with_self_loops(
+    edge_index: Tensor, features: Tensor | None, fill: float | str, nodes: int
+) -> tuple[Tensor, Tensor | None]:
+    """Exactly one self-loop for each of the first `nodes` nodes, after all other edges.
+
+    Args:
+        edge_index: (2, edges), sources over targets; its own self-loops are left out.
+        features: (edges, features) or None.
+        fill: features of self-loops: a number, or how those of the edges to a node are combined.
+        nodes: how many get one.
+
+    >>> _with_self_loops(torch.tensor([[0, 1, 1], [1, 1, 0]]), None, "mean", 2)[0]
+    tensor([[0, 1, 0, 1],
+            [1, 0, 0, 1]])
+    """
+    others = edge_index[0] != edge_index[1]
+    edge_index = edge_index[:, others]
+    loops = torch.arange(nodes, dtype=edge_index.dtype, device=edge_index.device).expand(2, -1)
+    joined = torch.cat((edge_index, loops), 1)
+    if features is None:
+        return joined, None
+    features = features[others]
+    # The empty product is 1, everything else that is empty 0.
+    empty = float(fill == "mul") if isinstance(fill, str) else fill
+    filled = features.new_full((nodes, features.shape[1]), empty)
+    if isinstance(fill, str):
+        inside = edge_index[1] < nodes
+        places = edge_index[1][inside].long()[:, None].expand(-1, features.shape[1])
+        how = _COMBINED[fill]
+        filled = filled.scatter_reduce(0, places, features[inside], how, include_self=False)
+    return joined, torch.cat((features, filled))

@@ -16,7 +16,7 @@ from torch.nn.functional import elu
 
 from headloom.errors import InputError
 from headloom.mechanism.graph_convolution import GATConv, GATv2Conv
-from headloom.mechanism.graph_inputs import check_features
+from headloom.mechanism.graph_layer import check_features
 from headloom.mechanism.multihead import WeightsKind
 from headloom.mechanism.shapes import chosen, whole_number
 from headloom.models.dropout import Dropout

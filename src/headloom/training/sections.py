@@ -347,7 +347,7 @@ class NodesConfig(TaskSection):
     divisible: ClassVar[bool] = False
     kind: Literal["nodes"]
     place: ClassVar[str | None] = "graph"
-    graph: str = Field(description="an .npz file, or a folder with nodes.tsv and edges.tsv")
+    graph: str = Field(description="an .npz file with edge_index, x, y and splits")
     setting: Literal["transductive", "inductive"] = Field(
         "transductive", description="inductive: other nodes are not there in training"
     )

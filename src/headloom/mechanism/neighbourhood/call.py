@@ -1,21 +1,130 @@
-"""One call of attention over the neighbours of a graph: its tensors, its score, its edges."""
+"""One call of attention over the neighbours of a graph: its edges, its score, its tensors.
+
+An edge j -> i lets query i, its target, look at key j, its source. Rows are compressed (CSR): the
+places of row i are ``row_starts[i]`` up to ``row_starts[i + 1]``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from headloom.mechanism.neighbourhood.edges import Edges
+from headloom.errors import InputError
+from headloom.mechanism.backends.compiled import kernels, why_wrapped
 from headloom.mechanism.parts import changed
 
-__all__ = ["NeighbourCall", "NeighbourScore"]
+__all__ = ["Edges", "NeighbourCall", "NeighbourScore"]
+
+#: Nodes, and edges, at most: the kernels count them in 32 bits.
+MOST = 2**31 - 1
+
+
+def grouped(ends: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """A stable sort of edges by one end: where each node's edges begin, and their numbers.
+
+    ends: integers from 0 to nodes - 1, (edges,).
+    Returns: int64, (nodes + 1,); int32, (edges,).
+
+    >>> grouped(torch.tensor([1, 0, 1]), 2)
+    (tensor([0, 1, 3]), tensor([1, 0, 2], dtype=torch.int32))
+    """
+    if kernels is None or ends.device.type != "cpu" or why_wrapped((ends,)) is not None:
+        order = torch.sort(ends, stable=True).indices.int()
+        counts = torch.bincount(ends, minlength=nodes)
+        return torch.nn.functional.pad(counts.cumsum(0), (1, 0)), order
+    ends = ends.contiguous()
+    starts = torch.empty(nodes + 1, dtype=torch.int64)
+    order = torch.empty(len(ends), dtype=torch.int32)
+    wide = ends.dtype == torch.int64
+    kernels.group_edges(
+        ends.data_ptr(), wide, len(ends), nodes, starts.data_ptr(), order.data_ptr()
+    )
+    return starts, order
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """The edges of a graph, sorted by target; parallel edges stay edges of their own.
+
+    targets, sources   how many nodes look, and how many are looked at
+    row_starts         int64, (targets + 1,)
+    columns            int32, (edges,): the source of each place
+    numbers            int32, (edges,): the caller's number of the edge at each place; None: its
+                       place
+    """
+
+    targets: int
+    sources: int
+    row_starts: Tensor
+    columns: Tensor
+    numbers: Tensor | None = None
+
+    @classmethod
+    def of_index(cls, edge_index: Tensor, targets: int, sources: int) -> Edges:
+        """The edges of PyTorch Geometric's `edge_index`: integers (2, edges), sources over targets.
+
+        Raises: InputError: it names a node that is not there; too many nodes or edges.
+
+        >>> edges = Edges.of_index(torch.tensor([[1, 2, 0], [0, 1, 0]]), 3, 3)
+        >>> edges.row_starts.tolist(), edges.columns.tolist(), edges.numbers.tolist()
+        ([0, 2, 3, 3], [1, 0, 2], [0, 2, 1])
+        """
+        for name, ends, nodes in (
+            ("source", edge_index[0], sources),
+            ("target", edge_index[1], targets),
+        ):
+            if nodes > MOST or len(ends) > MOST:
+                raise InputError(
+                    f"edges: there are {nodes:,} nodes and {len(ends):,} edges; expected {MOST:,} "
+                    "or fewer of each. Take a part of the graph."
+                )
+            if not len(ends):
+                continue
+            least, most = (int(end) for end in torch.aminmax(ends))
+            if least < 0 or most >= nodes:
+                raise InputError(
+                    f"edges: an edge has the {name} {least if least < 0 else most}; there are "
+                    f"{nodes:,} such nodes, counted from 0. Give features for every node, or leave "
+                    "the edge out."
+                )
+        starts, order = grouped(edge_index[1], targets)
+        return cls(targets, sources, starts, edge_index[0][order.long()].int(), order)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def rows(self) -> Tensor:
+        """The target of each place: int64, (edges,)."""
+        targets = torch.arange(self.targets, device=self.columns.device)
+        return torch.repeat_interleave(targets, self.row_starts.diff(), output_size=len(self))
+
+    @cached_property
+    def by_source(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Column by column: where each source's begin, their targets, and their places."""
+        starts, places = grouped(self.columns, self.sources)
+        return starts, self.rows.int()[places.long()], places
+
+    def by_number(self, by_place: Tensor) -> Tensor:
+        """What stands place by place, (edges, ...), in the order of the caller's edges."""
+        if self.numbers is None:
+            return by_place
+        order = torch.empty_like(self.numbers, dtype=torch.int64)
+        order[self.numbers.long()] = torch.arange(len(self), device=order.device)
+        return by_place[order]
+
+    def by_place(self, by_number: Tensor) -> Tensor:
+        """What stands in the order of the caller's edges, (edges, ...), place by place."""
+        return by_number if self.numbers is None else by_number[self.numbers.long()]
 
 
 class NeighbourScore(IntEnum):
-    """How target i and source j match; the numbers are those of native/neighbours_call.h.
+    """How target i and source j match; the numbers are those of native/neighbours.h.
 
     ADDITIVE   ``LeakyReLU(a_i + b_j + t_ij)``: Velickovic et al. 2018, equation 3
     VECTOR     ``a . LeakyReLU(q_i + k_j + W e_ij) + t_ij``: Brody et al. 2022, equation 7
@@ -75,6 +184,18 @@ class NeighbourCall:
     def heads(self) -> int:
         """How many heads there are."""
         return self.values.shape[1]
+
+    def with_dropout(self, probability: float) -> NeighbourCall:
+        """The same call, each weight set to 0 with a probability, and the others grown to match.
+
+        Drawn from torch's generator, edge by edge in the order of places.
+        """
+        if not probability:
+            return self
+        shape = (len(self.edges), self.heads)
+        kept = torch.empty(shape, dtype=torch.bool, device=self.values.device)
+        factor = 0.0 if probability == 1 else 1 / (1 - probability)
+        return changed(self, kept=kept.bernoulli_(1 - probability), kept_factor=factor)
 
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> NeighbourCall:
         """The same call of other tensors, in the order of `tensors`."""

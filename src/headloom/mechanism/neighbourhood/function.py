@@ -12,17 +12,13 @@ from torch import Tensor
 
 from headloom.errors import BackendError
 from headloom.mechanism.graph import AttentionGraph
-from headloom.mechanism.neighbourhood import by_torch, native
+from headloom.mechanism.neighbourhood import native
+from headloom.mechanism.neighbourhood.by_torch import dropped, raw_scores, weights_of
+from headloom.mechanism.neighbourhood.by_torch import output as by_torch
 from headloom.mechanism.neighbourhood.call import NeighbourCall
-from headloom.mechanism.parts import changed
 from headloom.mechanism.received import of_edges
 
-__all__ = [
-    "neighbour_attention",
-    "neighbour_graph",
-    "neighbour_weights",
-    "with_dropout",
-]
+__all__ = ["neighbour_attention", "neighbour_graph", "neighbour_weights"]
 
 
 def neighbour_attention(call: NeighbourCall, backend: str | None = None) -> Tensor:
@@ -42,14 +38,14 @@ def neighbour_attention(call: NeighbourCall, backend: str | None = None) -> Tens
             'backend="torch", or None for whichever serves it.'
         )
     serves = reason is None and backend != "torch"
-    return (native.output(call) if serves else by_torch.output(call)).to(dtype)
+    return (native.output(call) if serves else by_torch(call)).to(dtype)
 
 
 def neighbour_weights(call: NeighbourCall) -> Tensor:
     """The weight of every edge, (edges, heads), in the order of the caller's; dropout applied."""
     call, dtype = _in_float(call)
-    weights, _ = by_torch.weights_of(call, by_torch.raw_scores(call))
-    return call.edges.by_number(by_torch.dropped(call, weights)).to(dtype)
+    weights, _ = weights_of(call, raw_scores(call))
+    return call.edges.by_number(dropped(call, weights)).to(dtype)
 
 
 def neighbour_graph(
@@ -70,8 +66,8 @@ def neighbour_graph(
     if not wanted and native.why_not_served(call) is None:
         scores = native.output_and_scores(call)[1]
     else:
-        scores = by_torch.raw_scores(call)
-    weights, lse = by_torch.weights_of(call, scores)
+        scores = raw_scores(call)
+    weights, lse = weights_of(call, scores)
     rows, (targets, heads) = edges.rows, lse.shape
     seen = scores != -torch.inf
     # (From 0, so that the entropy of a row with one neighbour is 0 and not -0.)
@@ -125,19 +121,6 @@ def _places(call: NeighbourCall, scores: Tensor, seen: Tensor, k: int) -> Tensor
             table[rows[strong], rank[strong]] = order[strong]
             found.append(table)
         return torch.stack(found)
-
-
-def with_dropout(call: NeighbourCall, probability: float) -> NeighbourCall:
-    """The same call with each weight set to 0 with a probability, and the others grown to match.
-
-    Drawn from torch's generator, edge by edge in the order of places.
-    """
-    if not probability:
-        return call
-    shape = (len(call.edges), call.heads)
-    kept = torch.empty(shape, dtype=torch.bool, device=call.values.device)
-    factor = 0.0 if probability == 1 else 1 / (1 - probability)
-    return changed(call, kept=kept.bernoulli_(1 - probability), kept_factor=factor)
 
 
 def _in_float(call: NeighbourCall) -> tuple[NeighbourCall, torch.dtype]:

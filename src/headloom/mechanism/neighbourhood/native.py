@@ -14,7 +14,7 @@ from torch import Tensor
 from headloom.mechanism.backends.compiled import INSTRUCTION_SET, NO_KERNELS, kernels, why_wrapped
 from headloom.mechanism.backends.recomputed import applied, by_operations, products_again
 from headloom.mechanism.neighbourhood import by_torch
-from headloom.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
+from headloom.mechanism.neighbourhood.call import NeighbourCall
 
 __all__ = ["output", "output_and_scores", "why_not_served"]
 
@@ -34,6 +34,8 @@ def why_not_served(call: NeighbourCall) -> str | None:
         return wrapped
     if any(tensor.device.type != "cpu" for tensor in (*tensors, call.edges.columns)):
         return f"the tensors are on {call.values.device}, the kernels run on the CPU"
+    if call.edge_features is not None:
+        return "the edges have features, which the kernels do not read"
     if any(tensor.dtype != torch.float32 for tensor in tensors):
         return f"the tensors are {call.values.dtype}, the kernels take float32"
     return None
@@ -119,8 +121,6 @@ def _request(call: NeighbourCall, with_columns: bool) -> tuple[Any, list[Tensor]
     }
     if with_columns:
         tensors |= dict(zip(("column_starts", "rows", "places"), edges.by_source, strict=True))
-    if call.score is NeighbourScore.VECTOR and call.edge_features is not None:
-        request.edge_width = call.edge_features.shape[1]
     for name, tensor in tensors.items():
         if tensor is not None:
             setattr(request, name, tensor.data_ptr())
@@ -153,14 +153,12 @@ def _backward(
     pieces = max(1, min(PIECES, (len(call.edges) + call.edges.sources) // PIECE_EDGES))
     to.pieces, new = pieces, call.values.new_empty
     room = {"values": torch.empty_like(call.values)}
-    for name in ("target_terms", "source_terms", "queries", "keys", "edge_features"):
+    for name in ("target_terms", "source_terms", "queries", "keys"):
         tensor = getattr(call, name)
         if tensor is not None and not (name == "keys" and _shared(call)):
             room[name] = torch.empty_like(tensor)
-    for name in ("vector", "edge_matrix"):
-        tensor = getattr(call, name)
-        if tensor is not None:
-            room[name] = new(pieces, *tensor.shape)
+    if call.vector is not None:
+        room["vector"] = new(pieces, *call.vector.shape)
     by_score = new(len(call.edges), call.heads)
     state = new(call.edges.targets, 4, call.heads)
     for name, tensor in room.items():
@@ -171,9 +169,8 @@ def _backward(
     to.scores = by_score.data_ptr()
     kernels.neighbours_backward(request, to, torch.get_num_threads(), INSTRUCTION_SET)
     del alive
-    for name in ("vector", "edge_matrix"):
-        if name in room:
-            room[name] = room[name].sum(0)
+    if "vector" in room:
+        room["vector"] = room["vector"].sum(0)
     if call.edge_terms is not None:
         room["edge_terms"] = call.edges.by_number(by_score)
     return room

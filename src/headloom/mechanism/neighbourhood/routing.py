@@ -11,13 +11,8 @@ from headloom.mechanism.backends.compiled import kernels, why_wrapped
 from headloom.mechanism.backends.results import NAMES
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.graph import AttentionGraph, Top
-from headloom.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
-from headloom.mechanism.neighbourhood.edges import Edges
-from headloom.mechanism.neighbourhood.function import (
-    neighbour_attention,
-    neighbour_graph,
-    with_dropout,
-)
+from headloom.mechanism.neighbourhood.call import Edges, NeighbourCall, NeighbourScore
+from headloom.mechanism.neighbourhood.function import neighbour_attention, neighbour_graph
 from headloom.mechanism.parts import changed
 from headloom.mechanism.scores import (
     Bilinear,
@@ -62,7 +57,7 @@ def serves(call: AttentionCall) -> bool:
 def attention(call: AttentionCall, backend: str | None = None) -> Output:
     """The output of a call that is served; for the backend see `neighbour_attention`."""
     outputs = [
-        neighbour_attention(with_dropout(each, call.dropout), backend) for each in _calls(call)
+        neighbour_attention(each.with_dropout(call.dropout), backend) for each in _calls(call)
     ]
     return torch.stack([output.transpose(0, 1) for output in outputs])
 

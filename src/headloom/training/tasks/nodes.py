@@ -7,6 +7,7 @@ is trained on is the graph of the training nodes alone, and the others come with
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +15,163 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from headloom.errors import InputError
+from headloom.errors import InputError, ShapeError
+from headloom.formats.stored_arrays import Arrays, read_npz
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription
 from headloom.training.measures.corpus import Results, digest, mean_measure
 from headloom.training.measures.labels import label_measures
-from headloom.training.nodes import NodeData, read_nodes
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.task import Plan, Probe, Task
 
-__all__ = ["NodesTask", "nodes_task"]
+__all__ = ["UNKNOWN", "NodeData", "NodesTask", "nodes_task", "read_nodes"]
+
+#: The label of a node whose class is not known.
+UNKNOWN = -1
+
+#: The names of a split in files that other tools write.
+_NAMES = {"train": ("train", "train_mask"), "valid": ("val", "val_mask", "valid", "valid_mask"),
+          "test": ("test", "test_mask")}  # fmt: skip
 
 #: Share of features other than 0 below which they are multiplied as a sparse matrix.
 SPARSE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class NodeData:
+    """A graph whose nodes have features and classes.
+
+    features     float32, (nodes, features)
+    edge_index   int64, (2, edges), sources over targets; one that is there twice counts twice
+    labels       int64, (nodes,): the number of the class, UNKNOWN where there is none
+    classes      the names of the classes
+    names        the names of the nodes
+    splits       the nodes of "train", "valid" and "test", int64; "test" may be missing
+    """
+
+    features: Tensor
+    edge_index: Tensor
+    labels: Tensor
+    classes: list[str]
+    names: list[str]
+    splits: dict[str, Tensor]
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.features)
+
+    def row_normalised(self) -> NodeData:
+        """Each node's features divided by their sum (of sizes), so that nodes weigh alike."""
+        sums = self.features.abs().sum(1, keepdim=True)
+        return replace(self, features=self.features / sums.masked_fill(sums == 0, 1))
+
+    def undirected(self) -> NodeData:
+        """Every edge in both directions, each once."""
+        both = torch.cat((self.edge_index, self.edge_index.flip(0)), 1)
+        return replace(self, edge_index=torch.unique(both, dim=1))
+
+    def checked(self, source: str) -> NodeData:
+        """The same; an error where parts do not fit together, or a node of the test is taught."""
+        if len(self.labels) != self.nodes or len(self.names) != self.nodes:
+            raise ShapeError(
+                f"{source}: {len(self.labels)} labels for {self.nodes} rows of features. Give one "
+                "row and one label for each node."
+            )
+        if self.edge_index.ndim != 2 or len(self.edge_index) != 2:
+            raise ShapeError(
+                f"{source}: edge_index is {tuple(self.edge_index.shape)}; expected (2, edges)."
+            )
+        for what, nodes in {"edge_index": self.edge_index.flatten(), **self.splits}.items():
+            wrong = nodes[(nodes < 0) | (nodes >= self.nodes)]
+            if len(wrong):
+                raise InputError(
+                    f"{source}: {what!r} names node {int(wrong[0])}; there are {self.nodes} nodes, "
+                    f"0 to {self.nodes - 1}."
+                )
+        for name in ("train", "valid"):
+            if name not in self.splits:
+                raise InputError(f"{source}: no node is in {name!r}. Choose some to {name} on.")
+        for name, chosen in self.splits.items():
+            unknown = chosen[self.labels[chosen] == UNKNOWN]
+            if len(unknown):
+                raise InputError(
+                    f"{source}: node {self.names[unknown[0]]} is in {name!r}, and its label is "
+                    "unknown. Give its class, or take it out."
+                )
+            both = set(self.splits["test"].tolist()) if "test" in self.splits else set()
+            both &= set(chosen.tolist())
+            if name != "test" and both:
+                raise InputError(
+                    f"{source}: node {self.names[min(both)]} is in {name!r} and in 'test', which "
+                    "would measure what was learned. Take it out of one of them."
+                )
+        return self
+
+
+def read_nodes(path: Path) -> NodeData:
+    """A graph from an .npz file, as `numpy.savez` makes it of a `Data` of PyTorch Geometric.
+
+    It holds ``edge_index`` (2, edges), ``x`` (nodes, features), ``y`` (nodes,), and the splits as
+    numbers of nodes, ``train``, ``val`` and ``test``, or as masks, ``train_mask``, ``val_mask``
+    and ``test_mask``. Perhaps ``classes`` and ``names``, texts.
+
+    Raises: DataError: no such file, or damaged. InputError: its parts do not fit together.
+    """
+    arrays = read_npz(path, "graph")
+    for name in ("edge_index", "x", "y"):
+        if name not in arrays:
+            raise InputError(
+                f"{path}: {name!r} is missing; it holds {', '.join(sorted(arrays)) or 'nothing'}. "
+                "Save edge_index, y and the features: numpy.savez(path, edge_index=..., y=..., "
+                "x=...)."
+            )
+    x = arrays["x"]
+    if x.ndim != 2 or x.dtype.kind not in "fiub":
+        raise ShapeError(
+            f"{path}: the features are {x.dtype} of shape {x.shape}; expected numbers (nodes, "
+            "features)."
+        )
+    labels = _integers(arrays["y"], "y", path).flatten()
+    count = max(int(labels.max(initial=-1)) + 1, 0)
+    classes = [str(name) for name in arrays.get("classes", np.arange(count))]
+    if count > len(classes):
+        raise InputError(f"{path}: a label is {count - 1}; classes has {len(classes)} names.")
+    return NodeData(
+        torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
+        torch.from_numpy(_integers(arrays["edge_index"], "edge_index", path)),
+        torch.from_numpy(np.maximum(labels, UNKNOWN)),
+        classes,
+        [str(name) for name in arrays.get("names", np.arange(len(x)))],
+        _splits(arrays, len(x), path),
+    ).checked(str(path))
+
+
+def _integers(array: np.ndarray, name: str, path: Path) -> np.ndarray:
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{path}: {name!r} is {array.dtype}; expected whole numbers.")
+    return array.astype(np.int64)
+
+
+def _splits(arrays: Arrays, nodes: int, path: Path) -> dict[str, Tensor]:
+    """The nodes of each split that there is."""
+    splits = {}
+    for split, names in _NAMES.items():
+        name = next((name for name in names if name in arrays), None)
+        if name is None:
+            continue
+        array = arrays[name]
+        if array.dtype.kind == "b":
+            if array.shape != (nodes,):
+                raise ShapeError(
+                    f"{path}: {name!r} is a mask of shape {array.shape}; there are {nodes} nodes."
+                )
+            array = array.nonzero()[0]
+        chosen = _integers(array, name, path).flatten()
+        if len(chosen):
+            splits[split] = torch.from_numpy(chosen)
+    return splits
 
 
 class NodesTask(Task):
