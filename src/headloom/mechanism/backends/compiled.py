@@ -130,7 +130,7 @@ def _import_kernels() -> tuple[Any, str]:
     except ImportError as error:
         return None, f"the native kernels cannot be loaded ({error})"
     fields = {*NativeCall._fields, "exact_output", "bfloat16"} - {"instruction_set"}
-    calls = {"NeighbourCall", "LinearCall", "FeedForwardCall", "RowTermsCall"}
+    calls = {"NeighbourCall", "LinearCall", "RowTermsCall"}
     if not fields <= set(getattr(module, "CALL_FIELDS", ())) or not calls <= set(dir(module)):
         return None, "the native kernels were built from other sources; run make setup"
     return module, ""
