@@ -88,7 +88,7 @@ def test_pixels_are_put_together(size: tuple[int, int]) -> None:
 def test_what_has_no_map_says_why() -> None:
     random = np.random.default_rng(0)
     plain = headloom.from_queries_keys(*random.normal(size=(2, 1, 2, 5, 8)))
-    with pytest.raises(InputError, match="this trace has no images that are known"):
+    with pytest.raises(InputError, match="no token of this trace is known to be a part"):
         image_map(plain, 0, 0, 0)
     trace = grid_trace()
     with pytest.raises(InputError, match="head 2"):

@@ -120,7 +120,7 @@ def test_a_vision_transformer_is_drawn_over_its_patches(
         (("--layer", "3", "--token", "dog"), "no token is 'dog'"),
         (("--layer", "3", "--token", "99"), "token 99"),
         (("--layer", "3", "--token", "0", "--head", "4"), "head 4"),
-        (("--layer", "3", "--token", "0", "--number", "2"), "the text has one image, 0"),
+        (("--layer", "3", "--token", "0", "--number", "2"), "no image 2"),
         (("--layer", "3", "--token", "0", "--image", "gone.png"), "gone.png"),
         (("--layer", "3", "--token", "0", "-o", "m.gif"), "as .png, .svg or .pdf"),
     ],

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headloom.tracing.vision_language.layout import Request
-from headloom.tracing.vision_language.tiled import split, tiled
+from headloom.tracing.vision_language.layouts import LAYOUTS, Request
 
 WORD, BORDER, NAME, LINE, IMAGE = 1, 2, 3, 4, 9
 #: Tiles of 4 x 4 pixels, patches of one, pixel shuffle of 2 x 2: four image tokens each.
@@ -21,7 +20,7 @@ def of_splits(ids: list[int], pixels: tuple[int, ...] = (1, 1, 3, 4, 4), **input
         vision_config=SimpleNamespace(patch_size=1), scale_factor=2, image_token_id=IMAGE
     )
     given = {"input_ids": torch.tensor([ids]), "pixel_values": torch.zeros(pixels), **inputs}
-    return split(Request(config, given, ids.count(IMAGE)))
+    return LAYOUTS["idefics3"](Request(config, given, ids.count(IMAGE)))
 
 
 def picture(rows: int, columns: int) -> list[int]:
@@ -61,7 +60,6 @@ def test_text_that_no_processor_writes_is_refused() -> None:
         assert of_splits(ids) is None
     assert of_splits(whole) is not None
     assert of_splits(whole, (1, 1, 3, 4, 6)) is None  # tiles are square
-    assert of_splits(whole, (1, 3, 4, 4)) is None  # no batch of tiles
 
 
 def test_tiles_that_are_seen_in_part_are_refused() -> None:
@@ -85,7 +83,7 @@ def test_tiles_in_one_run(patch: Any) -> None:
         )
         ids = [token for run in runs for token in [*[IMAGE] * run, WORD]]
         given = {"input_ids": torch.tensor([ids]), "pixel_values": torch.zeros(pixels)}
-        return tiled(Request(config, given, sum(runs)))
+        return LAYOUTS["internvl"](Request(config, given, sum(runs)))
 
     images = seen(4, 12)
     assert [len(one.image.tiles) for one in images] == [1, 3]
@@ -93,5 +91,3 @@ def test_tiles_in_one_run(patch: Any) -> None:
     assert [len(one.features) for one in images] == [4, 12]
     assert seen(8) is None and seen(4, 5) is None
     assert seen(4, pixels=(1, 3, 4, 8)) is None
-    assert seen(4, pixels=(1, 1, 3, 4, 4)) is None
-    assert seen(4, pixels=(1, 3, 1, 1)) is None  # less than one token

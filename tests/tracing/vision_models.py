@@ -19,9 +19,6 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
-    LlavaOnevisionImageProcessorPil,
-)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -315,34 +312,6 @@ def llava_next() -> Family:
     return Family(model, _called(processor), processor, ("out_proj",), token)
 
 
-def llava_onevision(most: int) -> Family:
-    """LLaVA-OneVision, of at most so many tiles' worth of tokens."""
-    words = tokenizer(MARK, "<video>")
-    token = words.convert_tokens_to_ids(MARK)
-    images = LlavaOnevisionImageProcessorPil(
-        size={"height": 16, "width": 16}, image_grid_pinpoints=_POINTS
-    )
-    config = transformers.LlavaOnevisionConfig(
-        vision_config=_siglip(16) | {"vision_use_head": False},
-        text_config={"model_type": "qwen2", **_TEXT}, image_token_id=token,
-        video_token_id=token + 1, vision_feature_select_strategy="full", vision_feature_layer=-1,
-        image_grid_pinpoints=_POINTS, vision_aspect_ratio=f"anyres_max_{most}",
-    )  # fmt: skip
-    model = _built("LlavaOnevisionForConditionalGeneration", config)
-
-    def made(pictures: list[Picture], text: str) -> dict[str, Any]:
-        asked = [pictures] if len(pictures) > 1 else pictures
-        seen = dict(images(asked, return_tensors="pt"))
-        text = written(
-            "LlavaOnevision", seen, len(pictures), text, image_processor=images, image_token=MARK,
-            num_image_tokens=16, vision_aspect_ratio=f"anyres_max_{most}",
-            vision_feature_select_strategy="full",
-        )  # fmt: skip
-        return {**words(text, return_tensors="pt"), **seen}
-
-    return Family(model, made, words, ("out_proj",), token)
-
-
 FAMILIES: dict[str, Callable[[], Family]] = {
     "qwen2_vl": lambda: qwen("Qwen2VL"),
     "qwen2_5_vl": lambda: qwen("Qwen2_5_VL"),
@@ -355,6 +324,4 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "smolvlm": lambda: idefics("SmolVLM"),
     "internvl": internvl,
     "llava_next": llava_next,
-    "llava_onevision": lambda: llava_onevision(9),
-    "llava_onevision, fewer": lambda: llava_onevision(1),
 }

@@ -13,19 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_trace
 from headloom.errors import InputError
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.formats.traced_images import Box, Size, Tile, TracedImage
-from headloom.mechanism.shapes import in_words
-from headloom.tracing.options import whole_number
-from headloom.tracing.vision_language.positions import LAYOUTS
+from headloom.mechanism.shapes import place_of
+from headloom.tracing.vision_language.layouts import LAYOUTS
 
 __all__ = ["ImageMap", "has_patches", "image_map", "row_of_layer"]
 
@@ -84,19 +81,35 @@ def image_map(
     Raises: InputError: no such layer, head, token or image; no image at all; weights that are not
     known exactly; pixels that are not known.
     """
-    check_trace("image_map", trace)
-    _check_patches(trace)
-    chosen = _layer(trace, layer)
+    fitting = [i for i, each in enumerate(trace.layers) if has_patches(trace, each.keys_from)]
+    if not fitting:
+        raise InputError(
+            "image_map: no token of this trace is known to be a part of an image. Give "
+            "headloom.trace what the processor makes of a text and its images together; of a "
+            f"{trace.model.get('type', 'model')} headloom may not know where images stand: it does "
+            f"of {', '.join(sorted(LAYOUTS))}."
+        )
+    chosen = next(
+        (each for i, each in enumerate(trace.layers) if layer in (i, each.name) and i in fitting),
+        None,
+    )
+    if chosen is None:
+        raise InputError(
+            f"image_map: no layer {layer!r} that looks at patches of an image; there are "
+            f"{', '.join(map(str, fitting))}."
+        )
     known = trace.positions[chosen.keys_from]
     pictures = trace.images if "images" in known else (_of_patches(chosen, known),)
     if head is not None:
-        there = f"layer {chosen.name} has the heads 0 to {chosen.heads - 1}"
-        head = _at("head", head, chosen.heads, there)
+        head = place_of("layer", "image_map", "head", head, chosen.heads)
+    image = place_of("text", "image_map", "image", image, len(pictures))
     query = _query(chosen, token)
-    count = len(pictures)
-    images = "one image, 0" if count == 1 else f"the images 0 to {count - 1}"
-    image = _at("image", image, count, f"the text has {images}")
-    original = _original(size, pictures[image])
+    original = pictures[image].original if size is None else (int(size[0]), int(size[1]))
+    if pictures[image].original not in (None, original):
+        raise InputError(
+            f"image_map: size={size}; the model was told a picture of {pictures[image].original} "
+            "(rows, columns). Give the picture that it read, or leave size out."
+        )
     picture = pictures[image].arranged(original)
     row = row_of_layer(chosen, head, query)
     first = [0] * len(row)
@@ -114,7 +127,7 @@ def image_map(
     return ImageMap(weights, mass, outside, patches, original is not None, query)
 
 
-def _of_patches(layer: TraceLayer, known: Mapping[str, list[Any]]) -> TracedImage:
+def _of_patches(layer: TraceLayer, known: Mapping[str, Sequence[int]]) -> TracedImage:
     """The picture of which the patches of a sequence are all."""
     places = [
         place for place in zip(known["rows"], known["columns"], strict=True) if min(place) >= 0
@@ -129,116 +142,23 @@ def _of_patches(layer: TraceLayer, known: Mapping[str, list[Any]]) -> TracedImag
     return TracedImage((rows, columns), (whole,), "stretch")
 
 
-def _check_patches(trace: TraceData) -> None:
-    """Raise an InputError where no token is known to be a patch of an image."""
-    if any(has_patches(trace, name) for name in trace.sequences):
-        return
-    kind = trace.model.get("type")
-    if kind in LAYOUTS:
-        raise InputError(
-            f"image_map: no token of this trace is a part of an image. Give headloom.trace what "
-            f"the "
-            f"processor of {kind} makes of a text and its images together, with input_ids and "
-            "pixel_values."
-        )
-    what = f"a {kind}" if isinstance(kind, str) else "its model"
-    raise InputError(
-        f"image_map: this trace has no images that are known: where {what} would have them among "
-        f"its tokens, headloom does not know. Trace one of {', '.join(sorted(LAYOUTS))}."
-    )
-
-
-def _layer(trace: TraceData, layer: int | str) -> TraceLayer:
-    """The layer of a number or a path, some of whose keys are patches of an image."""
-    fitting = [i for i, each in enumerate(trace.layers) if has_patches(trace, each.keys_from)]
-    chosen = None
-    place = whole_number(layer)
-    if isinstance(layer, str):
-        chosen = next((each for each in trace.layers if each.name == layer), None)
-    elif place is not None and 0 <= place < len(trace.layers):
-        chosen = trace.layers[place]
-    there = f"the layers that look at patches of an image: {_numbers(fitting)}"
-    if chosen is None:
-        raise InputError(
-            f"image_map: the trace has no layer {in_words(layer)}. Choose one of {there}."
-        )
-    if not has_patches(trace, chosen.keys_from):
-        raise InputError(
-            f"image_map: layer {layer!r} ({chosen.name}) looks at {chosen.keys_from}, none of "
-            f"which is known to be a patch. Choose one of {there}."
-        )
-    return chosen
-
-
-def _at(name: str, given: object, count: int, there: str) -> int:
-    """A number from 0 of so many. there: those that there are, for the error."""
-    place = whole_number(given)
-    if place is None or not 0 <= place < count:
-        shown_as = in_words(given) if place is None else place
-        raise InputError(f"image_map: {name} {shown_as}; {there}.")
-    return place
-
-
-def _numbers(numbers: list[int]) -> str:
-    """Numbers in a row as their first and last.
-
-    >>> _numbers([2, 3, 4]), _numbers([1, 3])
-    ('2 to 4', '1, 3')
-    """
-    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers))
-
-
 def _query(layer: TraceLayer, token: int | str) -> int:
     """The row of a token."""
     tokens = shown(layer.query_tokens)
-    number = whole_number(token)
-    if number is not None:
-        if not -len(tokens) <= number < len(tokens):
-            raise InputError(
-                f"image_map: token {number}; layer {layer.name} has rows for the tokens 0 to "
-                f"{len(tokens) - 1}."
-            )
-        return number % len(tokens)
     if not isinstance(token, str):
-        raise InputError(
-            f"image_map: token={in_words(token)}; expected the position of a token, or its text."
-        )
+        return place_of("layer", "image_map", "token", token, len(tokens))
     for spelled in (list(tokens), [text.strip() for text in tokens], list(layer.query_tokens)):
         places = [place for place, own in enumerate(spelled) if own == token]
         if len(places) == 1:
             return places[0]
         if places:
-            first = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
             raise InputError(
                 f"image_map: {len(places)} tokens are {visible(token)!r}. Give the position of "
-                f"one: {first}."
+                f"one: {', '.join(map(str, places[:8]))}."
             )
     raise InputError(
-        f"image_map: no token is {visible(token)!r}. Give the text of one token, or its position: "
-        "trace.tokens has them."
+        f"image_map: no token is {visible(token)!r}. Give the text of one token, or its position."
     )
-
-
-def _original(size: Any, image: TracedImage) -> Size | None:
-    """The rows and columns of the original picture, as they are asked for or known."""
-    if size is None:
-        return image.original
-    sides = [whole_number(side) for side in size] if isinstance(size, Sequence) else []
-    rows, columns = sides if len(sides) == 2 else (None, None)
-    if rows is None or columns is None or rows < 1 or columns < 1:
-        raise InputError(
-            f"image_map: size={in_words(size)}; expected the rows and columns of pixels of the "
-            "original picture, as (480, 640)."
-        )
-    if image.original is not None and (rows, columns) != image.original:
-        raise InputError(
-            f"image_map: a picture of {rows} x {columns} pixels (rows x columns); the model was "
-            f"told one of {image.original[0]} x {image.original[1]}. Give the picture that it "
-            "read, or leave size out."
-        )
-    return rows, columns
 
 
 def row_of_layer(layer: TraceLayer, head: int | None, query: int) -> Tensor:
@@ -269,10 +189,10 @@ def _painted(
     size = original or picture.size
     if size is None:
         raise InputError("image_map: the size of this image is not known. Trace it again.")
-    if size[0] * size[1] > _MOST:
+    if not 0 < size[0] * size[1] <= _MOST:
         raise InputError(
-            f"image_map: {size[0]} x {size[1]} pixels are more than a map has room for. Leave size "
-            "out, for the pixels of the resized picture."
+            f"image_map: {size[0]} x {size[1]} pixels; expected the rows and columns of the "
+            "original picture. Leave size out, for the pixels of the resized one."
         )
     frame: Box = (0.0, 0.0, float(size[0]), float(size[1]))
     if original is not None:

@@ -38,7 +38,7 @@ def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
         def load_model(self, *args: object, **keywords: object) -> PreTrainedModel:
             with quiet():
                 model: PreTrainedModel = super().load_model(*args, **keywords)
-            model.embed_out = model.get_output_embeddings()
+            model.embed_out = model.get_output_embeddings()  # type: ignore[no-untyped-call]
             vars(model.config).update(
                 normalize_before=True, normalize_embedding=False, rotary_pct=1.0
             )

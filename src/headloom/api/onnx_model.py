@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from headloom.api.exported_tokenizer import exported_tokenizer
 from headloom.errors import InputError, installing, optional_package
 from headloom.formats.files import JsonObject, write_json
+from headloom.models.blocks import DecoderBlock
 from headloom.models.classifier import Classifier
 from headloom.models.convolutional import ConvolutionalClassifier
 from headloom.models.image_classifier import ImageClassifier
@@ -31,6 +32,7 @@ __all__ = ["logits_of_onnx", "write_onnx"]
 
 #: The size of an input: numbers, and names of what is free.
 Sizes = tuple[int | str, ...]
+Inputs = dict[str, Sizes | dict[str, Sizes]]
 #: Sizes with which a graph is drawn; a 1 would be taken for fixed.
 _EXAMPLES = {"batch": 2, "new": 3, "past": 4, "positions": 5}
 #: Bytes of weights up to which they lie in the graph's file.
@@ -48,7 +50,7 @@ class _Graph(NamedTuple):
     """
 
     module: nn.Module
-    inputs: dict[str, Sizes | dict[str, Sizes]]
+    inputs: Inputs
     outputs: list[str]
 
 
@@ -119,17 +121,21 @@ def _free(sizes: Sizes) -> dict[int, object]:
 
 def _graphs(run: TrainedRun) -> dict[str, _Graph]:
     model = run.model
-    texts: dict[str, Sizes | dict[str, Sizes]] = {
+    texts: Inputs = {
         "input_ids": ("batch", "positions"), "attention_mask": ("batch", "positions"),
     }  # fmt: skip
 
     def caches(blocks: nn.ModuleList, part: str, length: str) -> dict[str, Sizes]:
-        return {
-            f"past_key_values.{number}{part}.{kind}": ("batch", layer.kv_heads, length, layer.depth)
-            for number, layer in enumerate(block.self_attention for block in blocks)
-            for kind in ("key", "value")
-        }
+        sizes: dict[str, Sizes] = {}
+        for number, block in enumerate(blocks):
+            layer = cast(DecoderBlock, block).self_attention
+            for kind in ("key", "value"):
+                sizes[f"past_key_values.{number}{part}.{kind}"] = (
+                    "batch", layer.kv_heads, length, layer.depth,
+                )  # fmt: skip
+        return sizes
 
+    read: Inputs
     if isinstance(model, Transformer):
         longest = model.architecture.max_length
         own = caches(model.decoder, ".decoder", "past")

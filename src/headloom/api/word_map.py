@@ -40,7 +40,7 @@ def draw_word_map(
     """Draw what a word looks at in an image.
 
     Args:
-        path: of a trace. layer: see `layer_number`. head: None: the mean of all.
+        path, layer, head: of a trace; see `layer_number`; None: the mean of all.
         token: a position, or the text of one token.
         output: the picture.
         image: the original picture, drawn in its own pixels; None: the resized one, without it.

@@ -156,15 +156,15 @@ class TracedImage:
         """Made again of what the manifest says."""
 
         def pair(value: Sequence[int] | None) -> Size | None:
-            return None if value is None else (value[0], value[1])
+            rows, columns = value or (1, 1)
+            return None if value is None else (rows, columns)
 
-        tiles = tuple(
-            Tile((t["box"][0], t["box"][1], t["box"][2], t["box"][3]), *t["grid"])
-            for t in entry["tiles"]
-        )
-        return cls(
-            pair(entry["size"]), tiles, entry["fit"], entry["shortest"], pair(entry["original"])
-        )
+        tiles = []
+        for tile in entry["tiles"]:
+            (top, left, bottom, right), (rows, columns) = tile["box"], tile["grid"]
+            tiles.append(Tile((top, left, bottom, right), rows, columns))
+        size, original = pair(entry["size"]), pair(entry["original"])
+        return cls(size, tuple(tiles), entry["fit"], entry["shortest"], original)
 
 
 def tile_box(row: int, column: int, size: Size) -> Box:
@@ -216,68 +216,36 @@ def contained(original: Size, size: Size) -> Box:
 
 def are_images(value: Any, known: Mapping[str, Mapping[str, list[int]]]) -> bool:
     """Whether something is what a manifest may say of images; known: its positions."""
-    if not isinstance(value, list) or not all(map(_is_image, value)):
-        return False
-    grids = [[tile["grid"] for tile in image["tiles"]] for image in value]
-    for entries in known.values():
-        if "images" not in entries:
-            continue
-        if not all(name in entries for name in NAMES):
-            return False
-        # More patches than tokens there cannot be.
-        if any(rows * columns > len(entries["images"]) for grid in grids for rows, columns in grid):
-            return False
-        for image, tile, row, column in zip(*(entries[name] for name in NAMES), strict=True):
-            if image == -1:
+    try:
+        images = [TracedImage.read(entry) for entry in value]
+        sound = all(map(_is_sound, images))
+        for entries in known.values():
+            if "images" not in entries:
                 continue
-            if not (0 <= image < len(grids) and 0 <= tile < len(grids[image])):
-                return False
-            rows, columns = grids[image][tile]
-            if not (0 <= row < rows and 0 <= column < columns):
-                return False
-    return True
-
-
-def _is_image(value: Any) -> bool:
-    if not isinstance(value, dict) or set(value) != {
-        "size", "tiles", "fit", "shortest", "original",
-    }:  # fmt: skip
+            # More patches than tokens there cannot be.
+            most = len(entries["images"])
+            sound &= all(t.rows * t.columns <= most for image in images for t in image.tiles)
+            for place in zip(*(entries[name] for name in NAMES), strict=True):
+                if place[0] != -1:
+                    tile = images[place[0]].tiles[place[1]]
+                    sound &= min(place) >= 0 and place[2] < tile.rows and place[3] < tile.columns
+    except (KeyError, IndexError, TypeError, ValueError):
         return False
-    tiles, shortest = value["tiles"], value["shortest"]
+    return sound
+
+
+def _is_sound(image: TracedImage) -> bool:
+    """Whether the numbers of an image are those of one."""
+    sides = [*(image.size or (1,)), *(image.original or (1,)), image.shortest or 1]
+    sides += [side for tile in image.tiles for side in (tile.rows, tile.columns)]
+    boxes = [tile.box for tile in image.tiles]
+    # Tiles of an order that is not known are several, of one size.
+    arranged = image.size is not None or (len(boxes) > 2 and len(set(boxes)) == 1)
     return (
-        all(value[name] is None or _is_size(value[name]) for name in ("size", "original"))
-        and (value["fit"] is None or value["fit"] in FITS)
-        and (shortest is None or _is_size([shortest, 1]))
-        and isinstance(tiles, list)
-        and 0 < len(tiles) <= _MOST
-        and all(map(_is_tile, tiles))
-        and (value["size"] is not None or _are_unarranged(tiles))
-    )
-
-
-def _are_unarranged(tiles: list[JsonObject]) -> bool:
-    """Whether tiles of an order that is not known are several, of one size."""
-    first = tiles[0]["box"]
-    alike = all(tile["box"] == first for tile in tiles)
-    return len(tiles) > 2 and alike and first[:2] == [0, 0] and min(first[2:]) >= 1
-
-
-def _is_tile(value: Any) -> bool:
-    if not isinstance(value, dict) or not _is_size(value.get("grid")):
-        return False
-    box = value.get("box")
-    return (
-        isinstance(box, list)
-        and len(box) == 4
-        and all(type(side) in (int, float) and abs(side) <= _MOST for side in box)
-        and box[0] < box[2]
-        and box[1] < box[3]
-    )
-
-
-def _is_size(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(type(side) is int and 0 < side <= _MOST for side in value)
+        bool(boxes)
+        and arranged
+        and image.fit in (*FITS, None)
+        and all(type(side) is int and 0 < side <= _MOST for side in sides)
+        and all(abs(side) <= _MOST for box in boxes for side in box)
+        and all(top < bottom and left < right for top, left, bottom, right in boxes)
     )

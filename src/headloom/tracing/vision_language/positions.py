@@ -10,31 +10,9 @@ from torch import Tensor, nn
 
 from headloom.formats.traced_images import NAMES, TracedImage
 from headloom.tracing.arguments import Inputs
-from headloom.tracing.vision_language.any_resolution import any_resolution, any_resolution_at_most
-from headloom.tracing.vision_language.layout import (
-    Feature,
-    Layout,
-    Request,
-    SeenImage,
-)
-from headloom.tracing.vision_language.tiled import split, tiled
-from headloom.tracing.vision_language.whole import fixed, merged, stretched
+from headloom.tracing.vision_language.layouts import LAYOUTS, Request
 
-__all__ = ["LAYOUTS", "ImagesOfText", "images_of_texts"]
-
-#: The families whose layout is known, by the type that their configuration names.
-LAYOUTS: dict[str, Layout] = {
-    "qwen2_vl": merged,
-    "qwen2_5_vl": merged,
-    "qwen3_vl": merged,
-    "llava": fixed,
-    "paligemma": stretched,
-    "idefics3": split,
-    "smolvlm": split,
-    "internvl": tiled,
-    "llava_next": any_resolution,
-    "llava_onevision": any_resolution_at_most,
-}
+__all__ = ["ImagesOfText", "images_of_texts"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +88,8 @@ def images_of_texts(
             return None
         start += count if row % copies == 0 else 0
         first = own[0][0] if own else 0
-        if own and not _whole(seen, own):
+        # The features of a text are those of whole images.
+        if own and len(own) != sum(len(x.features) for x in seen[first : own[-1][0] + 1]):
             return None
         images = tuple(image.image for image in seen[first : own[-1][0] + 1]) if own else ()
         places = [(-1, -1, -1, -1)] * ids.shape[1]
@@ -121,9 +100,3 @@ def images_of_texts(
                 places[place] = (number - first, *feature)
         texts.append(ImagesOfText(images, places))
     return texts
-
-
-def _whole(seen: list[SeenImage], own: list[tuple[int, Feature]]) -> bool:
-    """Whether the features of a text are those of whole images."""
-    first, last = own[0][0], own[-1][0]
-    return sum(len(image.features) for image in seen[first : last + 1]) == len(own)

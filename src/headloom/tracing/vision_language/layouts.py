@@ -1,0 +1,300 @@
+"""Where the patches of images stand among the image tokens of a text, family by family.
+
+A vision-language model writes the features of its images over the image tokens of its text, in
+their order through the whole batch. A layout says what these features are, in the same order:
+patches of an image, or what stands between them. `LAYOUTS` is the table of families.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headloom.formats.traced_images import Size, Tile, TracedImage, contained, tile_box
+from headloom.tracing.arguments import Inputs
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["LAYOUTS", "Feature", "Request", "SeenImage"]
+
+#: The tile, the row and the column of a patch; None: a feature that is no patch, as a newline.
+Feature = tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class SeenImage:
+    """An image, and what each of its image tokens stands for."""
+
+    image: TracedImage
+    features: tuple[Feature, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a layout is made from: the configuration of the model, its inputs, its processor.
+
+    tokens: how many image tokens there are in the batch. processor: of images; None: not known.
+    """
+
+    config: PretrainedConfig
+    inputs: Inputs
+    tokens: int
+    processor: object = None
+
+    @property
+    def pixels(self) -> Tensor:
+        """What the model sees, (..., rows, columns)."""
+        pixels: Tensor = self.inputs["pixel_values"]
+        return pixels
+
+    def runs(self) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The ids of each text, and the first place and the end of each run of image tokens."""
+        texts = []
+        for ids in self.inputs["input_ids"].tolist():
+            places, start = [], 0
+            for of_image, run in groupby(ids, lambda own: own == self.config.image_token_id):
+                end = start + len(list(run))
+                places += [(start, end)] * of_image
+                start = end
+            texts.append((ids, places))
+        return texts
+
+
+#: The images of a whole batch, in the order of their tokens; None: the inputs say another thing.
+Layout = Callable[[Request], list[SeenImage] | None]
+
+
+def _tile(rows: int, columns: int, high: float, wide: float) -> Tile:
+    return Tile((0.0, 0.0, float(high), float(wide)), rows, columns)
+
+
+def _seen(
+    size: Size | None, tiles: list[Tile], fit: str | None, shortest: int | None = None
+) -> SeenImage:
+    """An image whose patches are all read, tile after tile and row by row."""
+    features = [(number, *place) for number, tile in enumerate(tiles) for place in tile.patches()]
+    return SeenImage(TracedImage(size, tuple(tiles), fit, shortest), tuple(features))
+
+
+def _merged(request: Request) -> list[SeenImage] | None:
+    """Qwen2-VL and after: pictures of any size, whose patches are merged in squares.
+
+    `image_grid_thw` holds the rows and columns of patches of each picture.
+    """
+    grids, vision = request.inputs.get("image_grid_thw"), request.config.vision_config
+    if not isinstance(grids, Tensor) or bool((grids[:, 0] != 1).any()):
+        return None
+    merge, patch, images = vision.spatial_merge_size, vision.patch_size, []
+    for _, rows, columns in grids.tolist():
+        size = (rows * patch, columns * patch)
+        images.append(_seen(size, [_tile(rows // merge, columns // merge, *size)], "stretch"))
+    return images
+
+
+def _stretched(request: Request) -> list[SeenImage] | None:
+    """PaliGemma: pictures that are stretched to one size."""
+    return _whole(request, "stretch", None, most_before=0)
+
+
+def _fixed(request: Request) -> list[SeenImage] | None:
+    """LLaVA: pictures of one size, of which the class token may be read too, before the patches.
+
+    Its processors crop, pad or stretch, and the model is not told which.
+    """
+    high, wide = request.pixels.shape[-2:]
+    fit, shortest = _fit_of(request.processor, (high, wide))
+    return _whole(request, fit, shortest, most_before=1)
+
+
+def _whole(
+    request: Request, fit: str | None, shortest: int | None, most_before: int
+) -> list[SeenImage] | None:
+    pixels, patch = request.pixels, request.config.vision_config.patch_size
+    if pixels.ndim != 4 or not len(pixels) or request.tokens % len(pixels):
+        return None
+    high, wide = pixels.shape[-2:]
+    rows, columns = high // patch, wide // patch
+    before = request.tokens // len(pixels) - rows * columns
+    if not 0 <= before <= most_before:
+        return None
+    # Pixels that are left over at the right and below belong to no patch.
+    tile = _tile(rows, columns, rows * patch, columns * patch)
+    seen = _seen((high, wide), [tile], fit, shortest=shortest)
+    first: tuple[Feature, ...] = (None,) * before
+    return [SeenImage(seen.image, first + seen.features)] * len(pixels)
+
+
+def _fit_of(processor: object, size: Size) -> tuple[str | None, int | None]:
+    """How a processor of images makes them of a size, and the length of the shortest side."""
+    if not getattr(processor, "do_resize", False):
+        return None, None
+    own = getattr(processor, "size", None) or {}
+    shortest, longest, high, wide = (
+        own.get(name) if isinstance(own, dict) else getattr(own, name, None)
+        for name in ("shortest_edge", "longest_edge", "height", "width")
+    )
+    if getattr(processor, "do_pad", False):
+        # A square that is resized to the length of a side, of which nothing is cut away.
+        whole = shortest == size[0] == size[1] or (high, wide) == size
+        return ("pad" if whole else None), None
+    if shortest is not None and longest is None:
+        cropped = bool(getattr(processor, "do_center_crop", False))
+        return ("crop", shortest) if cropped else (None, None)
+    return ("stretch" if (high, wide) == size else None), None
+
+
+def _split(request: Request) -> list[SeenImage] | None:
+    """Idefics 3 and SmolVLM: rows of tiles, then the whole picture.
+
+    Each tile is a run of image tokens. The model is not told the rows and columns of tiles, but the
+    text is: it begins a tile with a token, the same that ends the picture, and begins a row of
+    tiles with a line of its own. Pixel shuffle makes one token of scale_factor x scale_factor
+    patches, row by row.
+    """
+    config, (high, wide) = request.config, request.pixels.shape[-2:]
+    mask = request.inputs.get("pixel_attention_mask", torch.ones(1, 1, 1)).flatten(2) != 0
+    side = high // config.vision_config.patch_size // config.scale_factor
+    # Every pixel of each tile is seen; tiles of which none is are padding.
+    if high != wide or not bool((mask.all(-1) | ~mask.any(-1)).all()):
+        return None
+    images = []
+    for ids, places in request.runs():
+        if any(end - start != side * side for start, end in places):
+            return None
+        sizes = _rows_and_columns(ids, places)
+        if sizes is None:
+            return None
+        for rows, columns in sizes:
+            size = (rows * high, columns * high)
+            tiles = [
+                Tile(tile_box(row, column, (high, high)), side, side)
+                for row in range(rows)
+                for column in range(columns)
+            ]
+            images.append(
+                _seen(size, tiles + [_tile(side, side, *size)] * (len(tiles) > 1), "stretch")
+            )
+    return images
+
+
+def _rows_and_columns(ids: list[int], places: list[tuple[int, int]]) -> list[Size] | None:
+    """The rows and columns of tiles of each image, by what stands between its runs.
+
+    None: what stands there is not what the processor writes.
+    """
+    if not places:
+        return []
+    if places[-1][1] == len(ids):
+        return None
+    # The token that ends every picture also begins every tile.
+    border = ids[places[-1][1]]
+    sizes: list[Size] = []
+    tiles = rows = 0
+    for number, (_, end) in enumerate(places):
+        tiles += 1
+        following = places[number + 1][0] if number + 1 < len(places) else end
+        between = ids[end:following]
+        if number + 1 == len(places) or between.count(border) > 1:
+            # The last run of an image is the whole picture, and alone where it was not cut.
+            if tiles > 1 and (not rows or (tiles - 1) % rows):
+                return None
+            sizes.append((1, 1) if tiles == 1 else (rows, (tiles - 1) // rows))
+            tiles = rows = 0
+        elif between.count(border) != 1:
+            return None
+        elif between[0] != border:
+            rows += 1
+    return sizes
+
+
+def _tiled(request: Request) -> list[SeenImage] | None:
+    """InternVL: one tile, or several and then the whole picture, in one run of image tokens.
+
+    Rows and columns of tiles go by the size of the original picture, which the model is not told.
+    Pixel shuffle makes one token of several patches, row by row.
+    """
+    config, (high, wide) = request.config, request.pixels.shape[-2:]
+    patch = config.vision_config.patch_size
+    side = int(high // (patch if isinstance(patch, int) else patch[0]) * config.downsample_ratio)
+    images = []
+    for _, places in request.runs():
+        for start, end in places:
+            count, left = divmod(end - start, side * side)
+            if left or count == 2 or high != wide:
+                return None
+            size = (high, wide) if count == 1 else None
+            images.append(_seen(size, [_tile(side, side, high, wide)] * count, "stretch"))
+    return images
+
+
+def _any_resolution(request: Request) -> list[SeenImage] | None:
+    """LLaVA-NeXT: the whole picture, then its tiles joined to one grid.
+
+    The picture is made as large as it goes into one of several resolutions, in the middle of bars,
+    and cut into tiles. Their features are joined to one grid, of which what lies in the bars is cut
+    away; after each row of it stands the same learned vector, a newline. So an image has two tiles
+    here: 0, the whole picture, stretched to a square, and 1, the grid of all tiles.
+
+    Source: Liu et al. 2024, "LLaVA-NeXT: Improved reasoning, OCR, and world knowledge".
+    """
+    sizes, vision = request.inputs.get("image_sizes"), request.config.vision_config
+    if not isinstance(sizes, Tensor):
+        return None
+    pixels, side = vision.image_size, vision.image_size // vision.patch_size
+    patch, images = pixels / side, []
+    for high, wide in sizes.tolist():
+        original = (high, wide)
+        size = _resolution(original, request.config.image_grid_pinpoints)
+        rows, columns = (length // pixels * side for length in size)
+        top, left = _bars(original, (rows, columns))
+        rows, columns = rows - 2 * top, columns - 2 * left
+        box = (top * patch, left * patch, (top + rows) * patch, (left + columns) * patch)
+        tiles = (Tile(contained(original, size), side, side), Tile(box, rows, columns))
+        features: list[Feature] = [(0, *place) for place in tiles[0].patches()]
+        for row in range(rows):
+            features += [*((1, row, column) for column in range(columns)), None]
+        image = TracedImage(size, tiles, "contain", original=original)
+        images.append(SeenImage(image, tuple(features)))
+    return images
+
+
+def _resolution(original: Size, choices: list[list[int]]) -> Size:
+    """The resolution into which most of a picture's pixels go, and of such the smallest."""
+
+    def room(choice: list[int]) -> tuple[int, int]:
+        high, wide = choice
+        scale = min(wide / original[1], high / original[0])
+        used = min(int(original[1] * scale) * int(original[0] * scale), original[0] * original[1])
+        return used, -(high * wide - used)
+
+    high, wide = max(choices, key=room)
+    return int(high), int(wide)
+
+
+def _bars(original: Size, grid: Size) -> Size:
+    """How many rows of a grid, above and below, and columns, on both sides, lie in the bars."""
+    rows, columns = grid
+    if original[1] / original[0] > columns / rows:
+        return (rows - math.floor(round(original[0] * (columns / original[1]), 7))) // 2, 0
+    return 0, (columns - math.floor(round(original[1] * (rows / original[0]), 7))) // 2
+
+
+#: The families whose layout is known, by the type that their configuration names.
+LAYOUTS: dict[str, Layout] = {
+    "qwen2_vl": _merged,
+    "qwen2_5_vl": _merged,
+    "qwen3_vl": _merged,
+    "llava": _fixed,
+    "paligemma": _stretched,
+    "idefics3": _split,
+    "smolvlm": _split,
+    "internvl": _tiled,
+    "llava_next": _any_resolution,
+}
