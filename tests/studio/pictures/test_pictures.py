@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage, imread
 from matplotlib.text import Text
 
 import headloom
-from headloom.studio.pictures import alignment, heads, history, save_picture, threads
+from headloom.studio.pictures import alignment, heads, history, save_picture
 from headloom.studio.pictures.palette import palette
 
 
@@ -148,25 +148,6 @@ def test_history_draws_the_first_and_the_last_on_one_scale() -> None:
     assert images(weights)[0].norm.vmax == 1
 
 
-def test_threads_lead_from_queries_to_keys(pair_trace) -> None:
-    layer = pair_trace.layer("cross", 0)
-    figure = threads(layer, 1)
-    weights = layer.graph.dense()[1]
-    curves = [patch for patch in figure.axes[0].patches if patch.get_facecolor()[3] == 0]
-    assert len(curves) == int((weights >= 0.01).sum())
-    strongest = max(curves, key=lambda curve: curve.get_linewidth())
-    i, j = np.unravel_index(int(weights.argmax()), weights.shape)
-    height = {text.get_text(): text.get_position() for text in figure.axes[0].texts}
-    start, end = strongest.get_path().vertices[[0, -1]]
-    assert start[1] == pytest.approx(height[layer.query_tokens[i]][1])
-    assert start[0] < end[0]
-    keys = [text for text in figure.axes[0].texts if text.get_text() == layer.key_tokens[j]]
-    assert any(end[1] == pytest.approx(text.get_position()[1]) for text in keys)
-    # What the keys receive, over all queries, sums to 1.
-    numbers = [t.get_text() for t in figure.axes[0].texts if t.get_text().startswith("0.")]
-    assert sum(map(float, numbers)) == pytest.approx(1, abs=0.05)
-
-
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_hostile_tokens_are_drawn_without_a_warning(
     make_trace, hostile_tokens, tmp_path, theme
@@ -175,7 +156,6 @@ def test_hostile_tokens_are_drawn_without_a_warning(
     figures = (
         alignment(trace.layers[0], 0, theme=theme),
         heads(trace, title="".join(hostile_tokens)[:60], theme=theme),
-        threads(trace.layers[0], [0, 1], theme=theme),
         history([0, 1], [np.eye(2)] * 2, {"$x$\n\x00": [1, 2]}, title="月$\x01", theme=theme),
     )
     for number, figure in enumerate(figures):
@@ -207,14 +187,8 @@ def test_wrong_requests(pair_trace, tmp_path) -> None:
         alignment(layer, query_tokens=["a", "b"])
     with pytest.raises(headloom.InputError, match='expected "light" or "dark"'):
         heads(pair_trace, theme="blue")
-    with pytest.raises(headloom.InputError, match="query 9; the layer has queries 0 to 6"):
-        threads(layer, query=9)
     with pytest.raises(headloom.InputError, match="2 steps for 1 matrices"):
         history([0, 1], [np.eye(2)])
-    with pytest.raises(headloom.InputError, match="do not ascend"):
-        history([1, 1], [np.eye(2)] * 2)
-    with pytest.raises(headloom.InputError, match="'norm' has 1 values for 2 steps"):
-        history([0, 1], [np.eye(2)] * 2, {"norm": [1.0]})
     with pytest.raises(headloom.InputError, match="written as"):
         save_picture(alignment(layer), tmp_path / "a.bmp")
     with pytest.raises(headloom.DataError, match="cannot write"):

@@ -16,7 +16,7 @@ import headloom
 from headloom.api.trace import Trace
 from headloom.formats.terms import Terms
 from headloom.formats.trace import LayerInMemory, TraceLayer
-from headloom.studio.pictures import alignment, heads, history, save_picture, threads
+from headloom.studio.pictures import alignment, heads, history, save_picture
 from headloom.studio.pictures.palette import Theme, palette
 
 Printed = Callable[[Figure], np.ndarray]
@@ -134,16 +134,3 @@ def test_kept_edges_alone_say_what_is_not_shown() -> None:
     layer = trace.layers[0]
     for figure in (alignment(layer, 0), alignment(layer.graph, 0)):
         assert f"of the kept edges: {expected[0]}" in [text.get_text() for text in figure.texts]
-    drawn = threads(layer, 0).axes[0].texts
-    assert f"of the kept edges: {expected[0]}" in [text.get_text() for text in drawn]
-
-
-def test_threads_have_every_edge_that_can_be_seen() -> None:
-    """Of even rows over 40 keys each weight is about 1/40, and every key receives as much."""
-    trace, weights = weights_made_by_hand(40)
-    figure = threads(trace.layers[0], 0)
-    curves = [patch for patch in figure.axes[0].patches if patch.get_facecolor()[3] == 0]
-    assert len(curves) == int((weights[0] >= 0.01).sum()) > 1_500
-    numbers = [t.get_text() for t in figure.axes[0].texts if t.get_text().startswith("0.")]
-    expected = [f"{float(share):.2f}" for share in weights[0].mean(0)]
-    assert numbers == expected

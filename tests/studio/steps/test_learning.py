@@ -29,8 +29,6 @@ def test_the_text_has_the_numbers() -> None:
     assert re.search(rf"^ 200 +{learned.losses[-1]:.4f}$", text, re.M)
     assert "Each word is to give the vector of the word before it" in text
     assert learned.losses[-1] < 0.2 < learned.losses[0]
-    difference = re.search(r"Largest difference over all matrices: (\S+)", text)
-    assert difference is not None and 0 < float(difference[1]) < 1e-12
     row = " ".join(f"{number:.2f}" for number in learned.back.projections.W_Q[0, 0].tolist())
     assert row in text
     # The six steps before it are as without learning.

@@ -6,7 +6,6 @@ from headloom.studio.pictures.eviction import eviction
 from headloom.studio.pictures.heads import heads
 from headloom.studio.pictures.history import history
 from headloom.studio.pictures.places import places
-from headloom.studio.pictures.threads import threads
 from headloom.studio.pictures.word_map import word_map
 
 __all__ = [
@@ -16,6 +15,5 @@ __all__ = [
     "history",
     "places",
     "save_picture",
-    "threads",
     "word_map",
 ]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.textpath import TextPath
 from torch import Tensor
 
 from headloom.errors import InputError
@@ -57,13 +54,16 @@ def history(
             at random.
         theme: "light" or "dark".
 
-    Raises: InputError: nothing to show, or numbers of snapshots that differ.
+    Raises: InputError: nothing to show, or numbers of steps and matrices that differ.
     """
     drawn = [_matrix(matrix) for matrix in matrices]
-    _check(steps, drawn, measures or {})
+    if not steps or len(steps) != len(drawn):
+        raise InputError(
+            f"history: {len(steps)} steps for {len(drawn)} matrices; expected one each."
+        )
     colours = palette(theme)
     chosen = sorted({round(place) for place in np.linspace(0, len(steps) - 1, max(shown, 2))})
-    curves = {name: _series(name, series, steps) for name, series in (measures or {}).items()}
+    curves = {name: _series(series, steps) for name, series in (measures or {}).items()}
 
     rows = [_Row("", drawn, *_scale([drawn[place] for place in chosen], colours))]
     signed = min(float(np.nanmin(matrix)) for matrix in drawn) < 0
@@ -130,8 +130,9 @@ class _Sheet:
         above = cls.top + rows * (tall + cls.gap) - cls.gap
         join = 0.34 if curves else 0.12
         height = above + join + curves * (cls.band + 0.1) + cls.foot
-        written = [TextPath((0, 0), text, size=_SMALL).get_extents().x1 / 72 for text in ends]
-        right = max(0.9, _BESIDE * wide + max(written, default=0.0) + 0.1)
+        # Some letters are wider than half of their height.
+        written = max(map(len, ends), default=0) * 0.62 * _SMALL / 72
+        right = max(0.9, _BESIDE * wide + written + 0.1)
         return cls(tall, wide, cls.left + wide + right, height)
 
 
@@ -209,44 +210,15 @@ class _Row:
 
 
 def _matrix(matrix: Matrix) -> Array:
-    numbers = np.asarray(
+    return np.asarray(
         matrix.detach().cpu().float() if isinstance(matrix, Tensor) else matrix, dtype=float
     )
-    if numbers.ndim != 2 or not numbers.size:
-        raise InputError(f"history: a matrix of shape {numbers.shape}; expected two dimensions.")
-    return numbers
 
 
-def _check(steps: Sequence[int], matrices: Sequence[Array], measures: Mapping[str, Series]) -> None:
-    if not steps or len(steps) != len(matrices):
-        raise InputError(
-            f"history: {len(steps)} steps for {len(matrices)} matrices; expected one each, and "
-            "at least one."
-        )
-    if any(later <= earlier for earlier, later in pairwise(steps)):
-        raise InputError("history: the steps do not ascend.")
-    if len({matrix.shape for matrix in matrices}) > 1:
-        shapes = ", ".join(map(str, sorted({matrix.shape for matrix in matrices})))
-        raise InputError(f"history: matrices of different shapes: {shapes}.")
-
-
-def _series(name: str, series: Series, steps: Sequence[int]) -> tuple[Array, Array]:
-    x: Any = steps
-    y: Any = series
-    if isinstance(series, tuple) and len(series) == 2 and np.ndim(series[0]) == 1:
-        x, y = series
-    if len(x) != len(y) or not len(x):
-        raise InputError(f"history: {name!r} has {len(y)} values for {len(x)} steps.")
+def _series(series: Series, steps: Sequence[int]) -> tuple[Array, Array]:
+    own = isinstance(series, tuple) and len(series) == 2 and np.ndim(series[0]) == 1
+    x, y = series if own else (steps, series)
     return np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-
-
-def _root(values: Any) -> Any:
-    """The square root, with its sign kept."""
-    return np.sign(values) * np.sqrt(np.abs(values))
-
-
-def _square(values: Any) -> Any:
-    return np.sign(values) * np.square(values)
 
 
 def _scale(
@@ -260,11 +232,14 @@ def _scale(
         ends = f"blue −{limit:.2g}, red +{limit:.2g}{beyond}"
         if linear:
             return Normalize(-limit, limit, clip=True), colours.difference, ends
-        return (
-            FuncNorm((_root, _square), -limit, limit, clip=True),
-            colours.difference,
-            f"{ends}, square-root scale",
-        )
+        root = FuncNorm(
+            (
+                lambda values: np.sign(values) * np.sqrt(np.abs(values)),
+                lambda values: np.sign(values) * np.square(values),
+            ),
+            -limit, limit, clip=True,
+        )  # fmt: skip
+        return root, colours.difference, f"{ends}, square-root scale"
     if finite.size and finite.max() <= 1 + 1e-6:
         return weight_norm(), colours.weight, "weights, 0 to 1, square-root scale"
     limit = float(finite.max()) if finite.size else 1.0

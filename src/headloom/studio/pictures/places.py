@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -64,9 +63,8 @@ def looks_of(
         title: above it.
         head: which one.
 
-    Raises: InputError: positions that are no places, no such region, or an image of another form.
+    Raises: InputError: positions that are no places, or no such region.
     """
-    image = _image(image)
     queries, keys = (_grid(shown(names)) for names in (layer.query_tokens, layer.key_tokens))
     if region is None:
         if not queries.before:
@@ -106,22 +104,6 @@ def _mean(layer: TraceLayer, head: int, asked: Sequence[int], keys: Grid) -> Arr
         dense = np.concatenate([matrix[own, row : row + 1, :].numpy() for row in rows])
     mean: Array = dense[:, keys.before :].mean(0).reshape(keys.rows, keys.columns)
     return mean
-
-
-def _image(image: Any) -> Array:
-    """An image as an array. Raises: InputError: it has colours, or numbers beyond 0 to 1."""
-    array = np.asarray(image)
-    if array.ndim != 2:
-        raise InputError(
-            f"places: an image of shape {array.shape}; expected (rows, columns) without colours. "
-            "Give their mean, as image.mean(-1)."
-        )
-    if array.size and not (array.min() >= 0 and array.max() <= 1):
-        raise InputError(
-            f"places: an image of numbers from {array.min():.4g} to {array.max():.4g}; expected 0 "
-            "(the ground) to 1 (ink). Divide bytes by 255."
-        )
-    return array
 
 
 def _grid(names: Sequence[str]) -> Grid:

@@ -5,6 +5,6 @@ worked, worked_back   every number of attention and of its gradients, by the for
 walk        `Walk`: every matrix of attention on a sentence
 lesson      `Lesson`: what is said and shown, as data: steps, each with sentences and tables
 explain, learning   the lesson of a walk, forward and backward
-text, html, picture   a lesson for a terminal, for a notebook or a browser, and as a picture
+text, picture   a lesson for a terminal, and as a picture
 steps       `Steps`: what a user holds of a walk
 """

@@ -1,4 +1,4 @@
-"""What is said and shown of a walk, step by step; text, HTML and pictures render it."""
+"""What is said and shown of a walk, step by step; text and pictures render it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from headloom.analysis import six_steps
 from headloom.analysis.six_steps import Wording
 from headloom.mechanism.positions import Buckets
-from headloom.studio.steps.lesson import Ledger, Row, Step, Sum, Table, number
+from headloom.studio.steps.lesson import Ledger, Row, Step, Table, number
 from headloom.studio.steps.walk import Walk, shape_of
 from headloom.studio.steps.worked import row_of
 
@@ -69,9 +69,7 @@ def _project(walk: Walk) -> Step:
         if bias is not None
     ]
     made = walk.by_head(
-        Table("Q", walk.Q, queries, made=Sum(walk.X.expand(len(walk.Q), -1, -1), p.W_Q, p.b_Q)),
-        Table("K", walk.K, keys, made=Sum(walk.Y.expand(len(walk.Q), -1, -1), p.W_K, p.b_K)),
-        Table("V", walk.V, keys, made=Sum(walk.Y.expand(len(walk.Q), -1, -1), p.W_V, p.b_V)),
+        Table("Q", walk.Q, queries), Table("K", walk.K, keys), Table("V", walk.V, keys)
     )
     rows = tuple(
         row
@@ -91,7 +89,7 @@ def _turn(walk: Walk) -> Step:
 
 def _score(walk: Walk) -> Step:
     Q, K = walk.scored
-    table = Table("S", walk.scores, *walk.names, "scores", made=Sum(Q, K.mT))
+    table = Table("S", walk.scores, *walk.names, "scores")
     shapes = f"{shape_of(Q[0])} {shape_of(K[0].T)} = {shape_of(walk.scores[0])}"
     return _step(six_steps.score(shaw=False), shapes, walk.side_by_side(table))
 
@@ -127,7 +125,7 @@ def _softmax(walk: Walk) -> Step:
 
 
 def _weigh(walk: Walk) -> Step:
-    table = Table("Z", walk.Z, walk.queries.shown, made=Sum(walk.weights, walk.V))
+    table = Table("Z", walk.Z, walk.queries.shown)
     shapes = f"{shape_of(walk.weights[0])} {shape_of(walk.V[0])} = {shape_of(walk.Z[0])}"
     return _step(six_steps.weigh(shaw=False), shapes, walk.side_by_side(table))
 
@@ -139,8 +137,7 @@ def _join(walk: Walk) -> Step:
     rows: list[Row] = [(Table(parts, walk.joined, tokens), Table("W_O", p.W_O))]
     if p.b_O is not None:
         rows.append((Table("b_O", p.b_O[None]),))
-    made = Sum(walk.joined, p.W_O, p.b_O)
-    rows.append((Table("output", walk.output, tokens, made=made),))
+    rows.append((Table("output", walk.output, tokens),))
     shapes = f"{shape_of(walk.joined)} {shape_of(p.W_O)} = {shape_of(walk.output)}"
     return _step(words, shapes, (*rows,))
 

@@ -74,7 +74,7 @@ def explain_learning(walk: Walk, learned: Learned) -> list[Step]:
     """The steps backward, one step of gradient descent, and what came of them all."""
     return [
         _loss(walk, learned), *_back(walk, learned), _descend(walk, learned),
-        _after(walk, learned), _checked(walk, learned),
+        _after(walk, learned),
     ]  # fmt: skip
 
 
@@ -195,34 +195,3 @@ def _after(walk: Walk, learned: Learned) -> Step:
         f"The same, over and over: {outcome}", (*rows, outputs),
         (Ledger(("step", "loss"), lines, 1),),
     )  # fmt: skip
-
-
-def _checked(walk: Walk, learned: Learned) -> Step:
-    return Step(
-        None, "Both are equal", "dW = ∂L/∂W", "",
-        "The gradients above, by their formulas, and those that torch's automatic differentiation "
-        "makes of the loss alone.",
-        result=f"Largest difference over all matrices: {_difference(walk, learned):.1e}",
-    )  # fmt: skip
-
-
-def _difference(walk: Walk, learned: Learned) -> float:
-    """The largest difference of a gradient of a matrix or bias, by `work_back` and by torch."""
-    leaves = {
-        name: matrix.clone().requires_grad_()
-        for name, matrix in vars(walk.projections).items()
-        if matrix is not None
-    }
-    queries, keys, values = (
-        inputs @ leaves[f"W_{name}"]
-        + (leaves[f"b_{name}"][:, None] if f"b_{name}" in leaves else 0)
-        for name, inputs in (("Q", walk.X), ("K", walk.Y), ("V", walk.Y))
-    )
-    attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, walk.allowed)
-    output = attended.transpose(0, 1).flatten(1) @ leaves["W_O"] + leaves.get("b_O", 0)
-    loss = (output - learned.wanted).square().sum() / (2 * len(output))
-    gradients = torch.autograd.grad(loss, list(leaves.values()))
-    return max(
-        float((gradient - getattr(learned.back.projections, name)).abs().max())
-        for name, gradient in zip(leaves, gradients, strict=True)
-    )

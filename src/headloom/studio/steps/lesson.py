@@ -1,4 +1,4 @@
-"""A lesson as data: steps with sentences and tables, which text, HTML and pictures render."""
+"""A lesson as data: steps with sentences and tables, which text and pictures render."""
 
 from __future__ import annotations
 
@@ -7,45 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-__all__ = ["Ledger", "Lesson", "Row", "Step", "Sum", "Table", "number", "shortened"]
-
-#: Terms of a sum that are written out.
-_TERMS = 6
-
-
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """The product that a table is, so that each of its cells can be written out as a sum.
-
-    left: (..., rows, inner); right: (..., inner, columns); added: (..., columns), to each row.
-    """
-
-    left: Tensor
-    right: Tensor
-    added: Tensor | None = None
-
-    def of_head(self, head: int) -> Sum:
-        """That of one head."""
-        return Sum(
-            self.left[head], self.right[head], None if self.added is None else self.added[head]
-        )
-
-    def written(self, row: int, column: int, digits: int) -> str:
-        """A cell, written out.
-
-        >>> import torch
-        >>> ones = torch.ones(1, 2)
-        >>> Sum(ones, 2 * ones.T, torch.tensor([0.5])).written(0, 0, 1)
-        '1.0×2.0 + 1.0×2.0 + 0.5 = 4.5'
-        """
-        factors = list(zip(self.left[row].tolist(), self.right[:, column].tolist(), strict=True))
-        added = [] if self.added is None else [float(self.added[column])]
-        total = sum(a * b for a, b in factors) + sum(added)
-        terms = [f"{number(a, digits)}×{number(b, digits)}" for a, b in factors]
-        if len(terms) > _TERMS:
-            terms[_TERMS - 1 : -1] = [f"… {len(terms) - _TERMS} more …"]
-        terms += [number(each, digits) for each in added]
-        return f"{' + '.join(terms)} = {number(total, digits)}"
+__all__ = ["Ledger", "Lesson", "Row", "Step", "Table", "number", "shortened"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +18,6 @@ class Table:
     rows, columns: tokens beside and above; empty: the numbers have no names.
     kind: "numbers", "scores" (minus infinity is hidden) or "weights" (0 to 1).
     before: the sign between the table before and this one, as "+" or "=".
-    made: the product that it is, if it is to be written out.
     """
 
     name: str
@@ -65,7 +26,6 @@ class Table:
     columns: tuple[str, ...] = ()
     kind: Literal["numbers", "scores", "weights"] = "numbers"
     before: str = ""
-    made: Sum | None = None
 
 
 #: Tables side by side.

@@ -1,15 +1,15 @@
-"""`Steps`: the six steps of attention on a short sentence, as text, HTML or a picture."""
+"""`Steps`: the six steps of attention on a short sentence, as text, as a page or a picture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headloom.formats.files import atomic_file
 from headloom.formats.tokens import visible
 from headloom.studio.steps.explain import SOURCES, explain
-from headloom.studio.steps.html import fragment, page
 from headloom.studio.steps.learning import explain_learning
 from headloom.studio.steps.lesson import Lesson
 from headloom.studio.steps.text import Line, lines
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from headloom.studio.pictures.palette import Theme
 
 __all__ = ["Steps"]
+
+_STYLE = """
+.headloom-steps{white-space:pre;overflow-x:auto;margin:0;font:13px/1.45 ui-monospace,monospace}
+.headloom-steps .title,.headloom-steps .strong{font-weight:700}
+.headloom-steps .formula{color:#14857f}
+.headloom-steps .faint,.headloom-steps .name{opacity:.7}
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,12 +64,23 @@ class Steps(Walk):
         return "\n".join("".join(span.text for span in line).rstrip() for line in self.lines())
 
     def _repr_html_(self) -> str:
-        return fragment(self.lesson())
+        shown = (
+            "".join(f'<span class="{span.style}">{_safe(span.text)}</span>' for span in line)
+            for line in self.lines()
+        )
+        text = "\n".join(shown)
+        return f'<style>{_STYLE}</style><div class="headloom-steps">{text}</div>\n'
 
     def page(self, path: Path | str) -> None:
         """Write the lesson as one HTML file that needs nothing else."""
+        head = (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            f"<title>{_safe(self.lesson().title)}</title>\n"
+            '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+            "<style>:root{color-scheme:light dark}body{margin:1em}</style></head>\n"
+        )
         with atomic_file(path) as temporary:
-            temporary.write_text(page(self.lesson()), "utf-8", errors="backslashreplace")
+            temporary.write_text(f"{head}<body>{self._repr_html_()}</body></html>\n", "utf-8")
 
     def picture(self, path: Path | str, *, theme: Theme = "light") -> None:
         """Draw the tables of the lesson as a picture: .png, .svg or .pdf."""
@@ -74,3 +92,8 @@ class Steps(Walk):
     def __repr__(self) -> str:
         heads, queries, keys = self.weights.shape
         return f"Steps({self.kind}, {heads} heads, {queries} queries, {keys} keys; {self.origin})"
+
+
+def _safe(text: str) -> str:
+    """Text as HTML; halves of surrogate pairs, which no file may hold, as their numbers."""
+    return escape(text.encode("utf-8", "backslashreplace").decode("utf-8"))

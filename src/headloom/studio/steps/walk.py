@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -71,9 +71,7 @@ class Walk(Worked):
         if head is not None and not 0 <= head < heads:
             raise InputError(f"head {head}: there are heads 0 to {heads - 1}.")
         shown = range(heads) if head is None and heads <= _FEW else (head or 0,)
-        matrices: dict[str, Any] = {
-            field.name: getattr(worked, field.name) for field in fields(Worked)
-        }
+        matrices = {field.name: getattr(worked, field.name) for field in fields(Worked)}
         return cls(
             **matrices, kind=kind, queries=queries, keys=keys, origin=origin,
             query=_place_of(query, queries.tokens), shown=tuple(shown), digits=digits,
@@ -113,7 +111,6 @@ class Walk(Worked):
                     table,
                     name=self.named(table.name, head),
                     values=table.values[head],
-                    made=None if table.made is None else table.made.of_head(head),
                 )
                 for table in tables
             )
