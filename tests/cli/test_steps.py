@@ -99,7 +99,7 @@ def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, 
     with torch.no_grad():
         output = module(X, Y if kind == "cross" else None, mask=mask)[0]
     assert float((walk.output - output).abs().max()) < 1e-5
-    matrices = module.head_weights(1)
+    matrices = {name: matrix[1] for name, matrix in module.matrices().items()}
     assert walk.W_Q[1].numpy() == pytest.approx(matrices["W_Q"].detach().numpy())
     assert walk.difference < 1e-12
 

@@ -13,10 +13,8 @@ from torch.testing import assert_close
 
 import headloom
 from headloom.mechanism.multihead import KeyValueCache, MultiHeadAttention
-from headloom.mechanism.positions import bucket_of_distance
 from headloom.mechanism.reference import attention as reference
 from headloom.mechanism.reference.positions import bucket_bias
-from headloom.mechanism.watching import watching
 
 LENGTH = 40
 
@@ -62,65 +60,6 @@ def test_a_layer_is_the_formula(kind: str, ahead: bool) -> None:
         for part in (inputs[:, :25], inputs[:, 25:26], inputs[:, 26:])
     ]
     assert_close(torch.cat(steps, 1), expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("kind", "ahead"), [("encoder", True), ("decoder", False), ("cross", True)]
-)
-def test_a_layer_hands_buckets_to_attention(kind: str, ahead: bool) -> None:
-    """What its observer sees is `headloom.Buckets` with its table, and attention with that."""
-    layer, seen = layer_of(kind, buckets=8, max_distance=20), []
-
-    class Observer:
-        keep = headloom.All()
-
-        def __call__(self, layer: Any, observation: Any) -> None:
-            seen.append(observation)
-
-    inputs = inputs_of()
-    with watching(layer, Observer()):
-        layer(inputs)
-    (call,) = seen
-    assert isinstance(call.relative, headloom.Buckets)
-    assert call.relative.table is layer.bucket_table
-    assert (call.relative.bidirectional, call.relative.max_distance) == (ahead, 20)
-    relative = headloom.Buckets(layer.bucket_table, bidirectional=ahead, max_distance=20)
-    _, weights = headloom.attend(
-        call.queries, call.keys, call.values, relative=relative, keep=headloom.All()
-    )
-    assert_close(call.caught, weights)
-    assert layer.relative_positions(7).offset == 7  # type: ignore[union-attr]
-
-
-def test_the_table_is_a_parameter_that_is_saved_and_learned() -> None:
-    layer = layer_of()
-    assert layer.bucket_table.shape == (32, 3)
-    assert layer.max_distance == 128
-    assert "bucket_table" in layer.state_dict()
-    other = layer_of()
-    nn.init.zeros_(other.bucket_table)
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(other(inputs_of()), layer(inputs_of()))
-    layer(inputs_of()).square().sum().backward()
-    gradient = layer.bucket_table.grad
-    assert gradient is not None
-    far = torch.arange(1 - LENGTH, LENGTH)  # of 40 positions; some buckets are of keys farther away
-    reached = set(bucket_of_distance(far, 32, 128, True).tolist())
-    assert reached < set(range(32))
-    assert {place for place in range(32) if bool(gradient[place].any())} == reached
-
-    def loss(table: Tensor) -> Tensor:
-        result: Tensor = torch.func.functional_call(layer, {"bucket_table": table}, inputs_of(6))
-        return result
-
-    table = layer.bucket_table.detach().requires_grad_()
-    assert torch.autograd.gradcheck(loss, table, fast_mode=True)
-
-
-def test_a_new_table_is_drawn() -> None:
-    torch.manual_seed(0)
-    table = MultiHeadAttention(400, 4, relative="buckets", buckets=2000, max_distance=4000)
-    assert float(table.bucket_table.detach().std()) == pytest.approx(0.05, rel=0.05)
 
 
 def t5_of(kind: str, **options: Any) -> Any:

@@ -192,8 +192,6 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
         "from_torch",
         "add_bias_kv",
     ),
-    (lambda: layer(relative="alibi").to_torch(), "to_torch", "no alibi positions"),
-    (lambda: layer(weights="uniform").to_torch(), "to_torch", "no uniform weights"),
 ]
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.torch_attention import torch_attention
 from torch import Tensor, nn
 
 from headloom.errors import InputError
@@ -44,7 +45,7 @@ def by_torch(model: Classifier) -> Tensor:
             WIDTH, sizes.heads, sizes.feed_forward, batch_first=True, dtype=torch.float64,
             activation=sizes.activation, norm_first=sizes.norm == "pre",
         ).eval()  # fmt: skip
-        layer.self_attn.load_state_dict(block.self_attention.to_torch().state_dict())
+        layer.self_attn.load_state_dict(torch_attention(block.self_attention).state_dict())
         layer.linear1.load_state_dict(block.feed_forward.rise.state_dict())
         layer.linear2.load_state_dict(block.feed_forward.fall.state_dict())
         layer.norm1.load_state_dict(block.self_attention_norm.state_dict())

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 import torch
+from tests.torch_attention import torch_attention
 from torch import Tensor, nn
 
 from headloom.models.blocks import EncoderBlock
@@ -24,7 +25,7 @@ def architecture(**choices: object) -> Architecture:
 def torch_layer(block: EncoderBlock) -> nn.TransformerEncoderLayer:
     """torch's layer of pre-norm with the weights of a block."""
     layer = nn.TransformerEncoderLayer(16, 4, 24, 0.0, batch_first=True, norm_first=True)
-    layer.self_attn = block.self_attention.to_torch()
+    layer.self_attn = torch_attention(block.self_attention)
     layer.linear1.load_state_dict(block.feed_forward.rise.state_dict())
     layer.linear2.load_state_dict(block.feed_forward.fall.state_dict())
     layer.norm1.load_state_dict(block.self_attention_norm.state_dict())

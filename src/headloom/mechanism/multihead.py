@@ -30,12 +30,10 @@ from headloom.mechanism.positions import (
 )
 from headloom.mechanism.rotary import RotaryScaling, checked_base, checked_scaling, rotary
 from headloom.mechanism.shapes import (
-    check_flag,
     chosen,
     describe,
     finite_number,
     in_words,
-    place_of,
     real_tensor,
     whole_number,
 )
@@ -59,9 +57,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             alone), "alibi", "buckets" (T5's) or "rotary".
         clip: the largest distance that Shaw's positions tell apart.
         buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A
-        layer
-            of kind "decoder" has one for all keys after the query, any other as many for keys after
-            it as for keys before it.
+            layer of kind "decoder" has one for all keys after the query, any other as many for
+            keys after it as for keys before it.
         max_distance: all keys farther away share the last bucket.
         rotary_base: of rotary positions, see `headloom.rotary`.
         rotary_scaling: of rotary positions: slows the turns down, see `headloom.RotaryScaling`.
@@ -121,9 +118,9 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         weights: WeightsKind = "learned",
     ) -> None:
         name = "MultiHeadAttention"
-        width = whole_number(name, "width", width, 1)
-        heads = whole_number(name, "heads", heads, 1)
-        kv_heads = heads if kv_heads is None else whole_number(name, "kv_heads", kv_heads, 1)
+        kv_heads = heads if kv_heads is None else kv_heads
+        for what, number in (("width", width), ("heads", heads), ("kv_heads", kv_heads)):
+            whole_number(name, what, number, 1)
         if heads % kv_heads:
             raise InputError(
                 f"{name}: {heads} heads over {kv_heads} heads of keys and values; the second "
@@ -135,9 +132,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 "give depth=."
             )
         depth = width // heads if depth is None else whole_number(name, "depth", depth, 1)
-        source_width = whole_number(
-            name, "source_width", width if source_width is None else source_width, 1
-        )
+        source_width = width if source_width is None else source_width
         chosen(name, "kind", kind, get_args(LayerKind))
         chosen(name, "relative", relative, get_args(RelativeKind))
         if relative == "rotary" and depth % 2:
@@ -152,23 +147,11 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 '"learned", or "uniform" without relative positions, a softcap, sinks or norms, '
                 "which act on the weights."
             )
-        if softcap is not None and finite_number(name, "softcap", softcap) <= 0:
-            raise InputError(f"{name}: softcap={softcap:g}; expected a number above 0, or None.")
-        check_flag(name, "sinks", sinks)
-        check_flag(name, "query_key_norm", query_key_norm)
-        clip = whole_number(name, "clip", clip, 0)
-        buckets = whole_number(name, "buckets", buckets, 1)
-        max_distance = whole_number(name, "max_distance", max_distance, 1)
         super().__init__(heads, kv_heads, kind, relative)
         self.width, self.source_width, self.depth = width, source_width, depth
         self.dropout = finite_number(name, "dropout", dropout, 0, 1)
         self.rotary_base = checked_base(name, rotary_base)
         checked_scaling(name, rotary_scaling, self.rotary_base)
-        if rotary_scaling is not None and relative != "rotary":
-            raise InputError(
-                f"{name}: rotary_scaling= with relative={in_words(relative)}, which turns nothing. "
-                'Choose relative="rotary", or leave it out.'
-            )
         self.rotary_scaling = rotary_scaling
         self.max_distance = max_distance
         self.scale = 0.0 if weights == "uniform" else None
@@ -244,10 +227,6 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         """
         self_attention = keys_from is None
         self._check("queries_from", queries_from, self.width)
-        if cache is not None and not isinstance(cache, KeyValueCache):
-            raise InputError(
-                f"MultiHeadAttention: cache is {type(cache).__name__}; expected a KeyValueCache."
-            )
         keys_from = queries_from if keys_from is None else keys_from
         values_from = keys_from if values_from is None else values_from
         # The position of the first query among the keys: they follow what the cache holds.
@@ -373,11 +352,6 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             "W_O": of(self.w_o).view(-1, self.heads, self.depth).permute(1, 2, 0),
         }
 
-    def head_weights(self, head: int) -> dict[str, Tensor]:
-        """W_Q, W_K, W_V (width, depth) and W_O (depth, width) of one head."""
-        head = place_of("layer", "head_weights", "head", head, self.heads)
-        return {name: matrix[head] for name, matrix in self.matrices().items()}
-
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
         """A layer with the weights of a torch.nn.MultiheadAttention.
@@ -393,13 +367,9 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         >>> torch.allclose(output, theirs(x, x, x)[0], atol=1e-5)
         True
 
-        Raises: InputError: no such module, one that adds keys, or whose keys and values come from
+        Raises: InputError: a module that adds keys, or whose keys and values come from
             different widths.
         """
-        if not isinstance(module, nn.MultiheadAttention):
-            raise InputError(
-                f"from_torch: got {type(module).__name__}; expected a torch.nn.MultiheadAttention."
-            )
         if module.bias_k is not None or module.add_zero_attn:
             raise InputError(
                 "from_torch: the layer adds a learned or zero key (add_bias_kv, add_zero_attn), "
@@ -431,40 +401,6 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                     linear.bias.copy_(bias)
                 layer.w_o.bias.copy_(module.out_proj.bias)
         return layer.train(module.training)
-
-    def to_torch(self) -> nn.MultiheadAttention:
-        """A torch.nn.MultiheadAttention (batch first) with the weights of this layer."""
-        width, source_width = self.w_q.in_features, self.w_k.in_features
-        if self.kv_heads != self.heads or self.heads * self.depth != width:
-            raise ShapeError(
-                f"to_torch: {self.heads} heads of depth {self.depth} over {self.kv_heads} heads of "
-                f"keys, width {width}; torch's layer needs as many heads of keys as of queries, "
-                f"with heads * depth = width. W_Q is {describe(self.w_q.weight)}."
-            )
-        if self.relative != "none":
-            raise InputError(f"to_torch: torch's layer has no {self.relative} positions.")
-        if self.scale is not None:
-            raise InputError("to_torch: torch's layer has no uniform weights.")
-        if not (self.softcap is None and self.sinks is None and self.query_norm is None):
-            raise InputError("to_torch: torch's layer has no softcap, no sinks and no norms.")
-        has_bias = self.w_q.bias is not None
-        module = nn.MultiheadAttention(
-            width, self.heads, self.dropout, has_bias, kdim=source_width, vdim=source_width,
-            batch_first=True,
-        ).to(self.w_q.weight)  # fmt: skip
-        inputs = (self.w_q, self.w_k, self.w_v)
-        with torch.no_grad():
-            if source_width == width:
-                module.in_proj_weight.copy_(torch.cat([linear.weight for linear in inputs]))
-            else:
-                module.q_proj_weight.copy_(self.w_q.weight)
-                module.k_proj_weight.copy_(self.w_k.weight)
-                module.v_proj_weight.copy_(self.w_v.weight)
-            module.out_proj.weight.copy_(self.w_o.weight)
-            if has_bias:
-                module.in_proj_bias.copy_(torch.cat([linear.bias for linear in inputs]))
-                module.out_proj.bias.copy_(self.w_o.bias)
-        return module.train(self.training)
 
 
 def _normalised(vectors: Tensor, norm: nn.RMSNorm | None) -> Tensor:
