@@ -31,7 +31,7 @@ from headloom.mechanism.backends import triton as backend
 from headloom.mechanism.backends.gpu_sizes import Device, sizes_of
 from headloom.mechanism.backends.native_request import prepare
 from headloom.mechanism.call import checked_call
-from headloom.mechanism.packed import packed
+from headloom.mechanism.masks import packed
 
 #: By compute capability: T4, A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 (source: CUDA C++
 #: programming guide, technical specifications); by AMD's names: MI200, MI300, MI350, RX 7900,

@@ -17,7 +17,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.packed import packed
+from headloom.mechanism.masks import packed
 
 __all__ = ["Case", "draw"]
 

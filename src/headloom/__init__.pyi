@@ -42,11 +42,11 @@ from .mechanism.graph_convolution import GATConv as GATConv
 from .mechanism.graph_convolution import GATv2Conv as GATv2Conv
 from .mechanism.mask import Mask as Mask
 from .mechanism.masks import causal as causal
+from .mechanism.masks import packed as packed
 from .mechanism.masks import padding as padding
 from .mechanism.masks import window as window
 from .mechanism.matrix.attention_matrix import AttentionMatrix as AttentionMatrix
 from .mechanism.multihead import MultiHeadAttention as MultiHeadAttention
-from .mechanism.packed import packed as packed
 from .mechanism.positions import ALiBi as ALiBi
 from .mechanism.positions import Buckets as Buckets
 from .mechanism.positions import Shaw as Shaw

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.packed import packed
+from headloom.mechanism.masks import packed
 
 MASKS = (
     "none",

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import headloom
 from headloom.mechanism.backends import compiled
-from headloom.mechanism.packed import packed
+from headloom.mechanism.masks import packed
 
 #: queries, keys, depth, depth of the values, query heads of each of two key/value heads
 SHAPES = [

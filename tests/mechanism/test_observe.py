@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import headloom
+from headloom.mechanism.attention_layer import HeadOutputs
 from headloom.mechanism.multihead import MultiHeadAttention
-from headloom.mechanism.observe import HeadOutputs
 from headloom.mechanism.watching import Recorder, editing, layers_of, watching
 
 

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 import headloom
 from headloom.mechanism.backends import compiled, torch_blocks
-from headloom.mechanism.packed import packed
+from headloom.mechanism.masks import packed
 from headloom.models import dense
 
 QUERIES, KEYS, DEPTH = 4, 5, 3

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 import headloom
 from headloom.api.trace import Trace
 from headloom.formats.terms import Terms
-from headloom.mechanism.masks import Window
+from headloom.mechanism.masks import Ranges, Window
 from headloom.mechanism.multihead import MultiHeadAttention
-from headloom.mechanism.packed import Ranges
 from headloom.tracing.recording.score_terms import as_rule, cut_terms, ranges_of, rule_of_ranges
 
 

@@ -1,25 +1,96 @@
-"""What every attention layer of headloom shares: it can be watched, edited, and asked for
-matrices.
+"""What every attention layer of headloom shares: it can be watched, edited, and asked for matrices.
+
+Each has an attribute `observer`, normally None. While one is set, the layer computes with
+`headloom.attend` and hands over what it caught. Likewise `editor`: while one is set, it gets the
+output of every head, and the layer goes on with what it gives back. Nothing is global: what is
+watched or edited is visible on the model; `headloom.mechanism.watching` sets them and puts them
+back.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
 from headloom.mechanism.function import attend, attention
+from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.mechanism.grid import Grid
 from headloom.mechanism.masks import Mask, as_mask
-from headloom.mechanism.observe import Editor, HeadOutputs, Observation, Observer
 from headloom.mechanism.positions import Relative
 
-__all__ = ["AttentionLayer", "LayerKind", "RelativeKind"]
+__all__ = [
+    "AttentionLayer",
+    "Editor",
+    "HeadOutputs",
+    "LayerKind",
+    "Observation",
+    "Observer",
+    "RelativeKind",
+]
 
 RelativeKind = Literal["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
 LayerKind = Literal["encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One attention call of a layer.
+
+    queries, keys: (batch, heads, queries, depth) and (batch, kv_heads, keys, depth), as scored:
+    projected, and turned where positions are rotary.
+    values: (batch, kv_heads, keys, value_depth).
+    caught: the graph, or the dense weights, as the observer's `keep` asked.
+    scale: the factor on the scores.
+    mask, relative, softcap, sinks: as the call took them.
+    grids: where queries and keys lie, if they are places of an image.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    caught: AttentionGraph | Tensor
+    scale: float
+    mask: Mask | None
+    relative: Relative | None
+    grids: tuple[Grid, Grid] | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+class Observer(Protocol):
+    """Who watches."""
+
+    #: What is kept of each call.
+    keep: Keep
+
+    def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
+        """Receive one call of a layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadOutputs:
+    """What the heads of one attention call give, and what they gave it from.
+
+    output: (batch, heads, queries, value_depth), before W_O.
+    queries, keys, values: as for `headloom.attention`; mask: who may look at whom.
+    """
+
+    output: Tensor
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    mask: Mask | Tensor | None
+
+
+class Editor(Protocol):
+    """Who changes what comes out of heads."""
+
+    def __call__(self, layer: AttentionLayer, heads: HeadOutputs) -> Tensor:
+        """The output that the layer goes on with, of the shape of ``heads.output``."""
 
 
 class AttentionLayer(nn.Module):
@@ -31,7 +102,7 @@ class AttentionLayer(nn.Module):
         kind: what the layer is in its model: "encoder", "decoder" or "cross".
         relative: relative positions that enter its scores.
 
-    observer, editor: see `headloom.mechanism.observe`.
+    observer, editor: who watches it, and who changes its outputs.
     grids: where its queries and its keys lie, if they are always the same places of an image.
     """
 

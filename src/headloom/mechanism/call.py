@@ -1,4 +1,4 @@
-"""One attention call: what every backend receives, and the checks that stand at its door."""
+"""One attention call: what every backend receives and gives, and the checks at its door."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.graph import Keep, Top
+from headloom.mechanism.graph import AttentionGraph, Keep, Top
 from headloom.mechanism.mask import Mask, as_mask
 from headloom.mechanism.relative import Relative
 from headloom.mechanism.scores import ScaledDot, Score
@@ -24,8 +24,24 @@ from headloom.mechanism.shapes import (
     real_tensor,
 )
 
-__all__ = ["AttentionCall", "check_tensors", "checked_call"]
+__all__ = [
+    "CONSTANT",
+    "NAMES",
+    "PER_ROW",
+    "AttentionCall",
+    "Results",
+    "check_tensors",
+    "checked_call",
+    "graph_of",
+]
 
+#: Tensors by their names; those of a graph have a batch dimension.
+Results = dict[str, Tensor]
+#: Results that have a row for each query, and those of keys.
+PER_ROW = ("output", "keys", "scores", "weights", "lse", "entropy", "rest", "count")
+NAMES = (*PER_ROW, "received", "received_most", "received_last")
+#: Those without a gradient.
+CONSTANT = ("keys", "count", "received_most")
 #: The score of a call that names none: it has no parameters to check.
 _SCALED_DOT = ScaledDot()
 #: The largest number of float32, in which half precision is computed too.
@@ -84,6 +100,31 @@ class AttentionCall:
             and self.relative is None
             and self.bias is None
         )
+
+
+def graph_of(call: AttentionCall, results: Results) -> AttentionGraph:
+    """The graph of a call with these results."""
+    get = results.get
+    fields = {
+        "keys": results["keys"],
+        "scores": results["scores"],
+        "weights": results["weights"],
+        "lse": results["lse"],
+        "entropy": results["entropy"],
+        "rest": results["rest"],
+        "count": results["count"],
+        "length": call.keys.shape[2],
+        "symmetric": call.symmetric,
+        "received": get("received"),
+        "received_most": get("received_most"),
+        "received_last": get("received_last"),
+    }
+    if torch.compiler.is_compiling():  # which before torch 2.11 is all that the compiler reads
+        return AttentionGraph(**fields)  # type: ignore[arg-type]
+    # Not by its __init__: of a frozen class that sets the fields one by one, in 3 microseconds.
+    graph = AttentionGraph.__new__(AttentionGraph)
+    vars(graph).update(fields)
+    return graph
 
 
 def check_tensors(operation: str, queries: object, keys: object, values: object) -> None:

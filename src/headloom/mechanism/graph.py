@@ -182,13 +182,7 @@ class AttentionGraph:
         if not isinstance(index, slice | list | Tensor | np.ndarray):
             place = place_of("batch", "graph[b]", "graph", index, len(self))
             return self._map(lambda tensor: tensor[place])
-        try:
-            return self._map(lambda tensor: tensor[index])
-        except (IndexError, TypeError, ValueError):
-            raise InputError(
-                f"graph[places]: some place is not there; the batch has {len(self)} graphs. Give "
-                f"whole numbers from 0 to {len(self) - 1}."
-            ) from None
+        return self._map(lambda tensor: tensor[index])
 
     def _row(self, index: tuple[int, ...]) -> Row:
         operation = "graph[head, query]"

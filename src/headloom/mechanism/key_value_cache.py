@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError, ShapeError
+from headloom.errors import ShapeError
 from headloom.mechanism.shapes import describe
 
 __all__ = ["KeyValueCache"]
@@ -69,7 +69,10 @@ class KeyValueCache:
         if old_keys is not None and old_values is not None:
             _check_sizes(old_keys, keys)
             _check_sizes(old_values, values)
-            fit = _fits(old_keys, keys) and _fits(old_values, values)
+            fit = all(
+                old.dtype == new.dtype and old.device == new.device
+                for old, new in ((old_keys, keys), (old_values, values))
+            )
             if kept or torch.is_grad_enabled() or not fit or keys.shape[2] != values.shape[2]:
                 keys = torch.cat((old_keys, keys), 2)
                 values = torch.cat((old_values, values), 2)
@@ -111,24 +114,9 @@ class KeyValueCache:
         Where no derivatives are taken, only sequences that change places are copied.
 
         order: indices into the batch, (new_batch,).
-
-        Raises: InputError: order is no such tensor, or names a sequence that there is not.
         """
-        whole = isinstance(order, Tensor) and order.dtype in (torch.int64, torch.int32)
-        if not whole or order.ndim != 1:
-            raise InputError(
-                f"reorder: order is {type(order).__name__}; expected a tensor of whole numbers, "
-                "(new batch,)."
-            )
         if self.keys is None or self.values is None:
             return
-        # Elsewhere that would wait for the device, which checks each index by itself.
-        seen = order.is_cpu and not torch.compiler.is_compiling()
-        if seen and not bool(((order >= 0) & (order < len(self.keys))).all()):
-            raise InputError(
-                f"reorder: order is {order.tolist()}; the cache has sequences 0 to "
-                f"{len(self.keys) - 1}."
-            )
         room = self._own_room()
         if room is None or torch.is_grad_enabled() or len(order) > len(self.keys):
             self.keys = self.keys.index_select(0, order)
@@ -156,11 +144,6 @@ def _check_sizes(old: Tensor, new: Tensor) -> None:
             f"KeyValueCache: it holds {describe(old)} as (batch, heads, positions, depth), and is "
             f"given {describe(new)}. Begin a new cache, or reorder this one."
         )
-
-
-def _fits(old: Tensor, new: Tensor) -> bool:
-    """Whether new keys or values can be written behind old ones of the same sizes."""
-    return old.dtype == new.dtype and old.device == new.device
 
 
 def _roomier(tensor: Tensor, end: int) -> Tensor:

@@ -35,7 +35,7 @@ __all__ = [
     "as_mask",
     "causal",
     "ends_before",
-    "lengths_of",
+    "packed",
     "padding",
     "window",
 ]
@@ -281,7 +281,7 @@ def window(left: int | None, right: int | None, offset: int = 0) -> Mask:
     return Window(left, right, offset)
 
 
-def lengths_of(operation: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
+def _lengths_of(operation: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
     """Lengths of sequences as a tensor; those of none are whole numbers too."""
     try:
         tensor = torch.as_tensor(lengths)
@@ -304,7 +304,7 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
     tensor([[1, 0, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    tensor = lengths_of("padding", lengths)
+    tensor = _lengths_of("padding", lengths)
     if tensor.ndim == 0:
         tensor = tensor[None]
     if tensor.dtype == torch.bool:
@@ -321,3 +321,37 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
         f"padding: got {tensor.dtype} of shape {describe(tensor)}; expected lengths, integers of "
         "shape (batch,), or a bool tensor of shape (batch, keys), True = a real key."
     )
+
+
+def packed(
+    query_lengths: Sequence[int] | Tensor, key_lengths: Sequence[int] | Tensor | None = None
+) -> Mask:
+    """Sequences laid end to end in one, without padding: each sees itself alone.
+
+    query_lengths: the number of queries of each sequence, [] of none. key_lengths: of keys, if
+    others.
+    ``causal() & packed(lengths)`` is causal within each sequence.
+
+    >>> packed([1, 2]).dense(3, 3)[0, 0].int()
+    tensor([[1, 0, 0],
+            [0, 1, 1],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    queries = _lengths_of("packed", query_lengths)
+    keys = queries if key_lengths is None else _lengths_of("packed", key_lengths)
+    for lengths in (queries, keys):
+        whole = lengths.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+        if not whole or lengths.ndim != 1 or bool((lengths < 0).any()):
+            raise InputError(
+                f"packed: got lengths {lengths.tolist()}; expected whole numbers, 0 or more, one "
+                "for each sequence."
+            )
+    if len(queries) != len(keys):
+        raise InputError(
+            f"packed: lengths of queries for {len(queries)} sequences, of keys for {len(keys)}. "
+            "Give both for each sequence."
+        )
+    queries, keys = queries.long().cpu(), keys.long().cpu()
+    ends = keys.cumsum(0)
+    first, end = torch.stack((ends - keys, ends)).repeat_interleave(queries, dim=1)
+    return Ranges(first, end, int(keys.sum()))

@@ -135,11 +135,6 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         source_width = width if source_width is None else source_width
         chosen(name, "kind", kind, get_args(LayerKind))
         chosen(name, "relative", relative, get_args(RelativeKind))
-        if relative == "rotary" and depth % 2:
-            raise InputError(
-                f"{name}: heads of depth {depth}, whose coordinates rotary positions turn in "
-                "pairs. Choose an even depth, or other positions."
-            )
         acts = relative != "none" or softcap is not None or sinks or query_key_norm
         if weights not in ("learned", "uniform") or (weights == "uniform" and acts):
             raise InputError(
@@ -299,10 +294,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             if keys_from is values_from:
                 keys, values = self.linear_maps(keys_from, maps[1:])
             else:
-                (keys,), (values,) = (
-                    self.linear_maps(keys_from, maps[1:2]),
-                    self.linear_maps(values_from, maps[2:]),
-                )
+                (keys,) = self.linear_maps(keys_from, maps[1:2])
+                (values,) = self.linear_maps(values_from, maps[2:])
         return (
             _normalised(self._split(queries, self.heads), self.query_norm),
             _normalised(self._split(keys, self.kv_heads), self.key_norm),
@@ -404,5 +397,4 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
 
 
 def _normalised(vectors: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    """Queries or keys by their norm, where the layer has one."""
     return vectors if norm is None else norm(vectors)

@@ -7,7 +7,6 @@ A model that learned from short texts reads longer ones where its turns are slow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -20,7 +19,6 @@ from headloom.mechanism.backends import native_rotary
 from headloom.mechanism.parts import without_float64
 from headloom.mechanism.shapes import (
     TYPES,
-    check_flag,
     chosen,
     describe,
     finite_number,
@@ -86,12 +84,8 @@ class RotaryScaling:
         if finite_number(name, "factor", self.factor) < 1:
             raise InputError(f"{name}: factor={self.factor:g}; expected 1 or more, as 8.")
         by_turns = self.kind in _TURNS
-        for setting, there in (
-            ("original_length", by_turns),
-            ("slow", by_turns),
-            ("fast", by_turns),
-            ("temperature", self.kind == "yarn"),
-        ):
+        has = {"original_length": by_turns, "slow": by_turns, "fast": by_turns}
+        for setting, there in (has | {"temperature": self.kind == "yarn"}).items():
             number = getattr(self, setting)
             if number is not None and not there:
                 raise InputError(
@@ -105,8 +99,6 @@ class RotaryScaling:
                 f'{name}: kind="{self.kind}" without original_length=, the length that the model '
                 "was trained at. Give it, as original_length=8192."
             )
-        if self.original_length is not None:
-            whole_number(name, "original_length", self.original_length, 1)
         if by_turns and self.turns[0] >= self.turns[1]:
             slow, fast = self.turns
             raise InputError(f"{name}: slow={slow:g}, fast={fast:g}; expected slow below fast.")
@@ -131,10 +123,6 @@ class RotaryScaling:
         """The base of "ntk"; a head of one pair, which is the first, keeps its own."""
         return base * self.factor ** (depth / (depth - 2)) if depth > 2 else base
 
-    def frequencies(self, depth: int, base: float) -> Tensor:
-        """theta_i of each pair, slowed down; (depth / 2,), float64, on the CPU."""
-        return _SLOWED[self.kind](self, depth, base)
-
 
 def rotary_frequencies(depth: int, base: float, scaling: RotaryScaling | None = None) -> Tensor:
     """The angle by which each pair of coordinates turns from one position to the next.
@@ -144,54 +132,29 @@ def rotary_frequencies(depth: int, base: float, scaling: RotaryScaling | None = 
     Returns: (depth / 2,), float64, on the CPU; slowed down by the scaling.
     Source: Su et al. 2021, section 3.2.2.
     """
-    if scaling is not None:
-        return scaling.frequencies(depth, base)
-    return base ** (-torch.arange(0, depth, 2, dtype=torch.float64, device="cpu") / depth)
-
-
-def _interpolated(scaling: RotaryScaling, depth: int, base: float) -> Tensor:
-    """Chen et al. 2023: position m becomes m / s."""
-    return rotary_frequencies(depth, base) / scaling.factor
-
-
-def _other_base(scaling: RotaryScaling, depth: int, base: float) -> Tensor:
-    """bloc97 2023, also Peng et al. 2023, section 3.1."""
-    return rotary_frequencies(depth, scaling.other_base(depth, base))
-
-
-def _by_turns(scaling: RotaryScaling, depth: int, base: float) -> Tensor:
-    """The code of Llama 3.1; the formula of Peng et al. 2023, section 3.2, is the same."""
-    angle = rotary_frequencies(depth, base)
+    pairs = torch.arange(0, depth, 2, dtype=torch.float64, device="cpu")
+    if scaling is not None and scaling.kind == "ntk":  # bloc97 2023; Peng et al. 2023, section 3.1
+        base = scaling.other_base(depth, base)
+    angle: Tensor = base ** (-pairs / depth)
+    if scaling is None or scaling.kind == "ntk":
+        return angle
+    if scaling.kind == "linear":  # Chen et al. 2023: position m becomes m / s
+        return angle / scaling.factor
     slow, fast = scaling.turns
-    turns = angle * ((scaling.original_length or 0) / (2 * math.pi))
-    stays = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    length = scaling.original_length or 0
+    if scaling.kind == "llama3":  # the code of Llama 3.1; as Peng et al. 2023, section 3.2
+        turns = angle * (length / (2 * math.pi))
+        stays = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    else:  # the authors' code of Peng et al. 2023: the share that stays falls evenly over pairs
+
+        def pair(turns: float) -> float:
+            """The pair, a fraction, that turns so often within the original length."""
+            return depth * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), depth - 1)
+        # One pair after another where the two are the same.
+        stays = 1 - ((pairs / 2 - first) / (last - first or 0.001)).clamp(0, 1)
     return (1 - stays) * angle / scaling.factor + stays * angle
-
-
-def _by_pairs(scaling: RotaryScaling, depth: int, base: float) -> Tensor:
-    """The authors' code of Peng et al. 2023: the share that stays falls evenly over pairs."""
-    angle = rotary_frequencies(depth, base)
-
-    def pair(turns: float) -> float:
-        """The pair, a fraction, that turns so often within the original length."""
-        within = (scaling.original_length or 0) / (turns * 2 * math.pi)
-        return depth * math.log(within) / (2 * math.log(base))
-
-    slow, fast = scaling.turns
-    first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), depth - 1)
-    # One pair after another where the two are the same.
-    over = last - first if last != first else 0.001
-    falls = (torch.arange(depth // 2, dtype=torch.float64, device="cpu") - first) / over
-    stays = 1 - falls.clamp(0, 1)
-    return (1 - stays) * angle / scaling.factor + stays * angle
-
-
-_SLOWED: dict[str, Callable[[RotaryScaling, int, float], Tensor]] = {
-    "linear": _interpolated,
-    "ntk": _other_base,
-    "llama3": _by_turns,
-    "yarn": _by_pairs,
-}
 
 
 def rotary(
@@ -251,22 +214,13 @@ def rotary(
             f"rotary: got {describe(tensor)}; expected (..., positions, depth), two dimensions or "
             "more."
         )
-    check_flag("rotary", "interleaved", interleaved)
     depth = tensor.shape[-1]
-    if dims is None:
-        if depth % 2:
-            raise ShapeError(
-                f"rotary: depth {depth} is odd, from {describe(tensor)}; coordinates turn in "
-                "pairs. Choose an even depth, or say how many turn, as dims=2."
-            )
-        dims = depth
-    else:
-        dims = whole_number("rotary", "dims", dims)
-        if not 2 <= dims <= depth or dims % 2:
-            raise ShapeError(
-                f"rotary: dims={dims}, from {describe(tensor)}; expected an even number from 2 to "
-                f"the depth, {depth}: coordinates turn in pairs."
-            )
+    dims = depth if dims is None else whole_number("rotary", "dims", dims)
+    if not 0 <= dims <= depth or dims % 2:
+        raise ShapeError(
+            f"rotary: {dims} coordinates, from {describe(tensor)}, turn in pairs; expected an even "
+            f"number up to the depth, {depth}, as dims=2."
+        )
     turns = tensor if dims == depth else tensor[..., :dims]
     if interleaved:
         # All first numbers of the pairs, then all second ones; and back.
@@ -324,9 +278,8 @@ def checked_scaling(operation: str, scaling: object, base: float) -> None:
     """Raise an InputError where this slows no turns of that base down."""
     if scaling is not None and not isinstance(scaling, RotaryScaling):
         raise InputError(
-            f"{operation}: scaling is a {type(scaling).__name__}; expected a "
-            f"headloom.RotaryScaling, "
-            'as headloom.RotaryScaling("linear", 4).'
+            f"{operation}: scaling is a {type(scaling).__name__}; expected a headloom."
+            'RotaryScaling, as headloom.RotaryScaling("linear", 4).'
         )
     if scaling is not None and scaling.kind == "yarn" and base <= 1:
         raise InputError(

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from headloom.mechanism.attention_layer import AttentionLayer
+from headloom.mechanism.attention_layer import AttentionLayer, Editor, Observation, Observer
 from headloom.mechanism.graph import Keep
 from headloom.mechanism.module_paths import named_modules
-from headloom.mechanism.observe import Editor, Observation, Observer
 
 __all__ = ["Recorder", "editing", "layers_of", "watching"]
 

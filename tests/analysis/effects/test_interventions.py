@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import headloom
 from headloom.analysis.effects.interventions import Intervention, editing_heads, intervening
-from headloom.mechanism.observe import HeadOutputs
+from headloom.mechanism.attention_layer import HeadOutputs
 from headloom.mechanism.watching import layers_of
 
 TOKENS = torch.tensor([[3, 9, 9, 14, 27, 5, 2], [4, 4, 1, 30, 8, 11, 7]])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headloom
+from headloom.mechanism.masks import packed
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.mechanism.packed import packed
 
 KINDS = (
     "plain",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headloom.analysis.effects.interventions import Intervention, Kind, editing_heads, intervening
 from headloom.errors import InputError, ShapeError, optional_package
-from headloom.mechanism.observe import HeadOutputs
+from headloom.mechanism.attention_layer import HeadOutputs
 from headloom.mechanism.shapes import chosen, describe, in_words, whole_number
 
 if TYPE_CHECKING:

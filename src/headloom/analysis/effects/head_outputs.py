@@ -1,7 +1,7 @@
 """Reaching what the heads of every attention layer give, while a model runs.
 
-Of headloom's own models through `headloom.mechanism.observe`, of unmodified models of Transformers
-through their attention interface. For experiments that change what heads give
+Of headloom's own models through `headloom.mechanism.attention_layer`, of unmodified models of
+Transformers through their attention interface. For experiments that change what heads give
 (`headloom.analysis.effects.interventions`) and for gradients by it
 (`headloom.analysis.effects.gradients`).
 """
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.attention_layer import AttentionLayer
+from headloom.mechanism.attention_layer import AttentionLayer, HeadOutputs, Observation
 from headloom.mechanism.function import attend, attention
 from headloom.mechanism.graph import AttentionGraph, Keep, Top
 from headloom.mechanism.masks import Mask
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.mechanism.observe import HeadOutputs, Observation
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.watching import editing, layers_of, watching
 from headloom.tracing.recording.layer_call import LayerCall

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from headloom.analysis.effects.head_outputs import reaching
 from headloom.errors import InputError, ShapeError
+from headloom.mechanism.attention_layer import HeadOutputs
 from headloom.mechanism.function import attention
-from headloom.mechanism.observe import HeadOutputs
 from headloom.mechanism.shapes import describe, place_of
 from headloom.tracing.model_state import evaluation_mode
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from headloom.mechanism.compiling import constant_when_compiled, is_exporting
 from headloom.mechanism.mask import Mask
+from headloom.mechanism.modes import constant_when_compiled, is_exporting
 
 __all__ = [
     "DIFFERENTIABLE",

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from headloom.mechanism.backends.compiled import NativeCall
 from headloom.mechanism.backends.recomputed import products_again
-from headloom.mechanism.backends.results import PER_ROW, Results
 from headloom.mechanism.backends.torch_blocks import block_scores, results_of_rows, row_blocks
-from headloom.mechanism.call import AttentionCall
+from headloom.mechanism.call import PER_ROW, AttentionCall, Results
 from headloom.mechanism.positions import ByDistance, Relative, Shaw
 from headloom.mechanism.scores import Dot
 from headloom.mechanism.shapes import repeat_kv_heads

@@ -40,8 +40,7 @@ from headloom.mechanism.backends.compiled import (
 )
 from headloom.mechanism.backends.native_gradients import Gradients, Saved, by_formulas, gradients
 from headloom.mechanism.backends.native_request import prepare, why_not_served
-from headloom.mechanism.backends.results import CONSTANT, NAMES, PER_ROW, Results, graph_of
-from headloom.mechanism.call import AttentionCall
+from headloom.mechanism.call import CONSTANT, NAMES, PER_ROW, AttentionCall, Results, graph_of
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.relative import DistanceBias
 from headloom.mechanism.shapes import Output

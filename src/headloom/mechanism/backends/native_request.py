@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from headloom.errors import ShapeError
-from headloom.mechanism.autocast import without_autocast
 from headloom.mechanism.backends import compiled
 from headloom.mechanism.backends.compiled import (
     NO_KERNELS,
@@ -24,6 +23,7 @@ from headloom.mechanism.backends.compiled import (
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.graph import All
 from headloom.mechanism.mask import Mask
+from headloom.mechanism.modes import without_autocast
 from headloom.mechanism.relative import Relative
 from headloom.mechanism.scores import Bilinear, Dot, ScaledDot
 

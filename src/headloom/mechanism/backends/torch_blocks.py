@@ -13,9 +13,8 @@ from torch.nn.functional import dropout, pad
 from torch.utils.checkpoint import checkpoint
 
 from headloom.errors import ShapeError
-from headloom.mechanism.backends.results import Results
-from headloom.mechanism.call import AttentionCall
-from headloom.mechanism.compiling import is_exporting
+from headloom.mechanism.call import AttentionCall, Results
+from headloom.mechanism.modes import is_exporting
 from headloom.mechanism.parts import with_float_tensors
 from headloom.mechanism.received import of_rows
 from headloom.mechanism.shapes import (

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headloom.mechanism.backends.compiled import why_wrapped
-from headloom.mechanism.backends.recomputed import batched, products_again
-from headloom.mechanism.backends.torch_blocks import (
-    block_scores,
-    blocks,
-    in_float,
-    in_transform,
-    normalise,
-    run_block,
-    weigh,
-)
+from headloom.mechanism.backends.torch_blocks import blocks, in_transform, run_block
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.masks import Window
 from headloom.mechanism.scores import Dot, ScaledDot
-from headloom.mechanism.shapes import repeat_kv_heads
 
 __all__ = ["fused", "fused_serves", "zeros_for_nan"]
 
@@ -33,8 +20,14 @@ def fused_serves(call: AttentionCall) -> bool:
 
     It hides keys before it scales: times a scale that is not above 0, minus infinity is not what
     it was. And what is added to scores is of the queries' type: in half precision a sum would lose
-    its digits.
+    its digits. On the CPU its gradients cannot be differentiated again, and are none where scores
+    are so large that lse has lost the digits after the point.
     """
+    learns = torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (call.queries, call.keys, call.values)
+    )
+    if learns and call.queries.is_cpu and not torch.compiler.is_compiling():
+        return False
     half = call.queries.dtype in (torch.float16, torch.bfloat16)
     exact = call.relative is None and (call.bias is None or call.bias.dtype == call.queries.dtype)
     return (
@@ -62,55 +55,12 @@ def zeros_for_nan(call: AttentionCall, output: Tensor) -> bool:
     return bool(nothing.any()) and any(bool(part.detach().isnan().any()) for part in inputs)
 
 
-#: The backward pass that torch cannot differentiate.
-_ONCE = "ScaledDotProductFlashAttentionForCpuBackward0"
-
-
-def _differentiable_again(
-    output: Tensor, call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, rows: range
-) -> Tensor:
-    """The output of torch's fused attention, its gradients made differentiable where asked.
-
-    And made anew where they are no numbers: it takes weights as e^(score - lse), which overflows
-    where scores are so large that lse has lost the digits after the point.
-    """
-    node = output.grad_fn
-    if node is None or torch.compiler.is_compiling() or node.name() != _ONCE:
-        return output
-
-    def formula(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor]:
-        floats = in_float(replace(call, queries=queries, keys=keys, values=values))
-        every = [repeat_kv_heads(part, call.heads) for part in (floats.keys, floats.values)]
-        weights, *_ = normalise(floats, block_scores(floats, floats.queries, every[0], rows))
-        return (weigh(floats, weights, every[1], rows).to(queries.dtype),)
-
-    def gradients(
-        computed: tuple[Tensor | None, ...], incoming: tuple[Tensor, ...]
-    ) -> tuple[Tensor | None, ...] | None:
-        several = batched(incoming)
-        if (
-            not several
-            and not torch.is_grad_enabled()
-            and all(
-                gradient is None or math.isfinite(float(gradient.sum())) for gradient in computed
-            )
-        ):
-            return None
-        again = products_again(formula, (queries, keys, values), incoming[:1])
-        return tuple(
-            None if first is None else second for first, second in zip(computed, again, strict=True)
-        )
-
-    node.register_hook(gradients)
-    return output
-
-
 def fused(call: AttentionCall) -> Tensor:
     """The fused attention of torch; masks and biases are formed a block of rows at a time."""
     grouped = call.keys.shape[1] != call.heads
     plain = call.bias is None and call.relative is None
     if plain and (call.mask is None or call.mask == Window(None, 0, 0)):
-        output = scaled_dot_product_attention(
+        return scaled_dot_product_attention(
             call.queries,
             call.keys,
             call.values,
@@ -119,10 +69,6 @@ def fused(call: AttentionCall) -> Tensor:
             dropout_p=call.dropout,
             scale=call.scale,
         )
-        if torch.compiler.is_compiling():  # for any length, which no range has
-            return output
-        every = range(call.queries.shape[2])
-        return _differentiable_again(output, call, call.queries, call.keys, call.values, every)
 
     def step(
         call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, rows: range
@@ -156,7 +102,6 @@ def fused(call: AttentionCall) -> Tensor:
             dropout_p=call.dropout,
             scale=call.scale,
         )
-        output = _differentiable_again(output, call, queries, keys, values, rows)
         return output if blind is None else output.masked_fill(blind, 0.0)
 
     ranges = blocks(call)

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headloom.mechanism.autocast import in_own_types
 from headloom.mechanism.backends.recomputed import applied
-from headloom.mechanism.backends.results import CONSTANT, PER_ROW, Results, graph_of
 from headloom.mechanism.backends.torch_blocks import (
     all_rows,
     block_scores,
@@ -30,8 +28,9 @@ from headloom.mechanism.backends.torch_blocks import (
     weigh,
 )
 from headloom.mechanism.backends.torch_fused import fused, fused_serves, zeros_for_nan
-from headloom.mechanism.call import AttentionCall
+from headloom.mechanism.call import CONSTANT, PER_ROW, AttentionCall, Results, graph_of
 from headloom.mechanism.graph import All, AttentionGraph
+from headloom.mechanism.modes import in_own_types
 from headloom.mechanism.shapes import Keys, Output, Queries, Values, Weights, repeat_kv_heads
 
 __all__ = ["attend"]

@@ -29,8 +29,7 @@ from headloom.mechanism.backends.gpu_sizes import (
     sizes_of,
 )
 from headloom.mechanism.backends.native_request import prepare, why_form_not_served
-from headloom.mechanism.backends.results import PER_ROW, Results, graph_of
-from headloom.mechanism.call import AttentionCall
+from headloom.mechanism.call import PER_ROW, AttentionCall, Results, graph_of
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.masks import causal
 from headloom.mechanism.scores import ScaledDot

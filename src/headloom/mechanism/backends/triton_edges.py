@@ -16,69 +16,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headloom.mechanism.backends.triton_scores import of_order, ranges_of, scores_of
+from headloom.mechanism.backends.triton_scores import (
+    APPEND,
+    APPEND_REGISTERS,
+    AT_ONCE,
+    MET,
+    NEW_LIST,
+    ROW_AT,
+    USED,
+    of_order,
+    ranges_of,
+    scores_of,
+)
 
 __all__ = ["edges_kernel"]
-
-#: Scores that a thread looks at together: where one exceeds its threshold, all are put in its list.
-TOGETHER = 8
-#: Bits of a score's key beside which its row is put in a list.
-KEY_BITS = 25
-#: More than any list has.
-LOST = 2**30
-
-
-def _ptx_of_append() -> str:
-    """PTX that appends scores to the thread's list, where one of them exceeds its threshold.
-
-    Its operands are results that are not used, scores, thresholds, keys and what is added to these
-    to name the row too. A difference below 0 has its highest bit.
-    """
-    scores, thresholds, keys, rows = (
-        [f"${TOGETHER * part + n}" for n in range(TOGETHER)] for part in range(1, 5)
-    )
-    lines = ["{ .reg .pred any, full; .reg .b64 at;"]
-    lines += [f".reg .b32 d{n}, n{n};" for n in range(TOGETHER)]
-    for n, (score, threshold) in enumerate(zip(scores, thresholds, strict=True)):
-        lines.append(f"sub.f32 d{n}, {threshold}, {score};")
-    lines += [f"or.b32 d{n}, d{n}, d{n + 4};" for n in range(TOGETHER - 4)]
-    lines += ["or.b32 d0, d0, d1; or.b32 d2, d2, d3; or.b32 d0, d0, d2;"]
-    lines += ["setp.ge.s32 any, d0, 0; @any bra done;"]
-    lines += ["setp.ge.u32 full, headloom_used, headloom_room; @full bra lost;"]
-    lines += [f"mad.wide.u32 at, headloom_used, {8 * TOGETHER}, headloom_list;"]
-    pairs = zip(keys, rows, strict=True)
-    lines += [f"add.u32 n{n}, {key}, {row};" for n, (key, row) in enumerate(pairs)]
-    for n in range(0, TOGETHER, 4):
-        four = ", ".join(scores[n : n + 4])
-        named = ", ".join(f"n{m}" for m in range(n, n + 4))
-        lines.append(f"st.global.v4.b32 [at+{4 * n}], {{{four}}};")
-        lines.append(f"st.global.v4.b32 [at+{4 * (TOGETHER + n)}], {{{named}}};")
-    lines += [
-        f"add.u32 headloom_used, headloom_used, 1; bra done; lost: mov.u32 headloom_used, {LOST};"
-    ]
-    lines += ["done:", *(f"mov.b32 ${n}, 0;" for n in range(TOGETHER)), "}"]
-    return "\n".join(lines)
-
-
-#: Registers that PTX names live as long as the kernel: where the thread's list begins, how often it
-#: was appended to, and how often that can be.
-NEW_LIST = tl.constexpr(
-    """.reg .b64 headloom_list; .reg .b32 headloom_used, headloom_room;
-    { .reg .b32 t; mov.u32 t, %tid.x; mul.lo.u32 t, t, $2; mov.u32 headloom_room, $2; """
-    f"mad.wide.u32 headloom_list, t, {8 * TOGETHER}, $1; mov.u32 headloom_used, 0; mov.b32 $0, "
-    f"0; }}"
-)
-APPEND = tl.constexpr(_ptx_of_append())
-APPEND_REGISTERS = tl.constexpr(",".join(["=r"] * TOGETHER + ["r"] * 4 * TOGETHER))
-#: Write how often the thread's list was appended to, LOST where once in vain, and begin it anew.
-USED = tl.constexpr(
-    """{ .reg .b32 t; .reg .b64 at; mov.u32 t, %tid.x; mad.wide.u32 at, t, 4, $1;
-    st.global.b32 [at], headloom_used; mov.u32 headloom_used, 0; mov.b32 $0, 0; }"""
-)
-MET = tl.constexpr(TOGETHER)
-#: Groups of a list that are read at a time.
-AT_ONCE = tl.constexpr(2)
-ROW_AT = tl.constexpr(KEY_BITS)
 
 
 @triton.jit

@@ -8,8 +8,8 @@ Most of what one asks of the matrix is an attention call in disguise. With P_ij 
     sum_j P_ij^2        e^(lse' - 2 lse), lse' at twice the scale
     sum_j P_ij P_ji     e^(lse' - lse), lse' of the queries beside the keys
 
-so each takes one pass over queries and keys and memory linear in the length. Sinks, or a lse that
-the caller gives, make each row the call's own times e^(own lse - lse).
+so each takes one pass and memory linear in the length. Sinks, or a lse that the caller gives, make
+each row the call's own times e^(own lse - lse).
 """
 
 from __future__ import annotations
@@ -276,7 +276,6 @@ class AttentionMatrix:
         """The scores of a tile of one head, as softmax takes them: -inf where the mask hides.
 
         queries, keys: which, without steps; all by default.
-        Returns: (queries, keys).
         """
         head, rows, columns = self._tile("scores", head, queries, keys)
         return self._call.head(head).scores(rows, columns)[0]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from headloom.errors import ShapeError
-from headloom.mechanism.autocast import in_own_types
 from headloom.mechanism.backends.torch_blocks import block_scores
 from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
 from headloom.mechanism.dispatch import Backend
@@ -20,6 +19,7 @@ from headloom.mechanism.function import attend
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.mask import Mask
 from headloom.mechanism.masks import Window
+from headloom.mechanism.modes import in_own_types
 from headloom.mechanism.parts import with_float_tensors, with_tensors
 from headloom.mechanism.relative import ByDistance, Relative
 from headloom.mechanism.scores import Dot, ScaledDot, Score

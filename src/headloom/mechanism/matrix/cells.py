@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.mechanism.autocast import in_own_types
 from headloom.mechanism.mask import KeyRanges
 from headloom.mechanism.matrix.calls import MatrixCall
+from headloom.mechanism.modes import in_own_types
 from headloom.mechanism.shapes import in_words
 
 __all__ = ["blocks", "cells", "diagonal", "places_of", "summaries_of_blocks", "tile"]

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from headloom.mechanism.adjacency import Neighbours
-from headloom.mechanism.autocast import without_autocast
 from headloom.mechanism.backends.compiled import kernels, why_wrapped
-from headloom.mechanism.backends.results import NAMES
-from headloom.mechanism.call import AttentionCall
+from headloom.mechanism.call import NAMES, AttentionCall
 from headloom.mechanism.graph import AttentionGraph, Top
+from headloom.mechanism.modes import without_autocast
 from headloom.mechanism.neighbourhood.call import Edges, NeighbourCall, NeighbourScore
 from headloom.mechanism.neighbourhood.function import neighbour_attention, neighbour_graph
 from headloom.mechanism.parts import changed

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.attention_layer import AttentionLayer
+from headloom.mechanism.attention_layer import AttentionLayer, Observation
 from headloom.mechanism.graph import AttentionGraph, Keep, Top
-from headloom.mechanism.observe import Observation
 from headloom.mechanism.watching import layers_of, watching
 from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.recording.layer_call import LayerCall
