@@ -4,7 +4,6 @@ are called, and those fetch a needle that stands anywhere in a haystack.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import sys
@@ -33,16 +32,6 @@ def example_called(name: str) -> ModuleType:
     sys.modules[name] = module  # where its dataclasses look for their types
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_what_an_example_takes_from_headloom_is_there(example: Path) -> None:
-    """The tests of what the examples find are slow, and run seldom."""
-    for node in ast.walk(ast.parse(example.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "headloom":
-            module = importlib.import_module(str(node.module))
-            for name in node.names:
-                assert hasattr(module, name.name), f"{node.module} has no {name.name}"
 
 
 #: Options with which an example ends soon, what it prints then, and a file that it leaves.

@@ -186,21 +186,6 @@ def test_told_to_stop_at_any_moment_a_training_loses_nothing(
     assert [name for name in tensors if not torch.equal(tensors[name], found[name])] == []
 
 
-def test_a_checkpoint_is_never_half_written(
-    loaded: Loaded, tiny: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    """Whenever a training is killed, each file that is there can be read."""
-    config = tmp_path / "config.toml"
-    config.write_text(toml(tiny(max_steps=30, checkpoint_every=1, validate_every=1)))
-    starter = Starter(loaded, config, tmp_path / "run")
-    for number in (9, 12, 15, 18):
-        assert starter.start(writing=number) == -signal.SIGKILL, starter.errors
-        files = list((tmp_path / "run").rglob("[!.]*.safetensors"))
-        for file in files:
-            load_tensors(file, "file")
-    assert files
-
-
 @pytest.mark.parametrize("content", [b"", b"half"])
 def test_a_damaged_checkpoint_stops_a_run_and_is_kept(
     tiny: Callable[..., RunConfig], tmp_path: Path, content: bytes

@@ -13,11 +13,10 @@ from tests.training.conftest import measures_of
 from torch import Tensor, nn
 
 from headloom.errors import DataError, InputError
-from headloom.formats.history import MATRICES, History
+from headloom.formats.history import History
 from headloom.formats.run import RunFolder
 from headloom.formats.tensors import load_tensors
 from headloom.mechanism.watching import layers_of
-from headloom.training import loop
 from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig
 from headloom.training.inference import generate_text, open_run
@@ -25,7 +24,6 @@ from headloom.training.loop import TrainingResult, train
 from headloom.training.progress import SilentListener
 from headloom.training.tasks import build_model, make_task
 from headloom.training.tasks.task import Task
-from headloom.training.validation import Evaluation
 
 ConfigMaker = Callable[..., RunConfig]
 
@@ -86,19 +84,6 @@ def test_the_kept_weights_are_those_of_the_best_loss(tiny: ConfigMaker, tmp_path
     assert opened.step == result.best_step
     measures = measures_of(opened, "valid")
     assert measures["loss"] == pytest.approx(result.best_loss, rel=1e-5)
-
-
-def test_the_loss_that_is_named_is_that_of_the_kept_weights(
-    tiny: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where accuracy counts too, a lower loss may come later, of weights that are not kept."""
-    found = iter([Evaluation(2.0, 0.5, 8), Evaluation(1.0, 0.4, 8), Evaluation(1.5, 0.6, 8)])
-    monkeypatch.setattr(loop, "evaluate_batches", lambda *_: next(found))
-    config = tiny(better="loss-and-accuracy")
-    result = run(config, tmp_path / "a")
-    assert (result.best_step, result.best_loss) == (4, 2.0)
-    again = run(config, tmp_path / "a")
-    assert (again.already, again.best_step, again.best_loss) == (True, 4, 2.0)
 
 
 class Interruption(SilentListener):
@@ -209,23 +194,6 @@ def test_the_whole_gradient_is_clipped(tiny: ConfigMaker, tmp_path: Path) -> Non
         assert norm(tmp_path / name) == pytest.approx(free, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"peak_learning_rate": 1e30}, r"Lower training\.peak_learning_rate \(now 1e\+30\) and"),
-        (
-            {"optimiser": "muon", "matrix_learning_rate": 1e30},
-            r"\(now 0\.001\) or training\.matrix_learning_rate \(now 1e\+30\) and train in",
-        ),
-    ],
-)
-def test_a_loss_that_is_none_names_the_rates(
-    tiny: ConfigMaker, tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        run(tiny(**settings), tmp_path / "a")
-
-
 def test_the_running_mean_of_the_weights(tiny: ConfigMaker, tmp_path: Path) -> None:
     """Its decay is min(average, n / (n + 10)) at step n: 1/11 and 2/12 here; 0.15 caps it."""
     config = tiny(max_steps=2, average=0.15, validate_every=1, checkpoint_every=1)
@@ -309,26 +277,6 @@ def test_snapshots_hold_the_models_matrices(tiny: ConfigMaker, recorded: Path) -
     for name, layer in layers_of(build_model(run_folder.config, run_folder.data)):
         for matrix, tensor in layer.matrices().items():
             assert torch.equal(history[0].layer(name).matrices[matrix], tensor)
-
-
-def test_measures_against_the_dense_product(recorded: Path) -> None:
-    for snapshot in History(recorded / "history"):
-        for layer in snapshot.layers:
-            for head in range(2):
-                matrices = {name: layer.matrices[name][head].double() for name in MATRICES}
-                product = matrices["W_Q"] @ matrices["W_K"].T
-                for name, matrix in matrices.items():
-                    assert layer.measures[f"norm_{name}"][head] == pytest.approx(
-                        float(matrix.square().sum().sqrt()), rel=1e-5
-                    )
-                square = float(product.square().sum())
-                half = (product + product.T) / 2, (product - product.T) / 2
-                expected = (float(half[0].square().sum()) - float(half[1].square().sum())) / square
-                assert layer.measures["symmetry"][head] == pytest.approx(expected, abs=1e-5)
-                shares = torch.linalg.svdvals(product)[:8]
-                shares = shares / shares.sum()
-                rank = math.exp(-float(torch.xlogy(shares, shares).sum()))
-                assert layer.measures["effective_rank"][head] == pytest.approx(rank, rel=1e-4)
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])

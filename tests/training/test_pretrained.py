@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from headloom.api.model_export import export_model
-from headloom.errors import DataError, HeadloomError, InputError
+from headloom.errors import DataError, InputError
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import generate_text, open_run
 from headloom.training.loop import train
@@ -265,31 +265,6 @@ def test_a_classifier(known: bool, tmp_path: Path) -> None:
     learned = open_run(tmp_path / "run")
     found = classify(learned.model, learned.data, ["the cat sat good", "", "the dog sat bad"])
     assert [each and each.label for each in found] == ["pos", None, "neg"]
-
-
-BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"folder": "nowhere"}, "model.folder nowhere: no such folder. Give one with config.json"),
-    ({"kind": "labels", "train": "all.tsv"}, {}, "holds a gpt2; task.kind 'labels' is learned by"),
-    ({"block": 34}, {}, "task.block is 34, the positions of model.folder end at 32. Set"),
-    ({}, {"width": 8}, "unknown key 'model.width'; known are kind, folder, dropout"),
-    ({}, {"kind": "transformer"}, "unknown key 'model.folder'"),
-]
-
-
-@pytest.mark.parametrize(("task", "model", "message"), BAD, ids=lambda each: str(each)[:20])
-def test_mistakes(
-    task: dict[str, Any], model: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    language(tmp_path, *LANGUAGE[0])
-    labelled(tmp_path)
-    whole = {"kind": "language", "file": str(tmp_path / "text.txt"), "block": 8}
-    if "kind" in task:
-        whole = {"folder": str(tmp_path)}
-    with pytest.raises(HeadloomError, match=message.replace("(", r"\(")) as caught:
-        run(config_of({**whole, **task}, {"folder": str(tmp_path / "folder"), **model}),
-            tmp_path / "run")  # fmt: skip
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:

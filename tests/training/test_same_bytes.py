@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
 from tests.forked import Loaded
 from tests.training.conftest import toml
 
@@ -121,11 +120,3 @@ def test_only_the_clock_differs(pair: list[Path]) -> None:
     for report in reports[0] + reports[1]:
         report.pop("seconds")
     assert reports[0] == reports[1]
-
-
-@pytest.mark.slow
-def test_the_library_reads_what_was_written(pair: list[Path]) -> None:
-    for path in pair[0].rglob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                assert file.get_tensor(name).shape == tuple(file.get_slice(name).get_shape())

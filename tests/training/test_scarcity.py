@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.forked import Loaded
-from tests.training.conftest import ConfigMaker, toml
+from tests.training.conftest import ConfigMaker
 from tests.training.test_loop import assert_same, run
 
 from headloom.errors import DataError
@@ -18,76 +17,6 @@ from headloom.formats.run import RunFolder
 from headloom.training.checkpoint import Position
 from headloom.training.loop import train
 from headloom.training.progress import SilentListener
-
-#: Lets `headloom train` have 4 MB more than it holds after step 4. Large blocks of memory come from
-# the #: system, and go back to it: none is there from the steps before.
-LIMITED = """
-import ctypes, resource, sys
-from pathlib import Path
-from headloom.cli import main
-from headloom.training.progress import ConsoleListener
-
-def stepped(self, position, loss, rate):
-    if position.step == 4:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + 4 * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-M_MMAP_THRESHOLD = -3
-assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 18)
-ConsoleListener.stepped = stepped
-main(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
-def test_out_of_memory_is_one_line_and_the_run_goes_on(
-    loaded: Loaded, tiny: ConfigMaker, text_file: Path, tmp_path: Path
-) -> None:
-    """By a real limit: a batch makes tensors of 16 MB, 4 MB are left."""
-
-    def headloom(*arguments: object, program: str | None = None) -> tuple[int, list[str]]:
-        """The exit status, and the lines of standard error."""
-        with loaded.start(*arguments, program=program) as process:
-            _, errors = process.communicate()
-            return process.wait(), errors.decode().splitlines()
-
-    sizes = {"width": 8, "feed_forward": 512}
-    text = tmp_path / "long.txt"
-    text.write_text(text_file.read_text() * 8)
-    config = tiny(
-        model=sizes, batch_tokens=8_192, max_steps=6, checkpoint_every=3, validate_every=3
-    )
-    content = toml(config).replace(str(text_file), str(text))
-    (tmp_path / "c.toml").write_text(content)
-    command = ("train", tmp_path / "c.toml", "--run", tmp_path / "run", "--threads", "1")
-    code, lines = headloom(*command, program=LIMITED)
-    assert code == 2, lines
-    assert not [line for line in lines if "Traceback" in line]
-    assert lines[-1] == (
-        "headloom: step 5: not enough memory. With more of it the same command goes on from step "
-        "3, "
-        "its last checkpoint; or train in another folder, by --run, with smaller batches: --set "
-        "training.batch_tokens=4096 --set training.accumulate=2 (now 8192 and 1)."
-    )
-    folder = RunFolder.open(tmp_path / "run")
-    assert (folder.steps_done(), folder.state) == (3, "training")
-
-    # What the line says is true: smaller batches need another folder, and fit there; with more
-    # memory the run goes on, and ends as one that never stopped.
-    smaller = ("--set", "training.batch_tokens=512", "--set", "training.accumulate=2")
-    code, lines = headloom(*command, *smaller, program=LIMITED)
-    assert "started with another configuration: training." in lines[-1]
-    other = ("train", tmp_path / "c.toml", "--run", tmp_path / "other", "--threads", "1", *smaller)
-    code, lines = headloom(*other, program=LIMITED)
-    assert code == 0, lines
-    for name in ("run", "whole"):
-        code, lines = headloom(
-            "train", tmp_path / "c.toml", "--run", tmp_path / name, "--threads", "1"
-        )
-        assert code == 0, lines
-    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 class AtStep(SilentListener):

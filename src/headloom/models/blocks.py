@@ -19,10 +19,9 @@ from torch.nn.functional import gelu, silu
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.masks import Mask
 from headloom.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
-from headloom.models.configuration import ActivationKind, Architecture, checked_architecture
+from headloom.models.configuration import ActivationKind, Architecture
 from headloom.models.dense import linear_maps
 from headloom.models.dropout import Dropout
-from headloom.models.norms import norm_of, normed
 
 __all__ = [
     "BlockCache",
@@ -30,6 +29,8 @@ __all__ = [
     "EncoderBlock",
     "FeedForward",
     "activated",
+    "closing_norm",
+    "norm_of",
 ]
 
 
@@ -77,7 +78,6 @@ class FeedForward(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        checked_architecture(architecture)
         width, inner, biases = architecture.width, architecture.feed_forward, architecture.biases
         self.rise = nn.Linear(width, inner, bias=biases)
         self.fall = nn.Linear(inner, width, bias=biases)
@@ -101,6 +101,23 @@ class FeedForward(nn.Module):
             hidden = hidden if relu else activated(hidden, self.activation)
         (result,) = linear_maps(hidden, [self.fall])
         return result
+
+
+def norm_of(architecture: Architecture) -> nn.LayerNorm | nn.RMSNorm:
+    """A new norm.
+
+        layer:  (x - mean(x)) / sqrt(var(x) + epsilon) g + b
+        rms:    x / sqrt(mean(x^2) + epsilon) g
+
+    Source: Ba et al. 2016; Zhang and Sennrich 2019, equation 4.
+    """
+    kind = nn.RMSNorm if architecture.normalisation == "rms" else nn.LayerNorm
+    return kind(architecture.width, eps=architecture.norm_epsilon)
+
+
+def closing_norm(architecture: Architecture) -> nn.Module:
+    """What follows the last block: pre-norm blocks leave their sum unnormalised."""
+    return norm_of(architecture) if architecture.norm == "pre" else nn.Identity()
 
 
 def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttention:
@@ -130,13 +147,14 @@ class _Block(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.pre_norm = checked_architecture(architecture).norm == "pre"
+        self.pre_norm = architecture.norm == "pre"
         self.dropout = Dropout(architecture.dropout)
 
     def _add(self, inputs: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
-            return self.dropout.added(inputs, sublayer(normed(norm, inputs)))
-        return normed(norm, self.dropout.added(inputs, sublayer(inputs)))
+            return self.dropout.added(inputs, sublayer(norm(inputs)))
+        result: Tensor = norm(self.dropout.added(inputs, sublayer(inputs)))
+        return result
 
 
 class EncoderBlock(_Block):
@@ -221,11 +239,7 @@ class DecoderBlock(_Block):
         return self._add(outputs, self.feed_forward_norm, self.feed_forward)
 
     def _check_source(self, source: Tensor | None, cache: BlockCache | None) -> None:
-        """Raise an InputError where there is a source too many, or too few, or no cache."""
-        if cache is not None and not isinstance(cache, BlockCache):
-            raise InputError(
-                f"DecoderBlock: cache is {type(cache).__name__}; expected a BlockCache."
-            )
+        """Raise an InputError where there is a source too many, or too few."""
         if self.cross_attention is None and source is not None:
             raise InputError(
                 "DecoderBlock: there is a source, and the block looks at none. Leave it out, or "

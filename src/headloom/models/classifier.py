@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.mechanism.masks import padding
 from headloom.mechanism.shapes import chosen, describe, whole_number
-from headloom.models.blocks import EncoderBlock
+from headloom.models.blocks import EncoderBlock, closing_norm
 from headloom.models.configuration import Architecture, PoolingKind
 from headloom.models.dropout import Dropout
-from headloom.models.embeddings import Embedding, checked_ids
-from headloom.models.norms import closing_norm
+from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
 __all__ = ["Classifier", "pooled", "pooled_parts"]
@@ -41,7 +40,6 @@ def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
         pooling: which of these.
 
     Returns: (batch, width).
-    Raises: InputError: no such pooling.
 
     >>> outputs = torch.tensor([[[1.0], [4.0], [9.0]]])
     >>> pooled(outputs, torch.tensor([[True, True, False]]), "mean")     # (1 + 4) / 2
@@ -52,13 +50,7 @@ def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
         return kept.sum(1) / real.sum(1, keepdim=True)
     if pooling == "max":
         return outputs.masked_fill(~real[..., None], -torch.inf).amax(1)
-    if pooling == "first":
-        return outputs[:, 0]
-    raise _no_such_pooling("pooled", pooling)
-
-
-def _no_such_pooling(operation: str, pooling: str) -> InputError:
-    return InputError(f'{operation}: pooling={pooling!r}; expected "mean", "first" or "max".')
+    return outputs[:, 0]
 
 
 def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
@@ -76,8 +68,6 @@ def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
         return outputs.masked_fill(~real[..., None], 0.0) / real.sum(1)[:, None, None]
     if pooling == "first":
         return outputs * (torch.arange(outputs.shape[1], device=outputs.device) == 0)[:, None]
-    if pooling != "max":
-        raise _no_such_pooling("pooled_parts", pooling)
     seen = outputs.masked_fill(~real[..., None], -torch.inf)
     chosen = seen == seen.amax(1, keepdim=True)
     return outputs * chosen / chosen.sum(1, keepdim=True)
@@ -93,7 +83,6 @@ class Classifier(Predictor):
         pooling: how the outputs become one vector, see `pooled`. "mean" is the default: each
             position has the same way to the class, so that gradients reach all words from the
             first step, and no position must be learned to collect them.
-        frozen: whether the embeddings stay as they are.
         padding: the id that fills short sequences; never looked at, never pooled.
     """
 
@@ -106,7 +95,6 @@ class Classifier(Predictor):
         architecture: Architecture,
         *,
         pooling: PoolingKind = "mean",
-        frozen: bool = False,
         padding: int = 0,
     ) -> None:
         super().__init__()
@@ -119,7 +107,6 @@ class Classifier(Predictor):
         self.padding = whole_number("Classifier", "padding", padding)
         chosen("Classifier", "pooling", pooling, get_args(PoolingKind))
         self.pooling = pooling
-        self.embedding.tokens.weight.requires_grad_(not frozen)
         self.encoder = nn.ModuleList(
             EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
         )
@@ -134,7 +121,7 @@ class Classifier(Predictor):
 
         Raises: InputError: ids that are none, or a text of padding alone.
         """
-        real = checked_ids("the tokens", tokens) != self.padding
+        real = tokens != self.padding
         if not bool(real.any(1).all()):
             raise InputError(
                 f"the tokens are {describe(tokens)}, and a text of them has no token but padding. "

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from headloom.errors import InputError
 from headloom.mechanism.multihead import RelativeKind, WeightsKind
 from headloom.mechanism.positions import check_buckets
-from headloom.mechanism.rotary import RotaryScaling, checked_base, checked_scaling
-from headloom.mechanism.shapes import chosen, finite_number, whole_number
+from headloom.mechanism.rotary import RotaryScaling, checked_scaling
 
 __all__ = [
     "ActivationKind",
@@ -20,7 +19,6 @@ __all__ = [
     "NormalisationKind",
     "PoolingKind",
     "PositionKind",
-    "checked_architecture",
 ]
 
 PositionKind = Literal[
@@ -30,31 +28,6 @@ PoolingKind = Literal["mean", "first", "max"]
 NormalisationKind = Literal["layer", "rms"]
 FeedForwardKind = Literal["plain", "gated"]
 ActivationKind = Literal["relu", "gelu", "gelu-tanh", "silu"]
-
-
-#: The words that each choice may be.
-_CHOICES: dict[str, Any] = {
-    "positions": PositionKind,
-    "norm": Literal["pre", "post"],
-    "normalisation": NormalisationKind,
-    "feed_forward_kind": FeedForwardKind,
-    "activation": ActivationKind,
-    "weights": WeightsKind,
-}
-#: The smallest that each size may be.
-_SIZES = {
-    "width": 1,
-    "heads": 1,
-    "kv_heads": 1,
-    "feed_forward": 1,
-    "encoder_layers": 0,
-    "decoder_layers": 1,
-    "clip": 0,
-    "buckets": 1,
-    "max_distance": 1,
-    "depth": 1,
-    "max_length": 1,
-}
 
 
 @dataclass(frozen=True)
@@ -122,11 +95,15 @@ class Architecture:
     weights: WeightsKind = "learned"
 
     def __post_init__(self) -> None:
-        self._check_types()
         if self.depth is None and self.width % self.heads:
             raise InputError(
                 f"model.width {self.width} does not split into model.heads = {self.heads}. "
                 "Choose a multiple."
+            )
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise InputError(
+                f"model.kv_heads {self.kv_heads} does not divide model.heads = {self.heads}. "
+                "Choose a divisor, or leave model.kv_heads out."
             )
         depth = self.depth or self.width // self.heads
         if self.positions == "rotary" and depth % 2:
@@ -135,39 +112,19 @@ class Architecture:
                 "coordinates, an odd number, and rotary positions turn them in pairs. Choose a "
                 f"model.width that is a multiple of {2 * self.heads}."
             )
+        if self.rotary_scaling is not None and self.positions != "rotary":
+            raise InputError(
+                f'model.rotary_scaling with model.positions "{self.positions}", which turns '
+                'nothing. Choose "rotary", or leave it out.'
+            )
+        checked_scaling("model.rotary_scaling", self.rotary_scaling, self.rotary_base)
+        if self.positions == "buckets":
+            for both in (True, False):  # an encoder's layers, and a decoder's
+                check_buckets("model.buckets", self.buckets, self.max_distance, bidirectional=both)
         if self.weights == "uniform" and self.relative != "none":
             raise InputError(
                 f'model.weights "uniform" with model.positions "{self.positions}": these positions '
                 'act on the weights. Choose "sinusoidal", "learned" or "none".'
-            )
-
-    def _check_types(self) -> None:
-        """Raise an InputError where a size is no whole number, or a choice none of its words."""
-        name = "Architecture"
-        for size, least in _SIZES.items():
-            number = getattr(self, size)
-            if number is not None or size not in ("kv_heads", "depth"):
-                whole_number(name, f"model.{size}", number, least)
-        for choice, words in _CHOICES.items():
-            chosen(name, f"model.{choice}", getattr(self, choice), get_args(words))
-        for probability in ("dropout", "attention_dropout"):
-            finite_number(name, f"model.{probability}", getattr(self, probability), 0, 1)
-        finite_number(name, "model.norm_epsilon", self.norm_epsilon, 0)
-        checked_base(f"{name}: model.rotary_base", self.rotary_base)
-        checked_scaling(f"{name}: model.rotary_scaling", self.rotary_scaling, self.rotary_base)
-        if self.rotary_scaling is not None and self.positions != "rotary":
-            raise InputError(
-                f'{name}: model.rotary_scaling with model.positions "{self.positions}", which '
-                'turns nothing. Choose "rotary", or leave it out.'
-            )
-        if self.positions == "buckets":
-            for both in (True, False):  # an encoder's layers, and a decoder's
-                check_buckets("model.buckets", self.buckets, self.max_distance, bidirectional=both)
-        heads, kv_heads = self.heads, self.kv_heads
-        if kv_heads is not None and heads % kv_heads:
-            raise InputError(
-                f"model.kv_heads {kv_heads} does not divide model.heads = {heads}. Choose "
-                "a divisor, or leave model.kv_heads out."
             )
 
     @classmethod
@@ -210,12 +167,3 @@ class Architecture:
         if self.positions in ("shaw", "shaw-keys", "alibi", "buckets", "rotary"):
             return self.positions
         return "none"
-
-
-def checked_architecture(architecture: object) -> Architecture:
-    """What a model or a part of one is made by; an InputError where it is something else."""
-    if not isinstance(architecture, Architecture):
-        raise InputError(
-            f"a model of architecture {type(architecture).__name__}; expected an Architecture."
-        )
-    return architecture

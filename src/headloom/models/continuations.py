@@ -1,4 +1,7 @@
-"""The likeliest next tokens of some hypotheses, without a pass that sorts the whole vocabulary."""
+"""The likeliest next tokens of some hypotheses, and the places that they come to in a batch.
+
+Neither sorts a whole vocabulary, nor copies more of the caches than it must.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from torch import Tensor
 
 from headloom.models import dense
 
-__all__ = ["best_continuations", "largest"]
+__all__ = ["best_continuations", "closed_up", "in_place", "largest"]
 
 #: Columns whose largest number stands for them when the largest of a row are looked for.
 _PIECE = 64
@@ -67,3 +70,32 @@ def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
     totals = scores[:, :, None] + logs.view(sources, beam, few)
     best, places = totals.flatten(1).topk(count)
     return best, places // few, tokens.view(sources, -1).gather(1, places)
+
+
+def in_place(parents: list[int]) -> list[int]:
+    """Of each place of a beam, which child comes there: the first of the parent that was there,
+    or, where that has none, one whose parent's place is taken.
+
+    >>> in_place([2, 2, 0])
+    [2, 1, 0]
+    """
+    places = [-1] * len(parents)
+    others = []
+    for child, parent in enumerate(parents):
+        if places[parent] < 0:
+            places[parent] = child
+        else:
+            others.append(child)
+    return [others.pop(0) if child < 0 else child for child in places]
+
+
+def closed_up(rows: list[int]) -> list[int]:
+    """Rows that go on, the last ones in the places of those that do not.
+
+    >>> closed_up([0, 2, 3, 5])
+    [0, 5, 2, 3]
+    """
+    count = len(rows)
+    beyond = [row for row in rows if row >= count]
+    staying = set(rows) - set(beyond)
+    return [row if row in staying else beyond.pop() for row in range(count)]

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from headloom.errors import InputError
-from headloom.mechanism.shapes import whole_number
 from headloom.models.image_attention import ImageSelfAttention
-from headloom.models.image_classifier import ImageClassifier, ImageShape, convolved
+from headloom.models.image_classifier import ImageClassifier, ImageShape
 
 __all__ = ["ConvolutionalClassifier", "Convolutions", "Region"]
 
@@ -24,10 +23,6 @@ class Region:
     column: int
     rows: int
     columns: int
-
-    def __post_init__(self) -> None:
-        for name in ("row", "column", "rows", "columns"):
-            whole_number("Region", name, getattr(self, name))
 
     def of(self, features: Tensor) -> Tensor:
         """The features in the rectangle, (batch, channels, rows, columns)."""
@@ -75,18 +70,6 @@ class Convolutions:
     region: Region | None = None
 
     def __post_init__(self) -> None:
-        for name in ("channels", "halved"):
-            if not isinstance(getattr(self, name), tuple | list):
-                raise InputError(
-                    f"model.{name} is {getattr(self, name)!r}; expected several whole numbers."
-                )
-        attention = () if self.attention is None else (self.attention,)
-        for number in (*self.channels, *self.halved, *attention):
-            whole_number(
-                "Convolutions", "a number of model.channels, .halved or .attention", number
-            )
-        if self.region is not None and not isinstance(self.region, Region):
-            raise InputError(f"model.region is {self.region!r}; expected a Region.")
         if not self.channels or min(self.channels) < 1:
             raise InputError(
                 f"model.channels {list(self.channels)}: give the channels of one convolution at "
@@ -100,10 +83,6 @@ class Convolutions:
                         f"model.{name} {place}: model.channels has convolutions 1 to {layers}. "
                         "Choose one of these."
                     )
-        if len(set(self.halved)) < len(self.halved):
-            raise InputError(
-                f"model.halved {list(self.halved)}: one of them stands there twice. Name each once."
-            )
 
     def sizes_after(self, shape: ImageShape) -> tuple[int, int]:
         """Rows and columns of the last features. Raises: InputError: nothing is left."""
@@ -131,10 +110,6 @@ class ConvolutionalClassifier(ImageClassifier):
     """
 
     def __init__(self, shape: ImageShape, classes: int, convolutions: Convolutions) -> None:
-        if not isinstance(convolutions, Convolutions):
-            raise InputError(
-                f"a model of {type(convolutions).__name__}; expected Convolutions, its choices."
-            )
         super().__init__(shape, classes, convolutions.channels[-1])
         rows, columns = convolutions.sizes_after(shape)
         if convolutions.region is not None:
@@ -165,7 +140,7 @@ class ConvolutionalClassifier(ImageClassifier):
         features = images
         layers = zip(self.convolutions, self.norms, strict=True)
         for number, (convolution, norm) in enumerate(layers, 1):
-            features = relu(norm(convolved(convolution, features)))
+            features = relu(norm(convolution(features)))
             if self.attention is not None and number == self.choices.attention:
                 features = self.attention(features)
             if number in self.choices.halved:

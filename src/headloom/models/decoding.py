@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.mechanism.shapes import finite_number, whole_number
 from headloom.models.blocks import BlockCache
-from headloom.models.cache_places import closed_up, in_place
-from headloom.models.continuations import best_continuations
-from headloom.models.embeddings import checked_ids
-from headloom.models.sampling import checked_share, draw
+from headloom.models.continuations import best_continuations, closed_up, in_place
+from headloom.models.sampling import draw
 
 __all__ = [
     "DecodingState",
@@ -29,7 +26,6 @@ __all__ = [
     "WithoutTokens",
     "beam_hypotheses",
     "beam_search",
-    "checked_state",
     "greedy",
     "sample",
 ]
@@ -62,20 +58,6 @@ class DecodingState:
             self.source = self.source[sources]
         if sources is not None and self.source_real is not None:
             self.source_real = self.source_real[sources]
-
-
-def checked_state(state: object, blocks: int) -> DecodingState:
-    """The state of a model of so many blocks; an InputError where it is none."""
-    if not isinstance(state, DecodingState):
-        raise InputError(
-            f"step: the state is {type(state).__name__}; expected what the model's start() gives."
-        )
-    if len(state.caches) != blocks:
-        raise InputError(
-            f"step: the state is of {len(state.caches)} blocks, the model has {blocks}. Give what "
-            "this model's start() gives."
-        )
-    return state
 
 
 class Stepper(Protocol):
@@ -147,7 +129,7 @@ def greedy(
 
     Returns: one hypothesis a sequence.
     """
-    limits, length = _limits(max_length, batch, start=start, end=end), 0
+    limits, length = _limits(max_length, batch), 0
     tokens: list[list[int]] = [[] for _ in range(batch)]
     scores = [0.0] * batch
     alive = list(range(batch))
@@ -221,22 +203,14 @@ def beam_hypotheses(
     has ended at the greatest length, they are cut there.
 
     Args:
-        model: what gives logits.
-        state: fresh from the model's start(); used up.
-        batch: number of sequences.
-        start: the id that every sequence begins with.
-        end: the id that ends one.
-        max_length: tokens after which a sequence is cut: of all, or of each.
+        model, state, batch, start, end, max_length, progress: see `greedy`.
         beam: hypotheses kept at every step.
         length_penalty: 0 ranks by probability alone and so prefers short ones.
-        progress: told how many tokens the hypotheses have that go on.
 
     Returns: of each sequence, those that ended, as many as the beam holds at most; fewer where the
         greatest length came first.
     """
-    beam = whole_number("beam_search", "beam", beam, 1)
-    length_penalty = finite_number("beam_search", "length_penalty", length_penalty, 0)
-    limits, length = _limits(max_length, batch, start=start, end=end), 0
+    limits, length = _limits(max_length, batch), 0
     finished: list[list[Hypothesis]] = [[] for _ in range(batch)]
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
     # Every sequence starts as one hypothesis; the others are impossible until the first step.
@@ -288,15 +262,9 @@ def beam_hypotheses(
     ]
 
 
-def _limits(max_length: int | Sequence[int], batch: int, **ids: int) -> list[int]:
-    """The greatest length of each sequence.
-
-    Raises: InputError: none may have a token; ids, by their names, that are no whole numbers.
-    """
-    for name, number in {"batch": batch, **ids}.items():
-        whole_number("decoding", name, number)
-    given = list(max_length) if isinstance(max_length, Sequence) else [max_length] * batch
-    limits = [whole_number("decoding", "max_length", limit) for limit in given]
+def _limits(max_length: int | Sequence[int], batch: int) -> list[int]:
+    """The greatest length of each sequence. Raises: InputError: none may have a token."""
+    limits = list(max_length) if isinstance(max_length, Sequence) else [max_length] * batch
     if len(limits) != batch or any(limit < 1 for limit in limits):
         raise InputError(
             f"max_length is {max_length} for {batch} sequences; expected a number for each, or for "
@@ -359,12 +327,7 @@ def sample(
 
     Returns: the drawn ids, (batch, at most length).
     """
-    temperature = finite_number("sample", "temperature", temperature, 0)
-    top = None if top is None else whole_number("sample", "top", top, 1, None)
-    top_p = None if top_p is None else checked_share("sample", "top_p", top_p)
-    length = whole_number("sample", "length", length, 0)
-    end = None if end is None else whole_number("sample", "end", end)
-    if checked_ids("the tokens of the prompt", prompt).shape[1] < 1:
+    if not prompt.shape[1]:
         raise InputError("the prompt is empty; give at least one token.")
     drawn: list[Tensor] = []
     last = prompt

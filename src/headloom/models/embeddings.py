@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
-from headloom.errors import InputError, ShapeError
+from headloom.errors import InputError
 from headloom.mechanism.constants import WithConstants
 from headloom.mechanism.positions import sinusoidal
-from headloom.mechanism.shapes import describe, whole_number
-from headloom.models.configuration import Architecture, checked_architecture
+from headloom.models.blocks import norm_of
+from headloom.models.configuration import Architecture
 from headloom.models.dropout import Dropout
-from headloom.models.norms import norm_of
 
-__all__ = ["Embedding", "checked_ids"]
-
-
-def checked_ids(name: str, ids: Tensor) -> Tensor:
-    """Ids (batch, positions), or the error that says why they are none."""
-    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise InputError(
-            f"{name} are {kind}; expected ids, a tensor of torch.int64, (batch, positions)."
-        )
-    if ids.ndim != 2:
-        raise ShapeError(
-            f"{name} are {describe(ids)}; expected (batch, positions). Of one text, give ids[None]."
-        )
-    return ids
+__all__ = ["Embedding"]
 
 
 def _rows(table: nn.Embedding, name: str, ids: Tensor) -> Tensor:
@@ -69,9 +53,7 @@ class Embedding(WithConstants):
         normed: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        vocabulary = whole_number("Embedding", "vocabulary", vocabulary, 1)
-        segments = whole_number("Embedding", "segments", segments, 0)
-        self.architecture = checked_architecture(architecture)
+        self.architecture = architecture
         width = architecture.width
         self.tokens = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.tokens.weight, std=1 / math.sqrt(width))
@@ -102,9 +84,9 @@ class Embedding(WithConstants):
             segments: of each token, as ids; None: all are of segment 0.
 
         Returns: (batch, positions, width).
-        Raises: InputError: ids that are none, or more than there are positions.
+        Raises: InputError: ids that the model does not know, or more than there are positions.
         """
-        vectors = _rows(self.tokens, "the tokens", checked_ids("the tokens", ids))
+        vectors = _rows(self.tokens, "the tokens", ids)
         if self.architecture.scaled_embeddings:
             vectors = vectors * self.architecture.embedding_factor
         end = offset + ids.shape[1]
@@ -126,11 +108,6 @@ class Embedding(WithConstants):
             if segments is None:
                 vectors = vectors + first
             else:
-                if checked_ids("the segments", segments).shape != ids.shape:
-                    raise ShapeError(
-                        f"the segments are {describe(segments)}, the tokens {describe(ids)}. Give "
-                        "one for each token."
-                    )
                 vectors = vectors + _rows(self.segments, "the segments", segments)
         result: Tensor = self.dropout(self.norm(vectors))
         return result

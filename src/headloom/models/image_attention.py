@@ -20,8 +20,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.attention_layer import AttentionLayer
 from headloom.mechanism.grid import Grid
-from headloom.mechanism.shapes import describe, whole_number
-from headloom.models.image_classifier import check_images, convolved
+from headloom.mechanism.shapes import describe
 
 __all__ = ["ImageSelfAttention", "learned_weight"]
 
@@ -71,14 +70,8 @@ class ImageSelfAttention(AttentionLayer):
         spectral_norm: bool = True,
     ) -> None:
         super().__init__(heads=1, kv_heads=1, kind="encoder")
-        name = "ImageSelfAttention"
-        channels = whole_number(name, "channels", channels)
-        inner = max(channels // 8, 1)
-        if inner_channels is not None:
-            inner = whole_number(name, "inner_channels", inner_channels)
-        values = inner
-        if value_channels is not None:
-            values = whole_number(name, "value_channels", value_channels)
+        inner = max(channels // 8, 1) if inner_channels is None else inner_channels
+        values = inner if value_channels is None else value_channels
         if min(channels, inner, values) < 1:
             raise InputError(
                 f"ImageSelfAttention: {channels} channels, {inner} of queries and keys, {values} "
@@ -104,7 +97,6 @@ class ImageSelfAttention(AttentionLayer):
         Raises: ShapeError: other channels or dimensions, no places, or odd sizes that are to be
             pooled.
         """
-        check_images("ImageSelfAttention", images)
         if images.ndim != 4 or images.shape[1] != self.channels or not all(images.shape[2:]):
             raise ShapeError(
                 f"ImageSelfAttention: the images are {describe(images)}; expected (batch, "
@@ -116,7 +108,7 @@ class ImageSelfAttention(AttentionLayer):
                 f"ImageSelfAttention: {rows} x {columns} places do not split into 2 x 2; pad the "
                 "images to even sizes, or choose pooled=False."
             )
-        keys, values = convolved(self.f, images), self.h(images)
+        keys, values = self.f(images), self.h(images)
         places = Grid(rows, columns)
         looked_at = places
         if self.pooled:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.shapes import describe, real_tensor, whole_number
+from headloom.mechanism.shapes import describe, whole_number
 from headloom.models.predictor import Predictor
 
-__all__ = ["ImageClassifier", "ImageShape", "check_images", "convolved"]
+__all__ = ["ImageClassifier", "ImageShape"]
 
 
 @dataclass(frozen=True)
@@ -29,38 +29,13 @@ class ImageShape:
             whole_number("ImageShape", name, getattr(self, name), 1)
 
     def check(self, images: Tensor) -> None:
-        """Raise an InputError where images are no numbers, or not of this size."""
-        check_images("the model", images)
+        """Raise an InputError where images are not of this size."""
         expected = (self.channels, self.rows, self.columns)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ShapeError(
                 f"the images are {describe(images)}; this model reads (batch, {self.channels}, "
                 f"{self.rows}, {self.columns}). Give images of that size."
             )
-
-
-def check_images(name: str, images: Tensor) -> None:
-    """Raise an InputError where images are no tensor of numbers with fractions."""
-    if not real_tensor(name, "images", images).is_floating_point():
-        raise InputError(
-            f"{name}: images are {images.dtype}; expected a floating-point type. Convert them, as "
-            "in images.float() / 255."
-        )
-
-
-def convolved(convolution: nn.Module, images: Tensor) -> Tensor:
-    """The first convolution of images. Raises: InputError: another type, or device, than its."""
-    try:
-        features: Tensor = convolution(images)
-    except RuntimeError:
-        weight = next(convolution.parameters())
-        if (images.dtype, images.device) == (weight.dtype, weight.device):
-            raise
-        raise InputError(
-            f"the images are {images.dtype} on {images.device}, the model {weight.dtype} on "
-            f"{weight.device}. Convert one of them, as in images.to({weight.dtype})."
-        ) from None
-    return features
 
 
 class ImageClassifier(Predictor):
@@ -74,8 +49,6 @@ class ImageClassifier(Predictor):
 
     def __init__(self, shape: ImageShape, classes: int, width: int) -> None:
         super().__init__()
-        if not isinstance(shape, ImageShape):
-            raise InputError(f"images of {shape!r}; expected an ImageShape.")
         if whole_number(type(self).__name__, "classes", classes) < 2:
             raise InputError(f"{classes} class: there is nothing to tell apart. Give two or more.")
         self.shape = shape

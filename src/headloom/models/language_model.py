@@ -6,12 +6,11 @@ from torch import Tensor, nn
 
 from headloom.mechanism.masks import causal
 from headloom.mechanism.shapes import whole_number
-from headloom.models.blocks import BlockCache, DecoderBlock
+from headloom.models.blocks import BlockCache, DecoderBlock, closing_norm
 from headloom.models.configuration import Architecture
-from headloom.models.decoding import DecodingState, checked_state
+from headloom.models.decoding import DecodingState
 from headloom.models.dense import linear_maps
 from headloom.models.embeddings import Embedding
-from headloom.models.norms import closing_norm
 from headloom.models.predictor import Predictor
 
 __all__ = ["LanguageModel"]
@@ -81,7 +80,6 @@ class LanguageModel(Predictor):
 
         Returns: (batch, new positions, vocabulary).
         """
-        state = checked_state(state, len(self.decoder))
         outputs = self.embedding(tokens, offset=state.position)
         mask = causal(offset=state.position)
         for block, cache in zip(self.decoder, state.caches, strict=True):

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.mechanism.parts import in_float64
-from headloom.mechanism.shapes import finite_number
 
-__all__ = ["among_likeliest", "checked_share", "draw", "nucleus"]
+__all__ = ["draw", "nucleus"]
 
 
 def draw(
@@ -25,32 +24,23 @@ def draw(
     Args:
         logits: (batch, vocabulary).
         temperature: 0 takes the likeliest.
-        top: see `among_likeliest`; None: all.
+        top: of the so many likeliest; None: all.
         top_p: see `nucleus`, of what the two others leave; None: all.
         generator: of the random numbers.
 
     Returns: ids, (batch, 1).
+    Source: Fan et al. 2018, "Hierarchical Neural Story Generation", for top.
     """
     if temperature < 1e-6:  # 0, or too small to divide by
         return logits.argmax(-1, keepdim=True)
-    if top is not None:
-        logits = among_likeliest(logits, top)
+    if top is not None and top < logits.shape[-1]:
+        likeliest, places = logits.topk(top)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, places, likeliest)
     # As a number of the logits' type: a logit of -infinity by an infinite one is none.
     logits = logits / min(temperature, torch.finfo(logits.dtype).max)
     if top_p is not None:
         logits = nucleus(logits, top_p)
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)
-
-
-def among_likeliest(logits: Tensor, count: int) -> Tensor:
-    """The logits of the so many likeliest tokens of each row; those of all others are -infinity.
-
-    Source: Fan et al. 2018, "Hierarchical Neural Story Generation".
-    """
-    if count >= logits.shape[-1]:
-        return logits
-    likeliest, places = logits.topk(count)
-    return torch.full_like(logits, -torch.inf).scatter(-1, places, likeliest)
 
 
 def nucleus(logits: Tensor, share: float) -> Tensor:
@@ -73,18 +63,11 @@ def nucleus(logits: Tensor, share: float) -> Tensor:
     >>> nucleus(torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), 0.7).softmax(-1)
     tensor([0.6250, 0.3750, 0.0000, 0.0000])
     """
-    share = checked_share("nucleus", "share", share)
+    if not 0 < share <= 1:
+        raise InputError(f"nucleus: share is {share}; expected a number above 0, 1 at most.")
     if share == 1:  # what rounding leaves of the sum must not cut off the rarest
         return logits
     ordered, places = in_float64(logits).softmax(-1).sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     kept = torch.zeros_like(before, dtype=torch.bool).scatter(-1, places, before < share)
     return logits.masked_fill(~kept.to(logits.device), -torch.inf)
-
-
-def checked_share(operation: str, name: str, share: object) -> float:
-    """A share of a whole, above 0 and 1 at most, as a Python float; else an InputError."""
-    number = finite_number(operation, name, share)
-    if not 0 < number <= 1:
-        raise InputError(f"{operation}: {name} is {share}; expected a number above 0, 1 at most.")
-    return number

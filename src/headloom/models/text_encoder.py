@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.mechanism.masks import padding
 from headloom.mechanism.shapes import chosen, whole_number
-from headloom.models.blocks import EncoderBlock, activated
+from headloom.models.blocks import EncoderBlock, activated, closing_norm, norm_of
 from headloom.models.configuration import Architecture
 from headloom.models.dropout import Dropout
-from headloom.models.embeddings import Embedding, checked_ids
-from headloom.models.norms import closing_norm, norm_of
+from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
 __all__ = ["EncoderHead", "TextEncoder"]
@@ -89,7 +88,7 @@ class TextEncoder(Predictor):
 
         Args: tokens: ids, (batch, positions); segments: likewise, or None: all are of the first.
         """
-        real = checked_ids("the tokens", tokens) != self.padding
+        real = tokens != self.padding
         mask = None if bool(real.all()) else padding(real)
         outputs = self.embedding(tokens, segments=segments)
         for block in self.encoder:

@@ -7,12 +7,11 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.mechanism.masks import Mask, causal, padding
 from headloom.mechanism.shapes import whole_number
-from headloom.models.blocks import BlockCache, DecoderBlock, EncoderBlock
+from headloom.models.blocks import BlockCache, DecoderBlock, EncoderBlock, closing_norm
 from headloom.models.configuration import Architecture
-from headloom.models.decoding import DecodingState, checked_state
+from headloom.models.decoding import DecodingState
 from headloom.models.dense import linear_maps
-from headloom.models.embeddings import Embedding, checked_ids
-from headloom.models.norms import closing_norm
+from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
 __all__ = ["Transformer"]
@@ -57,7 +56,7 @@ class Transformer(Predictor):
 
     def source_mask(self, source: Tensor) -> Mask | None:
         """The mask that hides padding, or None where there is none."""
-        real = checked_ids("the source tokens", source) != self.padding
+        real = source != self.padding
         return None if bool(real.all()) else padding(real)
 
     def encode(self, source: Tensor, mask: Mask | None) -> Tensor:
@@ -116,7 +115,6 @@ class Transformer(Predictor):
 
         Returns: (batch, new positions, vocabulary).
         """
-        state = checked_state(state, len(self.decoder))
         source_mask = None if state.source_real is None else padding(state.source_real)
         outputs = self.target_embedding(tokens, offset=state.position)
         mask = causal(offset=state.position)

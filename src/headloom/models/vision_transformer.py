@@ -18,13 +18,12 @@ from headloom.errors import InputError
 from headloom.mechanism.constants import WithConstants
 from headloom.mechanism.grid import Grid
 from headloom.mechanism.positions import sinusoidal
-from headloom.mechanism.shapes import chosen, whole_number
+from headloom.mechanism.shapes import chosen
 from headloom.mechanism.watching import layers_of
-from headloom.models.blocks import EncoderBlock
-from headloom.models.configuration import Architecture, checked_architecture
+from headloom.models.blocks import EncoderBlock, closing_norm
+from headloom.models.configuration import Architecture
 from headloom.models.dropout import Dropout
-from headloom.models.image_classifier import ImageClassifier, ImageShape, convolved
-from headloom.models.norms import closing_norm
+from headloom.models.image_classifier import ImageClassifier, ImageShape
 
 __all__ = ["ReadOut", "VisionTransformer"]
 
@@ -57,7 +56,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
         patch: tuple[int, int] = (4, 4),
         read: ReadOut = "class token",
     ) -> None:
-        super().__init__(shape, classes, checked_architecture(architecture).width)
+        super().__init__(shape, classes, architecture.width)
         chosen("VisionTransformer", "read", read, get_args(ReadOut))
         self.architecture, self.read = architecture, read
         self.grid = _grid(shape, patch, before=int(read == "class token"))
@@ -94,7 +93,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
     def outputs(self, images: Tensor) -> Tensor:
         """(batch, width), of images (batch, channels, rows, columns)."""
         self.shape.check(images)
-        vectors = convolved(self.patches, images).flatten(2).transpose(1, 2)
+        vectors = self.patches(images).flatten(2).transpose(1, 2)
         if self.grid.before:
             first = self.class_token.expand(len(images), 1, -1)
             vectors = torch.cat((first, vectors), 1)
@@ -110,10 +109,6 @@ class VisionTransformer(ImageClassifier, WithConstants):
 
 
 def _grid(shape: ImageShape, patch: tuple[int, int], before: int) -> Grid:
-    if not isinstance(patch, tuple | list) or len(patch) != 2:
-        raise InputError(f"model.patch is {patch!r}; expected its rows and columns, as (4, 4).")
-    for side in patch:
-        whole_number("VisionTransformer", "model.patch", side)
     if min(patch) < 1 or shape.rows % patch[0] or shape.columns % patch[1]:
         raise InputError(
             f"model.patch {list(patch)}: images of {shape.rows} x {shape.columns} pixels do not "

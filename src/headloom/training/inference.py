@@ -29,7 +29,6 @@ __all__ = [
     "open_classifier",
     "open_run",
     "open_translator",
-    "text_writer",
 ]
 
 
@@ -93,9 +92,8 @@ def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
     if folder.monitored() is not None:
         raise InputError(
             f"{folder.path}: a training that headloom.monitor watched: it holds what the heads "
-            f"did, "
-            "not the model. `headloom view` and `headloom heads` read it; give the model itself "
-            "here."
+            "did, not the model. `headloom view` and `headloom heads` read it; give the model "
+            "itself here."
         )
     config = check_config(folder.config(), str(folder.path / "config.json"))
     if data is not None and config.task.place is None:
@@ -110,22 +108,12 @@ def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
             "train it again."
         )
     model = build_model(config, description)
-    if not folder.best.exists() and folder.state == "finished":
-        raise DataError(
-            f"{folder.path}: this run is finished, but its {folder.best.name} is missing. Put a "
-            "copy back, or train again in another folder with --run."
-        )
     if not folder.best.exists():
         raise DataError(
-            f"{folder.path}: this run has kept no weights yet; they come with its first "
-            "validation. Let it train on."
+            f"{folder.path}: no {folder.best.name} is there; it comes with the first validation. "
+            "Let the run train on, or put a copy back."
         )
-    step = load_weights(folder.best, model).get("step")
-    if type(step) is not int or step < 0:
-        raise DataError(
-            f"{folder.best}: this checkpoint is damaged: its notes do not say at which step it was "
-            "kept. Restore it from a copy, or train the run again."
-        )
+    step = int(load_weights(folder.best, model)["step"])
     nn.Module.eval(model)
     return TrainedRun(folder, config, description, model, step)
 
@@ -144,16 +132,6 @@ def open_translator(path: Path | str) -> TrainedRun:
     if not run.translates:
         raise InputError(f"{path}: {other_kind(run.model, 'translate', 'a translator')}")
     return run
-
-
-def text_writer(model: LanguageModel, vocabulary: Vocabulary) -> Stepper:
-    """A language model that writes text alone: no token that is no part of one, as an end, which a
-    model that learns one long text is never taught, and which label smoothing makes likely.
-    """
-    if isinstance(vocabulary, PretrainedVocabulary):
-        return model  # its texts had ends
-    specials = (index for index in range(len(vocabulary)) if vocabulary.is_special(index))
-    return WithoutTokens(model, *specials)
 
 
 def generate_text(
@@ -183,19 +161,19 @@ def generate_text(
     if not ids:
         raise InputError("the prompt is empty; give at least one character.")
     room = run.model.architecture.room
-    if room is not None and len(ids) > room:
-        raise InputError(
-            f"the prompt has {len(ids):,} tokens, the model's positions end at {room:,}. Give a "
-            "shorter one, or train with a larger model.max_length."
-        )
     # The last token that is drawn is not read.
-    if room is not None and length > room - len(ids) + 1:
+    if room is not None and len(ids) + length > room + 1:
         raise InputError(
-            f"--length {length}: after a prompt of {len(ids):,} tokens the model's positions end "
-            f"at {room:,}. Give --length {room - len(ids) + 1} or less."
+            f"a prompt of {len(ids):,} tokens and {length:,} more: the model's positions end at "
+            f"{room:,}. Give a shorter prompt, or a smaller --length."
         )
+    words = run.vocabulary
+    writer: Stepper = run.model
+    if not isinstance(words, PretrainedVocabulary):
+        # It was never taught an end, which label smoothing makes likely.
+        writer = WithoutTokens(run.model, *(i for i in range(len(words)) if words.is_special(i)))
     drawn = sample(
-        text_writer(run.model, run.vocabulary),
+        writer,
         run.model.start(),
         torch.tensor([ids]),
         length=length,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject
@@ -67,11 +67,6 @@ def read_pretrained(folder: Path) -> Pretrained:
     """Read a folder. Raises: HeadloomError: see `headloom.from_huggingface`; or its tokens are
     others.
     """
-    if not folder.is_dir():
-        raise DataError(
-            f"model.folder {folder}: no such folder. Give one with config.json, safetensors and "
-            "tokenizer.json, as save_pretrained of Transformers writes it."
-        )
     settings = Settings.read(folder)
     model = load_model(folder, settings)
     tokenizer = read_tokenizer(folder)
@@ -148,25 +143,20 @@ def fill_pretrained(model: Predictor, folder: Path, data: DataDescription) -> No
     by their names in its config.json; likewise a pooler that the folder lacks.
     """
     read = read_pretrained(folder)
-    given: dict[str, Any] = dict(read.model.named_parameters())
+    given: dict[str, Tensor] = dict(read.model.named_parameters())
     if isinstance(model, TextEncoder):
         names = read.settings.raw("id2label")
         classes = {str(place): name for place, name in enumerate(classes_of(data))}
-        if (
-            names != classes
-            or not isinstance(read.model, TextEncoder)
-            or (read.model.head != "classes")
-        ):
+        scores = isinstance(read.model, TextEncoder) and read.model.head == "classes"
+        if names != classes or not scores:
             given = {name: value for name, value in given.items() if not name.startswith("output")}
         given = {name: value for name, value in given.items() if not name.startswith("transform")}
     own = dict(model.named_parameters())
-    new = [name for name in own if name not in given]
-    unknown = [name for name in given if name not in own]
-    if unknown or any(name.split(".")[0] not in ("pooler", "output") for name in new):
+    new = {name.split(".")[0] for name in own if name not in given}
+    shapes = {name: own[name].shape for name in given if name in own}
+    if not new <= {"pooler", "output"} or shapes != {n: v.shape for n, v in given.items()}:
         raise DataError(f"{folder}: this is not the model that the run began from any more.")
     for name, value in given.items():
-        if own[name].shape != value.shape:
-            raise DataError(f"{folder}: this is not the model that the run began from any more.")
         own[name].copy_(value)
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from headloom.errors import DataError
 from headloom.formats.files import JsonObject, read_text
+from headloom.formats.manifest import misfit
 from headloom.models.huggingface.tokens import NamedTokens
 from headloom.training.text import Vocabulary
 
@@ -17,6 +18,8 @@ __all__ = ["NO_TOKEN", "PretrainedVocabulary"]
 
 #: The id of a token that a vocabulary does not have.
 NO_TOKEN = -1
+#: What data.json knows of the tokens: four ids, and those around a text.
+_NAMES = ("pad", "unknown", "start", "end", "before", "after")
 
 
 class PretrainedVocabulary(Vocabulary):
@@ -34,20 +37,14 @@ class PretrainedVocabulary(Vocabulary):
     def __init__(self, tokenizer: Tokenizer, ids: JsonObject) -> None:
         self.tokenizer = tokenizer
         tokenizer.encode_special_tokens = True
-        numbers = [ids.get(name) for name in ("pad", "unknown", "start", "end")]
-        around = [ids.get(name) for name in ("before", "after")]
-        if not all(type(number) is int for number in numbers) or not all(
-            isinstance(part, list) and all(type(number) is int for number in part)
-            for part in around
-        ):
+        numbers = {name: [int] if name in ("before", "after") else int for name in _NAMES}
+        if misfit(ids, numbers, "special_tokens") is not None:
             raise DataError(
                 "data.json of this run does not say which tokens begin and end a text. Put a copy "
                 "back, or train again."
             )
-        self.pad, self.unknown, self.start, self.end = (int(str(number)) for number in numbers)
-        self.before, self.after = (
-            [int(number) for number in part] if isinstance(part, list) else [] for part in around
-        )
+        self.pad, self.unknown, self.start, self.end = (ids[name] for name in _NAMES[:4])
+        self.before, self.after = ids["before"], ids["after"]
         added = tokenizer.get_added_tokens_decoder()
         marked = {index for index, token in added.items() if token.special}
         self._special = {*marked, self.pad, self.start, self.end, *self.before, *self.after}
@@ -69,28 +66,14 @@ class PretrainedVocabulary(Vocabulary):
         unknown = model.get("unk_id")  # of unigrams
         if unknown is None and model.get("unk_token") is not None:
             unknown = tokenizer.token_to_id(model["unk_token"])
-        return cls(
-            tokenizer,
-            {
-                "pad": NO_TOKEN if named.padding is None else named.padding,
-                "unknown": _or_none(unknown),
-                "start": _or_none(next((id for id in starts if id is not None), None)),
-                "end": _or_none(next(iter(ends), None)),
-                "before": before,
-                "after": after,
-            },
-        )
+        start = next((token for token in starts if token is not None), None)
+        tokens = named.padding, unknown, start, next(iter(ends), None)
+        numbers = [NO_TOKEN if token is None else token for token in tokens]
+        return cls(tokenizer, dict(zip(_NAMES, [*numbers, before, after], strict=True)))
 
     def ids(self) -> JsonObject:
         """The second argument, as data.json keeps it."""
-        return {
-            "pad": self.pad,
-            "unknown": self.unknown,
-            "start": self.start,
-            "end": self.end,
-            "before": self.before,
-            "after": self.after,
-        }
+        return {name: getattr(self, name) for name in _NAMES}
 
     @classmethod
     def read(cls, path: Path, ids: JsonObject) -> PretrainedVocabulary:
@@ -137,7 +120,3 @@ class PretrainedVocabulary(Vocabulary):
         return [
             f"#{index}" if name is None else name for index, name in zip(ids, names, strict=True)
         ]
-
-
-def _or_none(index: int | None) -> int:
-    return NO_TOKEN if index is None else index

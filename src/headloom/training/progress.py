@@ -73,22 +73,12 @@ class SeveralListeners(Listener):
 
 
 def _attention_of(model: nn.Module) -> str:
-    """The attention layers of a model in words, and what each head learns."""
+    """The attention layers of a model in words."""
     graphs = [module for module in model.modules() if isinstance(module, GraphLayer)]
-    layers = [layer for _, layer in layers_of(model)]
-    each = [layer.heads for layer in graphs or layers]
-    if not each:
+    heads = [layer.heads for layer in graphs] or [layer.heads for _, layer in layers_of(model)]
+    if not heads:
         return "no attention layer"
-    heads = sum(each)
-    kind = "graph attention" if graphs else "attention"
-    own = "matrix and score" if graphs else "W_Q, W_K, W_V, W_O"
-    shared = max((layer.heads // layer.kv_heads for layer in layers), default=1)
-    if shared > 1:
-        own = f"W_Q and W_O, every {shared} with one W_K and W_V"
-    return (
-        f"{len(each)} {kind} layer{'s' * (len(each) != 1)}, {heads} head{'s' * (heads != 1)}, "
-        f"each with its own {own}"
-    )
+    return f"{len(heads)} attention layer{'s' * (len(heads) > 1)}, {sum(heads)} heads"
 
 
 class ConsoleListener(Listener):

@@ -19,9 +19,6 @@ __all__ = [
 #: Ids of the special tokens: filler, unknown, start and end of a sequence.
 SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
 
-#: Tokens of a byte-pair encoding, at most: room for all is made before the first is learned.
-LARGEST = 10_000_000
-
 #: Letters, digits and the apostrophes between them; or any other sign that is no white space.
 _WORD = r"\w+(?:['’]\w+)*|[^\w\s]"
 
@@ -95,32 +92,11 @@ class Vocabulary:
             counts.update(word for word, _ in pieces)
         if not counts:
             raise InputError("the texts are empty; a vocabulary needs at least one word.")
-        # Equal counts in the order of the alphabet, as in `of_characters`.
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls.of_list(ordered[: max(1, size - len(SPECIALS))])
-
-    @classmethod
-    def of_list(cls, words: Sequence[str]) -> Vocabulary:
-        """One token for each word of a list, in its order, after the 4 specials.
-
-        Texts are split as by `of_words`. They are put in lower case where the list is.
-
-        Raises: InputError: a word stands twice, or is none.
-        """
-        twice = [word for word, count in Counter(words).items() if count > 1 or not word]
-        if twice or not words:
-            raise InputError(
-                f"the list of words has {twice[0]!r} twice, or empty. Give each word once."
-                if twice
-                else "the list of words is empty; give at least one."
-            )
+        words = ordered[: max(1, size - len(SPECIALS))]
         names = {word: index for index, word in enumerate((*SPECIALS, *words))}
         tokenizer = Tokenizer(models.WordLevel(names, SPECIALS[1]))
-        steps: list[normalizers.Normalizer] = [normalizers.NFC()]
-        if all(word == word.lower() for word in words):
-            steps.append(normalizers.Lowercase())
-        tokenizer.normalizer = normalizers.Sequence(steps)
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
         return cls(tokenizer)
 
     @classmethod
@@ -130,9 +106,9 @@ class Vocabulary:
         size: number of tokens, the 256 bytes and 4 specials among them.
         Source: Sennrich et al. 2016.
         """
-        if not 300 <= size <= LARGEST:
+        if not 300 <= size <= 10_000_000:  # room for all is made before the first is learned
             raise InputError(
-                f"vocabulary: {size} tokens; byte-pair encoding needs 300 or more, and {LARGEST:,} "
+                f"vocabulary: {size} tokens; byte-pair encoding needs 300 or more, and ten million "
                 "at most."
             )
         tokenizer = Tokenizer(models.BPE())

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.training.conftest import measures_of
 
 from headloom.errors import DataError, InputError
@@ -17,7 +16,7 @@ from headloom.training.inference import open_run
 from headloom.training.loop import train
 from headloom.training.progress import SilentListener
 from headloom.training.tasks import make_task
-from headloom.training.tasks.labels import LabelsTask, classify, labels_task
+from headloom.training.tasks.labels import LabelsTask, classify
 
 GOOD = ["good", "fine", "witty", "warm"]
 BAD = ["bad", "dull", "flat", "cold"]
@@ -71,11 +70,6 @@ def test_batches_hold_each_training_text_once_an_epoch(tmp_path: Path) -> None:
             assert task.classes[target] == label
 
 
-def test_long_texts_are_read_as_far_as_the_limit(tmp_path: Path) -> None:
-    task = task_of(config_of(tmp_path, {"max_length": 3}))
-    assert task.batch([0, 1]).inputs["tokens"].shape == (2, 3)
-
-
 def test_unknown_labels_and_classes_without_examples(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("pos\twarm\nmixed\tso so\n")
     with pytest.raises(InputError, match=r"t\.tsv: unknown label 'mixed'; the model knows 'neg',"):
@@ -113,23 +107,6 @@ def test_a_run_learns_is_measured_and_classifies(tmp_path: Path, pooling: str) -
         if (classified := classify(run.model, run.data, [text])[0]) is not None
     ]
     assert measures["loss"] == pytest.approx(sum(nats) / 6, rel=1e-5)
-
-
-def test_what_is_no_classifier_does_not_classify(tmp_path: Path) -> None:
-    task = labels_task(config_of(tmp_path).task, 1, None)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="this run predicts; it does not classify"):
-        classify(torch.nn.Linear(2, 2), task.description, ["x"])  # type: ignore[arg-type]
-
-
-def test_positions_that_end_before_the_longest_text_leave_nothing_behind(tmp_path: Path) -> None:
-    config = config_of(tmp_path, positions="learned", max_length=3)
-    longest = task_of(config).longest()
-    message = (
-        rf"model\.max_length is 3, the longest text has {longest} tokens\. .* {longest} or more"
-    )
-    with pytest.raises(InputError, match=message):
-        train(config, tmp_path / "run", SilentListener())
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_says_which_of_its_files_is_missing(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from headloom.errors import DataError, InputError
 from headloom.models.configuration import Architecture
 from headloom.models.decoding import Hypothesis, beam_hypotheses
-from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 from headloom.training import translation
 from headloom.training.sections import TranslationConfig
@@ -20,7 +19,6 @@ from headloom.training.tasks.translation import (
     read_pairs,
     translation_task,
 )
-from headloom.training.translation import translate
 
 PAIRS = [("a cat sits", "eine Katze sitzt"), ("a dog", "ein Hund"), ("two cats", "zwei Katzen")]
 
@@ -172,13 +170,6 @@ def test_the_length_penalty_of_the_task_is_that_of_its_search(
     assert set(asked[len(asked) // 2 :]) == {1.5}
 
 
-def test_a_language_model_does_not_translate(folder: Path) -> None:
-    words = task(folder).vocabulary
-    model = LanguageModel(len(words), Architecture(width=8, heads=2))
-    with pytest.raises(InputError, match="continues text"):
-        translate(model, words, ["a"])  # type: ignore[arg-type]
-
-
 def test_the_longest_is_that_of_a_side_in_training_validation_or_test(folder: Path) -> None:
     (folder / "long.tsv").write_text("a dog\t" + "ein Hund " * 9 + "\n")
 
@@ -190,17 +181,3 @@ def test_the_longest_is_that_of_a_side_in_training_validation_or_test(folder: Pa
     assert short.longest() == longest_read(short)
     assert long.longest() == longest_read(long) > longest_read(short)
     assert task(folder, test=["long.tsv"]).longest() == longest_read(long)
-
-
-def test_what_is_left_out_and_what_is_no_news_is_said(folder: Path) -> None:
-    (folder / "long.tsv").write_text("a cat sits\teine Katze sitzt\n" + "x " * 300 + "\ty\n")
-    assert task(folder, valid=["long.tsv"]).notices() == [
-        "1 of 2 validation examples is a training example too: it is not new to the model."
-    ]
-    assert task(folder, train=["long.tsv"], test=["a.tsv"]).notices() == [
-        "1 of 2 training pairs is left out, longer than task.max_length = 256 tokens.",
-        "1 of 3 validation examples is a training example too: it is not new to the model.",
-        "1 of 3 test examples is a training example too: it is not new to the model.",
-    ]
-    (folder / "new.tsv").write_text("three cats\tdrei Katzen\n")
-    assert task(folder, valid=["new.tsv"]).notices() == []

@@ -16,13 +16,15 @@ from headloom.mechanism.positions import sinusoidal
 from headloom.mechanism.rotary import RotaryScaling
 from headloom.models.blocks import DecoderBlock, EncoderBlock
 from headloom.models.configuration import Architecture
-from headloom.models.huggingface.folder import Settings, Tensors, read_tensors
-from headloom.models.huggingface.parts import (
+from headloom.models.huggingface.folder import (
+    Settings,
+    Tensors,
     copied,
     fill_attention,
     fill_linear,
     fill_norm,
     fill_table,
+    read_tensors,
 )
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor

@@ -8,13 +8,23 @@ from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject, cannot_read, check_file, read_json
+from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.models.configuration import ActivationKind
 
-__all__ = ["Settings", "Tensors", "read_tensors"]
+__all__ = [
+    "Settings",
+    "Tensors",
+    "copied",
+    "fill_attention",
+    "fill_linear",
+    "fill_norm",
+    "fill_table",
+    "read_tensors",
+]
 
 Value = TypeVar("Value", int, float, bool, str)
 
@@ -184,3 +194,47 @@ def _named_today(name: str) -> str:
     if name.endswith("LayerNorm.gamma"):
         return name.removesuffix("gamma") + "weight"
     return name.removesuffix("beta") + "bias" if name.endswith("LayerNorm.beta") else name
+
+
+def copied(parameter: Tensor, tensor: Tensor) -> None:
+    """Put numbers in the place of a parameter's."""
+    with torch.no_grad():
+        parameter.copy_(tensor)
+
+
+def fill_table(tensors: Tensors, name: str, table: nn.Embedding) -> None:
+    """An embedding."""
+    copied(table.weight, tensors.take(name, tuple(table.weight.shape)))
+
+
+def fill_linear(
+    tensors: Tensors, name: str, linear: nn.Linear, *, transposed: bool = False
+) -> None:
+    """A linear map; a bias that the folder lacks is 0.
+
+    transposed: whether the folder has the matrix as (inputs, outputs).
+    """
+    sizes = tuple(linear.weight.shape)
+    if transposed:
+        copied(linear.weight, tensors.take(f"{name}.weight", sizes[::-1]).T)
+    else:
+        copied(linear.weight, tensors.take(f"{name}.weight", sizes))
+    if linear.bias is not None:
+        has_one = tensors.has(f"{name}.bias")
+        bias = tensors.take(f"{name}.bias", sizes[:1]) if has_one else torch.zeros(sizes[0])
+        copied(linear.bias, bias)
+
+
+def fill_norm(tensors: Tensors, name: str, norm: nn.Module) -> None:
+    """A norm, with its bias where it has one."""
+    for part, parameter in norm.named_parameters():
+        copied(parameter, tensors.take(f"{name}.{part}", tuple(parameter.shape)))
+
+
+def fill_attention(
+    tensors: Tensors, names: tuple[str, str, str, str], layer: MultiHeadAttention
+) -> None:
+    """W_Q, W_K, W_V and W_O by their names."""
+    maps = layer.w_q, layer.w_k, layer.w_v, layer.w_o
+    for name, linear in zip(names, maps, strict=True):
+        fill_linear(tensors, name, linear)
