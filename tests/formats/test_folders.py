@@ -119,6 +119,7 @@ WRITER = """
     import os, signal, sys, torch, headloom
     from pathlib import Path
     from headloom.formats import folders, trace_files, trace_writer
+    from headloom.formats.trace import LayerInMemory, TraceLayer
     from headloom.formats.trace_writer import writing_trace
 
     def kill(*_, **__):
@@ -149,8 +150,9 @@ WRITER = """
     _, graph = headloom.attend(queries, queries, queries)
     with writing_trace(path, {"tokens": tokens}, overwrite=True) as writer:
         for number in range(3):
-            writer.append("a", "encoder", number, graph, queries_from="tokens",
-                          keys_from="tokens", scale=1.0, queries_keys=(queries, queries))
+            data = LayerInMemory(graph, (queries, queries))
+            writer.append(TraceLayer("a", "encoder", number, tuple(graph.shape), "tokens",
+                                     "tokens", tokens, tokens, 1.0, data))
 """
 
 

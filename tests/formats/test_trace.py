@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -156,27 +157,26 @@ def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch) -> 
 
 
 def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path) -> None:
-    graph = pair_trace.layers[0].graph
+    layer = pair_trace.layers[0]
     sequences = pair_trace.sequences
 
     def write(*layers, fail=None) -> None:
         with writing_trace(tmp_path / "t", sequences) as writer:
             for layer in layers:
-                writer.append("a", "encoder", 0, layer, queries_from="source",
-                              keys_from="source", scale=1.0)  # fmt: skip
+                writer.append(layer)
             if fail:
                 raise fail
 
     with pytest.raises(KeyboardInterrupt):
-        write(graph, fail=KeyboardInterrupt())
+        write(layer, fail=KeyboardInterrupt())
     with pytest.raises(headloom.InputError, match="at least one layer"):
         write()
     with pytest.raises(
         headloom.InputError, match="4 queries of the sequence 'source', which has 7"
     ):
-        write(graph, pair_trace.layers[1].graph)
+        write(layer, replace(pair_trace.layers[1], queries_from="source"))
     with pytest.raises(headloom.DataError, match="no space left on device"):
-        write(graph, fail=OSError(28, "No space left on device"))
+        write(layer, fail=OSError(28, "No space left on device"))
     assert list(tmp_path.iterdir()) == []
 
 

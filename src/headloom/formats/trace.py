@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import networkx
     import pandas
 
-    from headloom.formats.trace_writer import TraceWriter
 
 __all__ = ["LayerInMemory", "TraceData", "TraceLayer", "layer_number"]
 
@@ -181,25 +180,6 @@ class TraceLayer:
             return "what enters its scores besides queries and keys was not kept"
         return None
 
-    def append_to(self, writer: TraceWriter) -> None:
-        """Add the layer to a trace folder that is being written."""
-        writer.append(
-            self.name,
-            self.kind,
-            self.index,
-            self.data.graph(),
-            queries_from=self.queries_from,
-            keys_from=self.keys_from,
-            scale=self.scale,
-            positions=self.positions,
-            mask=self.mask,
-            softcap=self.softcap,
-            deviation=self.deviation,
-            queries_keys=self.data.queries_keys(),
-            terms=self.data.terms(),
-            value_norms=self.data.value_norms(),
-        )
-
     def to_networkx(self, head: int) -> networkx.DiGraph | networkx.Graph:
         """A head as a NetworkX graph: `score` and `weight` on its edges, tokens on its nodes.
 
@@ -351,7 +331,7 @@ class TraceData:
             writer.not_traced = self.not_traced
             writer.images = self.images
             for layer in self.layers:
-                layer.append_to(writer)
+                writer.append(layer)
 
     @classmethod
     def open(cls, path: Path | str) -> Self:

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import torch
@@ -47,6 +48,9 @@ from headloom.formats.trace_files import (
 from headloom.formats.traced_images import TracedImage
 from headloom.mechanism.graph import AttentionGraph
 from headloom.version import __version__
+
+if TYPE_CHECKING:
+    from headloom.formats.trace import TraceLayer
 
 __all__ = [
     "EDGES",
@@ -142,72 +146,40 @@ class TraceWriter:
         """Say more of the tokens of a sequence: see Trace.positions."""
         self._positions[name] = dict(known)
 
-    def append(
-        self,
-        name: str,
-        kind: str,
-        index: int,
-        graph: AttentionGraph,
-        *,
-        queries_from: str,
-        keys_from: str,
-        scale: float,
-        positions: str = "none",
-        mask: str | None = None,
-        softcap: float | None = None,
-        deviation: float | None = None,
-        queries_keys: tuple[Tensor, Tensor] | None = None,
-        terms: Terms | None = None,
-        value_norms: Tensor | None = None,
-    ) -> None:
-        """Write the next layer.
-
-        Args:
-            name: its path in the model.
-            kind: "encoder", "decoder" or "cross".
-            index: its place among the layers of its kind, from 0.
-            graph: without a batch.
-            queries_from, keys_from: the sequences that its queries and keys are made from.
-            scale: the factor on its scores.
-            positions: its relative positions: "none", "shaw", "alibi", "rotary" or "bias".
-            mask: the rule of its mask where it is known: see TraceLayer.
-            softcap: of its scores, where there is one.
-            deviation: from the model's own attention, where it was measured.
-            queries_keys: (heads, queries, depth) and (kv_heads, keys, depth), to be kept.
-            terms: what else enters the scores; without queries and keys, mask and sinks are kept.
-            value_norms: (kv_heads, keys).
-        """
-        self._check(name, graph, queries_from, keys_from)
+    def append(self, layer: TraceLayer) -> None:
+        """Write the next layer; without its queries and keys, of its terms mask and sinks alone."""
+        graph, queries_keys, terms = layer.data.graph(), layer.data.queries_keys(), layer.terms
+        norms = layer.data.value_norms()
+        self._check(layer, graph)
         number = len(self._layers)
         self._wait()
         # Given in lists, out of which the thread takes them, so that each goes once it is written.
         tensors = [] if queries_keys is None else list(queries_keys)
         if terms is not None and queries_keys is None:
             terms = terms.of_edges()
-        self._pending = self._thread.submit(
-            self._write, number, [graph], tensors, terms, value_norms
-        )
+        self._pending = self._thread.submit(self._write, number, [graph], tensors, terms, norms)
+        received = {"last": graph.received_last is not None}
         self._layers.append(
             {
-                "name": name,
-                "kind": kind,
-                "index": index,
-                "queries": queries_from,
-                "keys": keys_from,
+                "name": layer.name,
+                "kind": layer.kind,
+                "index": layer.index,
+                "queries": layer.queries_from,
+                "keys": layer.keys_from,
                 "shape": list(graph.shape),
                 "kept": min(graph.k, graph.length),
                 "edges": int((graph.keys >= 0).sum()),
-                "scale": scale,
-                "positions": positions,
-                "mask": mask,
+                "scale": layer.scale,
+                "positions": layer.positions,
+                "mask": layer.mask,
                 "window": None if terms is None else terms.window,
-                "softcap": softcap,
-                "deviation": finite(deviation),
+                "softcap": layer.softcap,
+                "deviation": finite(layer.deviation),
                 "symmetric": graph.symmetric,
                 "queries_keys": queries_keys is not None,
                 "terms": None if terms is None else terms.said(),
-                "value_norms": None if value_norms is None else value_norms.shape[0],
-                **_said_of_keys(graph),
+                "value_norms": None if norms is None else norms.shape[0],
+                **({} if graph.received is None else {"received": received}),
             }
         )
 
@@ -255,20 +227,20 @@ class TraceWriter:
         for part, tensor in others.items():
             self._tensors.append(f"layers.{number}.{part}", tensor)
 
-    def _check(self, name: str, graph: AttentionGraph, queries_from: str, keys_from: str) -> None:
+    def _check(self, layer: TraceLayer, graph: AttentionGraph) -> None:
         if graph.batched:
             raise InputError(
-                f"trace layer {name}: the graph holds a batch. A trace is of one input: graph[b]."
+                f"trace layer {layer.name}: the graph holds a batch. A trace is of one input: "
+                "graph[b]."
             )
-        for what, sequence, size in (
-            ("queries", queries_from, graph.shape[1]),
-            ("keys", keys_from, graph.shape[2]),
-        ):
+        sides = (("queries", layer.queries_from, graph.shape[1]),
+                 ("keys", layer.keys_from, graph.shape[2]))  # fmt: skip
+        for what, sequence, size in sides:
             tokens = self._sequences.get(sequence)
             if tokens is None or len(tokens) != size:
                 found = "is missing" if tokens is None else f"has {len(tokens)} tokens"
                 raise InputError(
-                    f"trace layer {name}: {size} {what} of the sequence {sequence!r}, which "
+                    f"trace layer {layer.name}: {size} {what} of the sequence {sequence!r}, which "
                     f"{found}. Give every sequence with a token for each position."
                 )
 
@@ -316,11 +288,6 @@ class TraceWriter:
             for file in (*self._tables.values(), self._tensors):
                 if file is not None:
                     stack.callback(file.close)
-
-
-def _said_of_keys(graph: AttentionGraph) -> JsonObject:
-    """Whether it is known what keys receive, and from the last queries; nothing where it is not."""
-    return {} if graph.received is None else {"received": {"last": graph.received_last is not None}}
 
 
 def not_a_trace(path: Path) -> str | None:

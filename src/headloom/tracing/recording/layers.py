@@ -236,7 +236,7 @@ class LayerMaker:
                 writer.describe(name, sequence.known)
             if sequence.images:
                 writer.images = sequence.images
-        layer.append_to(writer)
+        writer.append(layer)
 
     def finish(self, not_traced: list[dict[str, str]]) -> None:
         """Say which modules ran and are not among the layers, when all have come.
