@@ -5,18 +5,15 @@ total variation, the share of mass that is elsewhere:
 
     d_i = 1/2 sum_j |p_ij - q_ij|,    0: alike, 1: on other keys altogether
 
-A head's change is the mean over its queries.
+A head's change is the mean over its queries. From kept edges it is what these say at least: keys
+kept by both are known, and of a key that one alone kept, with weight p, the other has l' at most,
+the most that it can have left out:
 
-From kept edges, with M and l what each row left out in all and at most in one weight: keys kept by
-both are known; a key that one alone kept, with weight p, adds from p - l' to p, and what neither
-kept at most M + M':
-
-    sum_both |p - q| + sum_one max(0, p - l') <= 2 d_i <= sum_both |p - q| + sum_one p + M + M'
+    2 d_i >= sum_both |p - q| + sum_one max(0, p - l')
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,16 +22,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_layer, check_trace
-from headloom.analysis.heads.pattern_mass import rounded_to
-from headloom.analysis.interval import Interval, keeps_all, left_out
-from headloom.analysis.tiles import row_tiles
+from headloom.analysis.arguments import check_trace
+from headloom.analysis.weights import keeps_all, largest_left_out, row_tiles, weights_of
 from headloom.errors import InputError
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.mechanism.shapes import check_flag, place_of, whole_number
+from headloom.mechanism.shapes import whole_number
 
 if TYPE_CHECKING:
     import pandas
@@ -46,13 +41,10 @@ __all__ = [
     "compare",
     "distance",
     "first_difference",
+    "in_the_other",
     "matched_layers",
 ]
 
-#: Cells of a layer up to which all weights are compared without being asked for.
-CHEAP_CELLS = 2**28
-#: Cells that are formed at a time.
-BLOCK_CELLS = 2**24
 #: Weights of a head that are looked up, besides those of the edges that are wanted, at most.
 _LOOKED_UP = 256
 
@@ -64,9 +56,7 @@ _NAMES = ("the first", "the second")
 class Change:
     """One edge in both traces: its weight in the first, and in the second.
 
-    exact: whether both are known; else the one that was not kept is halfway to the most that it
-    can be.
-    unkept: which of them that is, "before" or "after"; "": neither.
+    unkept: the one that is not known, "before" or "after": then it is the most that it can be.
     """
 
     layer: int
@@ -75,18 +65,17 @@ class Change:
     key: int
     before: float
     after: float
-    exact: bool
     unkept: str = ""
 
     @property
-    def bounds(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """What the weight before lies between, and the weight after."""
-        before, after = (self.before, self.before), (self.after, self.after)
+    def size(self) -> float:
+        """By how much the edge changed; of an unknown weight at least."""
+        known, other = sorted((self.before, self.after), reverse=True)
         if self.unkept == "before":
-            before = (0.0, 2 * self.before)
-        if self.unkept == "after":
-            after = (0.0, 2 * self.after)
-        return before, after
+            known, other = self.after, self.before
+        elif self.unkept == "after":
+            known, other = self.before, self.after
+        return max(0.0, known - other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +84,8 @@ class Comparison:
 
     first, second: the traces.
     layers: their numbers in the first and in the second trace, that were compared.
-    heads: total variation of each head, (heads,), for each of these; an interval.
+    heads: total variation of each head, (heads,), for each of these.
+    exact: whether that is of all weights, for each of these; else it is at least so much.
     entropies: mean entropy of the second less that of the first, (heads,).
     edges: those that changed most, the most changed first; none that is known to be as before.
     tokens: how many tokens differ, of how many.
@@ -104,16 +94,16 @@ class Comparison:
     first: TraceData
     second: TraceData
     layers: tuple[tuple[int, int], ...]
-    heads: tuple[Interval, ...]
+    heads: tuple[Tensor, ...]
+    exact: tuple[bool, ...]
     entropies: tuple[Tensor, ...]
     edges: tuple[Change, ...]
     tokens: tuple[int, int]
 
     @property
-    def most(self) -> tuple[float, float]:
-        """The change of the head that changed most lies between these; (0, 0): none changed."""
-        ends = [(change.lower.max(), change.upper.max()) for change in self.heads]
-        return max(float(low) for low, _ in ends), max(float(high) for _, high in ends)
+    def most(self) -> float:
+        """The change of the head that changed most; 0: none changed."""
+        return max((float(change.max()) for change in self.heads), default=0.0)
 
     def table(self) -> pandas.DataFrame:
         """A row for each head, most changed first: layer, other_layer, head, kind, change, ..."""
@@ -125,25 +115,24 @@ class Comparison:
                 "other_layer": other,
                 "head": head,
                 "kind": self.first.layers[number].kind,
-                "change": float(change.lower[head]),
-                "change_high": float(change.upper[head]),
+                "change": float(change[head]),
                 "entropy_change": float(entropy[head]),
+                "exact": exact,
                 "name": self.first.layers[number].name,
             }
-            for (number, other), change, entropy in zip(
-                self.layers, self.heads, self.entropies, strict=True
+            for (number, other), change, exact, entropy in zip(
+                self.layers, self.heads, self.exact, self.entropies, strict=True
             )
-            for head in range(len(change.lower))
+            for head in range(len(change))
         ]
         table = pandas.DataFrame(rows)
-        order = (table["change"] + table["change_high"]).sort_values(ascending=False, kind="stable")
-        return table.loc[order.index].reset_index(drop=True)
+        return table.sort_values("change", ascending=False, kind="stable", ignore_index=True)
 
     def edge_table(self) -> pandas.DataFrame:
         """A row for each of the edges, with the tokens of both traces at both ends.
 
-        A weight lies between `before` and `before_high`, or `after` and `after_high`; `change` is
-        that of the middles.
+        unkept: the weight that is not known, "before" or "after", which is at most what stands
+        there; "": both are.
         """
         import pandas
 
@@ -152,23 +141,20 @@ class Comparison:
         for change in self.edges:
             layer = self.first.layers[change.layer]
             other = self.second.layers[counterpart[change.layer]]
-            before, after = change.bounds
             rows.append(
                 {
                     "layer": change.layer,
                     "head": change.head,
                     "query": change.query,
                     "key": change.key,
-                    "before": before[0],
-                    "before_high": before[1],
-                    "after": after[0],
-                    "after_high": after[1],
+                    "before": change.before,
+                    "after": change.after,
                     "change": change.after - change.before,
                     "query_token": shown(layer.query_tokens)[change.query],
                     "key_token": shown(layer.key_tokens)[change.key],
                     "other_query_token": shown(other.query_tokens)[change.query],
                     "other_key_token": shown(other.key_tokens)[change.key],
-                    "exact": change.exact,
+                    "unkept": change.unkept,
                 }
             )
         return pandas.DataFrame(rows)
@@ -187,26 +173,27 @@ def compare(
     Args:
         first, second: with layers of the same kinds, heads and numbers of tokens. Layers go by kind
             and index; those that only one trace has are left out.
-        exact: True: rows are compared in all weights; False: in the kept edges, with bounds; None:
-            in all of them where that is cheap.
+        exact: see `headloom.analysis.weights.weights_of`.
         edges: how many are wanted.
         names: what errors call the traces.
 
     Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
     asked for.
     """
-    check_flag("compare", "exact", exact, optional=True)
+    check_trace("compare", first, names[0])
+    check_trace("compare", second, names[1])
     edges = whole_number("compare", "edges", edges, 0)
     pairs = matched_layers(first, second, names)
-    heads, entropies, changes = [], [], []
+    heads, known, entropies, changes = [], [], [], list[Change]()
     for number, other in pairs:
         ours, theirs = first.layers[number], second.layers[other]
-        heads.append(distance(ours, theirs, exact=exact))
-        graphs = ours.graph, theirs.graph
-        entropies.append(graphs[1].entropy.mean(-1) - graphs[0].entropy.mean(-1))
+        change, of_all = distance(ours, theirs, exact=exact)
+        heads.append(change)
+        known.append(of_all)
+        entropies.append(theirs.graph.entropy.mean(-1) - ours.graph.entropy.mean(-1))
         for head in range(ours.heads):
             changes += changed_edges(number, ours, theirs, head, edges, exact)
-    changes.sort(key=lambda change: -abs(change.after - change.before))
+    changes.sort(key=lambda change: -change.size)
     tokens = [
         pair
         for name in first.sequences.keys() & second.sequences.keys()
@@ -217,6 +204,7 @@ def compare(
         second,
         tuple(pairs),
         tuple(heads),
+        tuple(known),
         tuple(entropies),
         tuple(changes[:edges]),
         (sum(a != b for a, b in tokens), len(tokens)),
@@ -228,8 +216,6 @@ def first_difference(first: TraceData, second: TraceData, names: tuple[str, str]
 
     names: what the sentence calls the traces.
     """
-    for trace, name in zip((first, second), names, strict=True):
-        check_trace("compare", trace, name)
     if first.sequences.keys() != second.sequences.keys():
         kinds = (" and ".join(trace.sequences) or "nothing" for trace in (first, second))
         said = (f"{name} has {kind}" for name, kind in zip(names, kinds, strict=True))
@@ -260,8 +246,6 @@ def matched_layers(
 
     Raises: InputError: there is none, or one pair has other heads or numbers of tokens.
     """
-    check_trace("compare", first, names[0])
-    check_trace("compare", second, names[1])
     there = {(layer.kind, layer.index): number for number, layer in enumerate(second.layers)}
     pairs = []
     for number, layer in enumerate(first.layers):
@@ -296,92 +280,57 @@ def _check_shapes(layer: TraceLayer, other: TraceLayer, names: tuple[str, str] =
         )
 
 
-def distance(first: TraceLayer, second: TraceLayer, *, exact: bool | None = None) -> Interval:
-    """The mean total variation between the rows of each head of two layers, (heads,)."""
-    for layer, name in ((first, "the first"), (second, "the second")):
-        check_layer("compare", layer, name)
-    check_flag("compare", "exact", exact, optional=True)
+def distance(
+    first: TraceLayer, second: TraceLayer, *, exact: bool | None = None
+) -> tuple[Tensor, bool]:
+    """The mean total variation between the rows of each head of two layers, (heads,).
+
+    Returns: beside it whether it is of all weights; else it is at least so much.
+    """
     _check_shapes(first, second)
+    ours, theirs = (weights_of(layer, exact, check=False) for layer in (first, second))
     heads, queries, keys = first.shape
-    if exact is None:
-        exact = heads * queries * keys <= CHEAP_CELLS and not (first.no_matrix or second.no_matrix)
-    stored = first, second
-    # Of half precision the matrix is that of rounded queries and keys; the graph is the model's.
-    if any(rounded_to(one) for one in stored) and all(keeps_all(one.graph) for one in stored):
-        exact = False
-    if not exact:
-        return _of_edges(first.graph, second.graph)
-    if first.no_matrix or second.no_matrix:
-        return _of_edges(_every_edge(first), _every_edge(second))
-    causal = first.mask == second.mask == "causal"
-    distance = _of_matrices(_exact(first), _exact(second), causal)
-    return Interval(distance, distance)
+    if isinstance(ours, AttentionMatrix) and isinstance(theirs, AttentionMatrix):
+        causal = first.mask == second.mask == "causal"
+        total = torch.zeros(heads, dtype=torch.float64)
+        tiles = row_tiles(ours, causal=causal), row_tiles(theirs, causal=causal)
+        for (_, _, tile), (_, _, other) in zip(*tiles, strict=True):
+            total += tile.sub_(other).abs_().sum((1, 2), dtype=torch.float64)
+        return (total / (2 * max(queries, 1))).float(), True
+    of_all = all(isinstance(x, AttentionMatrix) or keeps_all(x) for x in (ours, theirs))
+    before, after = (
+        x.top(keys)
+        if of_all and isinstance(x, AttentionMatrix) and not keeps_all(layer.graph)
+        else layer.graph
+        for x, layer in ((ours, first), (theirs, second))
+    )
+    return _of_edges(before, after), of_all
 
 
-def _every_edge(layer: TraceLayer) -> AttentionGraph:
-    """The graph of all edges of a layer. Raises: InputError: they are not known."""
-    if keeps_all(layer.graph):
-        return layer.graph
-    return _exact(layer).top(layer.shape[2])
-
-
-def _exact(layer: TraceLayer) -> AttentionMatrix:
-    """The whole matrix of a layer, rows that sum to 1. Raises: InputError: it has none."""
-    matrix = layer.normalised_matrix
-    if matrix is None:
-        raise InputError(
-            f"compare: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
-            "edges, exact=False."
-        )
-    return matrix
-
-
-def _of_matrices(first: AttentionMatrix, second: AttentionMatrix, causal: bool) -> Tensor:
+def _of_edges(first: AttentionGraph, second: AttentionGraph) -> Tensor:
     heads, queries, _ = first.shape
     total = torch.zeros(heads, dtype=torch.float64)
-    for head in range(heads):
-        tiles = (row_tiles(matrix, head, causal=causal) for matrix in (first, second))
-        for (_, _, ours), (_, _, theirs) in zip(*tiles, strict=True):
-            total[head] += ours.sub_(theirs).abs_().sum(dtype=torch.float64)
-    return (total / (2 * max(queries, 1))).float()
-
-
-def _of_edges(first: AttentionGraph, second: AttentionGraph) -> Interval:
-    heads, queries, _ = first.shape
-    lower, upper = torch.zeros(2, heads, dtype=torch.float64)
-    missing = [left_out(graph) for graph in (first, second)]
-    for head in range(heads):
-        ours, theirs = _in_the_other(first, second, head), _in_the_other(second, first, head)
-        least = most = torch.zeros(queries, dtype=torch.float64)
-        for graph, (there, weight), (_, largest) in (
-            (first, ours, missing[1]),
-            (second, theirs, missing[0]),
-        ):
+    for graph, other in ((first, second), (second, first)):
+        largest = largest_left_out(other)
+        for head in range(heads):
+            there, weight = in_the_other(graph, other, head)
             own = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
             # An edge that both kept is met twice.
-            both = torch.where(there, (own - weight).abs(), 0).sum(-1) / 2
-            alone = torch.where(there, 0, own)
-            least = least + both + (alone - largest[head, :, None]).clamp(min=0).sum(-1)
-            most = most + both + alone.sum(-1)
-        mass = missing[0][0][head] + missing[1][0][head]
-        lower[head] = least.clamp(max=2).mean() / 2
-        upper[head] = (most + mass).clamp(max=2).mean() / 2
-    return Interval(lower.float(), upper.float())
+            both = torch.where(there, (own - weight).abs() / 2, 0)
+            alone = torch.where(there, 0, own - largest[head, :, None]).clamp(min=0)
+            total[head] += (both + alone).sum()
+    return (total / (2 * max(queries, 1))).clamp(max=1).float()
 
 
-def _in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tuple[Tensor, Tensor]:
+def in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tuple[Tensor, Tensor]:
     """Whether each edge of one graph is kept in the other too, and its weight there."""
-    keys, others = graph.keys[head], other.keys[head]
-    size = max(1, BLOCK_CELLS // max(1, keys.shape[1] * others.shape[1]))
     there, weights = [], []
-    for start in range(0, len(keys), size):
-        rows = slice(start, start + size)
-        same = keys[rows, :, None] == others[rows, None, :]
-        same &= keys[rows, :, None] >= 0
+    for start in range(0, max(1, graph.keys.shape[1]), 256):
+        rows = slice(start, start + 256)
+        keys, others = graph.keys[head, rows, :, None], other.keys[head, rows, None, :]
+        same = (keys == others) & (keys >= 0)
         there.append(same.any(-1))
         weights.append((same * other.weights[head, rows, None, :]).sum(-1).double())
-    if not there:
-        return torch.zeros_like(keys, dtype=torch.bool), torch.zeros(keys.shape).double()
     return torch.cat(there), torch.cat(weights)
 
 
@@ -396,20 +345,15 @@ def changed_edges(
     """The edges of a head that changed most, among those that one of the traces kept.
 
     number: what the first layer is called; wanted: how many; more may be given. exact: False:
-    weights that were not kept are not looked up; the middle of what they can be counts. Else those
-    that can have changed most are, at most 256 besides the wanted ones.
+    weights that were not kept are not looked up. Else those that can have changed most are, at most
+    256 besides the wanted ones.
     """
-    for layer, name in ((first, "the first"), (second, "the second")):
-        check_layer("compare", layer, name)
     _check_shapes(first, second)
-    head = place_of("layer", "compare", "head", head, first.heads)
-    wanted = whole_number("compare", "wanted", wanted, 0)
-    check_flag("compare", "exact", exact, optional=True)
     changes = [
         *_changed(number, head, (first, second), wanted, exact, turned=False),
         *_changed(number, head, (second, first), wanted, exact, turned=True),
     ]
-    changes.sort(key=lambda change: -abs(change.after - change.before))
+    changes.sort(key=lambda change: -change.size)
     return changes
 
 
@@ -424,39 +368,28 @@ def _changed(
 ) -> Iterator[Change]:
     """Of the edges that the first of two layers kept; turned: it is the one after."""
     layer, other = layers
-    there, weight = _in_the_other(layer.graph, other.graph, head)
+    there, weight = in_the_other(layer.graph, other.graph, head)
     kept = layer.graph.keys[head] >= 0
     if turned:  # edges that both kept are taken once
         kept = kept & ~there
     own = layer.graph.weights[head].double()
-    largest = left_out(other.graph)[1][head].double()
-    guess = torch.where(there, weight, largest[:, None] / 2)
-    # What is no number (NaN) is no edge that changed most.
-    change = torch.where(kept, (own - guess).abs(), -1).nan_to_num(-1)
-    count, found = int((change >= 0).sum()), list[float]()
+    largest = largest_left_out(other.graph)[head][:, None].expand_as(own)
     matrix = None if exact is False else other.matrix
-    if matrix is not None:
-        # Weights are looked up while one more can have changed more than those that are wanted.
-        at_most = torch.where(there, change, torch.maximum(own, largest[:, None] - own))
-        change = torch.where(change < 0, change, at_most)
-        count = min(count, wanted + _LOOKED_UP)
-    ordered = change.flatten().topk(count if matrix is not None else min(wanted, count))
-    for most, place in zip(*(part.tolist() for part in ordered), strict=True):
-        if len(found) >= wanted and (not found or most <= found[0]):
-            return
-        query, slot = divmod(place, change.shape[1])
+    # A weight that is looked up can be anything from 0 to the largest that was left out.
+    least = (own - largest).clamp(min=0) if matrix is None else torch.maximum(own, largest - own)
+    change = torch.where(there, (own - weight).abs(), least)
+    # What is no number (NaN) is no edge that changed most.
+    change = torch.where(kept, change, 0).nan_to_num(0).flatten()
+    count = min(wanted + (0 if matrix is None else _LOOKED_UP), int((change > 0).sum()))
+    for place in change.topk(count).indices.tolist():
+        query, slot = divmod(place, own.shape[1])
         key = int(layer.graph.keys[head, query, slot])
-        known = bool(there[query, slot]) or float(largest[query]) == 0
-        value = float(guess[query, slot])
+        known = bool(there[query, slot]) or float(largest[query, slot]) == 0
+        value = float(weight[query, slot]) if known else float(largest[query, slot])
         if not known and matrix is not None:
             value, known = float(matrix[head, query, key]), True
-            if math.isnan(value):
-                continue
         ends = float(own[query, slot]), value
-        if known and ends[0] == ends[1]:
+        if math.isnan(value) or (known and ends[0] == ends[1]):
             continue
-        heapq.heappush(found, abs(ends[0] - ends[1]))
-        if len(found) > wanted:
-            heapq.heappop(found)
         unkept = "" if known else "before" if turned else "after"
-        yield Change(number, head, query, key, *(ends[::-1] if turned else ends), known, unkept)
+        yield Change(number, head, query, key, *(ends[::-1] if turned else ends), unkept)

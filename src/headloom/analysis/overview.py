@@ -10,23 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_layer
-from headloom.analysis.interval import left_out, mass_on_keys
+from headloom.analysis.weights import keeps_all, mean_left_out
 from headloom.formats.trace import TraceLayer
-from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import whole_number
 
-__all__ = ["Overview", "block_sizes", "edge_means", "layer_means", "matrix_means", "mean_left_out",
-           "overview"]  # fmt: skip
+__all__ = ["Overview", "block_sizes", "edge_means", "layer_means", "matrix_means", "overview"]
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 #: Cells between two times that a pass asks whether to go on: a second or two.
 _BAND_CELLS = 2**28
 
@@ -70,31 +66,17 @@ def overview(layer: TraceLayer, most: int) -> Overview:
     >>> seen.means[0].round(6).tolist(), seen.masses[0].round(6).tolist()
     ([[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 1.0]])
     """
-    check_layer("overview", layer)
     most = whole_number("overview", "most", most, 1)
     heads, queries, keys = layer.shape
     sizes = block_sizes(queries, keys, most)
     graph = layer.graph
-    partial = graph.count > (graph.keys >= 0).sum(-1)
-    nothing = np.zeros(heads)
-    matrix = layer.matrix if bool(partial.any()) else None
+    matrix = None if keeps_all(graph) else layer.matrix
     if matrix is not None:
         means = [matrix_means(matrix, head, sizes) for head in range(heads)]
-        return Overview(torch.stack(means).numpy(), sizes, True, nothing)
+        return Overview(torch.stack(means).numpy(), sizes, True, np.zeros(heads))
     kept = edge_means(graph.keys.numpy(), graph.weights.numpy(), keys, sizes)
     sinks = None if layer.terms is None else layer.terms.sinks
-    return Overview(kept, sizes, not bool(partial.any()), mean_left_out(graph, sinks).numpy())
-
-
-def mean_left_out(graph: AttentionGraph, sinks: Tensor | None = None) -> Tensor:
-    """The mean share of a row on edges that were not kept, (heads,).
-
-    sinks: their logits, (heads,): what they take is on no edge. None: there are none, or they are
-    not known, and what they take counts as left out.
-    """
-    rows = (graph.count > 0).sum(-1).clamp(min=1)
-    masses = None if sinks is None else mass_on_keys(graph, sinks)
-    return left_out(graph, masses)[0].sum(-1, dtype=torch.float64) / rows
+    return Overview(kept, sizes, keeps_all(graph), mean_left_out(graph, sinks).numpy())
 
 
 def matrix_means(

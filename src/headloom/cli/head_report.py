@@ -18,6 +18,8 @@ __all__ = ["print_head_table", "print_training"]
 #: Columns that are always shown, and those that are shown of heads with a role.
 _FIRST = ("layer", "head", "role", "score", "chance", "chance_sd", "z", "p")
 _LAST = ("broad", "entropy", "distance")
+#: Of which weights; and of kept edges, what mass is on others.
+_KEPT = ("source", "rest")
 
 
 def print_head_table(
@@ -37,14 +39,19 @@ def print_head_table(
     if as_csv:
         print_frame(table.rows, as_csv)
         return
-    names = [*_FIRST, *(MEASURES if every else _LAST), *table.added, "source"]
+    names = [
+        *_FIRST,
+        *(MEASURES if every else _LAST),
+        *table.added,
+        *_KEPT[: 2 if "kept" in set(table.rows["source"]) else 1],
+    ]
     rows = records(table.rows)
     left_out: Sequence[str] = ()
     if rows:
         left_out = print_table(
             names,
             [
-                [cell(name, row[name], row.get(f"{name}_upper")) for name in names]
+                [cell(name, row[name]) for name in names]
                 for row in (row | {"layer": table.layers[row["layer"]]} for row in rows)
             ],
             left=("layer", "role", "source"),

@@ -172,7 +172,7 @@ Exact = Annotated[
     typer.Option(
         "--exact/--kept",
         help="Compute from all weights, or from the kept edges; default: from all weights where "
-        "that is cheap.",
+        "the trace has queries and keys.",
     ),
 ]
 By = Annotated[str, typer.Option(help="A row of the table is a layer, or a head.")]

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headloom.cli.safe_text import exact_output, safe, safe_console
-from headloom.formats.bounds import outward
 
 if TYPE_CHECKING:
     import pandas
@@ -34,8 +33,6 @@ __all__ = [
 _GAP = 2
 #: Characters that a word keeps where it is shortened.
 _SHORTEST = 10
-#: A number is known where its upper bound is no further away.
-_KNOWN = 5e-5
 #: What a row is of: these columns come again where the others go on below.
 _KEYS = frozenset(
     ("layer", "kind", "head", "heads", "step", "policy", "budget", "run", "measure", "role",
@@ -43,13 +40,11 @@ _KEYS = frozenset(
 )  # fmt: skip
 
 
-def cell(name: str, value: Any, upper: float | None = None) -> str:
+def cell(name: str, value: Any) -> str:
     """A cell of a table of heads: digits as its column needs them, - where there is no number.
 
-    upper: what the value may be at most; ≥ stands before one that is only known to be so large.
-
-    >>> cell("p", 0.000123), cell("score", 0.5), cell("score", None), cell("distance", 2.347, 4.0)
-    ('1e-04', '0.5000', '-', '≥2.34')
+    >>> cell("p", 0.000123), cell("score", 0.5), cell("score", None)
+    ('1e-04', '0.5000', '-')
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
@@ -59,9 +54,7 @@ def cell(name: str, value: Any, upper: float | None = None) -> str:
         return "<1e-99" if value < 1e-99 else f"{value:.0e}"
     if not isinstance(value, float):
         return str(value)
-    form = ".2f" if name in ("z", "entropy", "distance") else ".4f"
-    bound = upper is not None and upper - value > _KNOWN
-    return f"≥{outward(value, form)}" if bound else format(value, form)
+    return format(value, ".2f" if name in ("z", "entropy", "distance") else ".4f")
 
 
 def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
@@ -202,7 +195,7 @@ def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:
     if as_csv:
         frame.to_csv(exact_output(), index=False)
     else:
-        table = pa.Table.from_pandas(_outward(frame), preserve_index=False)
+        table = pa.Table.from_pandas(frame, preserve_index=False)
         print_arrow(table, len(frame))
 
 
@@ -213,19 +206,6 @@ def with_layers(frame: pandas.DataFrame, *traces: TraceData) -> pandas.DataFrame
         for name, trace in zip(("layer", "other_layer"), traces, strict=False)
     }
     return frame.assign(**labels).drop(columns="kind", errors="ignore")
-
-
-def _outward(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Round bounds, of which NAME_high is the upper one, so that six digits of them are true."""
-    frame = frame.copy()
-    for high in map(str, frame.select_dtypes(float).filter(regex="_high$")):
-        low = high.removesuffix("_high")
-        low = low if low in frame else f"{low}_low"
-        known = frame[low] == frame[high]
-        for name, upper in ((low, False), (high, True)):
-            ends = frame[name].map(lambda end, upper=upper: float(outward(end, ".6g", upper)))
-            frame[name] = frame[name].where(known, ends)
-    return frame
 
 
 def print_arrow(table: pa.Table, limit: int) -> None:
@@ -243,27 +223,23 @@ def largest(values: Sequence[float], limit: int) -> list[int]:
     return sorted(range(len(values)), key=lambda index: -values[index])[:limit]
 
 
-def significant(values: Iterable[float], upper: bool | None = None) -> list[str]:
+def significant(values: Iterable[float]) -> list[str]:
     """A column of numbers, each to six digits of its own: 0 is none at all, 1e-05 is little.
-
-    upper: whether they are upper bounds, or lower ones; None: neither.
 
     >>> significant([0.65546721, 1e-5, 0.0])
     ['0.655467', '   1e-05', '       0']
     """
-    texts = [f"{value:.6g}" if upper is None else outward(value, ".6g", upper) for value in values]
+    texts = [f"{value:.6g}" for value in values]
     width = max(map(len, texts), default=0)
     return [text.rjust(width) for text in texts]
 
 
-def print_places(
-    values: Sequence[float], tokens: Sequence[str], limit: int, bounds: bool = False
-) -> None:
-    """The largest values, each with its position and its token; bounds: they are lower bounds."""
+def print_places(values: Sequence[float], tokens: Sequence[str], limit: int) -> None:
+    """The largest values, each with its position and its token."""
     from headloom.formats.tokens import visible
 
     places = largest(values, limit)
-    numbers = significant((values[p] for p in places), False if bounds else None)
+    numbers = significant(values[place] for place in places)
     for place, number in zip(places, numbers, strict=True):
         print(f"  {number}  {place:6}  {visible(tokens[place])}")
     if 0 < limit < len(values):

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headloom.analysis.interval import left_out, mass_on_keys
-from headloom.analysis.overview import mean_left_out
+from headloom.analysis.weights import left_out, mass_on_keys, mean_left_out
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
@@ -132,7 +131,7 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
         weights=np.ascontiguousarray(graph.weights[..., :most].float().numpy()),
         lse=graph.lse.float().numpy(),
         entropy=graph.entropy.float().numpy(),
-        rest=left_out(graph, masses)[0].float().numpy(),
+        rest=left_out(graph, masses).float().numpy(),
         count=graph.count.numpy().astype(np.uint32),
         left_out=mean_left_out(graph, sinks).numpy(),
         length=graph.length,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headloom.analysis.heads.formation import trace_of_snapshot
-from headloom.analysis.overview import mean_left_out
+from headloom.analysis.weights import mean_left_out
 from headloom.errors import DataError
 from headloom.formats.files import JsonObject
 from headloom.formats.folders import check_there

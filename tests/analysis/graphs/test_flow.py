@@ -1,19 +1,24 @@
-"""Attention flow against NetworkX on the dense network."""
+"""Attention flow against NetworkX, and the strongest paths against all paths multiplied out."""
 
 from __future__ import annotations
 
-import json
+import itertools
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import headloom
+from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.graphs.flow import attention_flow
-from headloom.cli import main
-from headloom.cli.verbs import flow as flow_verb
+from headloom.analysis.graphs.paths import Network, strongest_paths
+from headloom.errors import InputError
+from headloom.formats.trace import TraceData
 from headloom.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")
+Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture
@@ -27,84 +32,26 @@ def trace(language_model) -> headloom.Trace:
 
 
 def test_networkx_finds_the_same_flows(trace) -> None:
-    dense = [layer.matrix.dense().mean(0).double() for layer in trace.layers]
-    layers = [reference.with_residual(weights) for weights in dense]
-    for position in (4, 11):
-        expected = reference.flow(layers, position)
-        found = attention_flow(trace, position, range(12))
-        assert torch.allclose(found.middle, expected, atol=1e-6)
-        assert float(found.width.max()) < 1e-5
-        assert bool((found.lower <= expected).all()) and bool((expected <= found.upper).all())
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_from_all_weights_the_interval_holds_the_flow_of_float64(large: bool) -> None:
-    """What float32 rounds of a weight is more than 2^-30, the unit of a capacity."""
-    generator = torch.Generator().manual_seed(2)
-    queries, keys = 3 * torch.randn(2, 2, 2, 8, 4, generator=generator)
-    if large:
-        queries[..., 0], keys[..., 0] = 40, 40
-    trace = headloom.from_queries_keys(
-        queries, keys, mask=headloom.causal(), kind="decoder", scale=0.5, keep=headloom.Top(8)
-    )
-    ahead = torch.ones(8, 8, dtype=torch.bool).triu(1)
-    layers = [
-        reference.with_residual(
-            (q @ k.transpose(1, 2) / 2).masked_fill(ahead, -torch.inf).softmax(-1).mean(0)
-        )
-        for q, k in zip(queries.double(), keys.double(), strict=True)
-    ]
-    expected = reference.flow(layers, 7)
-    for exact in (True, False):
-        found = attention_flow(trace, 7, range(8), exact=exact)
-        assert bool((found.lower <= expected).all()) and bool((expected <= found.upper).all())
-        assert float(found.width.max()) < 1e-3
-
-
-def test_kept_edges_give_an_interval(trace) -> None:
-    dense = [layer.matrix.dense().mean(0).double() for layer in trace.layers]
-    expected = reference.flow([reference.with_residual(weights) for weights in dense], 11)
-    widths = []
-    for edges in (1, 3, None):
-        found = attention_flow(trace, 11, range(12), exact=False, edges=edges)
-        assert bool((found.lower <= expected + 1e-7).all())
-        assert bool((expected <= found.upper + 1e-7).all())
-        widths.append(float(found.width.mean()))
-    assert widths[0] > widths[1] > widths[2] > 0.01
+    for exact, dense in (
+        (None, [layer.matrix.dense() for layer in trace.layers]),
+        (False, [layer.graph.dense() for layer in trace.layers]),
+    ):
+        layers = [reference.with_residual(weights.mean(0).double()) for weights in dense]
+        for position in (4, 11):
+            expected = reference.flow(layers, position)
+            found = attention_flow(trace, position, range(12), exact=exact)
+            assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_two_ways_by_hand() -> None:
     """Position 1 reaches position 0 two ways, each as wide as its narrowest edge."""
-    from headloom.api.trace import Trace
-    from headloom.formats.trace import LayerInMemory, TraceLayer
-
-    layers = []
-    for number, rows in enumerate(([[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [0.5, 0.5]])):
-        scores = torch.tensor(rows).log()[None]
-        _, graph = headloom.attend(
-            torch.zeros(1, 2, 1), torch.zeros(1, 2, 1), torch.zeros(1, 2, 1), bias=scores,
-            keep=headloom.Top(2),
-        )  # fmt: skip
-        layers.append(
-            TraceLayer(
-                name=str(number),
-                kind="encoder",
-                index=number,
-                shape=(1, 2, 2),
-                queries_from="tokens",
-                keys_from="tokens",
-                query_tokens=["a", "b"],
-                key_tokens=["a", "b"],
-                scale=1.0,
-                data=LayerInMemory(graph),
-            )
-        )
-    trace = Trace({"tokens": ["a", "b"]}, tuple(layers))
+    rows = [[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [0.5, 0.5]]
+    trace = headloom.from_weights([torch.tensor([of]) for of in rows], kind="encoder")
     found = attention_flow(trace, 1, [0, 1], residual=0.0)
-    assert torch.allclose(found.lower, torch.tensor([0.75, 1.0]).double(), atol=1e-6)
+    assert found.tolist() == pytest.approx([0.75, 1.0], abs=1e-6)
 
 
-def test_between_two_sequences(pair_trace) -> None:
+def test_flows_between_two_sequences(pair_trace) -> None:
     dense = {layer.kind: layer.graph.dense().mean(0) for layer in pair_trace.layers}
     network = networkx.DiGraph()
 
@@ -121,66 +68,118 @@ def test_between_two_sequences(pair_trace) -> None:
     expected = [
         networkx.maximum_flow_value(network, ("target 2", 3), ("source 0", j)) for j in range(7)
     ]
-    found = attention_flow(pair_trace, 3, range(7))
-    assert found.lower.tolist() == pytest.approx(expected, abs=1e-6)
+    assert attention_flow(pair_trace, 3, range(7)).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_what_there_is_not(trace, make_trace) -> None:
-    with pytest.raises(headloom.InputError, match="flow: no input position 12"):
-        attention_flow(trace, 0, 12)
-    with pytest.raises(headloom.InputError, match="queries and keys were not kept"):
-        attention_flow(make_trace(["a", "b"], keep=1), 0, 0, exact=True)
+def random_weights(seed: int, heads: int, length: int, causal: bool = False) -> Array:
+    scores = np.random.default_rng(seed).normal(0, 2, (heads, length, length))
+    if causal:
+        scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
 
 
-def run(*arguments: object) -> int:
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
+def by_hand(steps: list[Array], start: int, end: int) -> list[tuple[float, tuple[int, ...]]]:
+    """Every path from (L, start) to (0, end) and its product, largest first. steps: A_1 ... A_L."""
+    found = []
+    inner = [range(step.shape[0]) for step in steps[:-1]]
+    for between in itertools.product(*reversed(inner)):
+        path = (start, *between, end)
+        factors = [step[path[place], path[place + 1]] for place, step in enumerate(reversed(steps))]
+        found.append((float(np.prod(factors)), path))
+    return sorted(found, key=lambda one: (-one[0], one[1]))
 
 
-def test_the_command(trace, tmp_path, capsys, monkeypatch) -> None:
-    trace.save(tmp_path / "t")
-    words = ("flow", tmp_path / "t", "--token", "-1", "--limit", "3")
-    assert run(*words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
-    assert run(*words, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    expected = attention_flow(trace, 11, range(12))
-    assert torch.allclose(torch.tensor(said["lower"]).double(), expected.lower)
-    best = int(expected.lower.argmax())
-    *both, place = lines[1].split()[:3]
-    assert place == str(best)
-    assert float(both[0]) <= float(expected.lower[best]) <= float(both[0]) + 1.1e-6
-    assert float(both[1]) - 1.1e-6 <= float(expected.upper[best]) <= float(both[1])
-    assert run("flow", tmp_path / "t", "--from", "-1", "--from", "2", "--kept", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["targets"] == [-1, 2]
-    monkeypatch.setattr(flow_verb, "FLOWS", 11)
-    for options, said in (
-        (("--from", "12"), "no input position 12"),
-        ((), "12 input positions"),
-    ):
-        assert run("flow", tmp_path / "t", *options) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert said in line
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("residual", [0.5, 0.0])
+def test_paths_of_one_sequence(causal: bool, residual: float) -> None:
+    weights = [random_weights(seed, 3, 5, causal) for seed in range(4)]
+    mask = "causal" if causal else "all"
+    layers = [layer_of_weights(torch.from_numpy(of), mask=mask) for of in weights]
+    trace = TraceData({"tokens": list("abcde")}, tuple(layers))
+    steps = [residual * np.eye(5) + (1 - residual) * of.mean(0) for of in weights]
+    rollout = steps[3] @ steps[2] @ steps[1] @ steps[0]
+    for start, end in ((4, 0), (3, 1), (2, 2), (-1, -4)):
+        expected = [one for one in by_hand(steps, start % 5, end % 5) if one[0] > 0][:7]
+        found = strongest_paths(trace, start, end, count=7, residual=residual)
+        products = [path.product for path in found.paths]
+        assert products == pytest.approx([one for one, _ in expected], rel=1e-5)
+        places = [tuple(place for _, place in path.steps) for path in found.paths]
+        assert places == [path for _, path in expected]
+        assert found.together == pytest.approx(rollout[start, end], rel=1e-5)
+        assert found.rest == 0
+    if causal:
+        ahead = strongest_paths(trace, 1, 3)
+        assert (ahead.paths, ahead.together) == ([], 0)
 
 
-def test_what_no_path_leads_to_is_0_and_what_is_small_is_not(tmp_path, capsys) -> None:
-    """Of one layer: half of each weight, and half more of the token itself."""
-    weights = torch.tensor([[[1.0, 0, 0, 0], [1 - 2e-5, 2e-5, 0, 0], [0.5, 0, 0.5, 0], [0.25] * 4]])
-    headloom.from_weights(weights, keep=headloom.All(), save=tmp_path / "t")
-    for verb, numbers in (("rollout", 1), ("flow", 2)):
-        for token, expected in ((0, [1, 0, 0, 0]), (1, [0.49999, 0.50001, 0, 0])):
-            assert run(verb, tmp_path / "t", "--token", str(token)) == 0
-            rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:5]]
-            by_place = [row[:numbers] for row in sorted(rows, key=lambda row: int(row[numbers]))]
-            for row, number in zip(by_place, expected, strict=True):
-                assert [float(end) for end in row] == pytest.approx([number] * numbers, abs=1.1e-6)
-                assert number or row == ["0"] * numbers
-    weights = torch.tensor([[[1.0, 0, 0], [1 - 2e-5, 2e-5, 0], [1 - 4e-5, 2e-5, 2e-5]]])
-    headloom.from_weights(weights, keep=headloom.All(), save=tmp_path / "small")
-    assert run("rollout", tmp_path / "small") == 0
-    # A lower bound: rounded down.
-    assert "\n  9.99999e-06       1  " in capsys.readouterr().out
+def test_paths_between_two_sequences(pair_trace: Any) -> None:
+    """Of an encoder, a decoder and a cross layer: the target holds the source through all three."""
+    encoder, decoder, cross = (
+        layer.graph.dense().double().mean(0).numpy() for layer in pair_trace.layers
+    )
+    # Nodes: 7 of the source, then 4 of the target.
+    steps = []
+    for own, other, mean in ((0, 0, encoder), (7, 7, decoder), (7, 0, cross)):
+        step = np.eye(11)
+        rows = slice(own, own + len(mean))
+        step[rows] *= 0.5
+        step[rows, other : other + mean.shape[1]] += mean / 2
+        steps.append(step)
+    found = strongest_paths(pair_trace, 3, 6, count=4)
+    expected = by_hand(steps, 7 + 3, 6)[:4]
+    assert [path.product for path in found.paths] == pytest.approx(
+        [one for one, _ in expected], rel=1e-5
+    )
+    first = found.paths[0]
+    assert tuple(at + 7 * (name == "target") for name, at in first.steps) == expected[0][1]
+    network = Network(pair_trace)
+    shares = network.shares(network.node("target", 3))
+    held = np.eye(11)[10]
+    for level in (2, 1, 0):
+        held = held @ steps[level]
+        assert shares[level] == pytest.approx(held, rel=1e-5, abs=1e-9)
+    assert network.own(shares[0]) == pytest.approx(held[7:].sum(), rel=1e-5)
+
+
+def test_of_kept_edges_paths_are_along_these_and_what_is_lacking_is_said() -> None:
+    weights = [random_weights(seed, 2, 6) for seed in range(3)]
+    kept = [layer_of_weights(torch.from_numpy(of), keep=3) for of in weights]
+    trace = TraceData({"tokens": list("abcdef")}, tuple(kept))
+    few = [np.where(of >= np.sort(of, -1)[..., -3:-2], of, 0).mean(0) for of in weights]
+    steps = [np.eye(6) / 2 + mean / 2 for mean in few]
+    rollout = steps[2] @ steps[1] @ steps[0]
+    for start, end in ((0, 5), (3, 3), (5, 1)):
+        found = strongest_paths(trace, start, end, count=3)
+        assert found.together == pytest.approx(rollout[start, end], rel=1e-5)
+        assert found.rest == pytest.approx(1 - rollout[start].sum(), rel=1e-5)
+        expected = [one for one, _ in by_hand(steps, start, end)[:3] if one > 0]
+        assert [path.product for path in found.paths] == pytest.approx(expected, rel=1e-5)
+
+
+def test_equal_products_do_not_try_every_path() -> None:
+    """Of even weights every path has the same product: the first ones come at once."""
+    even = layer_of_weights(torch.full((1, 40, 40), 1 / 40))
+    trace = TraceData({"tokens": ["t"] * 40}, (even,) * 12)
+    found = strongest_paths(trace, 7, 9, count=3, residual=0.0)
+    assert [path.product for path in found.paths] == pytest.approx([40.0**-12] * 3)
+    assert [place for _, place in found.paths[0].steps] == [7, *[0] * 11, 9]
+    assert found.together == pytest.approx(1 / 40)
+
+
+def test_bad_input_is_refused_in_a_line(make_trace) -> None:
+    layer = layer_of_weights(torch.full((1, 3, 3), 1 / 3))
+    trace = TraceData({"tokens": list("abc")}, (layer,))
+    few = make_trace(["a", "b", "c"], keep=1)
+    broken = torch.full((1, 3, 3), 1 / 3)
+    broken[0, 1] = torch.nan
+    lost = TraceData({"tokens": list("abc")}, (layer_of_weights(broken),))
+    for ask in (strongest_paths, attention_flow):
+        for of, end, options, error in (
+            (trace, 3, {}, "position 3; the sequence has"),
+            (trace, 0, {"kind": "cross"}, "no cross layer; it has encoder"),
+            (few, 0, {"exact": True}, "queries and keys were not kept"),
+            (lost, 0, {}, "not numbers"),
+        ):
+            with pytest.raises(InputError, match=error):
+                ask(of, 0, end, **options)

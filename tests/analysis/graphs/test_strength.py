@@ -1,48 +1,41 @@
-"""In-strength and heavy hitters against dense weights."""
+"""In-strength, heavy hitters, reciprocity, parts, norms: against dense weights and NetworkX."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import headloom
-from headloom.analysis.graphs.strength import heavy_hitters, received
+from headloom.analysis.graphs.pagerank import pagerank
+from headloom.analysis.graphs.spectrum import effective_rank, energy_rank
+from headloom.analysis.graphs.strength import (
+    components,
+    given_by_edges,
+    given_by_rows,
+    heavy_hitters,
+    norms_of_heads,
+    received,
+    reciprocity,
+)
+from headloom.errors import InputError, ShapeError
 from headloom.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")
 
 
+def kept(case) -> torch.Tensor:
+    """The dense matrix of the kept edges, float64."""
+    return case.graph.dense().double()
+
+
 def test_received_is_the_sum_of_columns(case) -> None:
-    expected = torch.stack([reference.in_strength(weights) for weights in case.dense]).float()
-    exact, kept = received(case.matrix), received(case.graph)
-    assert torch.allclose(exact.lower, expected, atol=1e-5)
-    assert torch.equal(exact.lower, exact.upper)
-    assert bool((kept.lower <= expected + 1e-5).all())
-    assert bool((expected <= kept.upper + 1e-5).all())
-
-
-def test_bounds_are_narrower_than_all_that_is_missing(case) -> None:
-    kept = received(case.graph)
-    missing = case.graph.rest.sum(-1, keepdim=True)
-    assert bool((kept.width <= missing + 1e-5).all())
-    assert float(kept.width.mean()) < 0.9 * float(missing.mean())
-
-
-def test_networkx_gives_the_same_strength() -> None:
-    generator = torch.Generator().manual_seed(2)
-    queries = torch.randn(1, 9, 4, generator=generator)
-    _, graph = headloom.attend(queries, queries + 1, queries, keep=headloom.Top(9))
-    degrees = dict(graph.to_networkx(0).in_degree(weight="weight"))
-    expected = torch.tensor([degrees[node] for node in range(9)])
-    assert torch.allclose(received(graph).lower[0], expected.float(), atol=1e-6)
-
-
-def test_norms_of_values_weigh_what_is_received(case) -> None:
-    norms = torch.rand(3, 60, generator=torch.Generator().manual_seed(1))
-    given = received(case.matrix, norms).lower
-    assert torch.allclose(given, (case.dense.sum(1) * norms).float(), atol=1e-5)
-    shared = received(case.matrix, norms[:1]).lower
-    assert torch.allclose(shared, (case.dense.sum(1) * norms[0]).float(), atol=1e-5)
+    for source, weights in ((case.matrix, case.dense), (case.graph, kept(case))):
+        expected = torch.stack([reference.in_strength(head) for head in weights])
+        assert torch.allclose(received(source).double(), expected, atol=1e-5)
+    degrees = dict(case.graph.to_networkx(0).in_degree(weight="weight"))
+    of_networkx = torch.tensor([degrees[node] for node in range(60)])
+    assert torch.allclose(received(case.graph)[0], of_networkx.float(), atol=1e-6)
 
 
 def smallest_set(weights: torch.Tensor, share: float) -> int:
@@ -54,26 +47,77 @@ def smallest_set(weights: torch.Tensor, share: float) -> int:
     return count
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.1, 0.9])
 def test_heavy_hitters_are_the_smallest_set(case, share) -> None:
-    exact, kept = heavy_hitters(case.matrix, share), heavy_hitters(case.graph, share)
-    for head, weights in enumerate(case.dense):
-        expected = smallest_set(weights, share)
-        assert int(exact.count.lower[head]) == int(exact.count.upper[head]) == expected
-        got = weights.sum(0)
-        assert float(got[exact.of(head)].sum()) >= share * float(got.sum()) * (1 - 1e-5)
-        assert int(kept.count.lower[head]) <= expected <= int(kept.count.upper[head])
-        if int(kept.count.upper[head]) < 60:
-            assert float(got[kept.of(head)].sum()) >= share * float(got.sum()) * (1 - 1e-5)
-    together = heavy_hitters(case.matrix, share, together=True)
-    assert int(together.count.upper[0]) == smallest_set(case.dense.sum(0), share)
+    for source, weights in ((case.matrix, case.dense), (case.graph, kept(case))):
+        found = heavy_hitters(source, share)
+        for head, of_head in enumerate(weights):
+            assert int(found.count[head]) == smallest_set(of_head, share)
+            got = of_head.sum(0)
+            assert float(got[found.of(head)].sum()) >= share * float(got.sum()) * (1 - 1e-5)
+        together = heavy_hitters(source, share, together=True)
+        assert int(together.count[0]) == smallest_set(weights.sum(0), share)
 
 
-def test_a_share_that_is_none(case) -> None:
-    with pytest.raises(
-        headloom.InputError, match=r"share=1\.5; expected a number above 0, at most 1"
-    ):
-        heavy_hitters(case.graph, 1.5)
+def test_reciprocity_is_that_of_dense_weights(case) -> None:
+    for source, weights in ((case.matrix, case.dense), (case.graph, kept(case))):
+        expected = torch.stack([reference.reciprocity(head) for head in weights]).float()
+        assert torch.allclose(reciprocity(source), expected, atol=1e-5)
+
+
+def test_minilm_known_values(minilm_trace) -> None:
+    """The mean reciprocity over heads of each layer, as measured once by another program."""
+    for sources in ("matrix", "graph"):
+        means = [float(reciprocity(getattr(x, sources)).mean()) for x in minilm_trace.layers]
+        expected = [0.4599, 0.1730, 0.1607, 0.2014, 0.1414, 0.3029]
+        assert means == pytest.approx(expected, abs=6e-5)
+
+
+@pytest.mark.parametrize("strong", [False, True])
+@pytest.mark.parametrize("threshold", [0.08, 0.2])
+def test_networkx_finds_the_same_parts(case, threshold, strong) -> None:
+    find = (
+        networkx.strongly_connected_components if strong else networkx.weakly_connected_components
+    )
+
+    def parts(weights: torch.Tensor) -> set[frozenset[int]]:
+        graph = networkx.DiGraph()
+        graph.add_nodes_from(range(len(weights)))
+        graph.add_edges_from((weights >= threshold).nonzero().tolist())
+        return {frozenset(part) for part in find(graph)}
+
+    def labelled(labels: np.ndarray) -> set[frozenset[int]]:
+        return {frozenset(np.flatnonzero(labels == n).tolist()) for n in set(labels.tolist())}
+
+    for source, weights in ((case.matrix, case.dense), (case.graph, kept(case))):
+        found = components(source, threshold, strong=strong)
+        for head, of_head in enumerate(weights):
+            expected = parts(of_head)
+            assert labelled(found.labels[head]) == expected
+            assert found.count[head] == len(expected)
+            assert found.largest[head] == max(map(len, expected))
+        together = components(source, threshold, strong=strong, together=True)
+        assert labelled(together.labels[0]) == parts(weights.max(0).values)
+
+
+def test_what_keys_give_is_weighed_by_their_norms(case, language_model, pair_trace) -> None:
+    norms = torch.rand(3, 60, generator=torch.Generator().manual_seed(3)) * 5
+    edges = given_by_edges(case.graph, norms)
+    at = (case.dense * norms[:, None]).gather(-1, case.graph.keys.clamp(min=0).long()).float()
+    there = case.graph.keys >= 0
+    assert torch.allclose(edges[there], at[there], atol=1e-5) and not edges[~there].any()
+    for source, weights in ((case.matrix, case.dense), (case.graph, kept(case))):
+        expected = (weights * norms[:, None]).sum(-1).float()
+        assert torch.allclose(given_by_rows(source, norms), expected, atol=1e-4)
+    with pytest.raises(ShapeError, match=r"a number for each head and key, \(3, 60\)"):
+        given_by_edges(case.graph, torch.ones(1, 60))
+    tokens = torch.tensor([3, 4, 5, 6])
+    values = language_model.layers[0].w_v(language_model.embedding(tokens))
+    expected = values.reshape(4, 4, 4).transpose(0, 1).norm(dim=-1)
+    traced = headloom.trace(language_model, tokens).layers[0]
+    assert torch.allclose(norms_of_heads(traced), expected, atol=1e-5)
+    shared = norms_of_heads(pair_trace.layer("cross", 0))
+    assert torch.equal(shared[0], shared[1]) and not torch.equal(shared[1], shared[2])
 
 
 @pytest.mark.parametrize("length", [0, 3])
@@ -82,17 +126,45 @@ def test_nobody_who_may_look_needs_no_key(length) -> None:
     nobody = torch.zeros(length, length, dtype=torch.bool)
     _, graph = headloom.attend(tokens, tokens, tokens, mask=nobody, keep=headloom.Top(2))
     for source in (graph, headloom.AttentionMatrix(tokens, tokens, mask=nobody)):
-        for together in (False, True):
-            count = heavy_hitters(source, together=together).count
-            assert not count.lower.any()
-            assert not count.upper.any()
+        assert not heavy_hitters(source).count.any()
+        assert not heavy_hitters(source, together=True).count.any()
+        assert reciprocity(source).tolist() == energy_rank(source).tolist() == [0, 0]
+        assert effective_rank(source).tolist() == [0, 0]
+        assert pagerank(source).heads.shape == (2, length)
 
 
-def test_of_kept_edges_and_a_sink_as_many_heavy_hitters_as_are_certain() -> None:
-    zeros = torch.zeros(1, 9, 4)
-    options = {"mask": headloom.causal(), "sinks": torch.tensor([2.0])}
-    trace = headloom.from_queries_keys(zeros, zeros, keep=headloom.Top(3), **options)
-    exact = heavy_hitters(trace.layers[0].matrix, 0.5).count
-    bounds = heavy_hitters(trace.layers[0].graph, 0.5).count
-    assert int(exact.lower[0]) == int(exact.upper[0]) == 3
-    assert int(bounds.lower[0]) <= 3 <= int(bounds.upper[0])
+MEASURES = {
+    "components": components,
+    "effective_rank": effective_rank,
+    "energy_rank": energy_rank,
+    "heavy_hitters": heavy_hitters,
+    "norms": lambda source: given_by_rows(source, torch.ones(2, 6)),
+    "pagerank": pagerank,
+    "received": received,
+    "reciprocity": reciprocity,
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_weights_that_are_not_numbers_are_refused(measure, of_edges) -> None:
+    tokens = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    broken = tokens.clone()
+    broken[1, 3] = torch.nan
+    _, graph = headloom.attend(broken, tokens, tokens, keep=headloom.Top(2))
+    source = graph if of_edges else headloom.AttentionMatrix(broken, tokens)
+    with pytest.raises(InputError, match=r"head 1, query 3 are not numbers .* isnan\(lse\)"):
+        MEASURES[measure](source)
+
+
+@pytest.mark.parametrize("measure", [components, pagerank, reciprocity])
+def test_two_sequences_are_refused_where_positions_must_correspond(measure, pair_trace) -> None:
+    with pytest.raises(ShapeError, match="4 queries and 7 keys"):
+        measure(pair_trace.layer("cross", 0).graph)
+
+
+@pytest.mark.parametrize("call", [lambda g: heavy_hitters(g, 1.5), lambda g: components(g, 0),
+                                  lambda g: pagerank(g, damping=1.0)])  # fmt: skip
+def test_numbers_out_of_range_are_refused(call, case) -> None:
+    with pytest.raises(InputError, match=r"expected a number"):
+        call(case.graph)

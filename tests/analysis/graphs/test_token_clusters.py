@@ -49,48 +49,29 @@ def planted(
     return headloom.AttentionMatrix(places + noise / 4, places + noise / 4, scale=1.0), labels
 
 
-def same_parts(first: np.ndarray, second: np.ndarray) -> bool:
-    pairs = set(zip(first.tolist(), second.tolist(), strict=True))
-    return len(pairs) == len(set(first.tolist())) == len(set(second.tolist()))
-
-
 @pytest.mark.parametrize("number", [1, 2, 5])
-def test_eigenvalues_and_cut(case, number) -> None:
-    found = token_clusters(case.matrix, number)
-    for head, weights in enumerate(case.dense.double().numpy()):
-        assert found.number[head] == number == found.labels[head].max() + 1
-        expected = eigenvalues(weights)[: number + 1]
-        assert np.allclose(found.eigenvalues[head], expected, atol=2e-6)
-        assert float(found.cut.lower[head]) == float(found.cut.upper[head])
-        assert abs(float(found.cut.upper[head]) - cut(weights, found.labels[head])) < 1e-5
-        assert float(found.least[head]) <= float(found.cut.upper[head]) + 1e-6
+@pytest.mark.parametrize("head", [None, 0, 2])
+def test_eigenvalues_and_cut(case, number, head) -> None:
+    for source, dense in ((case.matrix, case.dense), (case.graph, case.graph.dense())):
+        weights = (dense.mean(0) if head is None else dense[head]).double().numpy()
+        found = token_clusters(source, number, head=head)
+        assert found.number == number == found.labels.max() + 1
+        assert np.allclose(found.eigenvalues, eigenvalues(weights)[: number + 1], atol=2e-6)
+        assert found.cut == pytest.approx(cut(weights, found.labels), abs=1e-5)
+        assert found.least <= found.cut + 1e-6
         # Each is numbered by where it begins.
-        firsts = [found.labels[head].tolist().index(label) for label in range(number)]
+        firsts = [found.labels.tolist().index(label) for label in range(number)]
         assert firsts == sorted(firsts)
-
-
-def test_of_the_mean_of_heads(case) -> None:
-    found = token_clusters(case.matrix, 3, together=True)
-    mean = case.dense.double().mean(0).numpy()
-    assert found.labels.shape == (1, len(mean))
-    assert np.allclose(found.eigenvalues[0], eigenvalues(mean)[:4], atol=2e-6)
-    assert abs(float(found.cut.upper[0]) - cut(mean, found.labels[0])) < 1e-5
-    kept = token_clusters(case.graph, 3, together=True)
-    assert kept.cut.lower[0] <= cut(mean, kept.labels[0]) <= kept.cut.upper[0]
 
 
 def test_no_division_is_below_the_least() -> None:
     matrix, _ = planted(9, 2, 1.0)
-    found = token_clusters(matrix, 2)
-    for head in range(2):
-        weights = matrix.dense()[head].double().numpy()
-        cuts = [
-            cut(weights, np.array((0, *others)))
-            for others in itertools.product((0, 1), repeat=8)
-            if any(others)
-        ]
-        assert found.least[head] <= min(cuts) + 1e-6
-        assert float(found.cut.upper[head]) == pytest.approx(min(cuts), abs=1e-5)
+    found = token_clusters(matrix, 2, head=1)
+    weights = matrix.dense()[1].double().numpy()
+    divisions = (np.array((0, *rest)) for rest in itertools.product((0, 1), repeat=8) if any(rest))
+    least = min(cut(weights, labels) for labels in divisions)
+    assert found.least <= least + 1e-6
+    assert found.cut == pytest.approx(least, abs=1e-5)
 
 
 @pytest.mark.parametrize("number", [None, 5])
@@ -99,98 +80,39 @@ def test_planted_parts_are_found_both_ways(monkeypatch, number) -> None:
     matrix, labels = planted(900, 5, 2.5)
     directly = token_clusters(matrix, number)
     monkeypatch.setattr(module, "DENSE", 8)
-    products = token_clusters(matrix, number, tolerance=1e-4)
+    products = token_clusters(matrix, number)
     for found in (directly, products):
-        assert found.number.tolist() == [5, 5]
-        assert all(same_parts(found.labels[head], labels) for head in range(2))
-    assert torch.allclose(directly.eigenvalues, products.eigenvalues, atol=1e-4)
-    assert float(products.bound.max()) <= 1e-4
-    for off, own in zip(products.bound, products.eigenvalues, strict=True):
-        assert bool((off > 0).all()) and len(off) == len(own) == 6
-    with pytest.raises(
-        headloom.InputError, match=r"after 1 products, and .* for more steps= than 4"
-    ):
-        token_clusters(matrix, number, tolerance=1e-9, steps=4)
+        pairs = set(zip(found.labels.tolist(), labels.tolist(), strict=True))
+        assert found.number == len(pairs) == 5
+    assert np.allclose(directly.eigenvalues, products.eigenvalues, atol=1e-4)
+    monkeypatch.setattr(module, "PRODUCTS", 1)
+    with pytest.raises(headloom.InputError, match="off by up to .* Ask for fewer clusters"):
+        token_clusters(matrix, number)
 
 
-def test_what_is_below_none_is_below_none(monkeypatch) -> None:
-    """A narrow window, whose eigenvalues are close to each other and to 0: ended early."""
-    queries, keys = torch.randn(2, 1, 900, 8, generator=torch.Generator().manual_seed(0))
-    mask = headloom.causal() & headloom.window(8, 0)
-    matrix = headloom.AttentionMatrix(queries, keys, mask=mask)
-    true = eigenvalues(matrix.dense()[0].double().numpy())[:6].sum()
-    monkeypatch.setattr(module, "DENSE", 8)
-    for tolerance in (1e-2, 1e-3):
-        found = token_clusters(matrix, 6, tolerance=tolerance)
-        assert float(found.least[0]) <= true
-    assert 0 < float(token_clusters(matrix, 6).least[0]) <= true
+@pytest.mark.parametrize("number", [None, 3])
+def test_positions_that_are_left_out_are_no_part_of_the_graph(case, number) -> None:
+    """As of the graph without them: no eigenvalue, no cluster is theirs."""
+    found = token_clusters(case.matrix, number, without=[0, -1])
+    inner = case.dense.double().mean(0).numpy()[1:-1, 1:-1]
+    assert found.labels[0] == found.labels[-1] == -1 and (found.labels[1:-1] >= 0).all()
+    expected = eigenvalues(inner)[: found.number + 1]
+    assert np.allclose(found.eigenvalues, expected, atol=2e-6)
+    assert found.cut == pytest.approx(cut(inner, found.labels[1:-1]), abs=1e-5)
 
 
-def test_kept_edges_give_intervals(case) -> None:
-    kept = token_clusters(case.graph, 4)
-    for head, weights in enumerate(case.dense.double().numpy()):
-        true = cut(weights, kept.labels[head])
-        assert kept.cut.lower[head] <= true <= kept.cut.upper[head]
-    some = token_clusters(case.graph)
-    fewer = some.number.max() - some.number
-    assert some.leaving.lower.isnan().sum(-1).tolist() == fewer.tolist()
-    assert bool((some.cut.upper <= torch.from_numpy(some.number)).all())
-
-
-def test_positions_left_out(case) -> None:
-    found = token_clusters(case.matrix, 3, without=[0, -1])
-    for head, weights in enumerate(case.dense.double().numpy()):
-        labels = found.labels[head]
-        assert labels[0] == labels[-1] == -1 and (labels[1:-1] >= 0).all()
-        inner = weights[1:-1, 1:-1]
-        assert np.allclose(found.eigenvalues[head], eigenvalues(inner)[:4], atol=2e-6)
-        assert abs(float(found.cut.upper[head]) - cut(inner, labels[1:-1])) < 1e-5
-
-
-@pytest.mark.parametrize("dense", [1024, 8])
-@pytest.mark.parametrize("number", [None, 7])
-def test_positions_that_are_left_out_are_no_part_of_the_graph(monkeypatch, dense, number) -> None:
-    """As of the graph without them: no eigenvalue, no coordinate, no cluster is theirs."""
-    monkeypatch.setattr(module, "DENSE", dense)
-    length = 10 if dense > 8 else 320
-    for seed in range(4):
-        draw = np.random.default_rng(seed).dirichlet(np.full(length, 0.3), length)
-        whole, part = (
-            headloom.from_weights(
-                [torch.tensor(weights)[None].float()], partial=True, keep=headloom.All()
-            )
-            for weights in (draw, draw[2:, 2:])
-        )
-        found = token_clusters(whole.layers[0].graph, number, without=[0, 1])
-        expected = token_clusters(part.layers[0].graph, number)
-        assert found.labels[0, :2].tolist() == [-1, -1]
-        assert found.number.tolist() == expected.number.tolist()
-        assert found.least == pytest.approx(expected.least, abs=2e-3)
-        there = min(found.eigenvalues.shape[1], expected.eigenvalues.shape[1])
-        torch.testing.assert_close(
-            found.eigenvalues[:, :there], expected.eigenvalues[:, :there], rtol=0, atol=2e-4
-        )
-        assert found.eigenvalues[:, there:].isnan().all()
-
-
-def test_what_is_next_to_nothing() -> None:
-    one = headloom.AttentionMatrix(torch.ones(1, 1, 2), torch.ones(1, 1, 2))
-    assert token_clusters(one, 5).labels.tolist() == [[0]]
-    two = headloom.AttentionMatrix(torch.ones(1, 2, 2), torch.ones(1, 2, 2))
-    assert token_clusters(two, 2, without=[0, 1]).labels.tolist() == [[-1, -1]]
-    empty = headloom.AttentionMatrix(torch.ones(1, 0, 2), torch.ones(1, 0, 2))
-    assert token_clusters(empty).labels.shape == (1, 0)
-    alike = token_clusters(two, 2)  # nothing tells them apart
-    assert alike.number.tolist() in ([1], [2])
-
-
-def test_bad_input(case, pair_trace) -> None:
-    for given, error in (
+def test_what_is_next_to_nothing_and_bad_input(case, pair_trace) -> None:
+    one, two, empty = (
+        headloom.AttentionMatrix(torch.ones(1, n, 2), torch.ones(1, n, 2)) for n in (1, 2, 0)
+    )
+    assert token_clusters(one, 5).labels.tolist() == [0]
+    assert token_clusters(two, 2, without=[0, 1]).labels.tolist() == [-1, -1]
+    assert token_clusters(empty).labels.shape == (0,)
+    for options, error in (
         ({"number": 0}, "number is 0"), ({"number": 65}, "number is 65"),
-        ({"without": [99]}, "no position 99"), ({"tolerance": 0}, "tolerance=0"),
-        ({"steps": 0}, "steps is 0"), ({"seed": -1}, "seed is -1"),
+        ({"without": [99]}, "no position 99"),
     ):  # fmt: skip
         with pytest.raises(headloom.InputError, match=error):
-            token_clusters(case.matrix, **given)
+            token_clusters(case.matrix, **options)
     with pytest.raises(headloom.ShapeError, match="4 queries and 7 keys"):
         token_clusters(pair_trace.layer("cross", 0).graph)

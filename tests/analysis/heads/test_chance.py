@@ -19,15 +19,10 @@ from headloom.analysis.heads.chance import (
     set_log_means,
     set_moments,
 )
-from headloom.analysis.heads.measures import (
-    duplicate_token,
-    first_token,
-    induction,
-    previous_token,
-    same_token,
-    symmetric_partner,
-)
+from headloom.analysis.heads.measures import layer_scores
+from headloom.analysis.heads.roles import MEASURES
 from headloom.analysis.heads.scores import HeadScores
+from headloom.formats.trace import TraceLayer
 
 TOKENS = [str(i * i % 7) for i in range(16)]
 SHUFFLES = 4000
@@ -53,22 +48,28 @@ def shuffled(weights: Tensor, causal: bool) -> Tensor:
     return found
 
 
-PATTERNS = [previous_token, first_token, duplicate_token, induction]
+def score(layer: TraceLayer, measure: str) -> HeadScores:
+    others = {name for name in MEASURES if name != measure}
+    return layer_scores(layer, without=others)[measure]
+
+
+PATTERNS = ["previous", "first", "duplicate", "induction"]
 
 
 @pytest.mark.parametrize(
     ("measure", "causal"),
     [
-        *slow((symmetric_partner, False)),
+        *slow(("partner", False)),
         *((one, rule) for one in PATTERNS for rule in (False, True)),
     ],
 )
-def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
+def test_mean_variance_and_tail_against_shuffles(measure: str, causal: bool) -> None:
     mask = "causal" if causal else "all"
     weights = peaked(causal)
     layer = layer_of_weights(weights, TOKENS, mask=mask)  # type: ignore[arg-type]
-    scores: HeadScores = measure(layer)
-    drawn = measure(layer_of_weights(shuffled(weights, causal), TOKENS, mask=mask)).score
+    scores = score(layer, measure)
+    every = layer_of_weights(shuffled(weights, causal), TOKENS, mask=mask)  # type: ignore[arg-type]
+    drawn = score(every, measure).score
     error = drawn.std() / SHUFFLES**0.5
     assert scores.chance.item() == pytest.approx(drawn.mean().item(), abs=4 * error.item())
     assert scores.chance_sd.item() == pytest.approx(drawn.std().item(), rel=0.06)
@@ -78,7 +79,6 @@ def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
         at = HeadScores(
             scores.measure,
             scores.rows,
-            height[None] * scores.rows,
             height[None] * scores.rows,
             scores.chance_total,
             scores.chance_variance,
@@ -92,7 +92,8 @@ def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
 
 def test_shuffled_heads_are_significant_no_more_often_than_they_may() -> None:
     heads = shuffled(peaked(False), False)[:1000]
-    p = torch.cat([m(layer_of_weights(heads, TOKENS)).p for m in (previous_token, induction)])
+    layer = layer_of_weights(heads, TOKENS)
+    p = torch.cat([score(layer, name).p for name in ("previous", "induction")])
     assert bool((holm(p) > 0.01).all())
     assert float((p < 0.05).double().mean()) <= 0.05
 
@@ -126,7 +127,7 @@ def test_chernoff_of_one_key_in_n_is_the_product() -> None:
     n = 14
     first = torch.zeros(1, n, n)
     first[..., 0] = 1
-    scores = first_token(layer_of_weights(first, mask="causal"))
+    scores = score(layer_of_weights(first, mask="causal"), "first")
     exact = 1 / math.factorial(n)
     assert exact <= scores.p.item() <= 1.001 * exact
 
@@ -163,15 +164,15 @@ def test_the_tail_of_short_causal_rows_is_exact_or_larger(seed: int) -> None:
     hidden = ~torch.ones(6, 6, dtype=torch.bool).tril()
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     layer = layer_of_weights(weights[None], mask="causal")
-    for measure, place in ((same_token, lambda i: i), (first_token, lambda i: 0)):
-        score = measure(layer)
+    for measure, place in (("same", lambda i: i), ("first", lambda i: 0)):
+        found = score(layer, measure)
         # Under the null row i puts any of its i + 1 weights on the one key, each as likely.
         sums = torch.zeros(1, dtype=torch.float64)
         for i in range(6):
             sums = (sums[:, None] + weights[i, : i + 1].double()).flatten()
         reached = sum(float(weights[i, place(i)]) for i in range(6))
         exact = float((sums >= reached - 1e-6).double().mean())
-        assert score.p.item() >= exact
+        assert found.p.item() >= exact
 
 
 def test_weights_that_are_not_known_make_the_bound_larger() -> None:
@@ -187,7 +188,7 @@ def test_weights_that_are_not_known_make_the_bound_larger() -> None:
 
 def test_more_rows_of_the_same_kind_are_better_evidence() -> None:
     layer = layer_of_weights(torch.eye(6).roll(-1, 1)[None])
-    scores = previous_token(layer)
+    scores = score(layer, "previous")
     both = scores + scores
     assert both.score.item() == scores.score.item()
     assert both.chance.item() == scores.chance.item()

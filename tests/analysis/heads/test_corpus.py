@@ -117,18 +117,23 @@ def test_a_query_without_a_choice_is_no_exemplar() -> None:
     assert layer.exemplars(0, sinks=True) == []
 
 
-def test_what_was_not_kept_makes_bounds() -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_words_are_of_all_weights_or_of_the_kept_edges(whole: bool) -> None:
     random = np.random.default_rng(1)
     queries, keys = random.normal(size=(2, 1, 2, 30, 8))
     names = [str(place) for place in range(30)]
-    trace = headloom.from_queries_keys(queries, keys, keep=headloom.Top(3), tokens=names)
+    trace = headloom.from_queries_keys(
+        queries, keys, keep=headloom.Top(3), tokens=names, queries_keys=whole
+    )
     layer = CorpusLayer(trace, 0)
     layer.add(0, trace)
-    assert layer.bounds
-    dense = headloom.from_queries_keys(queries, keys, keep=headloom.Top(30)).layers[0].graph.dense()
+    assert layer.bounds != whole
+    graph = headloom.from_queries_keys(queries, keys, keep=headloom.Top(30)).layers[0].graph
+    dense = graph.dense() if whole else trace.layers[0].graph.dense()
     for word in layer.words(0, sinks=True):
-        exact = float(dense[0, :, int(word.word)].sum()) / 30
-        assert word.share <= exact + 1e-6
+        assert word.share == pytest.approx(float(dense[0, :, int(word.word)].sum()) / 30, abs=1e-6)
+    assert layer.spreads(0)["previous"].bounds == (not whole)
+    assert layer.spreads(0)["entropy"].bounds == 0
 
 
 def test_other_models_and_odd_texts(make_trace: Callable[..., Trace], traces: list[Trace]) -> None:

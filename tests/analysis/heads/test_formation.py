@@ -70,7 +70,7 @@ def test_an_encoder_decoder_has_two_sequences() -> None:
 
 
 def test_bad_questions(tmp_path: Path) -> None:
-    with pytest.raises(headloom.InputError, match="no measure 'size'"):
+    with pytest.raises(headloom.InputError, match="measure='size'; expected one of"):
         formation(History(tmp_path), "size")
     with pytest.raises(headloom.InputError, match="no snapshots"):
         formation(History(tmp_path), "first")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 import headloom
 from headloom.analysis.dense_layer import layer_of_weights
+from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
-from headloom.analysis.heads.sinks import certain_sinks, looked_at, sink_keys
+from headloom.analysis.heads.sinks import looked_at, sink_keys
 from headloom.api.trace import Trace
-from headloom.formats.trace import TraceLayer
 from headloom.mechanism.multihead import MultiHeadAttention
 
 TOKENS = ["[CLS]", *(["the", "cat", ",", "sat", "on"] * 4), "[SEP]"]
@@ -161,42 +160,50 @@ def test_the_table(minilm_trace: Trace) -> None:
     assert (counts["previous"], counts["next"], counts["first"]) == (1, 1, 59)
 
 
-def test_bounds_lie_below_and_exact_ones_agree(minilm_trace: Trace, tmp_path: Path) -> None:
-    minilm_trace.save(tmp_path / "t.loom")
-    whole = heads(headloom.open(tmp_path / "t.loom"), exact=True)
-    short = _kept(minilm_trace, 3)
-    kept = heads(short, exact=False)
-    again = heads(short)
-    assert set(kept["source"]) == {"bound"}
-    assert set(again["source"]) == set(whole["source"]) == {"exact"}
+def test_of_kept_edges_scores_are_theirs_and_else_those_of_all_weights(
+    minilm_trace: Trace, minilm_top: Trace
+) -> None:
+    whole, again, kept = heads(minilm_trace), heads(minilm_top), heads(minilm_top, exact=False)
+    assert set(kept["source"]) == {"kept"} and set(again["source"]) == {"exact"}
+    columns = [name for name in MEASURES if name != "vertical"]
+    assert (again[columns] - whole[columns]).abs().max().max() < 2e-5
     for name in MEASURES:
         if name not in ("broad", "entropy"):
-            assert bool((kept[name] <= whole[name] + 1e-5).all())
-    columns = [name for name in MEASURES if name != "partner"]
-    assert (again[columns] - whole[columns]).abs().max().max() < 2e-5
+            assert bool((kept[name] <= whole[name] + 1e-5).fillna(True).all())
+    rest = torch.cat([layer.graph.rest.mean(-1) for layer in minilm_top.layers])
+    assert kept["rest"].tolist() == pytest.approx(rest.tolist(), abs=1e-6)
+    assert not again["rest"].any()
 
 
-def _kept(trace: Trace, k: int) -> Trace:
-    """The same with only the k strongest edges of each row."""
-    from dataclasses import replace
-
-    from headloom.formats.trace import LayerInMemory
-
-    layers = []
-    for layer in trace.layers:
-        graph = layer.graph
-        part = replace(
-            graph,
-            keys=graph.keys[..., :k],
-            scores=graph.scores[..., :k],
-            weights=graph.weights[..., :k],
-            rest=1 - graph.weights[..., :k].sum(-1),
-        )
-        assert layer.queries is not None
-        assert layer.keys is not None
-        held = LayerInMemory(part, (layer.queries, layer.keys), layer.terms, layer.value_norms)
-        layers.append(replace(layer, data=held))
-    return replace(trace, layers=tuple(layers))
+def test_sinks_are_the_same_whatever_was_kept() -> None:
+    """A key that every row looks at a little, and few rows most: their largest edge is another."""
+    generator = torch.Generator().manual_seed(3)
+    queries, keys = torch.randn(2, 3, 4, 60, 8, generator=generator) * 1.8
+    queries, keys = (torch.nn.functional.pad(part, (0, 1)) for part in (queries, keys))
+    queries[..., -1], keys[:, :, 5, -1] = 3.0, 2.5
+    few, every = (
+        [
+            headloom.from_queries_keys(*pair, mask=headloom.causal(), keep=headloom.Top(k)).layers[
+                0
+            ]
+            for pair in zip(queries[:, None], keys[:, None], strict=True)
+        ]
+        for k in (1, 60)
+    )
+    expected = sink_keys(every)
+    assert all(5 in places for places in expected) and sink_keys(few) == expected
+    assert not any(5 in places for places in sink_keys(few, exact=False))
+    # By hand: what each key gets from rows more than 4 tokens away, beside an even row.
+    i = torch.arange(60)
+    far = ((i[:, None] - i).abs() > 4) & (i <= i[:, None])
+    dense = every[0].graph.dense().double()
+    rows = far.sum(0).clamp(min=1)
+    chance = (far / (i[:, None] + 1.0)).sum(0) / rows
+    by_hand = ((dense * far).sum(1) / rows - chance) / (1 - chance)
+    found = looked_at(LayerWeights(few[0]), 4)
+    there = far.sum(0) >= 3
+    assert torch.allclose(found[:, there], by_hand[:, there], atol=1e-5)
+    assert bool((found[:, ~there] == -math.inf).all())
 
 
 def test_several_texts_are_put_together() -> None:
@@ -213,60 +220,6 @@ def test_several_texts_are_put_together() -> None:
         head_roles([one, Trace({"tokens": ["a"] * 3}, (other,))])
 
 
-def test_windows_are_found_where_the_trace_does_not_name_them() -> None:
-    """A layer whose mask is not known: its rows and edges tell which window it was."""
-    from dataclasses import replace
-
-    from headloom.analysis.heads.patterns import allowed_keys
-
-    queries = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(2))
-    for mask, first in (
-        (headloom.window(3, 0), [max(0, i - 3) for i in range(30)]),
-        (headloom.window(5, 5), [max(0, i - 5) for i in range(30)]),
-    ):
-        _, graph = headloom.attend(queries, queries, queries, mask=mask, keep=headloom.Top(2))
-        layer = layer_of_weights(torch.eye(30).repeat(2, 1, 1))
-        data = replace(layer.data, attention_graph=graph)  # type: ignore[type-var]
-        unknown = replace(layer, data=data, mask=None)
-        assert isinstance(unknown, TraceLayer)
-        allowed = allowed_keys(unknown)
-        assert allowed.known
-        assert allowed.first.tolist() == first
-        assert (allowed.end - allowed.first).tolist() == graph.count[0].tolist()
-    dilated = torch.zeros(30, 30, dtype=torch.bool)
-    dilated[:, ::2] = True
-    _, graph = headloom.attend(queries, queries, queries, mask=dilated, keep=headloom.Top(2))
-    data = replace(layer.data, attention_graph=graph)  # type: ignore[type-var]
-    unknown = replace(layer, data=data, mask=None)
-    assert not allowed_keys(unknown).known
-
-
 def test_bad_thresholds() -> None:
     with pytest.raises(headloom.InputError, match="alpha=2"):
         head_roles(one_head_of_each(), alpha=2)
-
-
-def test_sinks_do_not_depend_on_what_was_kept() -> None:
-    """A key that every row looks at a little, and few rows most: their largest edge is another."""
-    generator = torch.Generator().manual_seed(3)
-    queries, keys = torch.randn(2, 3, 4, 60, 8, generator=generator) * 1.8
-    queries, keys = (torch.nn.functional.pad(part, (0, 1)) for part in (queries, keys))
-    queries[..., -1], keys[:, :, 5, -1] = 3.0, 2.5
-    layers = {}
-    for kept in (1, 60):
-        traces = [
-            headloom.from_queries_keys(*pair, mask=headloom.causal(), keep=headloom.Top(kept))
-            for pair in zip(queries[:, None], keys[:, None], strict=True)
-        ]
-        layers[kept] = [trace.layers[0] for trace in traces]
-    expected = certain_sinks(layers[60])
-    assert expected[1] == [True] * 3 and all(5 in places for places in expected[0])
-    assert certain_sinks(layers[1]) == certain_sinks(layers[1], exact=True) == expected
-    unsure = certain_sinks(layers[1], exact=False)
-    assert unsure[1] == [False] * 3 and not any(5 in places for places in unsure[0])
-    for few, every in zip(layers[1], layers[60], strict=True):
-        bounds, exact = looked_at(few, 4, exact=False), looked_at(every, 4)
-        assert torch.equal(exact.lower, exact.upper)
-        assert (bounds.lower <= exact.lower + 1e-6).all()
-        assert (bounds.upper >= exact.lower - 1e-6).all()
-        torch.testing.assert_close(looked_at(few, 4).lower, exact.lower, rtol=0, atol=1e-6)

@@ -17,7 +17,7 @@ from torch import Tensor
 from headloom.analysis.arguments import check_trace
 from headloom.analysis.eviction.layer import NamedRule, after_prompt, at_each_step
 from headloom.analysis.eviction.policies import AT_ONCE, POLICIES, Prompt, Rule
-from headloom.analysis.interval import check_numbers
+from headloom.analysis.weights import check_numbers
 from headloom.errors import InputError, optional_package
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceData

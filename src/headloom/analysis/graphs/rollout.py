@@ -11,94 +11,66 @@ cross-attention layer gives half of the target's positions what W mixes of the s
     C <- 1/2 C + 1/2 W E,    D <- 1/2 D
 
 where E is the encoder's rollout, C what the target holds of the source and D what it holds of
-itself. Each row of [C D] sums to 1, as those of R.
+itself. Each row of [C D] sums to 1, as those of R. From kept edges alone each entry is at most the
+true one, and `rest` says what its row lacks.
 
 Layers that are not in the trace, and those over other positions, are passed over, with a warning;
-`passed_over` says which. Two layers that read
-their input in parts, as windows of an image, are not multiplied: they may be other parts.
+`passed_over` says which. Two layers that read their input in parts, as windows of an image, are not
+multiplied: they may be other parts.
 
 Source: Abnar and Zuidema 2020, section 3, equation 1; theirs reads one sequence.
 
 A row is one product with a transposed matrix a layer, from the last layer down; a column one
-product a layer, from the first up: exact at any length, in memory linear in it. From kept edges
-alone, everything is a lower bound: weights are not negative, and each kept one is exact. What row
-i lacks in all is known, from the mass m that the rows of each layer left out:
-
-    0 <= R_ij - kept R_ij,    sum_j (R_ij - kept R_ij) <= bound_i,
-    bound <- r bound + (1 - r) (kept W bound + m),    0 at the input
-
-with equality where no head has a sink, which may have some of what was left out. So no entry of row
-i is more than bound_i too low.
+product a layer, from the first up: exact at any length, in memory linear in it.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headloom.analysis.arguments import check_trace, places_of, real_number
-from headloom.analysis.graphs.head_average import Averaged, averaged
-from headloom.analysis.heads.pattern_mass import only_edges_exact, rounded_to
+from headloom.analysis.graphs.average import dense_average, mean_over_heads
+from headloom.analysis.weights import weights_of
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData, TraceLayer
-from headloom.mechanism.shapes import check_flag, in_words
 
 __all__ = [
     "Rollout",
     "chosen_layers",
     "ends",
-    "of_half_precision",
     "of_own",
-    "of_rounded",
     "passed_over",
     "rollout",
     "rollout_columns",
     "rollout_rows",
-    "whole_rollout",
 ]
 
 #: Cells above which the whole rollout asks to be forced: 1 GiB of float32.
 LIMIT = 2**28
 
-#: What float32 rounds in a product with a matrix whose rows sum to 1, as a share of the whole.
-ROUNDING = 2.0**-20
-
-#: Columns that are taken through all layers at once.
-COLUMNS = 128
-
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Rows or columns of a rollout, and how far below the true ones they can be.
+    """Rows or columns of a rollout.
 
-    values: (rows, keys), (queries, columns) or (queries, keys).
-    bound: (rows,) or (queries,): no entry of that row is more than this too low, and all of them
-    together are not; what float32 rounds where weights are exact.
+    values: (rows, keys), or (queries, columns).
+    rest: (rows,) or (queries,): what each row lacks of 1: it went along edges that were not kept,
+    to sinks, or to rows that may look at no key.
     own: of rows, (rows,): what they hold of the sequence that they are in themselves, where they
-    are of a target and the columns of its source; None: of columns, or of all.
+    are of a target and the columns of its source; None: of columns, or of one sequence.
     """
 
     values: Tensor
-    bound: Tensor
+    rest: Tensor
     own: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One layer's update: ``held[queries] = keep held[queries] + (1 - keep) W held[keys]``."""
-
-    weights: Averaged
-    queries: str
-    keys: str
-
-    def rounding(self, residual: float) -> float:
-        """What float32 rounds of a row in all: in the product, and of the weights themselves."""
-        return ROUNDING + (1 - residual) * self.weights.rounding
 
 
 def rollout(
@@ -116,8 +88,7 @@ def rollout(
         kind: "encoder" or "decoder": the product over the layers of that kind; "cross": what the
             target holds of the source, through all layers. None: "cross" where such layers look
             from the sequence of the last layer, else the kind of the last layer.
-        exact: True: from all weights; False: from the kept edges; None: the former where the
-            trace has them.
+        exact: see `headloom.analysis.weights.weights_of`.
         residual: what comes past a layer, 0 to 1.
         force: compute it even where it takes more than 1 GiB.
 
@@ -126,52 +97,25 @@ def rollout(
     Raises: InputError: no such layers; no exact weights; too large. A row or a column of a long
     one: `rollout_rows`, `rollout_columns`.
 
-    The time is that of a product of dense matrices a layer. See also `whole_rollout`, with bounds.
+    The time is that of a product of dense matrices a layer.
     """
-    return whole_rollout(trace, kind=kind, exact=exact, residual=residual, force=force).values
-
-
-def whole_rollout(
-    trace: TraceData,
-    *,
-    kind: str | None = None,
-    exact: bool | None = None,
-    residual: float = 0.5,
-    force: bool = False,
-) -> Rollout:
-    """The whole rollout with the bound of each row. Takes what `rollout` takes."""
     layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout")
-    residual = _checked("rollout", exact, residual)
-    check_flag("rollout", "force", force)
+    residual = real_number("rollout", "residual", residual)
     if sizes[queries] * sizes[keys] > LIMIT and not force:
         raise InputError(
             f"rollout: the whole of it is {sizes[queries]:,} x {sizes[keys]:,}. Take some rows or "
             "columns (rollout_rows, rollout_columns), or force=True."
         )
-    held: dict[str, Tensor] = {
-        name: torch.eye(sizes[keys]) if name == keys else torch.zeros(size, sizes[keys])
+    held = {
+        name: torch.eye(size) if name == keys else torch.zeros(size, sizes[keys])
         for name, size in sizes.items()
     }
-    unknown = {name: torch.zeros(size, 1) for name, size in sizes.items()}
-    rounded = 0.0
-    ahead = all(layer.mask == "causal" for layer in layers)
     for layer in layers:
-        step = _step(layer, exact)
-        unknown = _forward(step, unknown, residual)
-        rounded += step.rounding(residual)
-        dense = step.weights.dense() if not _sparse(step.weights) else None
-        past, mixed = held[step.queries], held[step.keys]
-        for start in range(0, sizes[keys], COLUMNS):
-            block = slice(start, start + COLUMNS)
-            # Nothing that is causal leads from a column to the rows above it.
-            first = start if ahead else 0
-            if dense is not None:
-                passed = dense[first:, first:] @ mixed[first:, block]
-            else:
-                passed = (step.weights @ mixed[:, block].contiguous())[first:]
-            new = past[first:, block].mul_(residual).add_(passed, alpha=1 - residual)
-            past[first:, block] = new
-    return Rollout(held[queries].clamp_(max=1), unknown[queries][:, 0] + rounded)
+        weights = dense_average(weights_of(layer, exact), causal=layer.mask == "causal")
+        passed = weights @ held[layer.keys_from]
+        past = held[layer.queries_from]
+        held[layer.queries_from] = passed.mul_(1 - residual).add_(past, alpha=residual)
+    return held[queries].clamp_(max=1)
 
 
 def rollout_rows(
@@ -186,23 +130,24 @@ def rollout_rows(
 
     Takes what `rollout` takes, and the positions. One product with a transposed matrix a layer.
 
-    Returns: values (rows, keys) and bound (rows,).
+    Returns: values (rows, keys) and rest (rows,).
     """
     layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout_rows")
-    residual = _checked("rollout", exact, residual)
-    wanted = _positions(positions, sizes[queries])
-    held = {name: torch.zeros(size, len(wanted)) for name, size in sizes.items()}
-    held[queries][wanted, torch.arange(len(wanted))] = 1
-    unknown = torch.zeros(len(wanted))
+    residual = real_number("rollout", "residual", residual)
+    wanted = places_of("rollout", "position", positions, sizes[queries])
+    held: dict[str, NDArray[np.floating]] = {
+        name: np.zeros((size, len(wanted)), np.float32) for name, size in sizes.items()
+    }
+    held[queries][wanted, np.arange(len(wanted))] = 1
     for layer in reversed(layers):
-        step = _step(layer, exact)
-        unknown += step.rounding(residual)
-        passed = step.weights.transposed(held[step.queries])
-        unknown += (1 - residual) * (step.weights.missing @ held[step.queries])
-        held[step.queries] = residual * held[step.queries]
-        held[step.keys] = held[step.keys] + (1 - residual) * passed
-    own = None if queries == keys else held[queries].sum(0)
-    return Rollout(held[keys].T.contiguous().clamp_(max=1), unknown, own)
+        above = held[layer.queries_from]
+        passed = mean_over_heads(weights_of(layer, exact)).T @ above
+        held[layer.queries_from] = residual * above
+        held[layer.keys_from] = held[layer.keys_from] + (1 - residual) * passed
+    values = torch.from_numpy(held[keys]).T.contiguous().clamp_(max=1)
+    own = None if queries == keys else torch.from_numpy(held[queries].sum(0))
+    rest = 1 - values.sum(-1) - (0 if own is None else own)
+    return Rollout(values, rest.clamp(min=0), own)
 
 
 def rollout_columns(
@@ -217,44 +162,30 @@ def rollout_columns(
 
     Takes what `rollout` takes, and the positions. One product a layer.
 
-    Returns: values (queries, columns) and bound (queries,).
+    Returns: values (queries, columns) and rest (queries,).
     """
     layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout_columns")
-    residual = _checked("rollout", exact, residual)
-    wanted = _positions(positions, sizes[keys])
-    # The last vector is what is unknown of each row.
-    held = {name: torch.zeros(size, len(wanted) + 1) for name, size in sizes.items()}
-    held[keys][wanted, torch.arange(len(wanted))] = 1
-    rounded = 0.0
+    residual = real_number("rollout", "residual", residual)
+    wanted = places_of("rollout", "position", positions, sizes[keys])
+    # The last column is what each position holds in all.
+    held: dict[str, NDArray[np.floating]] = {
+        name: np.zeros((size, len(wanted) + 1), np.float32) for name, size in sizes.items()
+    }
+    held[keys][wanted, np.arange(len(wanted))] = 1
+    for of_sequence in held.values():
+        of_sequence[:, -1] = 1
     for layer in layers:
-        step = _step(layer, exact)
-        held = _forward(step, held, residual)
-        rounded += step.rounding(residual)
-    values = held[queries]
-    return Rollout(values[:, :-1].clamp(max=1), values[:, -1] + rounded)
+        passed = mean_over_heads(weights_of(layer, exact)) @ held[layer.keys_from]
+        past = held[layer.queries_from]
+        held[layer.queries_from] = residual * past + (1 - residual) * passed
+    values = torch.from_numpy(held[queries])
+    return Rollout(values[:, :-1].clamp(max=1), (1 - values[:, -1]).clamp(min=0))
 
 
 def ends(trace: TraceData, kind: str | None = None) -> tuple[str, str]:
     """The sequences that the rows and the columns of a rollout are of."""
     _, queries, keys, _ = chosen_layers(trace, kind)
     return queries, keys
-
-
-def _forward(step: _Step, held: dict[str, Tensor], residual: float) -> dict[str, Tensor]:
-    """What positions hold after a layer; the last vector is what is unknown."""
-    passed = step.weights @ held[step.keys]
-    passed[:, -1] += step.weights.missing
-    return {**held, step.queries: residual * held[step.queries] + (1 - residual) * passed}
-
-
-def _sparse(weights: Averaged) -> bool:
-    """Whether the product with many columns is faster by the edges than by cells."""
-    edges = getattr(weights, "edges", None)
-    return edges is not None and edges.nnz * 16 < edges.shape[0] * edges.shape[1]
-
-
-def _step(layer: TraceLayer, exact: bool | None) -> _Step:
-    return _Step(averaged(layer, exact), layer.queries_from, layer.keys_from)
 
 
 def chosen_layers(
@@ -266,34 +197,27 @@ def chosen_layers(
     """
     check_trace("rollout", trace)
     asked = kind
-    if kind is not None and not isinstance(kind, str):
-        raise InputError(
-            f'rollout: kind={in_words(kind)}; expected "encoder", "decoder", "cross" or None.'
-        )
-    kinds = [layer.kind for layer in trace.layers]
-    if kind is None:
+    if kind is None and trace.layers:
+        last = trace.layers[-1]
         crossing = {layer.queries_from for layer in trace.layers if layer.kind == "cross"}
-        kind = trace.layers[-1].kind if trace.layers else None
-        if trace.layers and trace.layers[-1].queries_from in crossing:
-            kind = "cross"
+        kind = "cross" if last.queries_from in crossing else last.kind
     layers = [layer for layer in trace.layers if kind in ("cross", layer.kind)]
-    last = next((layer for layer in reversed(layers) if layer.kind == kind), None)
-    if last is None:
-        there = ", ".join(sorted(set(kinds))) or "no layer at all"
-        raise InputError(f"the trace has no {kind} layer; it has {there}.")
+    ending = next((layer for layer in reversed(layers) if layer.kind == kind), None)
+    if ending is None:
+        there = ", ".join(sorted({layer.kind for layer in trace.layers})) or "no layer at all"
+        raise InputError(f"rollout: the trace has no {kind} layer; it has {there}.")
     if kind != "cross":
         # A model of text and images has layers of one kind for both.
-        layers = [layer for layer in layers if layer.queries_from == last.queries_from]
+        layers = [layer for layer in layers if layer.queries_from == ending.queries_from]
     else:
-        layers = _leading_to(last.queries_from, layers)
-    _check_parts(trace, layers)
-    _check_order(layers)
+        layers = _leading_to(ending.queries_from, layers)
+    _check_sequences(trace, layers)
     sizes: dict[str, int] = {}
     for layer in layers:
         sizes[layer.queries_from], sizes[layer.keys_from] = layer.shape[1], layer.shape[2]
     if operation is not None and (left := passed_over(trace, asked)) is not None:
         warnings.warn(f"{operation}: {left}", stacklevel=_levels_to_caller())
-    return layers, last.queries_from, last.keys_from, sizes
+    return layers, ending.queries_from, ending.keys_from, sizes
 
 
 def _leading_to(sequence: str, layers: Sequence[TraceLayer]) -> list[TraceLayer]:
@@ -315,8 +239,9 @@ def _levels_to_caller() -> int:
     return levels
 
 
-def _check_parts(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
-    """Raise an InputError where two layers may have cut what they read into other parts."""
+def _check_sequences(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
+    """Refuse layers that may have cut what they read into other parts, or whose order is open."""
+    across = {(layer.queries_from, layer.keys_from) for layer in layers}
     for name in {layer.keys_from: None for layer in layers}:
         over = [layer.name for layer in layers if name in (layer.queries_from, layer.keys_from)]
         if len(over) > 1 and "parts" in trace.positions.get(name, {}):
@@ -325,11 +250,6 @@ def _check_parts(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
                 f"says that they cut it alike: {over[0]} ... {over[-1]}. Trace one of them alone, "
                 f"by layers=[{over[0]!r}]."
             )
-
-
-def _check_order(layers: Sequence[TraceLayer]) -> None:
-    """Raise an InputError where two sequences look at each other."""
-    across = {(layer.queries_from, layer.keys_from) for layer in layers}
     for queries, keys in across:
         if queries != keys and (keys, queries) in across:
             raise InputError(
@@ -347,10 +267,7 @@ def of_own(trace: TraceData, rows: Rollout, kind: str | None = None) -> str | No
         return None
     queries, keys = ends(trace, kind)
     taken, own = float(rows.values[0].sum()), float(rows.own[0])
-    rest = 1 - taken - own
-    # Rows that sum to less hand less on; of kept edges that is what they lack.
-    lost = f", {rest:.4f} from nowhere that is known" if rest > 1e-3 else ""
-    return f"In all {taken:.4f} of it from the {keys}, {own:.4f} of the {queries} itself{lost}."
+    return f"In all {taken:.4f} of it from the {keys}, {own:.4f} of the {queries} itself."
 
 
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
@@ -378,38 +295,3 @@ def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
         return None
     plural = "s" * (len(layers) != 1)
     return f"Through {len(layers)} layer{plural}, not through {' and '.join(parts)}."
-
-
-def of_rounded(trace: TraceData, kind: str | None = None, exact: bool | None = None) -> str | None:
-    """That a rollout is that of queries and keys in half precision, in words; None: it is not.
-
-    Takes what `rollout` takes; kept edges are those of the model.
-    """
-    chosen, *_ = chosen_layers(trace, kind)
-    return None if exact is False else of_half_precision(chosen)
-
-
-def of_half_precision(layers: Iterable[TraceLayer]) -> str | None:
-    """That numbers from all weights of some layers are of rounded queries and keys, in words.
-
-    None: none of the layers stores them in half precision, or its kept edges are all there are.
-    """
-    rounded = [layer for layer in layers if not only_edges_exact(layer)]
-    types = sorted({of for layer in rounded if (of := rounded_to(layer)) is not None})
-    if not types:
-        return None
-    return (
-        f"All of this is of queries and keys rounded to {' and '.join(types)}, as the trace stores "
-        "them. What the model's own weights give, between bounds: --kept."
-    )
-
-
-def _checked(operation: str, exact: object, residual: object) -> float:
-    """What comes past a layer, from 0 to 1; an InputError for what cannot be asked."""
-    check_flag(operation, "exact", exact, optional=True)
-    return real_number(operation, "residual", residual)
-
-
-def _positions(positions: int | Sequence[int], length: int) -> Tensor:
-    """Positions as indices; negative ones count from the end."""
-    return torch.tensor(places_of("rollout", "position", positions, length), dtype=torch.long)

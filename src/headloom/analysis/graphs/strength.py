@@ -1,131 +1,245 @@
-"""In-strength: who is looked at; and heavy hitters: the few who are looked at by nearly all."""
+"""Who is looked at, and who looks back: in-strength, heavy hitters, reciprocity, connected parts.
+
+Rows are queries, columns keys. Each takes all weights of a layer, or its kept edges; then it is of
+these, and `headloom.analysis.weights.left_out` says what they lack.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
+import scipy.sparse
 import torch
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from headloom.analysis.arguments import check_norms, check_source, real_number
-from headloom.analysis.interval import Interval, Source, check_numbers, left_out, to_others
+from headloom.analysis.arguments import real_number
+from headloom.analysis.weights import Source, check_numbers
+from headloom.errors import InputError, ShapeError
+from headloom.formats.trace import TraceLayer
 from headloom.mechanism.graph import AttentionGraph
-from headloom.mechanism.shapes import check_flag
 
-__all__ = ["HeavyHitters", "heavy_hitters", "received"]
+__all__ = [
+    "Components",
+    "HeavyHitters",
+    "check_square",
+    "components",
+    "given_by_edges",
+    "given_by_rows",
+    "heavy_hitters",
+    "norms_of_heads",
+    "received",
+    "reciprocity",
+]
 
 
-def received(source: Source, value_norms: Tensor | None = None) -> Interval:
+def check_square(operation: str, source: Source) -> None:
+    """Refuse weights between two sequences, and such as are no numbers."""
+    _, queries, keys = source.shape
+    if queries != keys:
+        raise ShapeError(
+            f"{operation}: {queries} queries and {keys} keys; expected as many keys as queries, of "
+            "a sequence that looks at itself."
+        )
+    check_numbers(source, operation)
+
+
+def received(source: Source) -> Tensor:
     """What each key receives from all queries: its in-strength, the column sums.
 
-        r_j = sum_i w_ij,    with norms sum_i w_ij |v_j|
+        r_j = sum_i w_ij
 
-    From kept edges: exactly, where the graph holds it (`headloom.attend(..., received=True)`); else
-    the kept ones below, and above, each row that left key j out gives it at most the largest weight
-    that it can have left out.
-
-    Args:
-        source: all weights, or the kept edges.
-        value_norms: |v_j|, (heads, keys) or (kv_heads, keys): see `headloom.analysis.graphs.norms`.
+    Of a graph that holds it (`headloom.attend(..., received=True)`) it is of all weights.
 
     Returns: (heads, keys).
     Source: Barrat et al. 2004 (strength of a weighted graph); of keys, Zhang et al. 2023 (H2O).
 
-    >>> import math, headloom
+    >>> import headloom
     >>> first = torch.tensor([[[8.0, 0.0], [8.0, 0.0]]])
-    >>> _, graph = headloom.attend(first, torch.eye(2)[None], first, scale=10.0,
-    ...                             keep=headloom.Top(1))
-    >>> received(graph).lower
+    >>> _, graph = headloom.attend(first, torch.eye(2)[None], first, scale=10.0)
+    >>> received(graph).round()
     tensor([[2., 0.]])
     """
-    check_source("received", source)
-    if value_norms is not None:
-        check_norms("received", source.shape, value_norms)
     check_numbers(source, "received")
-    known = source.received if isinstance(source, AttentionGraph) else source.received()
-    if known is not None:
-        mass_received = Interval(known, known)
-    elif isinstance(source, AttentionGraph):
-        lower = source.strength()
-        mass, largest = left_out(source)
-        more = torch.minimum(to_others(source, largest), mass.sum(-1, keepdim=True))
-        mass_received = Interval(lower, lower + more)
-    if value_norms is None:
-        return mass_received
-    norms = value_norms.repeat_interleave(mass_received.lower.shape[0] // value_norms.shape[0], 0)
-    return Interval(mass_received.lower * norms, mass_received.upper * norms)
+    if not isinstance(source, AttentionGraph):
+        return source.received()
+    return source.strength() if source.received is None else source.received
 
 
 @dataclass(frozen=True, eq=False)
 class HeavyHitters:
     """The smallest set of keys that holds a share of all mass.
 
-    keys: (heads, keys), those who receive most first. The first ``count`` are the set.
-    count: how many, (heads,): from kept edges, the smallest set has at least ``lower`` keys, and
-    the first ``upper`` hold the share for certain.
-    share: of all mass.
+    keys: (heads, keys), those who receive most first; the first `count`, (heads,), are the set.
     """
 
     keys: Tensor
-    count: Interval
-    share: float
+    count: Tensor
 
     def of(self, head: int) -> Tensor:
         """The keys of a head's set, those who receive most first."""
-        return self.keys[head, : int(self.count.upper[head])]
+        return self.keys[head, : int(self.count[head])]
 
 
 def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False) -> HeavyHitters:
     """The smallest set of keys that holds a share of all mass: what a cache of keys must keep.
 
     Args:
-        source: all weights, or the kept edges.
+        source: all weights, or the kept edges; then it is a share of what these hold.
         share: above 0, at most 1.
         together: one set for all heads, by what a key receives from all of them.
 
     Returns: for each head, or with `together` for the one row; no key where there is no mass.
     Source: Zhang et al. 2023 (H2O), section 3.
 
-    From kept edges, with T all mass and r the in-strength, in order of its lower bounds: a set of m
-    keys holds at most the m largest upper bounds, and at most its lower bounds and all that was
-    left out; the first m hold at least the sum of their lower bounds.
-
     >>> import headloom
     >>> first = torch.tensor([[[8.0, 0.0], [8.0, 0.0]]])
-    >>> _, graph = headloom.attend(first, torch.eye(2)[None], first, scale=10.0,
-    ...                             keep=headloom.Top(2))
+    >>> _, graph = headloom.attend(first, torch.eye(2)[None], first, scale=10.0)
     >>> heavy_hitters(graph).of(0)
     tensor([0])
     """
-    check_source("heavy_hitters", source)
     share = real_number("heavy_hitters", "share", share, above=True)
-    check_flag("heavy_hitters", "together", together)
-    got = received(source)
-    lower, upper = got.lower.double(), got.upper.double()
-    if isinstance(source, AttentionGraph) and source.received is None:
-        missing = left_out(source)[0].double().sum(-1)
-    else:
-        missing = torch.zeros(lower.shape[0], dtype=torch.float64)
-    if together:
-        lower, upper = lower.sum(0, keepdim=True), upper.sum(0, keepdim=True)
-        missing = missing.sum(0, keepdim=True)
-    mass = lower.sum(-1) + missing
-    ordered = lower.sort(dim=-1, descending=True, stable=True)
-    certain = ordered.values.cumsum(-1)
-    possible = torch.minimum(
-        upper.sort(dim=-1, descending=True).values.cumsum(-1), certain + missing[:, None]
-    )
+    got = received(source).double()
+    got = got.sum(0, keepdim=True) if together else got
+    ordered = got.sort(dim=-1, descending=True, stable=True)
+    mass = got.sum(-1, keepdim=True)
     # Rounding must not ask for one more key than there are.
-    # At least so many reach the share of what is certain: of what was left out, sinks may have all.
-    counts = [
-        torch.where(
-            mass > 0,
-            (sums < (share * all_mass * (1 - 1e-9))[:, None])
-            .sum(-1)
-            .add(1)
-            .clamp(max=lower.shape[-1]),
-            0,
+    count = (ordered.values.cumsum(-1) < share * mass * (1 - 1e-9)).sum(-1) + 1
+    count = torch.where(mass[:, 0] > 0, count.clamp(max=got.shape[-1]), 0)
+    return HeavyHitters(ordered.indices, count)
+
+
+def reciprocity(source: Source) -> Tensor:
+    """How far looking is mutual, for each head.
+
+        <P, P^T> / |P|^2 = sum_ij p_ij p_ji / sum_ij p_ij^2
+
+    1 where P is symmetric, 0 where nobody looks back.
+
+    Args: source: of a sequence that looks at itself.
+    Returns: (heads,); 0 for a head without weights. A layer's is the mean over its heads.
+    Raises: ShapeError: there are not as many keys as queries.
+    Source: Garlaschelli and Loffredo 2004; for weights, Squartini et al. 2013.
+
+    >>> import headloom
+    >>> left = torch.tensor([[[9.0, 0.0], [9.0, 0.0]]])          # both look at position 0
+    >>> _, graph = headloom.attend(left, torch.eye(2)[None], left, scale=9.0)
+    >>> reciprocity(graph)                                       # 1 of 2: 0 looks back at itself
+    tensor([0.5000])
+    """
+    check_square("reciprocity", source)
+    if isinstance(source, AttentionGraph):
+        kept = [source.adjacency(head).astype(np.float64) for head in range(source.shape[0])]
+        mutual = torch.tensor([float((edges * edges.T).sum()) for edges in kept])
+        squares = source.weights.double().square().sum((-2, -1))
+    else:
+        mutual, squares = source.reciprocity().sum(-1), source.sum_of_squares().sum(-1)
+    return torch.where(squares > 0, mutual / squares.clamp(min=1e-30), 0.0).float()
+
+
+@dataclass(frozen=True, eq=False)
+class Components:
+    """The connected parts of the edges of at least a certain weight.
+
+    labels: (heads, positions), int: positions of a part have one number, from 0.
+    """
+
+    labels: np.ndarray
+
+    @property
+    def count(self) -> np.ndarray:
+        """How many parts each head has, lone positions included, (heads,)."""
+        return np.asarray(self.labels.max(1, initial=-1) + 1)
+
+    @property
+    def largest(self) -> np.ndarray:
+        """How many positions are in the largest part of each head, (heads,)."""
+        return np.array([np.bincount(row).max(initial=0) for row in self.labels])
+
+
+def components(
+    source: Source, threshold: float = 0.1, *, strong: bool = False, together: bool = False
+) -> Components:
+    """The connected components of each head's graph of edges with at least a certain weight.
+
+    Args:
+        source: all weights, or the kept edges, of a sequence that looks at itself. Of kept edges
+            none is missing where the threshold is above 1 / k.
+        threshold: above 0, at most 1. An edge to oneself connects nothing.
+        strong: whether a part's positions reach each other along the edges (strongly connected);
+            else the direction of edges does not matter (weakly).
+        together: one graph for all heads, with an edge where any head has one.
+
+    Raises: ShapeError: there are not as many keys as queries.
+    Source: Tarjan 1972; by `scipy.sparse.csgraph.connected_components`.
+
+    >>> import headloom
+    >>> looks = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0]]])
+    >>> _, graph = headloom.attend(looks, torch.eye(3)[None], looks, scale=1.0)
+    >>> components(graph, 0.5).labels.tolist()                   # 0 and 1 look at each other
+    [[0, 0, 1]]
+    """
+    threshold = real_number("components", "threshold", threshold, above=True)
+    check_square("components", source)
+    graph = source if isinstance(source, AttentionGraph) else source.above(threshold)
+    kept = [graph.adjacency(head) for head in range(graph.shape[0])]
+    edges = [scipy.sparse.csr_array(of_head >= threshold) for of_head in kept]
+    if together and edges:
+        edges = [sum(edges[1:], edges[0])]
+    kind: Literal["strong", "weak"] = "strong" if strong else "weak"
+    labels = [connected_components(of_head, connection=kind)[1] for of_head in edges]
+    return Components(np.stack(labels) if labels else np.zeros((0, graph.length), int))
+
+
+def norms_of_heads(layer: TraceLayer) -> Tensor:
+    """|v_j| of each head, (heads, keys): heads that share values have the same.
+
+    Raises: InputError: the trace does not know them.
+    """
+    if layer.value_norms is None:
+        raise InputError(
+            f"layer {layer.name}: the norms of its values were not kept. Trace the model again."
         )
-        for sums, all_mass in ((possible, lower.sum(-1)), (certain, mass))
-    ]
-    return HeavyHitters(ordered.indices, Interval(counts[0], counts[1]), share)
+    return layer.value_norms.repeat_interleave(layer.heads // layer.value_norms.shape[0], 0)
+
+
+def given_by_edges(graph: AttentionGraph, value_norms: Tensor) -> Tensor:
+    """What each kept edge gives: ``w_ij |v_j|``, in the places of ``graph.weights``.
+
+    A key that is looked at strongly gives little where its value is small, as first tokens and
+    separators often do: raw weights alone mislead.
+
+    Args: graph: without a batch; value_norms: (heads, keys), as from `norms_of_heads`, or of
+    projected values.
+    Returns: (heads, queries, k).
+    Raises: ShapeError: there is not a norm for each head and key.
+    Source: Kobayashi et al. 2020, equation 3 (there with the values projected, f(x_j) = v_j W_O).
+
+    >>> import headloom
+    >>> looks = torch.zeros(1, 1, 1)                              # half on each of two keys
+    >>> _, graph = headloom.attend(looks, torch.zeros(1, 2, 1), torch.zeros(1, 2, 1))
+    >>> given_by_edges(graph, torch.tensor([[0.0, 4.0]]))[0, 0, :2]
+    tensor([0., 2.])
+    """
+    heads, _, keys = graph.shape
+    if value_norms.shape != (heads, keys):
+        raise ShapeError(
+            f"norms: the norms of values are {tuple(value_norms.shape)}; expected a number for "
+            f"each head and key, {(heads, keys)}. Repeat those that heads share."
+        )
+    there = graph.keys.clamp(min=0).long().flatten(1)
+    return graph.weights * value_norms.gather(1, there).reshape(graph.keys.shape)
+
+
+def given_by_rows(source: Source, value_norms: Tensor) -> Tensor:
+    """What all keys, or the kept ones, give a query: ``sum_j w_ij |v_j|``, (heads, queries).
+
+    The share of an edge is taken of it: an upper bound of the length of the query's output.
+    value_norms: (heads, keys).
+    """
+    check_numbers(source, "norms")
+    if isinstance(source, AttentionGraph):
+        return given_by_edges(source, value_norms).sum(-1)
+    return (source @ value_norms[..., None])[..., 0]

@@ -14,14 +14,14 @@ head has one: so all but the scores is known twice, with sinks and without.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.analysis.heads.pattern_mass import LayerWeights
-from headloom.analysis.heads.roles import MEASURES, layer_scores, special_keys
+from headloom.analysis.heads.layer_weights import LayerWeights
+from headloom.analysis.heads.measures import layer_scores
+from headloom.analysis.heads.roles import MEASURES, special_keys
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData
@@ -35,11 +35,13 @@ __all__ = [
     "Word",
 ]
 
-_Array = np.ndarray[Any, Any]
+_Array = np.ndarray
 #: Bins of a spread.
 BINS = 40
 #: Measures that take longer than all others together, and are left out.
 _SLOW = ("partner",)
+#: Measures that are exact of kept edges too.
+_ALWAYS_EXACT = ("entropy", "broad")
 #: Quantiles of a spread.
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -60,7 +62,7 @@ class Spread:
     """A measure of a head over texts.
 
     values, mean: how many texts have it, and their mean. quantiles: as QUANTILES. bounds: in how
-    many of them it is a lower bound. counts: texts in BINS equal bins from low to high.
+    many of them it is of kept edges alone. counts: texts in BINS equal bins from low to high.
     lowest, highest: the texts, by number.
     """
 
@@ -110,7 +112,7 @@ class CorpusLayer:
         #: Whether edges were left out somewhere, so that words receive at least what is said.
         self.bounds = False
         self._scores: list[_Array] = []  # by text (measures, heads)
-        self._uppers: list[_Array] = []
+        self._kept: list[bool] = []  # by text, whether it is of the kept edges
         self._edges = {False: _Edges(), True: _Edges()}
 
     def fits(self, trace: TraceData) -> bool:
@@ -132,21 +134,19 @@ class CorpusLayer:
         special = special_keys(trace, layer.keys_from)
         scores = layer_scores(weights, special=special, without=_SLOW)
         none = torch.full((self.heads,), torch.nan, dtype=torch.float64)
-        columns = [
-            (scores[name].score, scores[name].upper) if name in scores else (none, none)
-            for name in MEASURES
-        ]
+        columns = [scores[name].score if name in scores else none for name in MEASURES]
         sinks = torch.zeros(graph.length, dtype=torch.bool)
         sinks[[0, *special] if graph.length else []] = True
+        got = _received(weights).double().nan_to_num(0)
         words = [word.strip() or word for word in shown(layer.key_tokens)]
         for without, edges in self._edges.items():
             hidden = sinks if without else torch.zeros_like(sinks)
             edges.best.append(_strongest(graph, hidden))
-            _add_words(edges, words, _received(graph), hidden)
-        self._scores.append(np.stack([one.numpy() for one, _ in columns]).astype(np.float32))
-        self._uppers.append(np.stack([upper.numpy() for _, upper in columns]).astype(np.float32))
+            _add_words(edges, words, got, hidden)
+        self._scores.append(torch.stack(columns).float().numpy())
+        self._kept.append(weights.source == "kept")
         self.rows += layer.shape[1]
-        self.bounds |= bool((graph.rest > 5e-4).any()) and graph.received is None
+        self.bounds |= weights.source == "kept" and graph.received is None
         self.texts.append(text)
 
     def exemplars(self, head: int, *, sinks: bool, most: int = 20) -> list[Exemplar]:
@@ -171,7 +171,6 @@ class CorpusLayer:
             if not len(there):
                 continue
             known = values[there]
-            uppers = np.array([self._uppers[n][place, head] for n in there], np.float64)
             # Shares of a row go from 0 to 1; others as far as they go.
             low, high = min(0.0, float(known.min())), max(1.0, float(known.max()))
             counts, _ = np.histogram(known, BINS, (low, high))
@@ -179,7 +178,7 @@ class CorpusLayer:
                 len(known),
                 float(known.mean()),
                 tuple(np.quantile(known, QUANTILES).tolist()),
-                int((uppers - known > 5e-5).sum()),
+                0 if name in _ALWAYS_EXACT else sum(self._kept[n] for n in there),
                 low,
                 high,
                 tuple(counts.tolist()),
@@ -232,15 +231,12 @@ def _strongest(graph: AttentionGraph, hidden: Tensor) -> _Array:
     return found
 
 
-def _received(graph: AttentionGraph) -> Tensor:
-    """What each key receives, (heads, keys): exact where it was kept, else of the kept edges."""
+def _received(weights: LayerWeights) -> Tensor:
+    """What each key receives, (heads, keys): of all weights where these, or it, are known."""
+    graph, source = weights.graph, weights.weights
     if graph.received is not None:
-        return graph.received.double()
-    summed = torch.zeros(graph.keys.shape[0], graph.length, dtype=torch.float64)
-    there = graph.keys >= 0
-    weights = graph.weights.double().masked_fill(~there, 0).nan_to_num(0)
-    summed.scatter_add_(1, graph.keys.clamp(min=0).flatten(1).long(), weights.flatten(1))
-    return summed
+        return graph.received
+    return graph.strength() if isinstance(source, AttentionGraph) else source.received()
 
 
 def _add_words(edges: _Edges, words: list[str], received: Tensor, hidden: Tensor) -> None:

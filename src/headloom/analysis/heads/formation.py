@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from headloom.analysis.heads.pattern_mass import LayerWeights
-from headloom.analysis.heads.roles import MEASURES, layer_scores
+from headloom.analysis.heads.layer_weights import LayerWeights
+from headloom.analysis.heads.measures import head_measures, layer_scores
 from headloom.analysis.heads.sinks import sink_keys
 from headloom.errors import InputError
 from headloom.formats.history import History, Snapshot
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
-from headloom.mechanism.shapes import check_type, in_words
+from headloom.mechanism.shapes import chosen
 
 __all__ = ["Moment", "formation", "trace_of_snapshot"]
 
@@ -42,7 +42,6 @@ class Moment:
 
 def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
     """The probe of a snapshot as a trace, without queries and keys."""
-    check_type("formation", "the snapshot", snapshot, Snapshot, "one of a history, history[step]")
     counts: Counter[str] = Counter()
     two = any(layer.kind == "cross" for layer in snapshot.layers)
     sequences: dict[str, list[str]] = {}
@@ -88,28 +87,21 @@ def formation(history: History, measure: str) -> list[Moment]:
 
     Args:
         history: of a run.
-        measure: one of `headloom.analysis.heads.roles.MEASURES`.
+        measure: one of `headloom.analysis.heads.measures.head_measures`.
 
     Raises: InputError: no such measure, or a history without snapshots.
     """
-    check_type(
-        "formation", "the history", history, History, "that of a run, headloom.History(folder)"
-    )
-    if not isinstance(measure, str) or measure not in MEASURES:
-        raise InputError(
-            f"formation: no measure {in_words(measure)}; there are {', '.join(MEASURES)}."
-        )
+    chosen("formation", "measure", measure, tuple(known.name for known in head_measures()))
     if not len(history):
         raise InputError(f"{history.folder}: this history has no snapshots yet.")
     moments = []
     for snapshot in history:
         scores: dict[tuple[int, int], float] = {}
-        layers = trace_of_snapshot(snapshot).layers
-        sinks = sink_keys(layers) if measure == "sink" else [None] * len(layers)
-        for number, layer in enumerate(layers):
-            weights = LayerWeights(layer)
-            of_layer = layer_scores(weights, sinks=sinks[number]).get(measure)
-            values = torch.full((layer.heads,), math.nan) if of_layer is None else of_layer.score
+        read = [LayerWeights(layer) for layer in trace_of_snapshot(snapshot).layers]
+        for number, (weights, sinks) in enumerate(zip(read, sink_keys(read), strict=True)):
+            of_layer = layer_scores(weights, sinks=sinks).get(measure)
+            none = torch.full((weights.layer.heads,), math.nan)
+            values = none if of_layer is None else of_layer.score
             values = values.masked_fill(weights.broken, math.nan)
             scores |= {(number, head): value for head, value in enumerate(values.tolist())}
         moments.append(Moment(snapshot.step, snapshot.loss, scores))

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_text, check_trace, texts
 from headloom.analysis.heads.chance import holm
-from headloom.analysis.heads.pattern_mass import LayerWeights, weights_of
+from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.patterns import Classes
-from headloom.analysis.heads.scores import HeadScores, on_pattern
+from headloom.analysis.heads.scores import HeadScores, on_patterns
 from headloom.errors import InputError
 from headloom.formats.tokens import each_once, shown
 from headloom.formats.trace import TraceData, TraceLayer
-from headloom.mechanism.shapes import check_type, whole_number
 
 __all__ = ["Needle", "bare", "find_needle", "needle_mass", "retrieval", "retrieval_score"]
 
@@ -63,10 +61,8 @@ def find_needle(tokens: Sequence[str], text: str | None = None) -> Needle:
     >>> find_needle("a b x y z c x y z".split())
     Needle(start=2, answer=6, length=3)
     """
-    tokens = texts("retrieval", "tokens", tokens)
     if text is None:
         return _longest_repeat(tokens)
-    check_text("retrieval", "text", text)
     # Of a character that several tokens share, the first has it.
     bare_tokens = [bare(token) for token in each_once(shown(tokens))]
     sought = "".join(bare(word) for word in text.split())
@@ -129,9 +125,8 @@ def retrieval_score(layer: TraceLayer | LayerWeights, needle: Needle) -> Tensor:
     >>> retrieval_score(layer, find_needle(tokens))           # a is fetched, b is not
     tensor([0.5000])
     """
-    weights = weights_of(layer)
+    weights = _weights(layer, needle)
     graph = weights.graph
-    _check(weights.layer, needle)
     if not graph.k:
         raise InputError("retrieval: the trace keeps no edge. Trace with --keep 1 or more.")
     tokens = [bare(token) for token in weights.layer.key_tokens]
@@ -151,8 +146,7 @@ def needle_mass(layer: TraceLayer | LayerWeights, needle: Needle) -> HeadScores:
 
     mean over the answer's tokens t of sum_(j in needle: t_j = t) w_(t - 1, j)
     """
-    weights = weights_of(layer)
-    _check(weights.layer, needle)
+    weights = _weights(layer, needle)
     _, queries, keys = weights.layer.shape
     numbers: dict[str, int] = {}
     of_queries = torch.full((queries,), -1)
@@ -162,27 +156,24 @@ def needle_mass(layer: TraceLayer | LayerWeights, needle: Needle) -> HeadScores:
         number = numbers.setdefault(bare(token), len(numbers))
         of_queries[needle.answer + place - 1] = number
         of_keys[needle.start + place] = number
-    return on_pattern("needle", weights, Classes(of_queries, of_keys))
+    return on_patterns(weights, {"needle": Classes(of_queries, of_keys)})["needle"]
 
 
-def _check(layer: TraceLayer, needle: Needle) -> None:
-    check_type("retrieval", "the needle", needle, Needle, "a Needle, as find_needle gives")
-    for name in ("start", "answer", "length"):
-        whole_number("retrieval", f"{name} of the needle", getattr(needle, name))
-    one_sequence = layer.queries_from == layer.keys_from and layer.shape[1] == layer.shape[2]
-    if not one_sequence:
+def _weights(layer: TraceLayer | LayerWeights, needle: Needle) -> LayerWeights:
+    """The weights of a layer that holds the needle and its copy."""
+    weights = layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
+    if not weights.one_sequence:
         raise InputError(
-            f"retrieval: layer {layer.name} looks from one sequence at another; the needle and its "
-            "copy are of one."
+            f"retrieval: layer {weights.layer.name} looks from one sequence at another; the needle "
+            "and its copy are of one."
         )
-    first = needle.start + needle.length
-    if not (needle.start >= 0 and first <= needle.answer and needle.length > 0) or (
-        needle.answer + needle.length > layer.shape[1]
-    ):
+    first, length = needle.start + needle.length, weights.layer.shape[1]
+    if not 0 <= needle.start < first <= needle.answer <= length - needle.length:
         raise InputError(
-            f"retrieval: {needle} in a text of {layer.shape[1]} tokens; expected the needle, and "
-            "after it the answer, within the text."
+            f"retrieval: {needle} in a text of {length} tokens; expected the needle, and after it "
+            "the answer, within the text."
         )
+    return weights
 
 
 def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
@@ -192,16 +183,14 @@ def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
     what chance would score and how likely it is by chance at most, corrected for all these heads
     (Holm 1979): needle, needle_chance, needle_p.
     """
-    check_trace("retrieval", trace)
-    check_type("retrieval", "the needle", needle, Needle, "a Needle, as find_needle gives")
     rows: list[dict[str, float]] = []
-    ps: list[Tensor] = []
+    ps = torch.zeros(0, dtype=torch.float64)
     for number, layer in enumerate(trace.layers):
         if layer.queries_from != layer.keys_from or layer.shape[1] != len(trace.tokens):
             continue
         weights = LayerWeights(layer)
         copied, mass = retrieval_score(weights, needle), needle_mass(weights, needle)
-        ps.append(mass.p)
+        ps = torch.cat((ps, mass.p))
         rows += [
             {
                 "layer": number,
@@ -212,5 +201,4 @@ def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
             }
             for head in range(layer.heads)
         ]
-    corrected = holm(torch.cat(ps)).tolist() if ps else []
-    return [row | {"needle_p": p} for row, p in zip(rows, corrected, strict=True)]
+    return [row | {"needle_p": p} for row, p in zip(rows, holm(ps).tolist(), strict=True)]

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headloom.analysis.heads.chance import RATES, bennett, chernoff, set_log_means, set_moments
-from headloom.analysis.heads.pattern_mass import LayerWeights
+from headloom.analysis.heads.chance import (
+    RATES,
+    bennett,
+    chernoff,
+    partner_moments,
+    set_log_means,
+    set_moments,
+)
+from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.patterns import Pattern
-from headloom.analysis.interval import Interval
 
-__all__ = ["HeadScores", "Measure", "Role", "no_log_mean", "on_pattern", "without_chance"]
+__all__ = [
+    "HeadScores",
+    "Measure",
+    "Role",
+    "on_partners",
+    "on_patterns",
+    "summed",
+    "without_chance",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +35,7 @@ class HeadScores:
     """The scores of all heads of a layer on one measure; sums over rows, so that texts add up.
 
     rows             (heads,): how many rows count: those that have a key of the pattern at all
-    total            (heads,): sum of the rows; a lower bound where they are not known exactly
-    upper_total      (heads,): the upper bound
+    total            (heads,): sum of the rows; of kept edges, where these are all there is
     chance_total     (heads,): what shuffled weights of the same entropy add up to in the mean
     chance_variance  (heads,): and its variance; NaN for a measure without a null distribution
     tail_variance    (heads,): the part of it that bounds how far a sum may stray, for `p`
@@ -34,7 +47,6 @@ class HeadScores:
     measure: str
     rows: Tensor
     total: Tensor
-    upper_total: Tensor
     chance_total: Tensor
     chance_variance: Tensor
     tail_variance: Tensor
@@ -45,11 +57,6 @@ class HeadScores:
     def score(self) -> Tensor:
         """The mean over rows, (heads,); NaN where no row has a key of the pattern."""
         return self.total / self.rows
-
-    @property
-    def upper(self) -> Tensor:
-        """What the score is at most, (heads,)."""
-        return self.upper_total / self.rows
 
     @property
     def chance(self) -> Tensor:
@@ -102,7 +109,6 @@ class HeadScores:
             self.measure,
             self.rows + other.rows,
             self.total + other.total,
-            self.upper_total + other.upper_total,
             self.chance_total + other.chance_total,
             self.chance_variance + other.chance_variance,
             self.tail_variance + other.tail_variance,
@@ -133,75 +139,77 @@ class Measure:
 
     name           of the column, and of the role
     title          what its number is
-    scores         the function
+    of             the function: to the pattern on which mass is measured, or to the scores
     role           None: it has no null distribution, so that it cannot be a role
     one_sequence   whether it is of sequences that look at themselves
     """
 
     name: str
     title: str
-    scores: Callable[[LayerWeights], HeadScores]
+    of: Callable[[LayerWeights], Pattern | HeadScores]
     role: Role | None = None
     one_sequence: bool = False
 
 
-def on_pattern(measure: str, weights: LayerWeights, pattern: Pattern) -> HeadScores:
-    """The mean mass of the rows of each head on a pattern, over the rows that have a key of it."""
-    mass = weights.mass(pattern)
-    sizes = weights.sizes(pattern)
+def on_patterns(weights: LayerWeights, patterns: dict[str, Pattern]) -> dict[str, HeadScores]:
+    """The mean mass of the rows of each head on each pattern, over the rows with a key of it."""
+    chosen = list(patterns.values())
+    sizes, masses = weights.sizes(chosen), weights.masses(chosen)
+    return {
+        name: _on_pattern(name, weights, sizes[place], masses[place])
+        for place, name in enumerate(patterns)
+    }
+
+
+def _on_pattern(measure: str, weights: LayerWeights, sizes: Tensor, mass: Tensor) -> HeadScores:
     counts = (sizes > 0).double()
-    expected, variance = set_moments(
-        sizes, weights.allowed.count, weights.squares.upper, weights.row_mass
-    )
-    most = torch.minimum(weights.row_mass, sizes * weights.largest)
+    keys, row_mass = weights.counts, weights.row_mass
+    expected, variance = set_moments(sizes, keys, weights.squares, row_mass)
+    most = torch.minimum(row_mass, sizes * weights.largest)
     cap = ((most - expected) * counts).clamp(min=0)
+    log_means = set_log_means(sizes, keys, row_mass, *weights.log_means)
     return HeadScores(
         measure,
         counts.sum(-1),
-        (mass.lower * counts).sum(-1),
-        _upper_total(mass.upper, counts > 0, weights.certain(pattern)),
+        (mass * counts).sum(-1),
         (expected * counts).sum(-1),
         (variance * counts).sum(-1),
         (variance * counts).sum(-1),
         cap.amax(-1) if cap.shape[-1] else cap.sum(-1),
-        _log_mean(weights, sizes, counts),
+        (log_means * counts).sum(-1),
     )
 
 
-def _upper_total(upper: Tensor, counted: Tensor, certain: Tensor) -> Tensor:
-    """What rows sum to at most, (heads,): as many times the largest mean as rows are counted.
-
-    A row that is counted and may have no key of the pattern counts in the mean where that makes it
-    larger: so do those with the largest masses.
-    """
-    there, doubtful = counted & certain, counted & ~certain
-    total, rows = torch.where(there, upper, 0).sum(-1), there.sum(-1)
-    if not doubtful.any():
-        return total
-    others = torch.where(doubtful, upper, 0).sort(-1, descending=True).values
-    nothing = torch.zeros_like(total[:, None])
-    totals = total[:, None] + torch.cat((nothing, others.cumsum(-1)), -1)
-    counts = rows[:, None] + torch.arange(others.shape[-1] + 1)
-    return (totals / counts.clamp(min=1)).amax(-1) * counted.sum(-1)
-
-
-def _log_mean(weights: LayerWeights, sizes: Tensor, counts: Tensor) -> Tensor:
-    """The log of the mean exponential of the sum over rows, or more, (rates, heads)."""
-    rows = set_log_means(sizes, weights.allowed.count, weights.row_mass, *weights.log_means)
-    return (rows * counts).sum(-1)
-
-
-def no_log_mean(heads: int) -> Tensor:
-    """Of a sum whose rows depend on each other: no bound, (rates, heads)."""
-    return torch.full((len(RATES), heads), torch.inf, dtype=torch.float64)
+def on_partners(weights: LayerWeights) -> HeadScores:
+    """How much each token is looked back at, of heads whose rows see all keys; else no row."""
+    heads, queries, keys = weights.layer.shape
+    none = torch.full((len(RATES), heads), torch.inf, dtype=torch.float64)
+    if not bool((weights.counts == keys).all()):
+        no = torch.zeros(heads, dtype=torch.float64)
+        return HeadScores("partner", no, no, no, no, no, no, none)
+    mean, variance, of_terms = partner_moments(weights.counts, weights.squares)
+    # A pair counts twice, and is at most the product of the two largest weights of all.
+    cap = 2 * weights.largest.topk(min(2, queries), dim=-1).values.prod(-1)
+    rows = torch.full((heads,), queries, dtype=torch.float64)
+    total = weights.partners().sum(-1)
+    return HeadScores("partner", rows, total, mean, variance, of_terms, cap, none)
 
 
 def without_chance(
-    measure: str, weights: LayerWeights, value: Interval, counted: Tensor | None = None
+    measure: str, weights: LayerWeights, value: Tensor, counted: Tensor | None = None
 ) -> HeadScores:
     """The mean of a number of each row, over the rows that count; random weights have none."""
     counted = weights.graph.count > 0 if counted is None else counted
-    lower, upper = (torch.where(counted, part, 0).sum(-1) for part in (value.lower, value.upper))
-    rows, none = counted.sum(-1).double(), torch.full_like(lower, torch.nan)
-    log_mean = no_log_mean(len(lower))
-    return HeadScores(measure, rows, lower, upper, none, none, none, none, log_mean)
+    total, rows = torch.where(counted, value.double(), 0).sum(-1), counted.sum(-1).double()
+    none = torch.full_like(total, torch.nan)
+    log_mean = torch.full((len(RATES), len(total)), torch.inf, dtype=torch.float64)
+    return HeadScores(measure, rows, total, none, none, none, none, log_mean)
+
+
+def summed(scores: Sequence[dict[str, HeadScores]]) -> dict[str, HeadScores]:
+    """The scores of several texts put together."""
+    together: dict[str, HeadScores] = {}
+    for of_text in scores:
+        for name, score in of_text.items():
+            together[name] = together[name] + score if name in together else score
+    return together

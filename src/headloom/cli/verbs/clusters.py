@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from headloom.cli.cluster_report import print_clusters, print_layers, say_of_fewer
-from headloom.cli.options import AsCsv, AsJson, Exact, FewRows, LayerName, TracePath, rows_of
+from headloom.cli.measure_report import print_measure
+from headloom.cli.options import AsCsv, AsJson, Exact, FewRows, LayerName, TracePath
 from headloom.cli.output import working
 
 PLACE = ("Read", 10)
@@ -40,21 +40,12 @@ def clusters(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print which tokens look at each other more than at the others (spectral clustering)."""
-    from headloom.api.token_clusters import chosen_layers, clusters_of
-    from headloom.errors import InputError
+    from headloom.analysis import measures
     from headloom.formats.trace import TraceData
 
-    if head is not None and layer is None:
-        raise InputError(f"--head {head} of no layer; give its --layer too.")
     trace = TraceData.open(path)
     with working("dividing"):
-        found = [
-            clusters_of(trace, each, head, count, without or (), exact)
-            for each in chosen_layers(trace, layer)
-        ]
-    say_of_fewer(found, count)
-    most = rows_of(limit, as_csv, 20, len(found) if layer is None else found[0].layer.shape[2])
-    if layer is None:
-        print_layers(path, found, most, as_csv, as_json)
-    else:
-        print_clusters(path, found[0], most, as_csv, as_json)
+        table = measures.clusters(
+            trace, layer=layer, head=head, count=count, without=without or (), exact=exact
+        )
+    print_measure(path, trace, table, limit=limit, as_csv=as_csv, as_json=as_json)

@@ -1,6 +1,5 @@
 """`headloom compare`."""
 
-from headloom.cli.compare_report import between
 from headloom.cli.options import AsJson, Exact, Rows, SecondTrace, TracePath
 from headloom.cli.output import print_json, working
 from headloom.cli.tables import print_frame, records, with_layers
@@ -17,7 +16,7 @@ def compare(
     """Compare two traces: print the heads and edges that changed most."""
     from headloom.analysis.compare import compare as compare_traces
     from headloom.analysis.compare import first_difference
-    from headloom.analysis.heads.pattern_mass import in_half_precision
+    from headloom.analysis.weights import in_half_precision
     from headloom.formats.tokens import visible
     from headloom.formats.trace import TraceData
 
@@ -29,19 +28,23 @@ def compare(
     for note in {in_half_precision(trace.layers) for trace in traces} - {""}:
         print(note)
     print(f"{differ} of {tokens} tokens differ. {first_difference(*traces)}".rstrip())
-    least, most = result.most
-    if most < ROUNDED:
+    most, of_all = result.most, all(result.exact)
+    if most < ROUNDED and not of_all:
+        print("The kept edges are the same; others are not known.")
+    elif most < ROUNDED:
         rounding = " but for what float32 rounds" if most else ""
         print(f"The weights are equal{rounding}: none of the {len(heads)} heads changed.")
     else:
-        if least < ROUNDED:
-            print("No change is sure: the kept edges are the same, and the others are not known.")
         if limit:
-            print("Heads, by the share of mass that is elsewhere:")
+            least = "" if of_all else ", of kept edges, at least"
+            print(f"Heads, by the share of mass that is elsewhere{least}:")
             print_frame(with_layers(heads.head(limit), *traces))
             print("Edges:" if len(edges) else "No edge changed.")
         if len(edges):
-            both = between(edges).drop(columns=["other_query_token", "other_key_token"])
+            both = edges.drop(columns=["other_query_token", "other_key_token"])
+            for end in ("before", "after"):
+                unkept = edges["unkept"] == end
+                both[end] = both[end].map("{:.6g}".format).where(~unkept, other="not kept")
             for end in ("query_token", "key_token"):
                 pairs = zip(edges[end], edges[f"other_{end}"], strict=True)
                 both[end] = [a if a == b else f"{visible(a)}/{visible(b)}" for a, b in pairs]
@@ -50,7 +53,7 @@ def compare(
         print_json(
             {
                 "tokens_differ": differ,
-                "equal": most == 0,
+                "equal": most == 0 and of_all,
                 "heads": records(heads.head(limit)),
                 "edges": records(edges),
             }

@@ -62,7 +62,7 @@ def evict(
     """Print what a smaller cache of keys would have thrown away, and the attention lost by it."""
     from headloom.analysis.eviction.evict import evict as measure
     from headloom.analysis.eviction.evict import named_policies
-    from headloom.analysis.heads.pattern_mass import in_half_precision
+    from headloom.analysis.weights import in_half_precision
     from headloom.formats.trace import TraceData
 
     if picture is not None:

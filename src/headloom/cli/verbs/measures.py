@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
+from headloom.cli.measure_report import print_measure
 from headloom.cli.options import AsCsv, AsJson, By, Exact, TracePath
-from headloom.cli.output import print_json, working
-from headloom.cli.tables import print_frame, records, with_layers
+from headloom.cli.output import working
 
 PLACE = ("Read", 3)
 
@@ -18,7 +18,8 @@ ExactRank = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Positions up to which the rank is exact, not between bounds; 2,048 take 3 s a head.",
+        max=2048,
+        help="Positions up to which the rank is computed; 2,048 take 3 s a head.",
     ),
 ]
 
@@ -29,14 +30,12 @@ def measures(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print graph measures: strength, heavy hitters, PageRank, reciprocity, rank, components."""
-    from headloom.analysis.graphs.table import graph_measures
+    from headloom.analysis import measures as tables
     from headloom.formats.trace import TraceData
 
     trace = TraceData.open(path)
     with working("measuring"):
-        table = graph_measures(
+        table = tables.graphs(
             trace, by=by, exact=exact, share=share, threshold=threshold, exact_rank=exact_rank
         )
-    print_frame(table if as_csv else with_layers(table, trace), as_csv)
-    if as_json:
-        print_json({"trace": str(path), "measures": records(table)})
+    print_measure(path, trace, table, limit=None, usual=None, as_csv=as_csv, as_json=as_json)

@@ -1,0 +1,138 @@
+"""What kept edges say for certain of all weights: an interval that holds the true value.
+
+A row's kept edges are its strongest and exact; their mass and what is left out are known. So row i
+has the mass M_i on other keys in all, and no single weight of it is above l_i:
+
+    M_i = rest_i where some key was left out, else 0
+    l_i = min(M_i, smallest kept weight of the row)
+
+A sink's mass is part of M_i, which makes intervals wider, never wrong. Every other function of
+`headloom.analysis` gives one number, of all weights or of the kept edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headloom.analysis.compare import in_the_other
+from headloom.analysis.graphs.strength import check_square, received, reciprocity
+from headloom.analysis.heads.patterns import Pattern
+from headloom.analysis.weights import check_numbers, largest_left_out, left_out
+from headloom.errors import InputError
+from headloom.mechanism.graph import AttentionGraph
+
+__all__ = ["Interval", "bounds"]
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """Two tensors that the true numbers lie between; equal where these are known."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+def bounds(
+    graph: AttentionGraph, of: Literal["received", "reciprocity"] | Pattern | AttentionGraph
+) -> Interval:
+    """Return the bounds of a measure, float64.
+
+        received      r_j = sum_i w_ij, (heads, keys): above the kept sum, each row that left key j
+                      out gives it l_i at most, and all together M
+        reciprocity   <P, P^T> / |P|^2, (heads,): with c_i the largest weight of column i and r_i
+                      its sum, pairs that were missed add 2 sum_i min(M_i c_i, l_i r_i) at most to
+                      the kept ones, and squares sum_i M_i l_i
+        a pattern     mass of each row on a set of keys (`headloom.analysis.heads.patterns`),
+                      (heads, queries): above the kept mass, min(M_i, keys left out l_i)
+        another graph total variation of each head, the mean over queries of 1/2 sum_j |p_ij -
+                      q_ij|, (heads,): keys kept by both are known, one that only one kept adds from
+                      p - l' to p, and what neither kept at most M + M'
+
+    Raises: InputError: weights that are not numbers, or another measure; ShapeError: reciprocity
+    between two sequences.
+
+    >>> import math, headloom
+    >>> tokens = torch.eye(3)[None]                    # rows of 2, 1, 1 quarters
+    >>> _, graph = headloom.attend(tokens, tokens, tokens, scale=math.log(2), keep=headloom.Top(1))
+    >>> found = bounds(graph, "received")
+    >>> found.lower.tolist(), found.upper.tolist()
+    ([[0.5, 0.5, 0.5]], [[1.5, 1.5, 1.5]])
+    """
+    check_numbers(graph, "bounds")
+    if isinstance(of, AttentionGraph):
+        return _total_variation(graph, of)
+    if of == "received":
+        return _received(graph)
+    if of == "reciprocity":
+        return _reciprocity(graph)
+    if isinstance(of, str):
+        raise InputError(f'bounds: of={of!r}; expected "received", "reciprocity", or a pattern.')
+    return _mass(graph, of)
+
+
+def _received(graph: AttentionGraph) -> Interval:
+    lower = received(graph).double()
+    if graph.received is not None:
+        return Interval(lower, lower)
+    mass, largest = left_out(graph), largest_left_out(graph)
+    # What each key gets where every row gives l_i to each key that it did not keep.
+    there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
+    known = largest.new_zeros(len(largest), graph.length + 1)
+    known.scatter_add_(-1, there, largest[..., None].expand(graph.keys.shape).flatten(-2))
+    others = (largest.sum(-1, keepdim=True) - known[..., :-1]).clamp(min=0)
+    return Interval(lower, lower + torch.minimum(others, mass.sum(-1, keepdim=True)))
+
+
+def _reciprocity(graph: AttentionGraph) -> Interval:
+    check_square("bounds", graph)
+    mass, largest = left_out(graph), largest_left_out(graph)
+    there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
+    column = mass.new_zeros(len(mass), graph.length + 1)
+    column = column.scatter_reduce(-1, there, graph.weights.double().flatten(-2), "amax")[..., :-1]
+    if graph.length:
+        column = torch.maximum(column, largest.max(-1, keepdim=True).values)
+    more = 2 * torch.minimum(mass * column, largest * _received(graph).upper).sum(-1)
+    squares = graph.weights.double().square().sum((-2, -1))
+    mutual = reciprocity(graph).double() * squares
+    missed = (mass * largest).sum(-1)
+    lower = mutual / (squares + missed).clamp(min=1e-30)
+    upper = ((mutual + more) / squares.clamp(min=1e-30)).clamp(max=1)
+    # Where nothing was kept, anything can be.
+    upper = torch.where((squares == 0) & (mass.sum(-1) > 0), 1.0, upper)
+    return Interval(lower, torch.maximum(lower, upper))
+
+
+def _mass(graph: AttentionGraph, pattern: Pattern) -> Interval:
+    heads, queries, _ = graph.shape
+    lower, missing = torch.zeros(2, heads, queries, dtype=torch.float64)
+    for start in range(0, queries, 256):
+        rows = range(start, min(start + 256, queries))
+        keys, weights = (part[:, start : rows.stop] for part in (graph.keys, graph.weights))
+        cells = pattern.cells(rows).expand(heads, -1, -1)
+        inside = cells.gather(-1, keys.clamp(min=0).long()) & (keys >= 0)
+        lower[:, start : rows.stop] = (weights.double() * inside).sum(-1)
+        missing[:, start : rows.stop] = (cells.sum(-1) - inside.sum(-1)).double()
+    more = torch.minimum(left_out(graph), missing * largest_left_out(graph))
+    return Interval(lower, lower + more)
+
+
+def _total_variation(first: AttentionGraph, second: AttentionGraph) -> Interval:
+    heads, queries, _ = first.shape
+    least, most = torch.zeros(2, heads, queries, dtype=torch.float64)
+    for graph, other in ((first, second), (second, first)):
+        largest = largest_left_out(other)
+        for head in range(heads):
+            there, weight = in_the_other(graph, other, head)
+            own = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
+            # An edge that both kept is met twice.
+            both = torch.where(there, (own - weight).abs() / 2, 0).sum(-1)
+            alone = torch.where(there, 0, own)
+            least[head] += both + (alone - largest[head, :, None]).clamp(min=0).sum(-1)
+            most[head] += both + alone.sum(-1)
+        most += left_out(graph)
+    ends = (end.clamp(max=2).mean(-1) / 2 for end in (least, most))
+    return Interval(*ends)

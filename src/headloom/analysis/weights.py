@@ -1,0 +1,198 @@
+"""The weights of a traced layer, and what they lack: one rule of exactness for every measure.
+
+Where a trace has a layer's queries and keys, a measure is taken of all weights, exactly. Where it
+has kept edges alone, it is of the kept edges: these are exact, and `left_out` says beside it what
+mass each row has on other keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from headloom.errors import InputError
+from headloom.formats.trace import TraceLayer
+from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
+
+__all__ = [
+    "Source",
+    "check_numbers",
+    "in_half_precision",
+    "keeps_all",
+    "largest_left_out",
+    "left_out",
+    "mass_on_keys",
+    "mean_left_out",
+    "name_of",
+    "row_tiles",
+    "weights_of",
+]
+
+#: What a measure is taken of: all weights, or the kept edges.
+Source = AttentionMatrix | AttentionGraph
+
+#: Cells of a tile: 8 MiB of float32, which stay near the processor while they are worked on.
+CELLS = 2**21
+
+
+def weights_of(layer: TraceLayer, exact: bool | None = None, *, check: bool = True) -> Source:
+    """Return the weights that a measure of a layer is taken of.
+
+    Args:
+        layer: of a trace.
+        exact: None: all weights where the layer has queries and keys, else the kept edges. True:
+            all weights, or an error. False: the kept edges.
+        check: whether weights that are not numbers are an error.
+
+    Returns: ``layer.normalised_matrix``, whose rows sum to 1 also where queries and keys are stored
+    in half precision; or ``layer.graph``, also where this keeps every edge and the matrix would be
+    that of rounded queries and keys.
+    Raises: InputError: exact weights that the layer does not have; weights that are not numbers.
+    """
+    graph = layer.graph
+    source: Source | None = None
+    known = keeps_all(graph) and (layer.half_precision or layer.no_matrix is not None)
+    if exact is not False and not known:
+        source = layer.normalised_matrix
+        if source is None and exact:
+            raise InputError(
+                f"layer {layer.name}: its weights are not known exactly: {layer.no_matrix}. Take "
+                "the kept edges, exact=False, or trace again with queries and keys, or more edges."
+            )
+    source = graph if source is None else source
+    if check:
+        check_numbers(source, f"layer {layer.name}")
+    return source
+
+
+def name_of(layer: TraceLayer, source: Source) -> str:
+    """Return "exact", "rounded" (of queries and keys in half precision), or "kept" (edges)."""
+    if isinstance(source, AttentionGraph):
+        return "exact" if keeps_all(source) else "kept"
+    return "rounded" if layer.half_precision else "exact"
+
+
+def check_numbers(source: Source, operation: str) -> None:
+    """Refuse weights that are not numbers, which a sum would hide or spread.
+
+    Raises: InputError: a row whose log-sum-exp is NaN.
+    """
+    broken = source.lse.isnan()
+    if broken.any():
+        head, query = broken.nonzero()[0].tolist()
+        raise InputError(
+            f"{operation}: the weights of head {head}, query {query} are not numbers (NaN), since "
+            "the model's queries or keys were not. All such rows of a trace: headloom query TRACE "
+            '"select layer, head, query from rows where isnan(lse)".'
+        )
+
+
+def keeps_all(graph: AttentionGraph) -> bool:
+    """Whether every key that a row may look at is among its kept edges: then all is known.
+
+    >>> import headloom
+    >>> tokens = torch.eye(3)[None]
+    >>> graphs = [headloom.attend(tokens, tokens, tokens, keep=headloom.Top(k))[1] for k in (2, 3)]
+    >>> [keeps_all(graph) for graph in graphs]
+    [False, True]
+    """
+    return bool((graph.count <= (graph.keys >= 0).sum(-1)).all())
+
+
+def mass_on_keys(graph: AttentionGraph, sinks: Tensor) -> Tensor:
+    """What each row has on its keys where a sink takes the rest, (heads, queries), float64.
+
+        m_i = 1 - e^(sink - lse_i), 0 of a row without keys
+
+    sinks: the logit of each head's sink, (heads,).
+
+    >>> import math, headloom
+    >>> tokens, sinks = torch.eye(3)[None], torch.tensor([math.log(4)])   # rows of 2, 1, 1, and 4
+    >>> _, graph = headloom.attend(
+    ...     tokens, tokens, tokens, scale=math.log(2), sinks=sinks, keep=headloom.Top(1)
+    ... )
+    >>> mass_on_keys(graph, sinks)
+    tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
+    """
+    taken = (sinks[:, None].double() - graph.lse.double()).exp()
+    return torch.where(graph.count > 0, (1 - taken).clamp(0, 1), 0.0)
+
+
+def left_out(graph: AttentionGraph, masses: Tensor | None = None) -> Tensor:
+    """The mass of each row on keys that were not kept, (heads, queries), float64.
+
+    masses: what each row has on all its keys, where a sink's share is known (`mass_on_keys`); None:
+    what a sink takes counts as left out.
+
+    >>> import math, headloom
+    >>> tokens = torch.eye(3)[None]                    # rows of 2, 1, 1 quarters
+    >>> _, graph = headloom.attend(tokens, tokens, tokens, scale=math.log(2), keep=headloom.Top(1))
+    >>> left_out(graph)
+    tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
+    """
+    some = (graph.keys >= 0).sum(-1) < graph.count
+    rest = graph.rest.double()
+    if masses is not None:
+        rest = masses - graph.weights.sum(-1, dtype=torch.float64)
+    return torch.where(some, rest.clamp(min=0), 0.0)
+
+
+def largest_left_out(graph: AttentionGraph, masses: Tensor | None = None) -> Tensor:
+    """The most that a weight which was not kept can be, (heads, queries), float64.
+
+        min(mass that the row left out, its smallest kept weight)
+
+    masses: as of `left_out`.
+    """
+    mass = left_out(graph, masses)
+    if not graph.k:
+        return mass
+    # Rows are sorted: the last edge is the smallest. Of a row that keeps none nothing is known.
+    kept = (graph.keys >= 0).sum(-1)
+    last = graph.weights.gather(-1, (kept - 1).clamp(min=0)[..., None])[..., 0].double()
+    return torch.where(kept > 0, torch.minimum(mass, last), mass)
+
+
+def mean_left_out(graph: AttentionGraph, sinks: Tensor | None = None) -> Tensor:
+    """The mean of `left_out` over the rows that may look at a key, (heads,).
+
+    sinks: their logits, (heads,): what they take is on no edge. None: there are none, or they are
+    not known, and what they take counts as left out.
+    """
+    masses = None if sinks is None else mass_on_keys(graph, sinks)
+    return left_out(graph, masses).sum(-1) / (graph.count > 0).sum(-1).clamp(min=1)
+
+
+def in_half_precision(layers: Iterable[TraceLayer]) -> str:
+    """That weights come from queries and keys in half precision, in a sentence; "": none do."""
+    types = {
+        str(layer.queries.dtype).removeprefix("torch.")
+        for layer in layers
+        if layer.queries is not None and layer.half_precision and not keeps_all(layer.graph)
+    }
+    if not types:
+        return ""
+    return (
+        f"Queries and keys are stored in {' and '.join(sorted(types))}: weights that are computed "
+        "from them are those of rounded ones, not the model's own."
+    )
+
+
+def row_tiles(
+    matrix: AttentionMatrix, *, causal: bool = False
+) -> Iterator[tuple[range, range, Tensor]]:
+    """Some rows of all heads at a time: their rows, their columns, and (heads, rows, columns).
+
+    causal: whether no query looks ahead; then the columns ahead of the rows are left out.
+    """
+    heads, queries, keys = matrix.shape
+    start = 0
+    while start < queries:
+        width = min(keys, start + 512) if causal else keys
+        stop = min(start + max(1, CELLS // max(1, heads * width)), queries)
+        columns = range(min(keys, stop) if causal else keys)
+        yield range(start, stop), columns, matrix[:, start:stop, : len(columns)]
+        start = stop

@@ -1,0 +1,210 @@
+"""The tables of measures: each column is what its function says, and the verbs print them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import headloom
+from headloom.analysis import measures
+from headloom.analysis.graphs.flow import attention_flow
+from headloom.analysis.graphs.table import graph_measures
+from headloom.analysis.graphs.token_clusters import token_clusters
+from headloom.cli import main
+from headloom.mechanism.reference import graphs as reference
+
+pytest.importorskip("pandas")
+
+
+def test_a_row_for_each_head_and_each_layer(minilm_trace, minilm_weights) -> None:
+    heads, layers = graph_measures(minilm_trace), graph_measures(minilm_trace, by="layer")
+    assert list(zip(heads["layer"], heads["head"], strict=True)) == [
+        (layer, head) for layer in range(6) for head in range(12)
+    ]
+    assert set(heads["source"]) == set(layers["source"]) == {"exact"}
+    for number, weights in enumerate(minilm_weights):
+        row, of_heads = layers.iloc[number], heads[heads["layer"] == number]
+        mean = weights.mean(0)
+        assert row["received_key"] == int(mean.sum(0).argmax())
+        assert row["received_token"] == minilm_trace.tokens[row["received_key"]]
+        assert row["received_share"] == pytest.approx(float(mean.sum(0).max()) / 19, abs=1e-5)
+        assert row["pagerank"] == pytest.approx(float(reference.pagerank(mean).max()), abs=1e-5)
+        for head, of_head in zip(of_heads.itertuples(), weights, strict=True):
+            received = of_head.sum(0)
+            assert head.received_key == int(received.argmax())
+            assert head.received_share == pytest.approx(float(received.max()) / 19, abs=1e-5)
+            both = float(reference.reciprocity(of_head))
+            assert head.reciprocity == pytest.approx(both, abs=1e-5)
+        for name in ("entropy", "reciprocity", "rank"):
+            assert row[name] == pytest.approx(of_heads[name].mean(), abs=1e-5)
+
+
+def test_of_kept_edges_what_they_lack_is_said(minilm_trace, minilm_top) -> None:
+    truth, kept = graph_measures(minilm_trace), graph_measures(minilm_top, exact=False)
+    assert set(kept["source"]) == {"kept"} and not truth["rest"].any()
+    for row in kept.itertuples():
+        graph = minilm_top.layers[row.layer].graph
+        assert row.rest == pytest.approx(float(graph.rest[row.head].mean()), abs=1e-6)
+        strength = graph.strength()[row.head]
+        assert row.received_share == pytest.approx(float(strength.max() / strength.sum()), abs=1e-6)
+    assert (kept["entropy"] - truth["entropy"]).abs().max() < 1e-5
+    # Parts that edges may join are no fewer than there are.
+    assert (kept["parts"] >= truth["parts"]).all()
+    table = measures.graphs(minilm_top, exact=False)
+    assert table.notes == ("Of the kept edges; rest is the mean mass of a row on other keys.",)
+    few = headloom.from_weights(torch.rand(1, 9, 9).softmax(-1), keep=headloom.Top(3))
+    with pytest.raises(headloom.InputError, match="were not kept"):
+        graph_measures(few, exact=True)
+
+
+@pytest.mark.parametrize("by", ["head", "layer"])
+def test_of_no_token_and_of_one(make_trace, by) -> None:
+    nothing = graph_measures(make_trace([]), by=by)
+    assert "received_key" not in nothing.columns
+    assert len(nothing) == (2 if by == "head" else 1)
+    alone = graph_measures(make_trace(["a"]), by=by)
+    assert set(alone["received_share"]) == {1.0} == set(alone["rank"])
+    assert (alone["pagerank"] - 1).abs().max() < 1e-6
+    assert set(alone["parts"]) == {1}
+
+
+def test_a_share_is_of_the_mass_on_keys() -> None:
+    """Which is less than the number of rows where one sees nothing, or a sink takes some."""
+    queries = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(5, 5).bool()
+    mask[2] = False
+    options = {"mask": mask, "sinks": torch.tensor([1.0, -1.0])}
+    trace = headloom.from_queries_keys(queries, queries + 1, keep=headloom.Top(2), **options)
+    _, dense = headloom.attend(queries, queries + 1, queries, keep=headloom.All(), **options)
+    shares = dense.sum(1) / dense.sum((1, 2))[:, None]
+    for row, share in zip(graph_measures(trace).itertuples(), shares, strict=True):
+        assert row.received_share == pytest.approx(float(share.max()), abs=1e-6)
+    (row,) = graph_measures(trace, by="layer").itertuples()
+    assert row.received_share == pytest.approx(float(dense.sum((0, 1)).max() / dense.sum()))
+
+
+def test_two_sequences_of_one_length_are_two(translator) -> None:
+    same = {"source": torch.tensor([3, 9, 9, 2]), "target": torch.tensor([1, 8, 30, 41])}
+    trace = headloom.trace(translator, same)
+    for by in ("layer", "head"):
+        table = graph_measures(trace, by=by).set_index("kind")
+        of_two = table[["reciprocity", "pagerank", "parts"]].isna().all(axis=1)
+        assert of_two["cross"].all() and not of_two[["encoder", "decoder"]].any()
+
+
+def test_the_rank_of_many_positions_is_left_out(minilm_trace) -> None:
+    assert graph_measures(minilm_trace, exact_rank=18)["rank"].isna().all()
+    assert not graph_measures(minilm_trace, exact_rank=19)["rank"].isna().any()
+
+
+def test_measures_of_rounded_queries_and_keys_say_so(tmp_path) -> None:
+    parts = torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(1))
+    for keep, source in ((headloom.Top(2), "rounded"), (headloom.Top(6), "exact")):
+        path = tmp_path / source
+        headloom.from_queries_keys(*parts, save=path, dtype=torch.float16, keep=keep)
+        table = measures.graphs(headloom.open(path))
+        assert set(table.rows["source"]) == {source}
+        assert any("float16" in note for note in table.notes) == (source == "rounded")
+    # All edges are those of the model: as of the trace that was never stored.
+    own = graph_measures(headloom.from_queries_keys(*parts, keep=headloom.Top(6)), by="layer")
+    assert table.rows["rank"].tolist() == pytest.approx(own["rank"].tolist(), abs=1e-5)
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """Two heads of eight tokens: odd ones look at odd ones; a sink at the first in one of them."""
+    places = torch.eye(2).repeat(4, 1).expand(2, -1, -1) * 3
+    keys = places.clone()
+    keys[1, 0] = 6.0
+    tokens = [f"w{number}" for number in range(8)]
+    headloom.from_queries_keys(
+        places, keys, tokens=tokens, kind="encoder", keep=headloom.Top(2), save=tmp_path / "odd"
+    )
+    return tmp_path / "odd"
+
+
+def test_clusters_of_layers_and_of_a_head(odd: Path) -> None:
+    trace = headloom.open(odd)
+    (row,) = measures.clusters(trace, count=2).rows.itertuples()
+    assert (row.clusters, row.source) == (2, "exact") and 0 <= row.least <= row.cut
+    table = measures.clusters(trace, layer="0", head=1, count=2, without=[0])
+    found = token_clusters(trace.layers[0].matrix, 2, head=1, without=[0])
+    by_position = table.rows.sort_values("position")
+    assert by_position["cluster"].tolist() == found.labels.tolist() == [-1, *[0, 1] * 3, 0]
+    assert f"head 1: normalized cut {found.cut:.4f}" in table.title
+    assert "1 left out, or without any attention." in table.notes
+    fewer = measures.clusters(trace, count=20)
+    assert any(note.startswith("8 clusters, not 20") for note in fewer.notes)
+    assert "Of the kept edges." in measures.clusters(trace, exact=False).notes
+
+
+def test_rollout_and_flow(minilm_trace, pair_trace) -> None:
+    table = measures.rollout(minilm_trace, token=0)
+    assert table.title == "[CLS] (0) holds:"
+    by_position = table.rows.sort_values("position")["share"].round(4).tolist()
+    assert [by_position[0], by_position[18]] == pytest.approx([0.6555, 0.0876], abs=1e-6)
+    assert table.rows["share"].is_monotonic_decreasing
+    column = measures.rollout(pair_trace, column=True, exact=False)
+    assert column.title.endswith("went to:") and any("Rows lack" in note for note in column.notes)
+    flows = measures.flow(minilm_trace, token=-1, sources=[2, -1])
+    expected = attention_flow(minilm_trace, -1, [2, -1])
+    found = dict(zip(flows.rows["position"], flows.rows["flow"], strict=True))
+    assert [found[2], found[18]] == pytest.approx(expected.tolist())
+    long = headloom.from_weights(torch.full((1, 257, 257), 1 / 257), keep=headloom.Top(2))
+    with pytest.raises(headloom.InputError, match="257 input positions"):
+        measures.flow(long)
+    assert "Along the kept edges" in measures.flow(long, sources=[3]).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "title", "columns"),
+    [
+        (("measures",), "", {"layer", "kind", "pagerank", "rank"}),
+        (("measures", "--by", "head", "--kept"), "", {"layer", "head", "rest"}),
+        (("rollout", "--token", "0"), "w0 (0) holds:", {"position", "token", "share"}),
+        (("flow", "--from", "-1", "--from", "2"), "To w7 (7)", {"position", "token", "flow"}),
+        (("clusters", "--layer", "0"), "Layer 0, the mean", {"cluster", "position", "token"}),
+    ],
+)
+def test_the_verbs(words, title, columns, odd, capsys) -> None:
+    verb, *options = words
+    assert run(verb, odd, *options) == 0
+    assert title in capsys.readouterr().out
+    assert run(verb, odd, *options, "--csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert columns <= set(rows[0])
+    assert run(verb, odd, *options, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [set(row) for row in report["rows"]] == [set(rows[0])] * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("measures", "--by", "token"), "token"),
+        (("measures", "--threshold", "0"), "threshold=0"),
+        (("rollout", "--token", "99"), "no position 99"),
+        (("flow", "--from", "12"), "no position 12"),
+        (("clusters", "--layer", "3"), "--layer 3: no such layer"),
+        (("clusters", "--layer", "0", "--head", "9"), "no head 9"),
+        (("clusters", "--head", "1"), "--head 1 of no layer"),
+    ],
+)
+def test_what_is_not_there(words, error, odd, capsys) -> None:
+    verb, *options = words
+    assert run(verb, odd, *options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert error in line
+
+
+def run(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
