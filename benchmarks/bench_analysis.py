@@ -28,16 +28,19 @@ import torch
 import headloom
 from headloom.analysis.compare import distance
 from headloom.analysis.effects.relevance import relevance
-from headloom.analysis.graphs.components import components
 from headloom.analysis.graphs.flow import attention_flow
-from headloom.analysis.graphs.norms import given_by_rows, norms_of_heads
 from headloom.analysis.graphs.pagerank import pagerank
-from headloom.analysis.graphs.reciprocity import reciprocity
-from headloom.analysis.graphs.rollout import rollout_columns, rollout_rows, whole_rollout
-from headloom.analysis.graphs.spectrum import energy_rank
-from headloom.analysis.graphs.strength import heavy_hitters, received
-from headloom.analysis.interval import Source
+from headloom.analysis.graphs.rollout import rollout, rollout_columns, rollout_rows
+from headloom.analysis.graphs.strength import (
+    components,
+    given_by_rows,
+    heavy_hitters,
+    norms_of_heads,
+    received,
+    reciprocity,
+)
 from headloom.analysis.sql.query import ask
+from headloom.analysis.weights import Source
 from headloom.api.trace import Trace
 from headloom.formats.trace import TraceLayer
 
@@ -69,25 +72,24 @@ def middle(trace: Trace) -> int:
 
 
 MEASURES: dict[str, Measure] = {
-    "received": of_layers(lambda source, _: received(source).middle),
-    "heavy hitters": of_layers(lambda source, _: heavy_hitters(source).count.middle),
-    "given": of_layers(lambda source, of: given_by_rows(source, norms_of_heads(of)).middle),
-    "reciprocity": of_layers(lambda source, _: reciprocity(source).middle),
-    "pagerank": of_layers(lambda source, of: pagerank(source, edges=of.graph).mean),
+    "received": of_layers(lambda source, _: received(source)),
+    "heavy hitters": of_layers(lambda source, _: heavy_hitters(source).count),
+    "given": of_layers(lambda source, of: given_by_rows(source, norms_of_heads(of))),
+    "reciprocity": of_layers(lambda source, _: reciprocity(source)),
+    "pagerank": of_layers(lambda source, _: pagerank(source).mean),
     "components": of_layers(lambda source, _: components(source, 0.05).count),
-    "energy rank": of_layers(lambda source, _: energy_rank(source).middle),
     "rollout row": lambda trace, exact: rollout_rows(trace, -1, exact=exact).values[0],
     "rollout column": lambda trace, exact: rollout_columns(trace, 0, exact=exact).values[:, 0],
-    "rollout whole": lambda trace, exact: whole_rollout(trace, exact=exact).values,
+    "rollout whole": lambda trace, exact: rollout(trace, exact=exact),
     "change": lambda trace, exact: [
-        distance(fresh(trace, number), fresh(trace, number - 1), exact=exact).middle
+        distance(fresh(trace, number), fresh(trace, number - 1), exact=exact)
         for number in range(1, len(trace.layers))
     ],
     "roles": lambda trace, exact: trace.heads() if exact else heads_of_edges(trace),
 }
 #: Measures that there is one way to take only.
 OF_EDGES: dict[str, Measure] = {
-    "flow": lambda trace, _: attention_flow(trace, -1, middle(trace), exact=False).middle,
+    "flow": lambda trace, _: attention_flow(trace, -1, middle(trace), exact=False),
     "sql": lambda trace, _: ask(
         trace, "select layer, head, key, sum(weight) s from edges group by all order by s limit 10"
     ).table(),

@@ -41,29 +41,25 @@ def test_table_csv_and_json_agree(headloom_main: Command, traces: Path) -> None:
     assert content["heads"][0]["separator"] is None
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_what_needs_the_whole_matrix_of_a_long_text_is_at_least_so_much(
-    headloom_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
-) -> None:
+def test_of_kept_edges_what_they_lack_is_a_column(headloom_main: Command, tmp_path: Path) -> None:
     queries, keys = np.random.default_rng(0).normal(size=(2, 1, 2, 40, 4))
-    trace = headloom.from_queries_keys(queries, keys, keep=headloom.Top(3))
-    trace.save(tmp_path / "t")
-    if not whole:
-        monkeypatch.setattr("headloom.analysis.heads.pattern_mass.CHEAP_CELLS", 0)
+    headloom.from_queries_keys(queries, keys, keep=headloom.Top(3)).save(tmp_path / "t")
     # By the formula.
     powers = np.exp(np.einsum("hqd,hkd->hqk", queries[0], keys[0]) / 2)
     weights = powers / powers.sum(-1, keepdims=True)
+    rest = 1 - np.sort(weights, -1)[..., -3:].sum(-1).mean(-1)
     places = np.arange(40)
     expected = (weights * abs(places[:, None] - places)).sum(-1).mean(-1)
-    rows = list(csv.DictReader(io.StringIO(headloom_main("heads", tmp_path / "t", "--csv").out)))
-    assert [row["source"] for row in rows] == ["exact"] * 2
-    for row, exact in zip(rows, expected, strict=True):
-        lower, upper = float(row["distance"]), float(row["distance_upper"])
-        if whole:
-            assert lower == upper == pytest.approx(exact, abs=1e-4)
-        else:
-            assert lower + 0.1 < exact < upper - 0.1
-    assert ("≥" in headloom_main("heads", tmp_path / "t", "--all").out) == (not whole)
+    for option, lacking in (("--exact", np.zeros(2)), ("--kept", rest)):
+        out = headloom_main("heads", tmp_path / "t", "--csv", option).out
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert {row["source"] for row in rows} == {option[2:]}
+        assert [float(row["rest"]) for row in rows] == pytest.approx(lacking, abs=1e-6)
+        distances = [float(row["distance"]) for row in rows]
+        if option == "--exact":
+            assert distances == pytest.approx(expected, abs=1e-4)
+        table = headloom_main("heads", tmp_path / "t", "--all", option).out.splitlines()[0].split()
+        assert ("rest" in table) == (option == "--kept")
 
 
 def test_a_folder_of_traces_is_put_together(headloom_main: Command, traces: Path) -> None:

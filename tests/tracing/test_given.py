@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import headloom
-from headloom.analysis.heads.patterns import allowed_keys
+from headloom.analysis.heads.patterns import visible_keys
 
 
 def by_formula(queries: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -199,7 +199,7 @@ def test_the_strongest_weights_are_kept_and_the_rest_is_said() -> None:
     assert torch.equal(layer.graph.keys.long(), top.indices)
     assert torch.allclose(layer.graph.rest, 1 - top.values.sum(-1), atol=1e-6)
     trace = headloom.from_weights(given, keep=headloom.Top(5))
-    assert set(trace.heads()["source"]) == {"bound"}
+    assert set(trace.heads()["source"]) == {"kept"}
     with pytest.raises(headloom.InputError, match="not known exactly"):
         trace.heads(exact=True)
 
@@ -331,10 +331,8 @@ def test_weights_that_are_given_with_their_mask_say_which_keys_are_hidden(rule, 
     # Few edges: they do not say by themselves what is hidden.
     whole = headloom.padding(torch.tensor([9])) if mask is None else mask
     layer = headloom.from_weights(given, mask=whole, keep=headloom.Top(1)).layers[0]
-    found = allowed_keys(layer)
-    assert layer.mask == rule and found.known
-    assert torch.equal(found.first, shown.byte().argmax(-1))
-    assert torch.equal(found.end, shown.byte().argmax(-1) + shown.sum(-1))
+    assert layer.mask == rule
+    assert torch.equal(visible_keys(layer)(range(9))[0], shown)
     headloom.from_weights(given, mask=whole, keep=headloom.Top(1), save=tmp_path / "t.loom")
     assert headloom.open(tmp_path / "t.loom").layers[0].mask == rule
 
@@ -344,7 +342,7 @@ def test_each_input_of_a_batch_of_weights_has_its_own_mask() -> None:
     shown = torch.arange(4) < lengths[:, None, None, None]
     given = drawn(2, 3, 4, 4).masked_fill(~shown, -torch.inf).softmax(-1)
     traces = headloom.from_weights([given], mask=headloom.padding(lengths), keep=headloom.Top(1))
-    ends = [allowed_keys(trace.layers[0]).end.tolist() for trace in traces]
+    ends = [visible_keys(trace.layers[0])(range(4)).sum(-1)[0].tolist() for trace in traces]
     assert ends == [[4] * 4, [2] * 4]
 
 

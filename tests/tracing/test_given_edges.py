@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headloom
-from headloom.analysis.graphs.strength import received
+from headloom.analysis.bounds import bounds
 from headloom.mechanism.masks import causal
 from headloom.tracing.given_edges import from_edges
 
@@ -106,7 +106,7 @@ def test_of_the_strongest_edges_the_rest_is_known_and_the_entropy_is_not() -> No
     assert graph.entropy.isnan().tolist() == [[False, False, True]]
     assert graph.count.tolist() == [[1, 2, 3]]
     table = headloom.Trace.of(trace).heads()
-    assert table["source"].tolist() == ["bound"]
+    assert table["source"].tolist() == ["kept"]
     assert bool(table["entropy"].isna().all())
 
 
@@ -119,7 +119,7 @@ def test_of_the_strongest_edges_little_is_left_over_too() -> None:
     rows = [(0, 0, i, i, weights[i, i]) for i in range(size)]
     graph = from_edges(columns(rows), mask=None, strongest=True).layers[0].graph
     assert torch.allclose(graph.rest[0].double(), torch.tensor(1 - weights.diagonal()), atol=1e-6)
-    got = received(graph)
+    got = bounds(graph, "received")
     assert (got.lower[0].numpy() <= weights.sum(0) + 1e-6).all()
     assert (got.upper[0].numpy() >= weights.sum(0) - 1e-6).all()
 

@@ -122,6 +122,6 @@ class Comparison:
         ours, theirs = first.layers.layer(pair[0]), second.layers.layer(pair[1])
         grown = theirs.graph.entropy.mean(-1) - ours.graph.entropy.mean(-1)
         content: JsonObject = finite(
-            {"change": distance(ours, theirs).middle.tolist(), "entropy": grown.tolist()}
+            {"change": distance(ours, theirs)[0].tolist(), "entropy": grown.tolist()}
         )
         return content

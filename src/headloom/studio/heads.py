@@ -14,6 +14,9 @@ from headloom.studio.digits import few_digits
 
 __all__ = ["WORDS", "head_roles"]
 
+#: Cells of a layer up to which its heads are measured by all weights: some seconds.
+_CHEAP_CELLS = 2**30
+
 #: The measures, axes to choose from; and the roles, what they are called and how they are drawn.
 WORDS = {
     "measures": {measure.name: measure.title for measure in head_measures()},
@@ -37,7 +40,8 @@ def head_roles(trace: TraceData) -> list[list[JsonObject]]:
     chance    {measure: [mean, standard deviation]} of random weights of the same entropy
     """
     layers: list[list[JsonObject]] = [[] for _ in trace.layers]
-    for head in roles_of(trace):
+    cheap = all(math.prod(layer.shape) <= _CHEAP_CELLS for layer in trace.layers)
+    for head in roles_of(trace, exact=None if cheap else False):
         layers[head.layer].append(_shown(head))
     return layers
 

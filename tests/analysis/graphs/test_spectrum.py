@@ -35,7 +35,7 @@ def test_of_fewer_queries_than_keys_the_rank_is_of_the_smaller_side(shape) -> No
 @pytest.mark.parametrize("rank", [effective_rank, energy_rank])
 def test_too_many_positions_and_weights_that_are_not_finite(case, rank, monkeypatch) -> None:
     monkeypatch.setattr(spectrum, "DENSE", 59)
-    with pytest.raises(headloom.InputError, match="60 x 60 weights; .* too long"):
+    with pytest.raises(headloom.InputError, match=r"60 x 60 weights; .* too long"):
         rank(case.matrix)
     # As forged: queries that are no numbers beside a log-sum-exp that is one.
     queries = torch.randn(1, 6, 4)

@@ -86,7 +86,7 @@ def _stationary(
     length, blind = sums.shape[-1], sums <= 0
     ranks = torch.full_like(sums, 1 / length)
     # Each step divides the error, 2 at most, by 1 / d at least: so many suffice.
-    most = math.log(tolerance / 2) / math.log(damping) if 0 < damping else 1
+    most = math.log(tolerance / 2) / math.log(damping) if damping > 0 else 1
     for _ in range(max(1, math.ceil(most))):
         before = ranks
         along = torch.where(blind, 0.0, ranks / sums.masked_fill(blind, 1))
