@@ -109,7 +109,6 @@ class Trace(TraceData):
         budgets: Sequence[float | str] = (0.05, 0.2, 0.5),
         policies: Sequence[Rule] | None = None,
         prompt: int | None = None,
-        each_step: bool = False,
     ) -> Eviction:
         """What a cache of fewer keys would have thrown away, and the attention mass lost by it.
 
@@ -120,7 +119,7 @@ class Trace(TraceData):
         """
         from headloom.analysis.eviction.evict import evict
 
-        return evict(self, budgets=budgets, policies=policies, prompt=prompt, each_step=each_step)
+        return evict(self, budgets=budgets, policies=policies, prompt=prompt)
 
     def sql(self, query: str) -> pandas.DataFrame:
         """The answer to a SELECT over the views edges, rows, keys, received, tokens, layers, heads,

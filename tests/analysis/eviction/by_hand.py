@@ -5,7 +5,6 @@ Shares no code with headloom.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -109,38 +108,3 @@ def best_by_trying(group: Array, budget: int) -> float:
         min(columns.sum() - columns[list(each)].sum()
             for each in combinations(range(len(columns)), budget))
     )  # fmt: skip
-
-
-def online(
-    weights: Array,
-    kv_heads: int,
-    n: int,
-    first: list[set[int]],
-    goes: Callable[[list[int], Array, Array, int], int],
-) -> tuple[Array, list[dict[int, int]]]:
-    """A cache that throws a key away after each query: lost mass, and after which query each went.
-
-    goes: of the keys there, the weights of this query over them (of the group, and of all heads),
-    and the sums so far: the one that goes.
-    """
-    heads, length, _ = weights.shape
-    size = heads // kv_heads
-    lost = np.zeros((heads, length - n))
-    caches = [sorted(each) for each in first]
-    gone: list[dict[int, int]] = [{j: n - 1 for j in range(n) if j not in each} for each in first]
-    sums = np.stack([g[:, :n].sum((0, 1)) for g in groups(weights, kv_heads)])
-    for i in range(n, length):
-        seen = np.zeros((heads, length))
-        for k, cache in enumerate(caches):
-            cache.append(i)
-            for h in range(k * size, (k + 1) * size):
-                there = weights[h, i, cache]
-                away = weights[h, i].sum() - there.sum()
-                lost[h, i - n] = away
-                seen[h, cache] = there / (1 - away)
-            sums[k] += seen[k * size : (k + 1) * size].sum(0)
-        for k, cache in enumerate(caches):
-            which = goes(cache, sums[k], seen.mean(0), i)
-            cache.remove(which)
-            gone[k][which] = i
-    return lost, gone

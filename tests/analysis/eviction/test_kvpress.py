@@ -123,8 +123,8 @@ def test_the_very_positions_that_kvpress_keeps(presses: Any, made: Any) -> None:
         expected["sums"] = kept_by(of_sums(presses)(1 - share), model, ids[:, :prompt])
         for name, of_layers in expected.items():
             for layer, positions in enumerate(of_layers):
-                after = found.evicted_after[layer][found.policies.index(name), place]
-                mine = [(head[:prompt] < 0).nonzero()[:, 0].tolist() for head in after]
+                held = found.kept[layer][found.policies.index(name), place]
+                mine = [head.nonzero()[:, 0].tolist() for head in held]
                 assert mine == positions.tolist(), (name, share, layer)
 
 

@@ -18,13 +18,12 @@ from headloom.studio.pictures.palette import Theme
 
 def made() -> Eviction:
     """A layer of 4 heads over 2: one of keys keeps the first half of the prompt, one the second."""
-    after = torch.full((2, 1, 2, 50), 39, dtype=torch.int32)
-    after[..., 40:] = -1
-    after[:, :, 0, :20] = -1
-    after[:, :, 1, 20:] = -1
+    held = torch.zeros(2, 1, 2, 40, dtype=torch.bool)
+    held[:, :, 0, :20] = True
+    held[:, :, 1, 20:] = True
     lost = torch.zeros(3, 1, 4, 10)
     lost[:2, :, 3] = 0.8
-    return Eviction(("mine", "oracle", "oracle-step"), (20,), 40, False, {0: lost}, {0: after})
+    return Eviction(("mine", "oracle", "oracle-step"), (20,), 40, {0: lost}, {0: held})
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -7,26 +7,25 @@ layers would have handed on after their own losses is not in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_trace
-from headloom.analysis.eviction.layer import NamedRule, after_prompt, at_each_step
-from headloom.analysis.eviction.policies import AT_ONCE, POLICIES, Prompt, Rule
+from headloom.analysis.eviction.layer import NamedRule, after_prompt
+from headloom.analysis.eviction.policies import POLICIES, Prompt, Rule
 from headloom.analysis.weights import check_numbers
 from headloom.errors import InputError, optional_package
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceData
-from headloom.mechanism.shapes import check_flag, check_type, in_words, whole_number
+from headloom.mechanism.shapes import in_words, whole_number
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["BEST_SET", "BEST_SETS", "Eviction", "evict", "named_policies"]
+__all__ = ["BEST_SET", "BEST_SETS", "Eviction", "evict"]
 
 #: Names of the best single set of keys for a prompt, and of the best set anew at every step.
 BEST_SET, BEST_SETS = "oracle", "oracle-step"
@@ -40,23 +39,20 @@ _LABELS = {"policy": (), "layer": ("layer",), "head": ("layer", "head"), "step":
 class Eviction:
     """Attention mass that policies lose on a trace.
 
-    policies: their names; then "oracle", the best single set, where keys are chosen once; and
-        "oracle-step", the best set of keys chosen anew at every step.
+    policies: their names; then "oracle", the best single set; and "oracle-step", the best set of
+        keys chosen anew at every step.
     budgets: keys of each head that stay.
     prompt: its positions.
-    each_step: whether the budget holds at every step, or keys are chosen once, after the prompt.
     lost: by the number of the layer in the trace, (policies, budgets, heads, steps): the mass of
         each query after the prompt on keys that are gone.
-    evicted_after: likewise, (policies without "oracle-step", budgets, kv_heads, keys), int: the
-        query after which a key was thrown away; -1: it stayed.
+    kept: likewise, (policies without "oracle-step", budgets, kv_heads, prompt), bool.
     """
 
     policies: tuple[str, ...]
     budgets: tuple[int, ...]
     prompt: int
-    each_step: bool
     lost: Mapping[int, Tensor]
-    evicted_after: Mapping[int, Tensor]
+    kept: Mapping[int, Tensor]
 
     @property
     def steps(self) -> int:
@@ -71,10 +67,9 @@ class Eviction:
     def __str__(self) -> str:
         """How much was measured, in a line."""
         heads = sum(lost.shape[2] for lost in self.lost.values())
-        how = "a key goes after every step" if self.each_step else "keys go once, after the prompt"
         return (
             f"{len(self.lost)} layers, {heads} heads; prompt of {self.prompt:,} tokens, then "
-            f"{self.steps:,} steps; {how}"
+            f"{self.steps:,} steps; keys go once, after the prompt"
         )
 
     def table(self, by: str = "policy") -> pandas.DataFrame:
@@ -131,39 +126,33 @@ def evict(
     budgets: Sequence[float | str] = (0.05, 0.2, 0.5),
     policies: Sequence[Rule] | None = None,
     prompt: int | None = None,
-    each_step: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Eviction:
-    """What a cache of fewer keys would have thrown away, and the attention mass lost by it.
+    """Measure what a cache of fewer keys would have thrown away, and the attention mass lost by it.
 
         lost_i = sum of P_ij over the keys j that are gone when query i comes
 
     for every head and every query after the prompt, from the exact weights P of the trace: those
     that the model had with all its keys. Each layer that looks back at its own sequence is looked
-    at by itself. With grouped heads, a key is kept or thrown away for all heads that share it.
+    at by itself. Keys go once, after the prompt; all later ones stay. With grouped heads, a key is
+    kept or thrown away for all heads that share it.
 
     Args:
         trace: of a decoder, with its queries and keys.
         budgets: keys of each head that stay: a share of the prompt (0.2, "20%"), or a number of
             keys (512); 1.0 is the whole prompt, 1 one key.
         policies: names of `headloom.analysis.eviction.policies.POLICIES`; or functions from a
-        `Prompt`
-            and a budget to scores, (kv_heads, prompt.length), the highest of which stay. None: all
-            named ones.
+            `Prompt` and a budget to scores, (kv_heads, prompt.length), the highest of which stay.
+            None: all named ones.
         prompt: its positions. None: those before the first that was generated, or else 7/8.
-        each_step: whether one key goes after every step, so that the budget holds throughout; else
-            keys are chosen once, after the prompt, and all later ones stay. A policy then sees
-            what the softmax over the keys of the cache gives; what is gone does not come back.
         progress: told how many layers are done, of how many.
 
     Raises: InputError: a layer without exact weights; a budget or a prompt that there is not; a
-    policy that is not known, fails, or cannot choose step by step.
+    policy that is not known, or fails.
 
     Source: policies: see `headloom.analysis.eviction.policies`.
     """
-    check_trace("evict", trace)
-    check_flag("evict", "each_step", each_step)
-    rules = _rules(policies, each_step)
+    rules = _rules(policies)
     numbers = [
         number
         for number, layer in enumerate(trace.layers)
@@ -175,11 +164,10 @@ def evict(
             "decoder: in others there is no cache of keys that grows. Trace a language model."
         )
     length = _prompt_of(trace, numbers[0], prompt)
-    check_type("evict", "budgets", budgets, Iterable, "shares or numbers of keys, as (0.2, 512)")
     sizes = list(dict.fromkeys(_keys_of(budget, length) for budget in budgets))
     if not sizes:
         raise InputError("evict: budgets=() asks for nothing; give shares or numbers, as (0.2,).")
-    lost, evicted_after = {}, {}
+    lost, stays = {}, {}
     for done, number in enumerate(numbers):
         progress(done, len(numbers))
         # A copy, so that what it reads is freed with it.
@@ -193,15 +181,10 @@ def evict(
             )
         check_numbers(matrix, f"evict: layer {layer.name}")
         read = Prompt(matrix, length, layer.name)
-        if each_step:
-            sinks = None if layer.terms is None else layer.terms.sinks
-            measured = at_each_step(matrix, read, rules, sizes, sinks)
-        else:
-            measured = after_prompt(matrix, read, rules, sizes)
-        lost[number], evicted_after[number] = measured
+        lost[number], stays[number] = after_prompt(matrix, read, rules, sizes)
     progress(len(numbers), len(numbers))
-    names = [name for name, _ in rules] + ([] if each_step else [BEST_SET]) + [BEST_SETS]
-    return Eviction(tuple(names), tuple(sizes), length, each_step, lost, evicted_after)
+    names = [*(name for name, _ in rules), BEST_SET, BEST_SETS]
+    return Eviction(tuple(names), tuple(sizes), length, lost, stays)
 
 
 def _prompt_of(trace: TraceData, number: int, asked: int | None) -> int:
@@ -244,28 +227,16 @@ def _keys_of(budget: float | str, prompt: int) -> int:
     )
 
 
-def named_policies(each_step: bool) -> list[str]:
-    """Names of all policies, and where it is asked for, of those that choose step by step."""
-    return [name for name in POLICIES if not (each_step and name in AT_ONCE)]
-
-
-def _rules(policies: Sequence[Rule] | None, each_step: bool) -> list[NamedRule]:
+def _rules(policies: Sequence[Rule] | None) -> list[NamedRule]:
     """Policies with their names."""
-    if policies is None:
-        policies = named_policies(each_step)
-    if isinstance(policies, str) or not isinstance(policies, Sequence) or not policies:
-        raise InputError(
-            f"evict: policies={in_words(policies)}; expected a list of names "
-            f"({', '.join(POLICIES)}) or functions."
-        )
     rules = []
-    for policy in policies:
+    for policy in POLICIES if policies is None else policies:
         name = policy if isinstance(policy, str) else getattr(policy, "__name__", "of its own")
         rule = POLICIES.get(name) if isinstance(policy, str) else policy
         if not callable(rule):
             raise InputError(
-                f"evict: no policy {in_words(policy)}; there are {', '.join(POLICIES)}, and "
-                "functions: on the command line file.py:function or module:function."
+                f"evict: no policy {policy!r}; there are {', '.join(POLICIES)}, and functions: on "
+                "the command line file.py:function or module:function."
             )
         rules.append((name, rule))
     return rules

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
-from headloom.errors import InputError
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
 __all__ = [
-    "AT_ONCE",
     "POLICIES",
     "Prompt",
     "Rule",
@@ -39,26 +37,16 @@ def rows_of(matrix: AttentionMatrix, rows: range, keys: int) -> Tensor:
 
 
 class Prompt:
-    """The positions of a layer so far, of which a policy chooses those whose keys are kept.
+    """The prompt of a layer, of whose positions a policy chooses those whose keys are kept.
 
     Args:
         matrix: the exact weights of the layer, over these positions and what follows them.
-        length: positions so far. A policy sees their rows and columns, and no later ones.
+        length: positions of the prompt. A policy sees their rows and columns, and no later ones.
         name: the path of the layer in the model.
-        step: after the prompt was read, where a key goes after each step: the weights of the last
-            query, and what each key got from all so far, (heads, length) each. They are those of
-            the cache: 0 where a key was thrown away.
     """
 
-    def __init__(
-        self,
-        matrix: AttentionMatrix,
-        length: int,
-        name: str = "",
-        step: tuple[Tensor, Tensor] | None = None,
-    ) -> None:
-        self._matrix, self._step = matrix, step
-        self.length, self.name = length, name
+    def __init__(self, matrix: AttentionMatrix, length: int, name: str = "") -> None:
+        self._matrix, self.length, self.name = matrix, length, name
 
     @property
     def kv_heads(self) -> int:
@@ -76,23 +64,13 @@ class Prompt:
         return self._matrix.keys[:, : self.length].clone()
 
     def last(self, rows: int) -> Tensor:
-        """The weights of the last queries, exact: (heads, rows, length).
-
-        Raises: InputError: several, where keys go at each step: then the last query is known alone.
-        """
-        if self._step is None:
-            return rows_of(self._matrix, range(self.length - rows, self.length), self.length)
-        if rows != 1:
-            raise InputError(
-                f"it asks for the last {rows} queries, of which at each step one is known; leave "
-                "it out, or let keys go once, after the prompt"
-            )
-        return self._step[0][:, None].clone()
+        """The weights of the last queries, exact: (heads, rows, length)."""
+        return rows_of(self._matrix, range(self.length - rows, self.length), self.length)
 
     @property
     def received(self) -> Tensor:
-        """What each key got from all queries so far, (heads, length); a copy."""
-        return (self._received if self._step is None else self._step[1]).clone()
+        """What each key got from all queries, (heads, length); a copy."""
+        return self._received.clone()
 
     @cached_property
     def _received(self) -> Tensor:
@@ -206,5 +184,3 @@ def streaming(prompt: Prompt, budget: int, *, sinks: int = 4) -> Tensor:
 POLICIES: Mapping[str, Callable[[Prompt, int], Tensor]] = {
     "h2o": h2o, "observed": observed, "streaming": streaming, "tova": tova, "snapkv": snapkv,
 }  # fmt: skip
-#: Those that choose once, after the prompt: at a step they would need more than the last query.
-AT_ONCE = ("snapkv",)

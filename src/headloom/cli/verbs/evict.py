@@ -40,12 +40,6 @@ PromptEnd = Annotated[
         help="Tokens of the prompt; default: those before the first generated one, else 7/8.",
     ),
 ]
-EachStep = Annotated[
-    bool,
-    typer.Option(
-        "--each-step", help="Throw one more key away after every step, not once after the prompt."
-    ),
-]
 Rows = Annotated[
     str, typer.Option("--by", help="A row is a policy, or its layers, heads or steps.")
 ]
@@ -56,12 +50,12 @@ Picture = Annotated[
 
 def evict(
     path: TracePath, budget: Budgets = ["5%", "20%", "50%"],  # noqa: B006 - typer copies it
-    policy: Policies = None, prompt_tokens: PromptEnd = None, each_step: EachStep = False,
+    policy: Policies = None, prompt_tokens: PromptEnd = None,
     by: Rows = "policy", picture: Picture = None, as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print what a smaller cache of keys would have thrown away, and the attention lost by it."""
     from headloom.analysis.eviction.evict import evict as measure
-    from headloom.analysis.eviction.evict import named_policies
+    from headloom.analysis.eviction.policies import POLICIES
     from headloom.analysis.weights import in_half_precision
     from headloom.formats.trace import TraceData
 
@@ -73,12 +67,11 @@ def evict(
         picture_format(picture)
     rules = [_policy(word) for word in policy or ()]
     if rules and not any(isinstance(rule, str) for rule in rules):
-        rules = [*named_policies(each_step), *rules]
+        rules = [*POLICIES, *rules]
     trace = TraceData.open(path)
     with progress_bar("layers") as show:
         result = measure(
-            trace, budgets=budget, policies=rules or None, prompt=prompt_tokens,
-            each_step=each_step, progress=show,
+            trace, budgets=budget, policies=rules or None, prompt=prompt_tokens, progress=show,
         )  # fmt: skip
     table = result.table(by)
     if picture is not None:
@@ -91,7 +84,7 @@ def evict(
     if note := in_half_precision(trace.layers):
         print(note)
     if as_json:
-        about = {"prompt": result.prompt, "steps": result.steps, "each_step": each_step}
+        about = {"prompt": result.prompt, "steps": result.steps}
         print_json({"trace": str(path), **about, "rows": records(table)})
 
 

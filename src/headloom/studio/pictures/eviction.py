@@ -84,11 +84,10 @@ def _headings(figure: Figure, result: Eviction, budget: int, colours: Palette) -
     )
     _text(figure, 0.14, 0.14, title, fontsize=10, fontweight="bold", color=colours.ink)
     _text(figure, 0.14, 0.38, str(result), color=colours.faint, fontsize=7.5)
-    paler = "stayed for a while" if result.each_step else "keys of later tokens"
     _text(figure, 0.14, 0.72, "policy, mass lost", color=colours.faint)
     _text(
         figure, _LEFT, 0.72, "keys that stay; a row: a head of keys, layer 0 on top "
-        f"(paler: {paler})", color=colours.key,
+        "(paler: keys of later tokens)", color=colours.key,
     )  # fmt: skip
     _text(figure, _LEFT + _WIDE + _BESIDE, 0.72, "mass lost; a cell: a head", color=colours.faint)
 
@@ -102,14 +101,9 @@ def _grid(result: Eviction, policy: int, budget: int) -> Array:
 
 
 def _stays(result: Eviction, policy: int, budget: int) -> Array:
-    """How long keys stay, 0 to 1 of all steps, (heads of keys of all layers, keys)."""
-    after = np.concatenate(
-        [layer[policy, budget].numpy() for layer in result.evicted_after.values()]
-    )
-    stays = np.where(after < 0, 1.0, (after - (result.prompt - 1)) / result.steps)
-    if not result.each_step:
-        stays[:, result.prompt :] = _LATER
-    return stays
+    """Which keys stay, 0 or 1, (heads of keys of all layers, keys); paler after the prompt."""
+    held = np.concatenate([layer[policy, budget].numpy() for layer in result.kept.values()])
+    return np.pad(held.astype(float), ((0, 0), (0, result.steps)), constant_values=_LATER)
 
 
 def _scales(figure: Figure, result: Eviction, down: float, most: float, colours: Palette) -> None:
