@@ -79,7 +79,7 @@ def test_heads_are_chosen_by_gold_and_by_agreement(
         links[1::2], headloom.read_pharaoh(tmp_path / "gold")[1::2]
     )
     assert said["aer"] == pytest.approx(rate.aer)
-    assert f"On the other 2: {rate}." in headloom_main(*words, "-o", tmp_path / "a2").out
+    assert f"On the other 2 pairs: {rate}." in headloom_main(*words, "-o", tmp_path / "a2").out
     # Two heads, by both steps.
     assert len(said["table"]) == 4
     picture = tmp_path / "p.png"

@@ -2,16 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from headloom.cli.options import AsJson, RowsOfTable, Threads, is_model
 from headloom.cli.output import print_json, progress_bar
 from headloom.cli.tables import cell, print_table
-
-if TYPE_CHECKING:
-    from headloom.analysis.alignment.align import Alignment
 
 PLACE = ("Read", 8)
 
@@ -104,35 +101,24 @@ def align(
         save_picture(figure, picture)
     rows = [[str(head), cell("score", value)] for head, value in result.table[:limit]]
     print_table(["head", result.measure], rows, left=("head",))
-    chosen = f", chosen on {_pairs(result.chosen_on)}" if result.chosen_on else ""
-    several = "the mean of the heads" if len(result.heads) > 1 else "the head"
-    print(f"Links by {several} {names}{chosen}.")
+    chosen = f", chosen on {result.chosen_on:,} pairs" if result.chosen_on else ""
+    print(f"Links by the mean of the heads {names}{chosen}.")
     if result.note:
         print(result.note[:1].upper() + result.note[1:])
-    if result.error_rate is not None:
-        others = "other " if result.chosen_on else ""
-        print(f"On the {others}{result.measured_on:,}: {result.error_rate}.")
-    links = sum(map(len, result.links))
-    print(f"{links:,} link{'s' * (links != 1)} of {_pairs(len(result.links))}: {output}")
+    rate, links = result.error_rate, sum(map(len, result.links))
+    if rate is not None:
+        print(f"On {'the other ' * bool(result.chosen_on)}{result.measured_on:,} pairs: {rate}.")
+    print(f"{links:,} links of {len(result.links):,} pairs: {output}")
     if as_json:
-        print_json(_content(result, output))
-
-
-def _pairs(count: int) -> str:
-    return f"{count:,} pair{'s' * (count != 1)}"
-
-
-def _content(result: "Alignment", output: Path) -> dict[str, object]:
-    rate = result.error_rate
-    return {
-        "alignment": str(output),
-        "pairs": len(result.links),
-        "links": sum(map(len, result.links)),
-        "heads": [str(head) for head in result.heads],
-        "chosen_on": result.chosen_on,
-        "note": result.note,
-        "measured_on": result.measured_on,
-        **{name: getattr(rate, name, None) for name in ("aer", "precision", "recall")},
-        "measure": result.measure,
-        "table": [{"head": str(head), "measure": value} for head, value in result.table],
-    }
+        content: dict[str, object] = {
+            "alignment": str(output),
+            "pairs": len(result.links),
+            "links": links,
+        }
+        for name in ("chosen_on", "note", "measured_on", "measure"):
+            content[name] = getattr(result, name)
+        for name in ("aer", "precision", "recall"):
+            content[name] = getattr(rate, name, None)
+        content["heads"] = [str(head) for head in result.heads]
+        content["table"] = [{"head": str(head), "measure": value} for head, value in result.table]
+        print_json(content)
