@@ -70,7 +70,7 @@ def preload() -> None:
     import transformers.models.qwen2_vl.modeling_qwen2_vl
     import transformers.models.t5.modeling_t5
 
-    import headloom.tracing.huggingface  # noqa: F401
+    import headloom.tracing.capture  # noqa: F401
     from survey import examine  # noqa: F401
 
     transformers.logging.set_verbosity_error()

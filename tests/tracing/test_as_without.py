@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import Family, cached
+from tests.tracing.conftest import Family
 from torch import Tensor, nn
 
 import headloom
@@ -20,8 +20,6 @@ transformers = pytest.importorskip("transformers")
 Named = Callable[[str], Family]
 RUNS = 20
 IDS = torch.arange(5, 17)[None]
-#: The keys of a cache that stay.
-KEPT = [0, 2, 5, 9, 10, 11]
 
 
 def seeded(run: Callable[[], Any]) -> list[Any]:
@@ -124,132 +122,6 @@ def test_hooks_run_as_often_as_without(family_named: Named) -> None:
     assert traces[0].verification["difference"] < 1e-5
 
 
-def test_a_model_that_cannot_be_verified_runs(family_named: Named, monkeypatch) -> None:
-    model: Any = family_named("Llama").build()
-    forward = type(model.model.layers[0]).forward
-
-    def needs_a_cache(layer: Any, *args: Any, **options: Any) -> Any:
-        assert options.get("cache", options.get("past_key_values")) is not None
-        return forward(layer, *args, **options)
-
-    monkeypatch.setattr(type(model.model.layers[0]), "forward", needs_a_cache)
-    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    (trace, *_) = assert_same(model, lambda: model.generate(IDS, **options))
-    assert "without hooks and cache, failed" in trace.verification["unverified"]
-
-
-def thinned(keys: Tensor, layer: int) -> Tensor:
-    return keys[:, :, KEPT]
-
-
-def thinned_by_layer(keys: Tensor, layer: int) -> Tensor:
-    return keys if layer == 0 else keys[:, :, KEPT]
-
-
-def thinned_by_head(keys: Tensor, layer: int) -> Tensor:
-    return torch.stack([keys[:, 0, KEPT], keys[:, 1, 3:9]], 1)
-
-
-def in_another_order(keys: Tensor, layer: int) -> Tensor:
-    return keys.flip(2)
-
-
-def merged(keys: Tensor, layer: int) -> Tensor:
-    return keys.unflatten(2, (-1, 2)).mean(3)
-
-
-def turned(keys: Tensor, layer: int) -> Tensor:
-    return keys.roll(1, -1)
-
-
-def rounded(keys: Tensor, layer: int) -> Tensor:
-    return (keys * 4).round() / 4
-
-
-def shortened(keys: Tensor, layer: int) -> Tensor:
-    return keys[:, :, :7]
-
-
-def only_the_last(keys: Tensor, layer: int) -> Tensor:
-    return keys[:, :, 4:]
-
-
-def of_another_row(keys: Tensor, layer: int) -> Tensor:
-    return keys.index_select(0, torch.tensor([1, 0]))
-
-
-def repeated(keys: Tensor, layer: int) -> Tensor:
-    return keys[:, :, [0, *range(keys.shape[2])]]
-
-
-def one_in_place_of_another(keys: Tensor, layer: int) -> Tensor:
-    return keys[:, :, [0, 0, *range(2, keys.shape[2])]]
-
-
-CHANGES = [thinned, thinned_by_layer, thinned_by_head, in_another_order, merged, turned, rounded,
-           shortened, only_the_last, of_another_row, repeated, one_in_place_of_another]  # fmt: skip
-#: Those in which keys stay what they were.
-FOUND = [thinned, thinned_by_layer, thinned_by_head, in_another_order, shortened, only_the_last]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_keys_of_a_cache_that_was_changed_lie_where_they_were_or_are_named(
-    family_named: Named, change: Callable[[Tensor, int], Tensor]
-) -> None:
-    model: Any = family_named("Llama").build("sdpa")
-    prompts = torch.stack((IDS[0], IDS[0].flip(0)))[: 2 if change is of_another_row else 1]
-    tokens = torch.tensor([[7], [8], [9], [10]])
-
-    def run() -> list[Tensor]:
-        cache, outputs = transformers.DynamicCache(config=model.config), []
-        outputs.append(model(prompts, use_cache=True, **cached(model, cache)).logits)
-        for number, layer in enumerate(cache.layers):
-            layer.keys = change(layer.keys, number).clone()
-            layer.values = change(layer.values, number).clone()
-        for step, token in enumerate(tokens):
-            place = torch.tensor([[IDS.shape[1] + step]]).expand(len(prompts), -1)
-            ids = token[None].expand(len(prompts), -1)
-            outputs.append(model(ids, position_ids=place, **cached(model, cache)).logits)
-        return outputs
-
-    if change not in FOUND:
-        with pytest.warns(UserWarning, match="holds other keys than the passes before computed"):
-            assert assert_same(model, run, keep=headloom.All()) == []
-        return
-    (trace, *_) = traces = assert_same(model, run, keep=headloom.All())
-    assert len(traces) == RUNS
-    assert trace.tokens == [f"#{int(i)}" for i in (*IDS[0], *tokens)]
-    # The places, carried through the same change as the keys.
-    places = torch.arange(12.0)[None, None, :, None].expand(1, 2, -1, 1)
-    for number, layer in enumerate(trace.layers):
-        dense = layer.graph.dense()
-        if change is not thinned_by_layer or number:
-            assert layer.no_matrix and "thinned" in layer.no_matrix
-        for head in range(4):
-            left = change(places, number)[0, head // 2, :, 0].long().tolist()
-            for step in range(4):
-                row = dense[head, 12 + step]
-                assert row.nonzero().flatten().tolist() == sorted([*left, *range(12, 13 + step)])
-                assert float(row.sum()) == pytest.approx(1, abs=1e-5)
-
-
-def test_weights_on_a_thinned_cache_are_those_that_the_model_computed(family_named: Named) -> None:
-    model: Any = family_named("Llama").build("eager")
-    cache = transformers.DynamicCache(config=model.config)
-    with torch.no_grad(), headloom.watch(model, keep=headloom.All()) as watched:
-        model(IDS, use_cache=True, **cached(model, cache))
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys[:, :, KEPT], layer.values[:, :, KEPT]
-        own = model(
-            torch.tensor([[7]]), position_ids=torch.tensor([[12]]), output_attentions=True,
-            **cached(model, cache),
-        ).attentions  # fmt: skip
-    for layer, weights in zip(watched.trace.layers, own, strict=True):
-        expected = torch.zeros(4, 13)
-        expected[:, [*KEPT, 12]] = weights[0, :, 0]
-        assert torch.allclose(layer.graph.dense()[:, -1], expected, atol=2e-6)
-
-
 @pytest.mark.parametrize("generates", [False, True])
 def test_threads_get_what_they_get_without(family_named: Named, generates: bool) -> None:
     model: Any = family_named("Llama").build("sdpa")
@@ -287,39 +159,6 @@ def test_threads_get_what_they_get_without(family_named: Named, generates: bool)
         alone = headloom.trace(model, ids, keep=headloom.All())
         for one, other in zip(trace.layers, alone.layers, strict=True):
             assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
-
-
-def test_a_generation_that_began_beside_another_is_not_traced_from_its_middle(
-    family_named: Named,
-) -> None:
-    model: Any = family_named("Llama").build("sdpa")
-    first_ended, second_began = threading.Event(), threading.Event()
-
-    class Second(transformers.LogitsProcessor):
-        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-            second_began.set()
-            assert first_ended.wait(60)
-            return scores
-
-    class First(transformers.LogitsProcessor):
-        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-            if not second.is_alive():
-                second.start()
-            assert second_began.wait(60)
-            return scores
-
-    def generate(shift: int, processor: transformers.LogitsProcessor) -> None:
-        model.generate(
-            IDS.roll(shift, 1), max_new_tokens=3, do_sample=False, pad_token_id=0,
-            logits_processor=[processor],
-        )  # fmt: skip
-
-    second = threading.Thread(target=generate, args=(1, Second()))
-    with pytest.warns(UserWarning, match="two threads"), headloom.watch(model) as watched:
-        generate(0, First())
-        first_ended.set()
-        second.join()
-    assert watched.trace.tokens[: IDS.shape[1]] == [f"#{number}" for number in IDS[0].tolist()]
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

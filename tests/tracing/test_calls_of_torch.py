@@ -68,63 +68,6 @@ def test_the_vision_encoder_of_sam_is_traced(tmp_path) -> None:
     assert len(headloom.open(tmp_path / "t.loom").layers) == 2
 
 
-def sam(implementation: str) -> Any:
-    """SAM, whose encoder calls torch's function, and whose decoder uses the interface."""
-    torch.manual_seed(0)
-    config = transformers.SamConfig(
-        vision_config={
-            "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
-            "patch_size": 8, "mlp_dim": 16, "output_channels": 16, "window_size": 2,
-            "global_attn_indexes": [1], "num_pos_feats": 8,
-        },
-        prompt_encoder_config={
-            "hidden_size": 16, "image_size": 32, "patch_size": 8, "mask_input_channels": 4,
-        },
-        mask_decoder_config={
-            "hidden_size": 16, "num_attention_heads": 2, "mlp_dim": 16,
-            "iou_head_hidden_dim": 16,
-        },
-    )  # fmt: skip
-    build = transformers.SamModel._from_config
-    model: Any = build(config, attn_implementation=implementation).eval()
-    return model
-
-
-def test_both_halves_of_sam_are_traced_and_watched() -> None:
-    model, eager = sam("sdpa"), sam("eager")
-    inputs = {
-        "pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.ones(1, 1, 1, 2),
-        "input_labels": torch.ones(1, 1, 1, dtype=torch.long),
-    }  # fmt: skip
-    trace = headloom.trace(model, inputs, keep=headloom.All())
-    with headloom.watch(model, keep=headloom.All()) as watched:
-        model(**inputs)
-    own = [f"vision_encoder.layers.{number}.attn" for number in range(2)]
-
-    with pytest.warns(UserWarning, match="ran and cannot be traced"):
-        decoder = headloom.trace(eager, inputs, keep=headloom.All())
-    formed: dict[str, torch.Tensor] = {}
-    for path in own:
-        # Its eager module returns its weights: (windows * heads, queries, keys).
-        eager.get_submodule(path).register_forward_hook(
-            lambda module, given, output, path=path: formed.update({path: output[1]})
-        )
-    with torch.no_grad():
-        eager(**inputs)
-    for found in (trace, watched.trace):
-        assert [layer.name for layer in found.layers] == own + [
-            layer.name for layer in decoder.layers
-        ]
-        assert not found.not_traced
-        for layer in found.layers[:2]:
-            windows = formed[layer.name].unflatten(0, (-1, 4))
-            expected = torch.stack([torch.block_diag(*windows[:, head]) for head in range(4)])
-            assert torch.allclose(layer.graph.dense(), expected, atol=1e-6)
-        for layer, known in zip(found.layers[2:], decoder.layers, strict=True):
-            assert torch.allclose(layer.graph.dense(), known.graph.dense(), atol=1e-5)
-    assert not any(module._forward_pre_hooks for module in model.modules())
-
-
 class Pooling(nn.Module):
     """In place of a layer's feed-forward: one query, from a parameter, looks at all positions."""
 
@@ -204,28 +147,3 @@ def test_siglip_pools_the_patches_that_its_encoder_has(implementation: str) -> N
         # The image that is pooled went through the encoder: half of it came past the layer.
         through = pooling.graph.dense().mean(0) @ trace.rollout(kind="encoder")
         assert torch.allclose(trace.rollout(), through / 2, atol=1e-5)
-
-
-def test_what_pools_the_positions_of_each_step_is_a_layer_of_a_generation() -> None:
-    class Mixing(nn.Module):
-        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            return nn.functional.scaled_dot_product_attention(hidden, hidden, hidden)
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
-        num_attention_heads=2,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
-    model.model.layers[0].mlp = Mixing()
-    trace = headloom.trace(model, torch.tensor([[3, 4, 5]]), generate=20, keep=headloom.All())
-    layer = next(layer for layer in trace.layers if layer.name.endswith("mlp"))
-    dense = layer.graph.dense()[0]
-    # The prompt looks at itself; each later token, which has no cache here, at itself alone.
-    assert torch.allclose(dense[:3, :3].sum(-1), torch.ones(3))
-    assert torch.equal(dense[3:], torch.eye(len(dense))[3:])
-
-
-def test_where_its_softmax_is_written_out_the_error_says_what_helps() -> None:
-    with pytest.raises(headloom.InputError, match='Load it with attn_implementation="sdpa"'):
-        headloom.trace(sam_encoder("eager"), torch.randn(1, 3, 32, 32))

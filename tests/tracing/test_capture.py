@@ -9,8 +9,7 @@ from torch import nn
 import headloom
 from headloom.api.trace import Trace
 from headloom.mechanism.watching import layers_of
-from headloom.tracing.names import token_names
-from headloom.tracing.recording.cutting import cut, proven_mask
+from headloom.tracing.recording.layers import cut, proven_mask
 
 
 def one(found) -> Trace:
@@ -205,15 +204,6 @@ def test_each_sequence_may_have_a_tokenizer_of_its_own(translator) -> None:
     assert trace.sequences == {"source": ["a", "b"], "target": ["#3"]}
 
 
-def test_a_tokenizer_that_miscounts_is_refused() -> None:
-    class Broken:
-        def token_strings(self, ids):
-            return ["a"]
-
-    with pytest.raises(headloom.InputError, match="1 names for 2 ids"):
-        token_names([1, 2], Broken())
-
-
 def test_wrong_inputs_say_what_was_expected(translator, language_model) -> None:
     with pytest.raises(headloom.InputError, match="Linear called no attention function"):
         headloom.trace(nn.Linear(2, 2), torch.rand(1, 2))
@@ -239,97 +229,3 @@ def test_a_mask_is_named_only_where_the_graph_proves_it() -> None:
     assert rule(headloom.causal(), 4) == "causal"
     assert rule(headloom.causal(), 3) is None
     assert rule(headloom.window(1, 1), 4) is None
-
-
-@pytest.mark.slow
-def test_importing_headloom_loads_no_heavy_reader() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, headloom; assert 'pyarrow' not in sys.modules; headloom.Trace, "
-        "headloom.trace, headloom.open; "
-        "print(sorted(set(dir(headloom)) & {'Trace', 'open', 'trace'}))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.strip() == "['Trace', 'open', 'trace']", result.stderr
-
-
-@pytest.mark.slow
-def test_saving_a_trace_does_not_load_pandas(tmp_path) -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, torch, headloom; headloom.from_weights(torch.eye(3)[None]).save(sys.argv[1]); "
-        "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "saved")]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
-def test_models_of_headloom_are_verified_too(
-    language_model, translator, tmp_path, monkeypatch
-) -> None:
-    trace = headloom.trace(language_model, torch.tensor([3, 4, 5, 6, 7]), save=tmp_path / "t")
-    assert 0 <= trace.deviation < 2e-6
-    assert trace.verification["layers"] == len(trace.layers)
-    assert trace.verification["whole"] is True
-    assert headloom.open(tmp_path / "t").deviation == pytest.approx(trace.deviation)
-    inputs = {"source": torch.tensor([3, 4, 6]), "target": torch.tensor([1, 2])}
-    pair = headloom.trace(translator, inputs)
-    assert all(layer.deviation < 2e-6 for layer in pair.layers)
-    assert pair.verification["layers"] == len(pair.layers)
-
-    # An observed layer that looks ahead: the output is another one than unobserved.
-    from headloom.mechanism import attention_layer
-    from headloom.tracing.recording import recorder
-
-    own = attention_layer.attend
-    monkeypatch.setattr(
-        attention_layer,
-        "attend",
-        lambda *given, **options: own(*given, **{**options, "mask": None}),
-    )
-    with pytest.raises(
-        headloom.VerificationError, match=r"layer \S+ differ by .* from the formula"
-    ):
-        headloom.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
-    monkeypatch.setattr(recorder, "reference_deviation", lambda *given, **named: 0.0)
-    with pytest.raises(
-        headloom.VerificationError, match=r"layer \S+ is not what it is without headloom"
-    ):
-        headloom.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
-
-
-@pytest.mark.parametrize(
-    "positions", ["sinusoidal", "rotary", "alibi", "buckets", "shaw", "shaw-keys"]
-)
-def test_a_wrong_graph_of_headlooms_own_layer_deviates(positions) -> None:
-    """Four rows are held against the formula in float64, whatever the positions."""
-    from dataclasses import replace
-
-    from headloom.models.configuration import Architecture
-    from headloom.models.language_model import LanguageModel
-    from headloom.tracing.recording.row_check import reference_deviation
-    from headloom.tracing.sources.headloom_models import observed
-
-    torch.manual_seed(3)
-    architecture = Architecture(
-        width=16, heads=4, feed_forward=16, decoder_layers=1, positions=positions
-    )
-    model = LanguageModel(30, architecture).eval()
-    calls = []
-    with torch.no_grad(), observed(model, headloom.Top(4), lambda *call: calls.append(call)):
-        model(torch.tensor([[3, 4, 5, 6, 7, 8, 9]]))
-    ((call, graph),) = calls
-    assert reference_deviation(call, graph, 0) < 2e-6
-    wrong = replace(graph, weights=graph.weights * 1.01)
-    assert reference_deviation(call, wrong, 0) > 1e-3
-    with pytest.raises(headloom.VerificationError, match="from the formula in float64"):
-        reference_deviation(call, wrong, 0, strict=True)
-    assert reference_deviation(replace(call, mask=None), graph, 0) > 1e-3
-    unknown = replace(call, queries=call.queries * torch.nan)
-    lse = graph.lse * torch.nan
-    assert reference_deviation(unknown, replace(graph, lse=lse), 0) is None

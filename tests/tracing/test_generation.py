@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from tests.tracing.conftest import SIZES, cached
@@ -12,9 +10,8 @@ import headloom
 from headloom.api.trace import Trace
 from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
-from headloom.tracing.recording import call_file
+from headloom.tracing.recording import passes as call_file
 from headloom.tracing.recording import passes as recording
-from headloom.tracing.recording.layer_call import LayerCall
 
 transformers = pytest.importorskip("transformers")
 
@@ -194,79 +191,6 @@ def test_every_beam_that_is_returned_is_a_trace(family_named, name) -> None:
         assert_equal(trace, headloom.trace(model, given, keep=headloom.All()))
 
 
-def test_beams_are_those_of_the_search_that_was_asked_for() -> None:
-    """A search that is one token longer ends with other texts."""
-    options = {"num_beams": 4, "num_return_sequences": 3, "do_sample": False, "eos_token_id": None}
-    settings = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, **heads)).eval()
-    for parameter in model.parameters():
-        parameter.data += torch.randn_like(parameter) * 0.15
-    options["pad_token_id"] = 0
-    others = 0
-    for seed in range(4):
-        ids = torch.randint(1, 64, (1, 6), generator=torch.Generator().manual_seed(seed))
-        traces = headloom.trace(model, ids, generate={**options, "max_new_tokens": 8})
-        own = model.generate(ids, **options, max_new_tokens=8)
-        longer = model.generate(ids, **options, max_new_tokens=9)
-        assert torch.equal(torch.cat([ids_of(trace) for trace in traces]), own[:, :-1])
-        others += not torch.equal(own, longer[:, :-1])
-    assert others
-
-
-def test_beams_are_watched_and_the_result_is_left_as_it_is(family_named, tmp_path) -> None:
-    model = family_named("Llama").build()
-    ids = family_named("Llama").inputs(padded=False)["input_ids"]
-    options = {"max_new_tokens": 8, "num_beams": 4, "num_return_sequences": 3, "do_sample": True}
-    torch.manual_seed(3)
-    own = model.generate(ids, **options, eos_token_id=None)
-    torch.manual_seed(3)
-    with headloom.watch(model, keep=headloom.All()) as watched:
-        found = model.generate(ids, **options, eos_token_id=None)
-    assert torch.equal(found, own)
-    assert "generate" not in vars(model)
-    assert [ids_of(trace)[0].tolist() for trace in watched.traces] == own[:, :-1].tolist()
-    for trace in watched.traces:
-        assert_equal(trace, headloom.trace(model, ids_of(trace), keep=headloom.All()))
-    with pytest.raises(
-        headloom.InputError, match="a batch of 3 inputs cannot be saved as one trace"
-    ):
-        headloom.trace(model, ids, generate={**options, "do_sample": False}, save=tmp_path / "t")
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["given", "made by the model"])
-def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named, given) -> None:
-    model = family_named("Qwen3").build()
-    cache = transformers.DynamicCache() if given else None
-    prompts = torch.tensor([[5, 6], [5, 6], [5, 6] if given else [4, 6]])
-    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
-        output = model(input_ids=prompts, use_cache=True, **cached(model, cache))
-        if not given:
-            cache = output.past_key_values
-            cache.reorder_cache(torch.tensor([1, 0, 0]))
-        model(input_ids=torch.tensor([[7], [8], [9]]), **cached(model, cache))
-        cache.reorder_cache(torch.tensor([2, 0, 1]))
-        cache.reorder_cache(torch.tensor([0, 0, 2]))
-        model(input_ids=torch.tensor([[10], [11], [12]]), **cached(model, cache))
-    assert "reorder_cache" not in vars(cache)
-    expected = [[5, 6, 9, 10], [5, 6, 9, 11], [5, 6, 8, 12]]
-    assert [ids_of(trace)[0].tolist() for trace in watched.traces] == expected
-    for trace in watched.traces:
-        assert_equal(trace, headloom.trace(model, ids_of(trace), keep=headloom.All()))
-    cache = transformers.DynamicCache()
-    with (
-        pytest.warns(UserWarning, match="the cache holds other keys"),
-        headloom.watch(model) as watched,
-        torch.no_grad(),
-    ):
-        model(input_ids=torch.tensor([[5, 6], [7, 8]]), **cached(model, cache))
-        for layer in cache.layers:
-            layer.keys = layer.keys.flip(0)
-        model(input_ids=torch.tensor([[9], [9]]), **cached(model, cache))
-    assert watched.traces == []
-
-
 @pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_a_cache_is_known_by_either_of_its_names(family_named, name: str) -> None:
@@ -296,30 +220,6 @@ def test_a_generation_without_attention_is_refused_in_one_line() -> None:
             headloom.trace(model, torch.tensor([[5, 6, 7, 8]]), **options)
 
 
-def test_whisper_writes_by_beams(family_named) -> None:
-    family = family_named("Whisper")
-    torch.manual_seed(1)
-    model = transformers.WhisperForConditionalGeneration(family.build().config).eval()
-    inputs = family.inputs(padded=False)
-    inputs["decoder_input_ids"] = torch.tensor([[1, 5]])
-    settings = model.generation_config
-    settings.eos_token_id = settings.forced_eos_token_id = None
-    settings.max_length = 60
-    options = {"num_beams": 3, "decoder_input_ids": inputs["decoder_input_ids"]}
-    grown = headloom.trace(
-        model, inputs, generate={**options, "max_new_tokens": 6}, keep=headloom.All()
-    )
-    assert len(grown.sequences["target"]) == 7
-    whole = headloom.trace(
-        model, {**inputs, "decoder_input_ids": ids_of(grown)}, keep=headloom.All()
-    )
-    assert_equal(grown, whole)
-    own = model.generate(**inputs, num_beams=3, max_new_tokens=7)
-    with headloom.watch(model) as watched:
-        assert torch.equal(model.generate(**inputs, num_beams=3, max_new_tokens=7), own)
-    assert len(watched.traces) == 3
-
-
 def test_watch_makes_a_trace_of_every_text(family_named) -> None:
     family = family_named("GPT-2")
     model = family.build("sdpa")
@@ -339,26 +239,6 @@ def test_watch_makes_a_trace_of_every_text(family_named) -> None:
         assert_equal(trace, headloom.trace(model, again, keep=headloom.All()))
     with pytest.raises(headloom.InputError, match="there are 3 traces"):
         _ = watched.trace
-
-
-def test_no_call_outlives_its_step(family_named, tmp_path) -> None:
-    """A call has the keys and values of its step: the whole cache, in every layer."""
-    model, inputs = family_named("Llama").build(), family_named("Llama").inputs(padded=False)
-    model.generation_config.eos_token_id = None
-    alive: list[int] = []
-
-    def count(module, args) -> None:
-        alive.append(sum(isinstance(thing, LayerCall) for thing in gc.get_objects()))
-
-    gc.collect()
-    gc.disable()
-    hook = model.register_forward_pre_hook(count)
-    try:
-        headloom.trace(model, inputs, generate=6, save=tmp_path / "t", verify=False)
-    finally:
-        gc.enable()
-        hook.remove()
-    assert alive == [0] * 7
 
 
 def test_watch_leaves_gradients_alone(family_named) -> None:
@@ -410,60 +290,6 @@ def test_headlooms_own_language_model_continues_a_text(positions, tmp_path) -> N
     with torch.no_grad():
         likeliest = model(ids[None])[0].argmax(-1)
     assert likeliest[2:-1].tolist() == ids[3:].tolist()
-
-
-def test_a_cache_in_place_that_was_changed_is_named(family_named) -> None:
-    """Its tensors are the same at every step: what was changed there must not pass for itself."""
-    model = family_named("Qwen3").build()
-    ids = torch.arange(20)[None] + 3
-
-    def steps(change: float) -> list[headloom.Trace]:
-        cache = transformers.StaticCache(config=model.config, max_cache_len=40)
-        with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
-            model(input_ids=ids, **cached(model, cache))
-            for token in (7, 8, 9):
-                model(input_ids=torch.tensor([[token]]), **cached(model, cache))
-            cache.layers[0].keys[:, :, 22] += change  # of the last of them
-            model(input_ids=torch.tensor([[10]]), **cached(model, cache))
-        return list(watched.traces)
-
-    (trace,) = steps(0.0)
-    assert len(trace.tokens) == 24
-    with pytest.warns(UserWarning, match="the cache holds other keys"):
-        assert steps(1.0) == []
-
-
-def test_headlooms_own_models_are_watched(language_model, translator) -> None:
-    ids = torch.tensor([[3, 4, 5, 6]])
-    architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
-    model = LanguageModel(30, architecture).eval()
-    with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():
-        state = model.start()
-        last = model.step(ids, state)
-        for _ in range(3):
-            last = model.step(last[:, -1].argmax(-1, keepdim=True), state)
-        model(ids)
-        model(tokens=ids[:, :2])
-    assert "step" not in vars(model)
-    assert not model._forward_hooks
-    assert [len(trace.tokens) for trace in watched.traces] == [7, 4, 2]
-    assert watched.traces[0].positions["tokens"]["generated"] == [False] * 4 + [True] * 3
-    for trace in watched.traces:
-        again = torch.tensor([int(token[1:]) for token in trace.tokens])
-        assert_equal(trace, headloom.trace(model, again, keep=headloom.All()))
-    inputs = {"source": torch.tensor([[3, 4]]), "target": torch.tensor([[1]])}
-    with headloom.watch(translator.eval()) as watched:
-        translator(**inputs)
-    assert [layer.kind for layer in watched.trace.layers] == ["encoder", "decoder", "cross"]
-    with (
-        pytest.warns(UserWarning, match="the cache holds other keys"),
-        headloom.watch(model),
-        torch.no_grad(),
-    ):
-        state = model.start()
-        model.step(torch.tensor([[3, 4], [5, 6]]), state)
-        state.reorder(torch.tensor([1, 0]))
-        model.step(torch.tensor([[7], [8]]), state)
 
 
 def test_headlooms_translators_do_not_continue_texts(translator) -> None:
@@ -524,23 +350,6 @@ def test_a_model_that_reads_its_text_anew_for_every_token_is_refused(
     assert model.config._attn_implementation == "eager"
 
 
-def test_a_second_turn_goes_on_behind_the_end_token_of_the_first(family_named) -> None:
-    family = family_named("Llama")
-    model = family.build().eval()
-    prompt = family.inputs(padded=False)["input_ids"][:1, :6]
-    options = {"do_sample": False, "pad_token_id": 0}
-    model.generation_config.eos_token_id = None
-    first = model.generate(prompt, max_new_tokens=4, **options)
-    model.generation_config.eos_token_id = int(first[0, -1])
-    options |= cached(model, transformers.DynamicCache(config=model.config))
-    with headloom.watch(model) as watched, torch.no_grad():
-        said = model.generate(prompt, max_new_tokens=8, **options)
-        turn = torch.cat((said, prompt[:, :5]), 1)
-        whole = model.generate(turn, max_new_tokens=3, min_new_tokens=3, **options)
-    # All but the last token, which nothing has read.
-    assert watched.trace.layers[0].shape[1:] == (whole.shape[1] - 1, whole.shape[1] - 1)
-
-
 def test_a_prompt_that_is_read_in_parts_is_all_prompt(family_named) -> None:
     family = family_named("Llama")
     model = family.build().eval()
@@ -553,41 +362,6 @@ def test_a_prompt_that_is_read_in_parts_is_all_prompt(family_named) -> None:
     )
     assert parts.positions["tokens"]["generated"] == whole.positions["tokens"]["generated"]
     assert_equal(parts, whole)
-
-
-def test_padding_is_cut_off_where_the_cache_is_of_fixed_size(family_named) -> None:
-    family = family_named("Llama")
-    model = family.build().eval()
-    model.generation_config.eos_token_id = None
-    ids = family.inputs(padded=False)["input_ids"][:1, :6]
-    padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), 1)
-    inputs = {"input_ids": padded, "attention_mask": (torch.arange(10) >= 4).long()[None]}
-    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    grown = headloom.trace(model, inputs, generate=options)
-    fixed = headloom.trace(model, inputs, generate=options | {"cache_implementation": "static"})
-    assert grown.layers[0].shape[1:] == (9, 9)
-    assert fixed.layers[0].shape[1:] == (9, 9)
-    assert torch.allclose(fixed.layers[0].graph.dense(), grown.layers[0].graph.dense(), atol=2e-6)
-
-
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "BART"])
-def test_a_watched_generation_with_a_cache_of_fixed_size_is_verified(family_named, name) -> None:
-    family = family_named(name)
-    model = family.build().eval()
-    if name in HEADED:
-        model = getattr(transformers, HEADED[name])(model.config).eval()
-    model.generation_config.eos_token_id = None
-    ids = family.inputs(padded=False)["input_ids"][:1, :6]
-    inputs = {"input_ids": ids}
-    if name == "Llama":
-        padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), 1)
-        inputs = {"input_ids": padded, "attention_mask": (torch.arange(10) >= 4).long()[None]}
-    with headloom.watch(model) as watched, torch.no_grad():
-        model.generate(
-            **inputs, max_new_tokens=3, do_sample=False, pad_token_id=0,
-            cache_implementation="static",
-        )  # fmt: skip
-    assert watched.trace.verification["weights"] < 1e-5
 
 
 def test_a_cache_that_rounds_its_keys_is_named(family_named) -> None:

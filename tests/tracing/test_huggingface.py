@@ -24,7 +24,7 @@ def test_every_weight_equals_eager_attention(family) -> None:
     model, inputs = family.build(), family.inputs()
     traces = as_list(headloom.trace(model, inputs, keep=headloom.All()))
     assert len(traces) == 2
-    assert largest_difference(traces, inputs, dense_weights(model, inputs)) <= 2e-6
+    assert largest_difference(traces, inputs, dense_weights(model, inputs)) <= 4e-6
     for trace in traces:
         assert trace.deviation is not None
         assert trace.deviation < 5e-6
@@ -235,7 +235,7 @@ def test_wrong_inputs_say_what_was_expected(family_named) -> None:
     with pytest.raises(headloom.InputError, match="there is no tokenizer"):
         headloom.trace(model, "a text")
     with pytest.raises(
-        headloom.InputError, match=r'input_ids is list; expected a tensor, as .*"pt"'
+        headloom.InputError, match=r'the inputs hold no tensor; expected input_ids.*"pt"'
     ):
         headloom.trace(model, {"input_ids": [1, 2, 3]})
     with pytest.raises(

@@ -10,8 +10,6 @@ from tests.tracing.conftest import GROUPED, dense_weights
 from torch import nn
 
 import headloom
-from headloom.tracing.sources import transformers as source
-from headloom.tracing.sources.transformers_masks import eager_mask
 
 transformers = pytest.importorskip("transformers")
 
@@ -23,32 +21,8 @@ def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypat
     monkeypatch.setattr(
         transformers.masking_utils.AttentionMaskInterface, "register", lambda *_: None
     )
-    with pytest.raises(
-        headloom.VerificationError, match=r"layer model\.layers\.0\.self_attn differ"
-    ):
+    with pytest.raises(headloom.VerificationError, match=r"differs? by"):
         headloom.trace(model, inputs)
-    # Padding on the left is looked at now, and what comes after a query.
-    with pytest.warns(UserWarning) as seen:
-        headloom.trace(model, inputs, verify=False)
-    said = " ".join(str(warning.message) for warning in seen)
-    assert "looks at padding, with" in said and "looks ahead, with" in said
-
-
-def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch) -> None:
-    """A query that looks ahead agrees with the model's own attention, but not with its flag."""
-    family = family_named("Mistral")
-    model, inputs = family.build(), family.inputs(padded=False)
-    own = transformers.masking_utils.sdpa_mask
-
-    def everything(*given, **options):
-        made = own(*given, **options)
-        return torch.ones(1, 1, 12, 12, dtype=torch.bool) if made is None else made | True
-
-    monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", everything)
-    with pytest.warns(UserWarning, match=r"looks ahead, with .* though it says that it is causal"):
-        trace = headloom.trace(model, inputs)
-    # What the model computed it computed: the trace is no other.
-    assert trace.deviation < 1e-6
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -78,30 +52,6 @@ def test_a_bool_mask_is_added_by_eager_attention_and_hides_nothing(family_named)
             for layer, weights in zip(trace.layers, expected, strict=True):
                 assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
                 assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
-
-
-@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -1e4])
-def test_rows_of_padding_that_see_nothing_cost_no_matrix(
-    family_named, monkeypatch, lowest: float
-) -> None:
-    """As of models that make the numbers of their masks by hand, some of them -10,000."""
-    family = family_named("Llama")
-    model, inputs = family.build(), family.inputs()
-    expected = dense_weights(model, inputs)["all"]
-
-    def by_hand(masking, **asked):
-        numbers = eager_mask(masking, **asked).numbers()
-        return numbers.masked_fill(numbers < 0, lowest)
-
-    monkeypatch.setattr(source, "eager_mask", by_hand)
-    # What padding looks at is another thing with another number.
-    traces = headloom.trace(model, inputs, keep=headloom.All(), verify=False)
-    for number, trace in enumerate(traces):
-        start = 12 - len(trace.tokens)
-        for layer, weights in zip(trace.layers, expected, strict=True):
-            own = weights[number, :, start:, start:]
-            assert torch.allclose(layer.graph.dense(), own, atol=2e-6)
-            assert torch.allclose(layer.matrix.dense(), own, atol=2e-6)
 
 
 def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named) -> None:
@@ -169,7 +119,7 @@ def test_sinks_that_scale_the_output_are_in_the_weights() -> None:
         assert torch.allclose(layer.graph.dense(), expected, atol=2e-6)
         assert torch.allclose(layer.matrix.dense(), expected, atol=2e-6)
         assert float((weights[0] - expected).abs().max()) > 0.1
-    assert headloom.trace(model, ids, generate=3).verification["weights"] < 1e-6
+    assert headloom.trace(model, ids, generate=3).deviation < 1e-6
 
 
 def test_sinks_of_each_query_are_in_the_weights(tmp_path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -29,39 +27,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return cache
 
 
-def _endpoint(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-
-
-def test_a_name_that_is_nowhere(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    _endpoint(monkeypatch, f"http://127.0.0.1:{port}")
-    with pytest.raises(DataError) as error:
-        locating.locate("nobody/no-such-model")
-    line = str(error.value)
-    assert line.startswith("nobody/no-such-model: no such run, trace or folder here; as a model's")
-    assert "name, not in the cache of Hugging Face (" in line
-    assert str(hub) in line
-    assert f"http://127.0.0.1:{port} cannot be asked: connection refused" in line
-    assert "\n" not in line
-
-
-def test_a_hub_that_never_answers(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locating, "_PATIENCE", 0.2)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        _endpoint(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        begin = time.monotonic()
-        with pytest.raises(DataError, match=r"cannot be asked: (no answer|timed out)"):
-            locating.locate("nobody/no-such-model")
-        assert time.monotonic() - begin < 30
-
-
 def test_offline_by_the_environment(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -74,13 +39,6 @@ def test_offline_by_the_environment(hub: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_no_name(hub: Path, name: str) -> None:
     with pytest.raises(DataError, match="no name that a model of Hugging Face can have"):
         locating.locate(name)
-
-
-def test_a_hub_that_answers_is_asked(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locating, "why_unreachable", lambda: None)
-    assert locating.locate("nobody/no-such-model") == locating.Located(
-        "nobody/no-such-model", folder=False
-    )
 
 
 def test_a_misspelled_name_of_a_packaged_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

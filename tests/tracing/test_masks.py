@@ -14,7 +14,7 @@ import torch
 from tests.tracing.conftest import GROUPED, IMAGE, PAIR, SIZES, Family, as_list, dense_weights
 
 import headloom
-from headloom.tracing.sources.transformers_masks import LazyMask, eager_mask
+from headloom.tracing.sources.transformers_masks import LazyMask
 
 transformers = pytest.importorskip("transformers")
 
@@ -196,25 +196,3 @@ def test_a_lazy_mask_is_the_matrix_to_whoever_computes_with_it() -> None:
     mask = LazyMask((1, 1, 2, 3), torch.float16, "cpu", hidden)
     assert (mask == 0).tolist() == hidden.tolist()
     assert float(mask.min()) == torch.finfo(torch.float16).min
-
-
-def test_a_causal_mask_of_eager_attention_costs_no_matrix(family_named) -> None:
-    """16,384 positions: the numbers alone would be a gigabyte."""
-    made = []
-
-    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, given=(), options=None):
-            output = function(*given, **(options or {}))
-            if isinstance(output, torch.Tensor):
-                made.append(output.numel())
-            return output
-
-    masking = transformers.masking_utils
-    with Counting():
-        mask = eager_mask(
-            masking, batch_size=1, q_length=16384, kv_length=16384, allow_is_causal_skip=True
-        )
-    assert mask is not None
-    assert mask.shape == (1, 1, 16384, 16384)
-    assert mask.allowed is None
-    assert max(made, default=0) <= 16384

@@ -322,5 +322,4 @@ def test_a_watch_gives_a_trace_for_each_call() -> None:
     torch.testing.assert_close(
         dense(watched.traces[1].layers[0]), model.expected(IDS[:, :3]), atol=TOLERANCE, rtol=0
     )
-    assert watched.traces[0].verification["difference"] < 1e-6
-    assert "on another text" in watched.traces[1].verification["unverified"]
+    assert all(trace.deviation < 1e-6 for trace in watched.traces)

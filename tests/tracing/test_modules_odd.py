@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from typing import Any
-
 import pytest
 import torch
 from packaging.version import Version
 from tests.tracing.module_weights import encoder, traced
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import headloom
 from headloom.analysis.graphs.flow import attention_flow
 from headloom.analysis.graphs.rollout import passed_over
-from headloom.tracing.model_state import as_written
-from headloom.tracing.modules import fast_paths_off
 
 
 class Axial(nn.Module):
@@ -96,71 +89,6 @@ def test_half_precision_inside_is_no_difference(dtype: torch.dtype) -> None:
         headloom.trace(encoder(), x)
 
 
-def test_a_buffer_that_counts_calls_counts_one() -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = encoder()
-            self.calls: Tensor
-            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return self.inner(x)
-
-    model = Counts().eval()
-    trace = traced(model, torch.randn(1, 5, 16))
-    assert trace.verification is not None
-    assert int(model.calls) == 1
-
-
-def test_two_threads_leave_the_fast_path_as_it_was() -> None:
-    models, x = [encoder(), encoder()], torch.randn(2, 6, 16)
-    assert torch.backends.mha.get_fastpath_enabled()
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for _ in range(4):
-            threads = [threading.Thread(target=headloom.trace, args=(model, x)) for model in models]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert torch.backends.mha.get_fastpath_enabled()
-    finally:
-        sys.setswitchinterval(interval)
-
-
-def test_the_fast_path_stays_off_until_the_last_trace_has_ended() -> None:
-    first, second = fast_paths_off.on(), fast_paths_off.on()
-    enabled = torch.backends.mha.get_fastpath_enabled
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    still_off = not enabled()
-    second.__exit__(None, None, None)
-    assert still_off and enabled()
-
-
-def test_what_is_compiled_is_compiled_again_after_traces_that_overlapped() -> None:
-    """It was left as it is written for good: the second put back what it had found."""
-    calls = []
-
-    def backend(module: torch.fx.GraphModule, _: list[Tensor]) -> Any:
-        calls.append(module)
-        return module.forward
-
-    first, second = as_written(), as_written()
-    torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    torch.compile(lambda x: x + 2, backend=backend)(torch.zeros(2))
-    second.__exit__(None, None, None)
-    torch.compile(lambda x: x + 3, backend=backend)(torch.zeros(2))
-    assert len(calls) == 2
-
-
 def test_a_row_that_is_no_number_is_none_in_the_dense_graph() -> None:
     x = torch.randn(1, 5, 16)
     x[0, 2] = torch.nan
@@ -181,18 +109,6 @@ def test_a_mask_with_nan_is_refused_by_name() -> None:
         pytest.raises(headloom.InputError, match=r"of Masked .*its mask holds .* \(NaN\)"),
     ):
         headloom.trace(Masked().eval(), torch.randn(1, 2, 4, 8))
-
-
-def test_a_watch_without_a_trace_says_why() -> None:
-    class ByHand(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ x.mT).softmax(-1) @ x
-
-    model = ByHand().eval()
-    with pytest.warns(UserWarning, match="by hand"), headloom.watch(model) as watched:
-        model(torch.randn(1, 3, 4))
-    with pytest.raises(headloom.InputError, match="there is no trace; expected one"):
-        _ = watched.trace
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -225,39 +141,6 @@ def test_masks_of_calls_with_more_dimensions_and_fewer_heads_of_keys(kv_heads: i
         assert trace.deviation < 1e-5
 
 
-class Remembering(nn.Module):
-    """Attention over what it read before too, in a list; it adds to its input in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(8, 24)
-        self.read: list[Tensor] = []
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        tokens += 0.5
-        queries, keys, values = self.project(tokens).unflatten(-1, (3, 2, 4)).unbind(-3)
-        self.read.append(keys)
-        held = torch.cat(self.read, 1)
-        parts = (part.transpose(1, 2) for part in (queries, held, held + values[:, :1]))
-        return nn.functional.scaled_dot_product_attention(*parts)
-
-
-def test_what_a_module_writes_into_lists_and_its_input_is_as_after_one_call() -> None:
-    torch.manual_seed(0)
-    model, tokens = Remembering().eval(), torch.randn(1, 5, 8)
-    before = tokens.clone()
-    trace = headloom.trace(model, tokens)
-    assert trace.layers[0].shape == (2, 5, 5)
-    assert len(model.read) == 1  # as one call without headloom leaves it
-    torch.testing.assert_close(tokens, before + 0.5)
-    model.read.clear()
-    with headloom.watch(model) as watched, torch.no_grad():
-        model(tokens)
-    assert watched.trace.layers[0].shape == (2, 5, 5)
-    assert len(model.read) == 1  # as without the watch
-    torch.testing.assert_close(tokens, before + 1)
-
-
 class Both(nn.Module):
     """A call with a mask and `is_causal`: torch applies both."""
 
@@ -288,14 +171,6 @@ def test_a_mask_and_is_causal_together_hide_what_either_hides(kind: str) -> None
     expected = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
     trace = headloom.trace(model, tokens)
     torch.testing.assert_close(trace.layers[0].graph.dense(), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_bias_in_float64_is_checked_in_its_own_type() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
-    bias = torch.randn(6, 6).double()
-    trace = headloom.trace(layer, (torch.randn(1, 6, 8).double(), bias))
-    assert trace.layers[0].deviation < 1e-5
 
 
 @pytest.mark.parametrize("hides", [-1e9, -1e4, torch.finfo(torch.float32).min])
@@ -337,75 +212,3 @@ def test_heads_are_grouped_as_torch_groups_them(queries, keys, values, masked) -
     layer = watched.trace.layers[0]
     torch.testing.assert_close(layer.graph.dense(), weights.reshape(heads, 6, 5))
     torch.testing.assert_close(layer.matrix.dense(), weights.reshape(heads, 6, 5))
-
-
-class Checkpointed(nn.Module):
-    """Two layers, each in a checkpoint of activations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        mask = torch.ones(6, 6, dtype=torch.bool).tril()
-        self.first, self.last = Both(mask, False), Both(mask, False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        for layer in (self.first, self.last):
-            heads = checkpoint(layer, tokens, use_reentrant=False)
-            tokens = heads.transpose(1, 2).flatten(2)
-        return tokens
-
-
-@pytest.mark.parametrize("layers", [None, ["last"]])
-def test_checkpoints_compute_gradients_as_without_a_watch(layers) -> None:
-    torch.manual_seed(0)
-    model = Checkpointed().eval()
-    tokens, parameters = torch.randn(1, 6, 8), list(model.parameters())
-    expected = torch.autograd.grad(model(tokens).square().sum(), parameters)
-    with headloom.watch(model, keep=headloom.Top(3), layers=layers) as watched:
-        model(tokens).square().sum().backward()
-        again = torch.autograd.grad(model(tokens).square().sum(), parameters)
-    for parameter, gradient, other in zip(parameters, expected, again, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
-        torch.testing.assert_close(other, gradient)
-    assert [len(trace.layers) for trace in watched.traces] == [1 if layers else 2] * 2
-
-
-def test_a_module_without_numbers_is_refused() -> None:
-    with torch.device("meta"):
-        model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    with pytest.raises(
-        headloom.InputError, match=r"trace: TransformerEncoderLayer is on the device meta"
-    ):
-        headloom.trace(model, torch.randn(1, 6, 8))
-    with (
-        pytest.raises(headloom.InputError, match=r"watch: .* on the device meta"),
-        headloom.watch(model),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    "attention",
-    [
-        lambda q: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0],
-        lambda q: torch.ops.aten._scaled_dot_product_attention_math(q, q, q)[0],
-        lambda q: torch.ops.aten.scaled_dot_product_attention(q, q, q),
-        lambda q: torch._softmax(q @ q.mT, -1, False) @ q,
-        lambda q: torch.ops.aten._softmax(q @ q.mT, -1, False) @ q,
-    ],
-)
-def test_inner_functions_of_torch_are_attention_that_is_named(attention) -> None:
-    class Inner(nn.Module):
-        def forward(self, queries: Tensor) -> Tensor:
-            return attention(queries)
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen, self.inner = Both(torch.zeros(6, 6), False), Inner()
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.inner(self.seen(tokens))
-
-    with pytest.warns(UserWarning, match=r"an attention module ran and cannot be traced: inner"):
-        trace = headloom.trace(Outer().eval(), torch.randn(1, 6, 8))
-    assert [entry["name"] for entry in trace.not_traced] == ["inner"]

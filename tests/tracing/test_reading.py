@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.tracing.conftest import SIZES, Family
-from torch import Tensor, nn
+from torch import nn
 
 import headloom
-from headloom.mechanism.scores import Score
-from headloom.tracing.pretrained import load_pretrained
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,29 +46,6 @@ def test_inputs_that_cannot_be_read_say_so_in_one_line(inputs: Any, message: str
     with pytest.raises(headloom.InputError, match=message) as error:
         headloom.trace(bert(), inputs)
     assert "\n" not in str(error.value)
-
-
-def test_a_module_around_a_model_names_the_model() -> None:
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = bert()
-
-        def forward(self, *given: Any) -> Any:
-            return self.inner(*given)
-
-    remedy = r"It is around a BertModel: call it in a block of headloom\.watch\(model\.inner\)\."
-    with pytest.raises(headloom.InputError, match=remedy):
-        headloom.trace(Around(), IDS)
-    with pytest.raises(headloom.InputError, match=remedy):
-        headloom.trace(Around(), IDS, generate=3)
-
-
-def test_a_model_without_numbers_says_so() -> None:
-    with torch.device("meta"):
-        model = transformers.BertModel(transformers.BertConfig(**SIZES))
-    with pytest.raises(headloom.InputError, match="on the device meta"):
-        headloom.trace(model, IDS)
 
 
 def test_what_is_no_model_is_not_called_its_input() -> None:
@@ -130,17 +103,6 @@ def test_a_layer_that_is_compiled_is_traced_as_it_is_written(family_named: Named
     with torch.no_grad():
         model(IDS)
     assert graphs
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's own
-def test_a_part_that_torch_jit_compiled_is_named(family_named: Named) -> None:
-    model: Any = family_named("Llama").build()
-    layer = model.model.layers[0]
-    layer.mlp = torch.jit.trace(layer.mlp, torch.randn(1, 4, 32))
-    with pytest.raises(
-        headloom.InputError, match=r"model\.layers\.0\.mlp is compiled by torch\.jit"
-    ):
-        headloom.trace(model, IDS)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # between PEFT and Transformers
@@ -222,13 +184,6 @@ def test_speech_without_decoder_input_ids_is_traced() -> None:
     assert {layer.kind for layer in trace.layers} == {"encoder", "decoder"}
 
 
-def test_models_off_the_interface_are_not_said_to_generate_nothing() -> None:
-    config = transformers.BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=4)
-    model = transformers.BloomForCausalLM(config).eval()
-    with pytest.raises(headloom.InputError, match="its generation cannot be traced"):
-        headloom.trace(model, IDS, generate=2)
-
-
 def test_a_window_decoder_with_eager_attention_generates() -> None:
     torch.manual_seed(5)
     config = transformers.ModernBertDecoderConfig(
@@ -249,52 +204,6 @@ def test_a_window_decoder_with_eager_attention_generates() -> None:
         assert (one.graph.dense() - other.graph.dense()).abs().max() <= 5e-6
 
 
-class Doubled(Score):
-    """A score of a user's own, no dataclass."""
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return 2 * queries @ keys.mT
-
-
-def test_a_score_of_ones_own_needs_no_decorator() -> None:
-    queries = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(3))
-    out = headloom.attention(queries, queries, queries, score=Doubled())
-    expected = torch.softmax(2 * queries @ queries.mT, -1) @ queries
-    assert torch.allclose(out, expected, atol=1e-5)
-
-
-def test_a_configuration_with_a_wrong_type_is_one_line(tmp_path: Path) -> None:
-    bert().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps({**config, "vocab_size": "a"}), "utf-8")
-    with pytest.raises(headloom.DataError, match=r"cannot load this model: .*vocab_size") as error:
-        load_pretrained(tmp_path, text=False)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"position_ids": torch.zeros(1, 3).long()}, r"position_ids has the shape \(1, 3\)"),
-        ({"token_type_ids": torch.zeros(1, 3).long()}, r"token_type_ids has the shape \(1, 3\)"),
-        ({"inputs_embeds": torch.zeros(1, 4, 32)}, "input_ids and inputs_embeds; give one"),
-        ({"attention_mask": torch.ones(1, 1, 3, 3)}, "attention_mask has the shape"),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 4, 31)}, r"\(batch, length, 32\)"),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(4, 32)}, r"\(batch, length, 32\)"),
-        ({"position_ids": torch.full((1, 4), 900)}, "BertModel fails on these inputs: "),
-    ],
-)
-@pytest.mark.parametrize("verify", [None, False])
-def test_what_a_model_fails_on_is_said_in_one_line(
-    inputs: dict[str, Any], message: str, verify: bool | None
-) -> None:
-    inputs = {name: v for name, v in {"input_ids": IDS, **inputs}.items() if v is not None}
-    with pytest.raises(headloom.InputError, match=message) as error:
-        headloom.trace(bert(), inputs, verify=verify)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("run", [headloom.trace, headloom.watch])
 @pytest.mark.parametrize("layers", [0, [1.5], [None], "0", [True], {0: 1}, []])
 def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
@@ -305,17 +214,6 @@ def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
         run(*inputs, layers=layers),
     ):
         pass
-
-
-def test_numbers_of_numpy_are_numbers(family_named: Callable[[str], Family]) -> None:
-    model = family_named("Llama").build()
-    layers: Any = np.array([1])
-    trace = headloom.trace(model, IDS, layers=layers, verify=np.int64(2), generate=np.int64(3))
-    assert isinstance(trace, headloom.Trace)
-    assert [layer.name for layer in trace.layers] == ["model.layers.1.self_attn"]
-    assert trace.verification is not None
-    assert trace.verification["tokens"] == 2
-    assert len(trace.tokens) == 7
 
 
 @pytest.mark.parametrize("generate", [True, False, 0, 2.5, {"max_new_tokens": True}, {"no": 1}])
@@ -336,11 +234,3 @@ def test_a_trace_without_edges_has_rows_and_its_matrix(tmp_path: Path) -> None:
         assert torch.allclose(one.graph.lse, other.graph.lse, atol=1e-5)
         assert one.matrix is not None
         assert torch.allclose(one.matrix.dense(), other.graph.dense(), atol=2e-6)
-
-
-def test_keep_is_checked_before_the_model_runs() -> None:
-    model = bert()
-    model.register_forward_pre_hook(lambda *_: 1 / 0)
-    keep: Any = 5
-    with pytest.raises(headloom.InputError, match=r"keep=5; expected headloom\.Top"):
-        headloom.trace(model, IDS, keep=keep)

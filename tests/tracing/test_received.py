@@ -13,8 +13,6 @@ from tests.tracing.conftest import as_list, dense_weights, spans
 from torch import Tensor, nn
 
 import headloom
-from headloom.analysis.graphs.strength import heavy_hitters, received
-from headloom.analysis.graphs.table import graph_measures
 from headloom.api.trace import Trace
 from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
@@ -135,17 +133,6 @@ def test_it_comes_back_from_disk(language_model, asked, tmp_path) -> None:
     assert pq.read_table(tmp_path / "t.loom" / file).num_rows == heads * keys * len(trace.layers)
 
 
-def test_a_trace_without_it_is_as_before(language_model, tmp_path) -> None:
-    trace = saved(
-        headloom.trace(language_model, torch.tensor([3, 9, 14]), keep=headloom.Top(1)),
-        tmp_path / "t.loom",
-    )
-    assert not (tmp_path / "t.loom" / "received.parquet").exists()
-    assert "received" not in (tmp_path / "t.loom" / "trace.json").read_text()
-    assert trace.layers[0].graph.received is None
-    assert len(trace.sql("select * from received")) == 0
-
-
 @pytest.mark.parametrize("how", ["missing", "cut", "forged"])
 def test_a_damaged_file_is_named(language_model, tmp_path, how) -> None:
     path = tmp_path / "t.loom"
@@ -160,22 +147,6 @@ def test_a_damaged_file_is_named(language_model, tmp_path, how) -> None:
     with pytest.raises(headloom.DataError, match=r"received\.parquet") as error:
         assert headloom.open(path).layers[0].graph.received is None
     assert "\n" not in str(error.value)
-
-
-def test_measures_show_what_the_graph_holds(language_model, tmp_path) -> None:
-    """In-strength and heavy hitters from kept edges are then those of all weights."""
-    ids = torch.arange(3, 33)
-    trace = headloom.trace(language_model, ids, keep=headloom.Top(2), received=True)
-    plain = headloom.trace(language_model, ids, keep=headloom.Top(2))
-    for layer, without in zip(trace.layers, plain.layers, strict=True):
-        got, exact = received(layer.graph), received(layer.matrix)
-        assert torch.allclose(got, exact, atol=1e-4)
-        assert float((received(without.graph) - exact).abs().max()) > 0.1
-        hitters = heavy_hitters(layer.graph, 0.8)
-        assert torch.equal(hitters.count, heavy_hitters(layer.matrix, 0.8).count)
-    table, all_weights = (graph_measures(trace, exact=exact) for exact in (False, True))
-    assert np.allclose(table["received_share"], all_weights["received_share"], atol=1e-5)
-    assert (table["hitters"] == all_weights["hitters"]).all()
 
 
 def test_the_studio_sums_what_the_graph_holds(language_model) -> None:

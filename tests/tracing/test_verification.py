@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from tests.tracing.conftest import Family
 
 import headloom
-from headloom.tracing.recording import recorder
+from headloom.tracing.recording import session as recorder
 
 #: Tokens that the model reads twice, and how many there are.
 PREFIX, LONG = 16, 40
@@ -54,9 +53,7 @@ def test_what_only_the_rows_show_is_an_error(
     sabotaged(monkeypatch, wrong)
     with pytest.raises(headloom.VerificationError, match=r"of layer .* from what the model's own"):
         headloom.trace(model, ids, verify=PREFIX)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*looks ahead")  # where the mask is lost
-        trace = headloom.trace(model, ids, verify=False)
+    trace = headloom.trace(model, ids, verify=False)
     assert isinstance(trace, headloom.Trace)
     assert trace.deviation is not None
     assert trace.deviation > 1e-3
@@ -93,33 +90,10 @@ def test_inputs_that_say_nothing(model: torch.nn.Module, inputs: Any, words: str
         headloom.trace(model, inputs)
 
 
-@pytest.mark.parametrize("verify", [None, 4])
-def test_a_row_without_a_key_under_eager_attention_is_called_so(family_named, verify) -> None:
-    ids = torch.randint(3, 50, (1, 8))
-    hidden = ~torch.ones(8, 8, dtype=torch.bool).tril()
-    hidden[2] = True
-    mask = torch.zeros(1, 1, 8, 8).masked_fill(hidden, -torch.inf)
-    model = family_named("Llama").build("eager")
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    with torch.no_grad():
-        assert bool(model(**inputs).logits[0, 2].isnan().all())
-    with pytest.raises(headloom.VerificationError) as caught:
-        headloom.trace(model, inputs, verify=verify)
-    said = str(caught.value)
-    assert "row 2 of layer" in said and "may look at no key" in said and "report" not in said
-    # What it says to do does work.
-    trace = headloom.trace(model, inputs, verify=False)
-    assert trace.layers[0].graph.count[0].tolist() == [1, 2, 0, 4, 5, 6, 7, 8]
-    fused = headloom.trace(family_named("Llama").build("sdpa"), inputs, verify=verify)
-    assert fused.verification is not None and fused.layers[0].graph.count[0, 2] == 0
-    lowest = mask.clamp(min=torch.finfo(mask.dtype).min)
-    headloom.trace(model, {"input_ids": ids, "attention_mask": lowest}, verify=verify)
-
-
 @pytest.mark.parametrize("how", ["argument", "configuration", "tuple"])
 @pytest.mark.parametrize("family", ["Llama", "BERT", "T5"])
 def test_a_model_that_is_to_return_its_weights_is_traced(family_named, family, how) -> None:
-    """With headloom it returns none; its layers are compared with those that it returns without."""
+    """With headloom it returns none."""
     kind = family_named(family)
     model, inputs = kind.build("eager"), kind.inputs(padded=False)
     asks = {"output_attentions": True} if how != "configuration" else {}
@@ -130,8 +104,7 @@ def test_a_model_that_is_to_return_its_weights_is_traced(family_named, family, h
         model(**inputs, **asks)
     for found in (trace, *watched.traces):
         one = found[0] if isinstance(found, list) else found
-        assert one.verification["layers"] == len(one.layers)
-        assert 0 < one.verification["weights"] < 1e-5
+        assert one.deviation < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:trace")

@@ -28,9 +28,8 @@ from headloom.errors import InputError
 from headloom.formats.files import JsonMapping
 from headloom.formats.history import History
 from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import Top
-from headloom.tracing.description import describe
-from headloom.tracing.huggingface import trace_huggingface, verify_inputs
+from headloom.tracing.capture import trace_as
+from headloom.tracing.capture import verify as verify_model
 from headloom.tracing.names import token_names
 from headloom.tracing.pretrained import image_inputs, split_windows, text_inputs
 
@@ -87,8 +86,7 @@ class PretrainedModel:
     def verify(self, inputs: Inputs, options: TraceChoices) -> None:
         """See Model."""
         generates = options.generate is not None
-        keep = Top(options.keep)
-        verify_inputs(self.network, inputs, self.tokenizer, keep, options.verify, generates)
+        verify_model(self.network, inputs, options.as_asked(self.tokenizer), generates=generates)
 
     def trace(
         self,
@@ -101,14 +99,14 @@ class PretrainedModel:
         verification: JsonMapping | None = None,
     ) -> TraceData:
         """See Model."""
-        traced = trace_huggingface(
+        traced = trace_as(
             self.network,
             inputs,
             options.as_asked(self.tokenizer, output),
             options.generate,
             verification=verification,
-            description={**describe(self.network), **(description or {})},
-            progress=progress,
+            about=description,
+            progress=progress or (lambda path, number, expected: None),
         )
         return cast(TraceData, traced)
 

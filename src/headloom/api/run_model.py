@@ -28,11 +28,10 @@ from headloom.formats.files import JsonMapping
 from headloom.formats.history import History
 from headloom.formats.images import image_array
 from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import Top
 from headloom.models.transformer import Transformer
 from headloom.tracing.capture import trace_as
+from headloom.tracing.capture import verify as verify_model
 from headloom.tracing.names import token_names
-from headloom.tracing.verification import verify_own
 from headloom.training.batches import Batch, padded
 from headloom.training.inference import TrainedRun
 from headloom.training.sections import ClassifierConfig, GraphConfig, TransformerConfig
@@ -155,7 +154,7 @@ class RunModel:
 
     def verify(self, inputs: Inputs, options: TraceChoices) -> None:
         """See Model."""
-        verify_own(self.run.model, _without_offsets(inputs), Top(options.keep), options.verify)
+        verify_model(self.run.model, _without_offsets(inputs), options.as_asked(self.tokenizer))
 
     def trace(
         self,
@@ -169,13 +168,12 @@ class RunModel:
     ) -> TraceData:
         """See Model."""
         asked = options.as_asked(self.tokenizer)
-        if verification is not None:
-            asked = replace(asked, verify=False)
         ids = _without_offsets(inputs)
-        traced = cast(TraceData, trace_as(self.run.model, ids, asked, options.generate))
-        traced = replace(traced, model={**traced.model, **(description or {})})
-        if verification is not None:
-            traced = replace(traced, verification=verification)
+        made = trace_as(
+            self.run.model, ids, asked, options.generate, verification=verification,
+            about=description,
+        )  # fmt: skip
+        traced = cast(TraceData, made)
         if isinstance(inputs, Mapping) and "offset_mapping" in inputs:
             offsets = inputs["offset_mapping"][0].tolist()
             known = {**traced.positions.get("tokens", {}), "offsets": offsets}

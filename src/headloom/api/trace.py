@@ -17,7 +17,7 @@ from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import whole_number
 from headloom.tracing import capture, given, given_edges
 from headloom.tracing import watch as watching
-from headloom.tracing.watched import Watched
+from headloom.tracing.watch import Watched
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from headloom.formats.run import is_run
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData
 from headloom.formats.verification import in_words
-from headloom.tracing.sources.graphs import trace_nodes
+from headloom.tracing.capture import trace_nodes
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.nodes import UNKNOWN, NodeData, NodesTask

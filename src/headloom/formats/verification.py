@@ -2,9 +2,7 @@
 
     tokens      how many of a text both runs read, with headloom and without; 0 where there is none
     whole       whether these are the whole input
-    layers      how many calls of attention layers were compared one by one
     difference  the largest of an output
-    weights     the largest of a weight; None where the model's own attention returns none
     nan         cells of outputs that are not numbers (NaN), of which nothing can be said; not
                 there where there are none
 
@@ -27,9 +25,9 @@ ON_ANOTHER_TEXT = {"unverified": "its model was verified, on another text"}
 def in_words(verification: JsonMapping) -> str:
     """A verification in a few words.
 
-    >>> in_words({"tokens": 64, "whole": False, "layers": 12, "difference": 3e-7})
+    >>> in_words({"tokens": 64, "whole": False, "difference": 3e-7})
     'as without headloom to 3.0e-07 (64 tokens)'
-    >>> in_words({"tokens": 5, "whole": True, "layers": 1, "difference": 0.0, "nan": 40})
+    >>> in_words({"tokens": 5, "whole": True, "difference": 0.0, "nan": 40})
     'as without headloom to 0.0e+00, but NaN in 40 cells'
     >>> in_words({"unverified": "the prompt was in a cache"})
     'unverified: the prompt was in a cache'
@@ -52,5 +50,5 @@ def is_verification(value: Any) -> bool:
         return False
     if isinstance(value.get("unverified"), str):
         return True
-    numbers = (value.get("tokens"), value.get("layers"), value.get("difference"))
+    numbers = (value.get("tokens"), value.get("difference"))
     return all(isinstance(number, int | float) for number in numbers)

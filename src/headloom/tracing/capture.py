@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,34 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
+from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries
-from headloom.mechanism.watching import layers_of
-from headloom.tracing.arguments import Inputs
+from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.description import describe
+from headloom.tracing.huggingface import TransformersReader
 from headloom.tracing.inputs import explained
-from headloom.tracing.model_state import evaluation_mode, recording_alone, unwrapped
-from headloom.tracing.modules import trace_module
-from headloom.tracing.noticing import noticing, untraced
+from headloom.tracing.model_state import evaluation_mode
 from headloom.tracing.options import TraceOptions, Verify, checked_tokens
-from headloom.tracing.recording.layer_call import RecordedCall
-from headloom.tracing.recording.layers import LayerMaker
-from headloom.tracing.recording.passes import Passes
-from headloom.tracing.recording.recorder import CallRecorder
-from headloom.tracing.recording.sequences import check_can_be_saved
-from headloom.tracing.sources.headloom_models import (
-    as_inputs,
-    longest_of,
-    named_sequences,
-    reads_sequences,
-    sequences_of,
-)
-from headloom.tracing.sources.source import Receivers, recorded
-from headloom.tracing.sources.transformers import is_transformers_model, without_peft
-from headloom.tracing.verification import as_observed, untouched_own, verify_prefix
+from headloom.tracing.readers import HeadloomReader, Reader
+from headloom.tracing.recording.module_sequences import NodeSequences
+from headloom.tracing.recording.session import Session
+from headloom.tracing.recording.verification import Untouched
+from headloom.tracing.sources.dense_weights import run_dense
+from headloom.tracing.sources.functions import Functions, recorded
+from headloom.tracing.sources.transformers import NothingRecordedError
+from headloom.tracing.watch import Watched, reader_of
 
-__all__ = ["trace", "trace_as"]
+__all__ = ["trace", "trace_as", "trace_nodes", "verify"]
+
+#: Told the path, the number and the expected number (None: not known) of each layer that is done.
+Progress = Callable[[str, int, int | None], None]
 
 
 def trace(
@@ -90,7 +84,7 @@ def trace(
             options of its `generate`. None: it reads and writes nothing.
         verify: how many tokens of the inputs the model reads without headloom too, to see that it
             computes the same with it: a number, or "all"; None or True: 64; False: none. See
-            `headloom.tracing.verification`.
+            `headloom.tracing.recording.verification`.
         received: True: keep what each key receives too, exactly, as `headloom.attend` has it:
             ``trace.layers[i].graph.received`` and ``received_most``; ``LastQueries(n)``:
             ``received_last`` as well, of the last n queries without padding. None in a layer
@@ -115,116 +109,191 @@ def trace_as(
     inputs: Inputs | Tensor | str,
     options: TraceOptions,
     generate: int | Inputs | None = None,
+    *,
+    verification: JsonMapping | None = None,
+    about: JsonMapping | None = None,
+    progress: Progress = lambda path, number, expected: None,
 ) -> TraceData | list[TraceData]:
-    """As `trace`, whose options are one thing."""
-    model = without_peft(unwrapped(model, "trace"))
-    if is_transformers_model(model):
-        from headloom.tracing.huggingface import trace_huggingface
+    """As `trace`, whose options are one thing.
 
-        return trace_huggingface(model, inputs, options, generate)
-    if not reads_sequences(model):
-        given = _as_batches(inputs) if layers_of(model) else inputs
-        return trace_module(model, given, options, generate)
-    if isinstance(inputs, str):
-        raise InputError(
-            "trace: the inputs are str; a model of headloom reads token ids. Encode the text first."
-        )
-    return _trace_layers(model, inputs, options, generate)
-
-
-def _as_batches(inputs: Inputs | Tensor | str) -> Inputs | Tensor | str:
-    """Inputs of a model of headloom's layers, which read batches: ids of one text become a batch.
-
-    What comes in a tuple is given as it is.
+    Args:
+        verification: what the trace says of it where the model was verified before; None: it is
+            verified here.
+        about: what the trace says of its model beside name, class and size.
+        progress: told of each layer that is done.
     """
+    reader = reader_of(model, "trace")
+    arguments = reader.arguments(inputs, options.tokenizer, generate is not None)
+    about = {**describe(reader.model), **(about or {})}
+    if generate is None:
+        traces = _one_pass(reader, arguments, options, about, verification, progress)
+    elif isinstance(reader, TransformersReader):
+        traces = _generation(reader, arguments, generate, options, about, verification, progress)
+    else:
+        traces = _written(reader, arguments, generate, options, about, verification)
+    return traces[0] if len(traces) == 1 else traces
 
-    def batch(value: Any) -> Any:
-        ids = isinstance(value, Tensor) and value.ndim == 1 and not value.is_floating_point()
-        return value[None] if ids and value.dtype != torch.bool else value
 
-    if isinstance(inputs, Mapping):
-        return {name: batch(value) for name, value in inputs.items()}
-    one: Inputs | Tensor | str = batch(inputs)
-    return one
-
-
-def _trace_layers(
-    model: nn.Module,
-    inputs: Inputs | Tensor,
+def _one_pass(
+    reader: Reader,
+    arguments: Arguments,
     options: TraceOptions,
-    generate: int | Inputs | None,
-) -> TraceData | list[TraceData]:
-    """Trace a model of layers that some source knows, as headloom's own."""
-    keep = options.keep
-    new = 0 if generate is None else checked_tokens(generate)
-    arguments = as_inputs(model, inputs)
-    ids = sequences_of(arguments)
-    samples = len(next(iter(ids.values())))
-    check_can_be_saved(options.save, samples)
-    longest = longest_of(ids)
-    places = Top(longest + new) if isinstance(keep, All) else keep
-    calls: list[RecordedCall] = []
-    with recording_alone(model, "trace"), explained(model, arguments):
-        untouched = untouched_own(model, arguments, options.verify)
-        if untouched is not None and generate is not None:
-            verify_prefix(untouched, as_observed(model, keep))
-        passes = Passes()
-        recorder = CallRecorder(
-            calls.append if generate is None else passes, keep, options.layers,
-            lambda: options.sampled, options.verify is not False, options.received,
-            new_keys=None if generate is None else passes.new_keys,
-        )  # fmt: skip
-        with (
-            untouched.verifying(as_observed(model, keep))
-            if untouched and generate is None else nullcontext(),
-            evaluation_mode(model), torch.no_grad(), noticing(model) as notice,
-            recorded(
-                model, places,
-                Receivers(notice.unnoticed(recorder), notice.unnoticed(recorder.take)),
-            ),
-        ):  # fmt: skip
-            if generate is None:
-                model(**arguments)
-            else:
-                ids = _generated(model, ids, new, partial(_begin, recorder, passes))
-                calls = list(passes.joined())
-        recorder.check()
-    prompt = None if generate is None else longest
-    sequences = named_sequences(model, ids, options.tokenizer, prompt)
-    made = LayerMaker(sequences, samples, options.queries_keys, options.received_last)
-    for call in calls:
-        made(call)
-    made.finish(
-        untraced(
-            model, notice, recorder.paths, made.refused, "computed", left_out=recorder.left_out
+    about: JsonMapping,
+    verification: JsonMapping | None,
+    progress: Progress,
+) -> list[TraceData]:
+    """Trace one pass over the inputs, layer by layer where the positions have names before it."""
+    model, untouched = reader.model, None
+    with Session(options) as session, explained(model):
+        if verification is None:
+            untouched = Untouched.read(model, arguments, options.verify, reader.prefix)
+        expected = reader.expected if isinstance(reader, TransformersReader) else None
+        session.progress = partial(_tell, progress, expected)
+        names = reader.names(arguments, options.tokenizer, None)
+        if names is not None:
+            session.begin(*names, about)
+        output, functions, dense = _run(reader, arguments, session, options.keep)
+        if untouched is not None:
+            again = partial(_run_again, reader, options.keep)
+            verification = untouched.verified(output, session.coarsest, again)
+        if not session.paths:
+            raise NothingRecordedError(f"trace: {reader.nothing(functions)}")
+        if names is None:
+            names = reader.names(arguments, options.tokenizer, session.calls)
+            assert names is not None
+            session.begin(*names, about)
+        not_traced = functions.not_traced(
+            session.paths, session.refused(), session.left_out, returned=dense
         )
-    )
-    verification = None if untouched is None else untouched.report()
-    return options.result(made.traces(describe(model), verification))
+        return session.end(not_traced, verification)
 
 
-def _begin(recorder: CallRecorder, passes: Passes, position: int) -> None:
-    """A model begins a pass; its cache holds so many positions."""
-    recorder.new_pass()
-    passes.new_pass(position)
+def _run(
+    reader: Reader, arguments: Arguments, session: Session, keep: Keep
+) -> tuple[object, Functions, bool]:
+    """Run a model once; its output, what saw its functions, and whether weights were returned."""
+    model = reader.model
+    with (
+        evaluation_mode(model), torch.no_grad(),
+        recorded(model, keep, session, session.take) as functions,
+    ):  # fmt: skip
+        output: object = model(**arguments)
+        ran = bool(functions.named or functions.computed)
+        dense = not session.paths and ran and isinstance(reader, TransformersReader)
+        if dense:
+            functions.clear()
+            output = run_dense(model, arguments, functions.compute)
+    return output, functions, dense
 
 
-def _generated(
-    model: Any, sequences: Mapping[str, Tensor], tokens: int, begin: Callable[[int], None]
-) -> dict[str, Tensor]:
-    """Let a language model write the likeliest tokens; returns the ids that it has read."""
-    if len(sequences) != 1 or not hasattr(model, "start") or not hasattr(model, "step"):
-        raise InputError(
-            f"trace: {type(model).__name__} does not continue a text; generate= is for language "
-            "models."
-        )
-    ((name, ids),) = sequences.items()
-    # The first of them reads the prompt.
-    state, last = model.start(), ids
-    for _ in range(tokens):
-        begin(state.position)
-        last = model.step(last, state)[:, -1].argmax(-1, keepdim=True)
-        ids = torch.cat((ids, last), 1)
-    begin(state.position)
-    model.step(last, state)
-    return {name: ids}
+def _run_again(reader: Reader, keep: Keep, arguments: Arguments) -> tuple[object, float]:
+    """Run a model as it is traced; its output, and the coarsest tolerance of a layer."""
+    session = Session(TraceOptions(keep=keep, verify=False, sampled=False))
+    return _run(reader, arguments, session, keep)[0], session.coarsest
+
+
+def _tell(progress: Progress, expected: int | None, path: str, number: int) -> None:
+    """Say which layer is done; a total that was too small is no longer said."""
+    progress(path, number, expected if expected is None or number < expected else None)
+
+
+def verify(
+    model: nn.Module,
+    inputs: Inputs | Tensor | str,
+    options: TraceOptions,
+    *,
+    generates: bool = False,
+) -> JsonObject | None:
+    """Hold a model, as it is traced, against itself without headloom, on the beginning of inputs.
+
+    Args: generates: whether the inputs are a prompt, of an encoder-decoder the source alone.
+    Returns: what a trace says of it; None: nothing is to be verified.
+    Raises: VerificationError: something differs by more than rounding explains.
+    """
+    reader = reader_of(model, "trace")
+    return _verified(reader, reader.arguments(inputs, options.tokenizer, generates), options)
+
+
+def _verified(reader: Reader, arguments: Arguments, options: TraceOptions) -> JsonObject | None:
+    with explained(reader.model):
+        if isinstance(reader, TransformersReader):
+            arguments = reader.as_prompt(arguments)
+        untouched = Untouched.read(reader.model, arguments, options.verify, reader.prefix)
+        if untouched is None:
+            return None
+        return untouched.verified_again(partial(_run_again, reader, options.keep))
+
+
+def _generation(
+    reader: TransformersReader,
+    arguments: Arguments,
+    generate: int | Inputs,
+    options: TraceOptions,
+    about: JsonMapping,
+    verification: JsonMapping | None,
+    progress: Progress,
+) -> list[TraceData]:
+    """Trace what a model of Transformers writes after a prompt."""
+    model: Any = reader.model
+    generation = reader.generation(arguments, generate)
+    if verification is None:
+        verification = _verified(reader, arguments, options)
+    watched = Watched(reader, options, about, {**arguments, **generation})
+    watched.verification = verification
+    watched.progress = partial(_tell, progress, generation["max_new_tokens"])
+    with (
+        evaluation_mode(model), torch.no_grad(), watched.watching(), explained(model, "generate"),
+    ):  # fmt: skip
+        result = model.generate(**{**arguments, **generation})
+        watched.returned = getattr(result, "beam_indices", None)
+    return watched.traces
+
+
+def _written(
+    reader: Reader,
+    arguments: Arguments,
+    generate: int | Inputs,
+    options: TraceOptions,
+    about: JsonMapping,
+    verification: JsonMapping | None,
+) -> list[TraceData]:
+    """Trace what a language model of headloom writes after a prompt."""
+    assert isinstance(reader, HeadloomReader)  # others write nothing
+    model, tokens = reader.model, checked_tokens(generate)
+    if verification is None:
+        verification = _verified(reader, arguments, options)
+    with (
+        Session(options, joins=True) as session, explained(model), evaluation_mode(model),
+        torch.no_grad(), recorded(model, options.keep, session, session.take) as functions,
+    ):  # fmt: skip
+        arguments, prompt = reader.write(arguments, tokens, session.new_pass)
+        session.begin(*reader.names(arguments, options.tokenizer, None, prompt), about)
+        session.make_joined()
+        not_traced = functions.not_traced(session.paths, session.refused(), session.left_out)
+        return session.end(not_traced, verification)
+
+
+def trace_nodes(model: nn.Module, inputs: Mapping[str, Any], names: Sequence[str]) -> TraceData:
+    """Run a model of graph layers once, and keep the attention of every layer over the nodes.
+
+    Nodes are the positions of the trace: a query is the node that looks, a key one it looks at.
+    Queries and keys are not kept: a score of graph attention is more than their product, so that a
+    layer has no `matrix`; its graph holds every edge.
+
+    Args: model: left as it was. inputs: what it takes, by name. names: of the nodes.
+    Raises: InputError: names for another number of nodes, or no graph layers.
+    """
+    options = TraceOptions(keep=All(), verify=False)
+    with (
+        Session(options) as session, evaluation_mode(model), torch.no_grad(),
+        recorded(model, options.keep, session, session.take),
+    ):  # fmt: skip
+        session.begin(NodeSequences(names), 1, describe(model))
+        model(**inputs)
+        if not session.paths:
+            raise InputError(
+                f"trace_nodes: {type(model).__name__} has no graph layers of headloom "
+                "(headloom.GATConv, headloom.GATv2Conv). Only these can be traced."
+            )
+        (made,) = session.end([])
+        return made

@@ -24,7 +24,7 @@ from torch import nn
 
 from headloom.errors import DataError, InputError, installing, optional_package
 from headloom.formats.files import in_brief, open_file
-from headloom.tracing.memory import check_memory
+from headloom.tracing.locating import check_memory
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -18,11 +17,10 @@ from headloom.mechanism.positions import ALiBi, Relative, Shaw
 from headloom.mechanism.shapes import finite_number
 from headloom.tracing.given_tokens import GivenTokens, TokensGiven, given_traces
 from headloom.tracing.recording.layer_call import LayerCall
-from headloom.tracing.recording.recorder import CallRecorder
-from headloom.tracing.recording.score_terms import ranges_of
+from headloom.tracing.recording.score_terms import ranges_of, without_hidden
 from headloom.tracing.recording.sequences import kind_of_name
+from headloom.tracing.recording.session import Session
 from headloom.tracing.sources.given_weights import checked_weights, graph_of_weights, weights_call
-from headloom.tracing.sources.score_masks import without_hidden
 from headloom.tracing.sources.tensors import as_tensor, check_numbers, is_causal, layer_tensors
 
 __all__ = ["KINDS", "from_queries_keys", "from_weights", "mask_is_causal"]
@@ -152,9 +150,9 @@ def from_queries_keys(
     samples = len(calls[0].queries)
     sequences = GivenTokens(tokens, tokenizer, samples, "cross" in [own for _, own in layers])
 
-    def record(recorder: CallRecorder) -> None:
+    def record(session: Session) -> None:
         for call, (path, own_kind) in zip(calls, layers, strict=True):
-            recorder(replace(call, path=path, kind=own_kind))
+            session(call.changed(path=path, kind=own_kind))
 
     traces = given_traces(
         sequences, record, "queries and keys", model, keep, save,
@@ -278,13 +276,13 @@ def from_weights(
     pair = "cross" in [own for _, own in layers]
     sequences = GivenTokens(tokens, tokenizer, len(stack[0]), pair)
 
-    def record(recorder: CallRecorder) -> None:
+    def record(session: Session) -> None:
         for number, (name, own_kind) in enumerate(layers):
             label, own_mask = f"weights of layer {number}", masks[number]
             checked = checked_weights(label, stack[number], partial=partial)
-            places = recorder.places(checked.shape[-1])
+            places = session.places(checked.shape[-1])
             graph = graph_of_weights(label, checked, places, own_mask, partial=partial)
-            recorder.take(weights_call(name, own_kind, graph, own_mask), graph)
+            session.take(weights_call(name, own_kind, graph, own_mask), graph)
 
     traces = given_traces(sequences, record, "weights", model, keep, save, overwrite=overwrite)
     return traces[0] if len(traces) == 1 else traces

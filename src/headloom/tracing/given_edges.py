@@ -16,8 +16,8 @@ from headloom.mechanism.graph import All, AttentionGraph
 from headloom.mechanism.masks import Mask
 from headloom.tracing.given import KINDS, mask_is_causal
 from headloom.tracing.given_tokens import GivenTokens, TokensGiven, ends_of_kind, given_traces
-from headloom.tracing.recording.recorder import CallRecorder
 from headloom.tracing.recording.score_terms import ranges_of
+from headloom.tracing.recording.session import Session
 from headloom.tracing.sources.given_weights import weights_call
 
 __all__ = ["NEAR", "from_edges"]
@@ -121,7 +121,7 @@ def from_edges(
             )
         reach[name] = len(own_tokens)
 
-    def record(recorder: CallRecorder) -> None:
+    def record(session: Session) -> None:
         for number, own in of_layers.items():
             path = _only("name", number, own) or f"layers.{number}"
             # Of an encoder-decoder the decoder alone may not look at all.
@@ -129,7 +129,7 @@ def from_edges(
             queries, keys = (reach[name] for name in ends_of_kind(kinds[number], pair))
             shape = (1 + int(own.whole["head"].max()), queries, keys)
             graph = _graph(f"edges of layer {number}", own, shape, own_mask, strongest)
-            recorder.take(weights_call(path, kinds[number], graph, own_mask), graph)
+            session.take(weights_call(path, kinds[number], graph, own_mask), graph)
 
     return given_traces(
         sequences, record, "edges", model, All(), save, overwrite=overwrite

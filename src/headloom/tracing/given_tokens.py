@@ -1,9 +1,8 @@
-"""Traces of layers that are given: their tokens, and the way to a recorder."""
+"""Traces of layers that are given: their tokens, and the way to the session."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,12 @@ from torch import Tensor
 from headloom.errors import InputError
 from headloom.formats.tokens import Tokens
 from headloom.formats.trace import TraceData
-from headloom.formats.trace_writer import writing_trace
 from headloom.mechanism.graph import Keep
 from headloom.mechanism.grid import Grid
 from headloom.tracing.names import texts_known, token_names
-from headloom.tracing.options import check_keep, check_save
-from headloom.tracing.recording.layers import LayerMaker
-from headloom.tracing.recording.recorder import CallRecorder
-from headloom.tracing.recording.sequences import InputSequence, check_can_be_saved
+from headloom.tracing.options import TraceOptions, check_keep, check_save
+from headloom.tracing.recording.sequences import InputSequence
+from headloom.tracing.recording.session import Session
 
 __all__ = ["GivenTokens", "TokensGiven", "ends_of_kind", "given_traces"]
 
@@ -162,7 +159,7 @@ class GivenTokens:
 
 def given_traces(
     sequences: GivenTokens,
-    record: Callable[[CallRecorder], None],
+    record: Callable[[Session], None],
     what: str,
     model: str | None,
     keep: Keep,
@@ -176,7 +173,7 @@ def given_traces(
 
     Args:
         sequences: names the positions.
-        record: hands each layer to a recorder.
+        record: hands each layer to the session.
         what: what the traces say that they were made of.
         model: what they call the model.
         keep, save, overwrite, queries_keys, dtype: see `headloom.from_queries_keys`.
@@ -184,17 +181,14 @@ def given_traces(
     operation = f"a trace of {what}"
     check_keep(keep, operation)
     check_save(save, operation)
-    check_can_be_saved(save, sequences.samples)
     description = {"name": model or what, "given": what}
-    maker = LayerMaker(sequences, sequences.samples, queries_keys)
     # There is no model to hold the layers against.
-    recorder = CallRecorder(maker, keep, None, verified=lambda: False)
-    with ExitStack() as stack:
-        if save is not None:
-            maker.writer = stack.enter_context(
-                writing_trace(save, {}, description, dtype=dtype, overwrite=overwrite)
-            )
-        record(recorder)
+    options = TraceOptions(
+        keep=keep, queries_keys=queries_keys, save=save, dtype=dtype, overwrite=overwrite,
+        verify=False, sampled=False,
+    )  # fmt: skip
+    with Session(options) as session:
+        session.begin(sequences, sequences.samples, description)
+        record(session)
         sequences.check_all_read()
-        maker.finish([])
-    return maker.traces(description) if save is None else [TraceData.open(save)]
+        return session.end([])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +18,7 @@ __all__ = [
     "batch_of",
     "check_loaded",
     "check_readable",
-    "copied",
     "explained",
-    "hidden_positions",
     "prefix_of",
     "token_limit",
 ]
@@ -138,7 +135,7 @@ def _vocabulary(model: Any) -> int | None:
 
 
 @contextmanager
-def explained(model: nn.Module, inputs: Inputs, run: str = "") -> Iterator[None]:
+def explained(model: nn.Module, run: str = "") -> Iterator[None]:
     """Say in one line why a model fails on its inputs, in the block that runs it.
 
     run: what it does, "generate"; empty: it reads.
@@ -155,53 +152,10 @@ def explained(model: nn.Module, inputs: Inputs, run: str = "") -> Iterator[None]
         name = type(model).__name__ + (f".{run}" if run else "")
         # Their first sentence says what is wrong.
         reason = f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0]}"
-        reason = _mistake(model, inputs) or reason[:200].rstrip(". ")
+        reason = reason[:200].rstrip(". ")
         raise InputError(
             f"trace: {name} fails on {'these options' if run else 'these inputs'}: {reason}."
         ) from error
-
-
-def _mistake(model: nn.Module, inputs: Inputs) -> str | None:
-    """What is wrong with inputs on which a model failed, where that can be seen."""
-    for prefix in ("", "decoder_"):
-        ids, vectors = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}inputs_embeds")
-        if ids is not None and vectors is not None:
-            return f"they hold {prefix}input_ids and {prefix}inputs_embeds; give one of the two"
-        if isinstance(vectors, Tensor):
-            width = _width(model)
-            right = vectors.ndim == 3 and vectors.shape[-1] == (width or vectors.shape[-1])
-            if not right or not vectors.is_floating_point():
-                return (
-                    f"{prefix}inputs_embeds has the shape {tuple(vectors.shape)} of "
-                    f"{vectors.dtype}; expected numbers, (batch, length, {width or 'width'})"
-                )
-        tokens = ids if isinstance(ids, Tensor) else vectors
-        for name in (f"{prefix}position_ids", "token_type_ids", f"{prefix}attention_mask"):
-            value = inputs.get(name)
-            if not isinstance(value, Tensor) or not isinstance(tokens, Tensor):
-                continue
-            whole = name.endswith("mask") or not value.is_floating_point()
-            if value.ndim == 4 and name.endswith("mask"):
-                fits = value.shape[2] == tokens.shape[1]
-            else:
-                fits = value.ndim in (1, 2, 3) and value.shape[-1] == tokens.shape[1]
-                fits = fits and not (value.ndim == 3 and name.endswith("mask"))
-            if not fits or not whole:
-                return (
-                    f"{name} has the shape {tuple(value.shape)} of {value.dtype}; expected "
-                    f"{'a number' if name.endswith('mask') else 'an integer'} for each of the "
-                    f"{tokens.shape[1]} tokens"
-                )
-    return None
-
-
-def _width(model: Any) -> int | None:
-    """The width of a model's vectors of tokens; None: it is not known."""
-    try:
-        embedding = model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None
-    return embedding.embedding_dim if isinstance(embedding, nn.Embedding) else None
 
 
 #: The arguments that hold the tokens of a text, with those that go by position along with them.
@@ -272,29 +226,6 @@ def _part(value: Tensor, shape: tuple[int, ...], span: slice) -> Tensor | None:
         # Rotary positions in several directions.
         return value[:, :, span]
     return None
-
-
-def copied(inputs: Inputs) -> Arguments:
-    """The inputs for one run, which may change them: tensors and caches are copies."""
-    copies: dict[int, Any] = {}  # one that stands for two arguments still does
-
-    def copied_once(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if id(value) not in copies:
-                copies[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
-            return copies[id(value)]
-        return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
-
-    return {name: copied_once(value) for name, value in inputs.items()}
-
-
-def hidden_positions(inputs: Inputs) -> list[Tensor]:
-    """The masks of the inputs that say which positions are padding, (batch, length)."""
-    return [
-        value == 0
-        for name, value in inputs.items()
-        if name.endswith("attention_mask") and isinstance(value, Tensor) and value.ndim == 2
-    ]
 
 
 def token_limit(model: nn.Module) -> int | None:

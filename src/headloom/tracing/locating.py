@@ -1,41 +1,31 @@
-"""Where a model is: a folder or file, a package, the cache of Hugging Face, or its hub.
-
-The disk is asked first.
-"""
+"""Where a model is: a folder or file, a package, the cache of Hugging Face, or its hub."""
 
 from __future__ import annotations
 
-import os
-import threading
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from headloom.errors import DataError
+from headloom.errors import DataError, InputError
 from headloom.formats.files import is_there, open_file
 from headloom.tracing.packaged import PACKAGED, packaged_model
+from headloom.tracing.sources.transformers import transformers
 
-__all__ = ["Located", "check_model_path", "is_gguf", "locate", "why_unreachable"]
-
-#: Seconds in which the hub must answer, to be asked for a model.
-_PATIENCE = 5.0
+__all__ = ["Located", "check_memory", "check_model_path", "is_gguf", "locate"]
 
 
 @dataclass(frozen=True)
 class Located:
     """A model as Transformers is asked for it.
 
-    source: a folder, a file, or a name.
-    folder: whether it is a folder, or a file, of the user's.
-    cached: the folder in the cache of Hugging Face that holds it, or None.
+    source: a folder, a file, or a name. folder: whether it is a folder, or a file, of the user's.
+    cached: whether a name is in the cache of Hugging Face.
     """
 
     source: str
     folder: bool
-    cached: Path | None = None
+    cached: bool = False
 
     @property
     def gguf(self) -> bool:
@@ -72,7 +62,7 @@ def check_model_path(source: str) -> bool:
 
 
 def locate(model: Path | str) -> Located:
-    """Find a model by its folder or its name.
+    """Find a model by its folder or its name; the disk is asked first.
 
     Raises: DataError: it is nowhere; one line says where it was looked for.
     """
@@ -82,75 +72,43 @@ def locate(model: Path | str) -> Located:
     if source in PACKAGED:
         return Located(str(packaged_model(source)), folder=True)
     if find_spec("huggingface_hub") is None:
-        from headloom.tracing.sources.transformers import transformers
-
         transformers()  # says what to install
     # Not yet Transformers itself, whose import takes seconds.
-    from huggingface_hub import constants
+    from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     tried = f"{model}: no such run, trace or folder here"
     try:
-        validate_repo_id(source)
+        config = try_to_load_from_cache(source, "config.json")
     except HFValidationError:
         raise DataError(f"{tried}, and no name that a model of Hugging Face can have.") from None
-    cached = _cached(source)
-    if cached is not None:
-        return Located(source, folder=False, cached=cached)
-    tried += f"; as a model's name, not in the cache of Hugging Face ({constants.HF_HUB_CACHE})"
-    reason = why_unreachable()
-    if reason is not None:
+    if isinstance(config, str) and any(Path(config).parent.glob("*.safetensors")):
+        return Located(source, folder=False, cached=True)
+    if constants.HF_HUB_OFFLINE:
         meant = get_close_matches(source, PACKAGED, 1)
-        remedy = (
-            f"Did you mean {meant[0]}?" if meant else "Check the name, or give a run or a folder."
+        remedy = f"Did you mean {meant[0]}?" if meant else "Check the name, or give a folder."
+        raise DataError(
+            f"{tried}; as a model's name, not in the cache of Hugging Face "
+            f"({constants.HF_HUB_CACHE}), and its hub is not asked: HF_HUB_OFFLINE forbids it. "
+            f"{remedy}"
         )
-        raise DataError(f"{tried}, and {constants.ENDPOINT} cannot be asked: {reason}. {remedy}")
     return Located(source, folder=False)
 
 
-def _cached(name: str) -> Path | None:
-    """The folder of a model in the cache of Hugging Face, where it has weights."""
-    from huggingface_hub import try_to_load_from_cache
+def check_memory(model: Path, weights: int) -> None:
+    """Raise where weights are larger than the memory that is free, as far as the system says.
 
-    config = try_to_load_from_cache(name, "config.json")
-    if not isinstance(config, str):
-        return None
-    folder = Path(config).parent
-    return folder if any(folder.glob("*.safetensors")) else None
+    Args: model: its folder or file, for the error. weights: bytes.
 
-
-def why_unreachable() -> str | None:
-    """Why the hub of Hugging Face cannot be asked; None: it answers.
-
-    In a thread, since the look-up of an address may take longer than any limit on it.
+    Raises: InputError.
     """
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "").upper() in (
-        *("1", "ON", "YES", "TRUE"),
-    ):
-        return "HF_HUB_OFFLINE forbids it"
-    answer: list[str | None] = [f"no answer in {_PATIENCE:.0f} s"]
-
-    def ask() -> None:
-        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-        try:
-            with urllib.request.urlopen(request, timeout=_PATIENCE):
-                answer[0] = None
-        except urllib.error.HTTPError as error:
-            error.close()
-            # A hub of one's own may answer its front page with an error; a proxy that forbids
-            # the way says so by 403 or 407, and one that finds no way by 502 to 504.
-            if error.code in (407, 502, 503, 504):
-                answer[0] = f"{error.code} {error.reason}"
-            else:
-                answer[0] = None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            answer[0] = str(getattr(reason, "strerror", None) or reason).lower()
-
-    thread = threading.Thread(target=ask, name="headloom-hub", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    return answer[0]
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return
+    if weights > free:
+        raise InputError(
+            f"{model}: the weights take {weights / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB "
+            "of memory are free. Trace it on a larger machine, or a smaller model."
+        )

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from headloom.errors import InputError
-from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries, last_queries
 from headloom.mechanism.shapes import check_flag, in_words
@@ -65,13 +64,6 @@ class TraceOptions:
     def received_last(self) -> int | None:
         """As AttentionCall.received has it."""
         return last_queries(self.received, "trace")
-
-    def result(self, traces: list[TraceData]) -> TraceData | list[TraceData]:
-        """The traces as `headloom.trace` returns them: saved and opened, alone, or all."""
-        if self.save is None:
-            return traces[0] if len(traces) == 1 else traces
-        traces[0].save(self.save, dtype=self.dtype, overwrite=self.overwrite)
-        return TraceData.open(self.save)
 
 
 def whole_number(value: Any) -> int | None:

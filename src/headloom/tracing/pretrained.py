@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from headloom.errors import DataError, HeadloomError, InputError
-from headloom.formats.files import JsonObject, cannot_read, check_file, is_there, read_json
+from headloom.formats.files import JsonObject, check_file, is_there, read_json
 from headloom.tracing.arguments import Arguments
 from headloom.tracing.gguf import load_gguf
 from headloom.tracing.inputs import token_limit
-from headloom.tracing.locating import Located, locate, why_unreachable
-from headloom.tracing.memory import check_memory
+from headloom.tracing.locating import Located, check_memory, locate
 from headloom.tracing.sources.transformers import transformers
 
 __all__ = ["image_inputs", "load_pretrained", "predicts", "split_windows", "text_inputs"]
@@ -53,14 +52,7 @@ def load_pretrained(
     # Its table of weights that do not fit: what matters of it is an error of ours.
     bars.set_verbosity_error()
     try:
-        from_disk = located.cached is not None
-        try:
-            loaded, tokenizer = _load(library, located, predicting, labelling, text, from_disk)
-        except Exception:
-            # What is in the cache may be a part of the model; the hub has the rest.
-            if not from_disk or why_unreachable() is not None:
-                raise
-            loaded, tokenizer = _load(library, located, predicting, labelling, text, False)
+        loaded, tokenizer = _load(library, located, predicting, labelling, text)
     except HeadloomError:
         raise
     except Exception as error:
@@ -85,20 +77,8 @@ def load_pretrained(
     return nn.Module.eval(network), tokenizer
 
 
-def _reads_images_alone(library: Any, source: str, options: JsonObject) -> str | None:
-    """The kind of a model whose only input is an image; None: it has another, or is not known."""
-    try:
-        config = library.AutoConfig.from_pretrained(source, **options)
-        base = library.AutoModel._model_mapping[type(config)]
-        seen = base.main_input_name == "pixel_values"
-    except Exception:
-        return None
-    takes = inspect.signature(base.forward).parameters
-    return str(config.model_type) if seen and "input_ids" not in takes else None
-
-
 def _load(
-    library: Any, located: Located, predicting: bool, labelling: bool, text: bool, from_disk: bool
+    library: Any, located: Located, predicting: bool, labelling: bool, text: bool
 ) -> tuple[Any, Any]:
     """The model and its tokenizer; whatever Transformers raises is raised."""
     if located.gguf:
@@ -107,19 +87,10 @@ def _load(
         _check_weights(loaded, report, predicting=True)
         return loaded, tokenizer
     # Code that a model brings along is never run.
-    options: JsonObject = {"trust_remote_code": False, "local_files_only": from_disk}
+    options: JsonObject = {"trust_remote_code": False, "local_files_only": located.cached}
     tokenizer = None
     if text:
-        try:
-            tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
-        except Exception as error:
-            kind = _reads_images_alone(library, located.source, options)
-            if kind is None:
-                raise
-            raise InputError(
-                f"{located.source}: a {kind} sees images and reads no text, and has no tokenizer. "
-                "Trace it with an image: headloom trace MODEL --image FILE."
-            ) from error
+        tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
         longest = tokenizer.model_max_length
         # The library takes whatever is written, and fails at the first text.
         if isinstance(longest, bool) or not isinstance(longest, int | float):
@@ -204,8 +175,7 @@ def _check_folder(folder: Path, library: Any) -> None:
         if is_there(folder / "trace.json", "trace"):
             raise DataError(
                 f"{folder}: a trace, not a model. headloom heads, headloom measures and headloom "
-                f"view read it; "
-                "here give a run's folder, a model's, or the name of a model."
+                "view read it; here give a run's folder, a model's, or the name of a model."
             )
         raise DataError(
             f"{folder}: neither a run (it has no run.json) nor a model (it has no config.json). "
@@ -220,14 +190,11 @@ def _check_folder(folder: Path, library: Any) -> None:
             f"{library.__version__} does not know. Upgrade it (pip install -U transformers), or "
             "choose another model; code that comes with a model is not run."
         )
-    try:
-        files = sorted(folder.iterdir())
-    except OSError as error:
-        raise cannot_read(folder, "model", error) from error
+    files = sorted(folder.iterdir())
     for file in files:
         if file.suffix not in _PICKLES and is_there(file) and not file.is_dir():
             check_file(file, "part of a model")
-    weights = sum(file.stat().st_size for file in files if _holds_weights(file))
+    weights = sum(f.stat().st_size for f in files if f.suffix == ".safetensors" and f.is_file())
     if weights:
         check_memory(folder, weights)
         return
@@ -239,10 +206,6 @@ def _check_folder(folder: Path, library: Any) -> None:
             "trust."
         )
     raise DataError(f"{folder}: no weights; expected model.safetensors.")
-
-
-def _holds_weights(file: Path) -> bool:
-    return file.suffix == ".safetensors" and file.is_file()
 
 
 def text_inputs(

@@ -20,8 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headloom.analysis.effects.head_outputs import Reached, reaching
 from headloom.errors import InputError
-from headloom.tracing.memory import give_back
-from headloom.tracing.model_state import evaluation_mode
+from headloom.tracing.model_state import evaluation_mode, give_back
 
 __all__ = ["Layer", "backward"]
 

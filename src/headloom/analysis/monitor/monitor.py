@@ -43,8 +43,7 @@ from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Top
 from headloom.tracing.capture import trace_as
 from headloom.tracing.description import describe
-from headloom.tracing.hooks import Hook
-from headloom.tracing.model_state import same_random_numbers, unchanged, unwrapped
+from headloom.tracing.model_state import Hook, same_random_numbers, unchanged, unwrapped
 from headloom.tracing.options import TraceOptions
 
 __all__ = ["Monitor", "monitor"]

@@ -1,9 +1,10 @@
-"""One attention call of a model: as every source gives it, and as the recorder keeps it."""
+"""One attention call of a model: as every source gives it, and what the session adds to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,18 +16,19 @@ from headloom.mechanism.masks import Mask
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Bilinear, Score
 
-__all__ = ["OVER_EDGES", "LayerCall", "RecordedCall"]
+__all__ = ["OVER_EDGES", "LayerCall", "RowRanges"]
 
 #: Why a layer over the edges of a graph has no matrix.
 OVER_EDGES = "its weights over the edges of a graph are no products of queries and keys"
+
+#: The first key of each query and the end of its keys, (2, queries), for each input of a batch;
+#: None for one whose mask has no such ranges. None for all: nothing is known of the mask.
+RowRanges = tuple[Tensor | None, ...] | None
 
 
 @dataclass(eq=False, slots=True)
 class LayerCall:
     """One attention call that a layer of a model made.
-
-    Never changed once it is complete; not frozen, since a frozen class takes three times as long to
-    make, which a step of a generation feels in every layer. RecordedCall likewise.
 
     path, kind      of the layer: "encoder", "decoder" or "cross"
     queries         (batch, heads, queries, depth), as scored
@@ -41,14 +43,21 @@ class LayerCall:
     is_causal       whether no query looks ahead, by the mask or by what the model says
     own_output      from rows to what the model's own attention gives for them, (batch, heads, rows,
                     value_depth); None: it cannot be asked
-    by_formula      whether the layer is headloom's, and is held against the formula
-    weights_only    whether its weights alone are known, whose logarithms are `bias`
+    weights_only    whether its weights alone are known
     values_known    whether `values` are its values, and not numbers in their place
     grids           where its queries and its keys lie, if they are places of an image
     missing         why its scores are no products of queries and keys; None: they are, or nothing
                     is known of it
     tracks          of its queries and its keys: see `Provenance.call`; None: it was not followed
     sequences       those of its queries and of its keys, where the layer names them
+
+    The session adds:
+
+    index           among the layers of its kind
+    graph           with a batch
+    value_norms     (batch, kv_heads, keys), or None
+    ranges          of the mask: see `RowRanges`
+    deviations      see TraceLayer.deviation, for each input of the batch, or one for all
     """
 
     path: str
@@ -66,13 +75,17 @@ class LayerCall:
     positions: str = "none"
     is_causal: bool = False
     own_output: Callable[[Tensor], Tensor] | None = None
-    by_formula: bool = False
     weights_only: bool = False
     values_known: bool = True
     grids: tuple[Grid, Grid] | None = None
     missing: str | None = None
     tracks: tuple[int, int] | None = None
     sequences: tuple[str, str] | None = None
+    index: int = 0
+    graph: AttentionGraph = field(init=False)
+    value_norms: Tensor | None = None
+    ranges: RowRanges = None
+    deviations: Sequence[float | None] = (None,)
 
     @classmethod
     def over_edges(cls, path: str, kind: str, graph: AttentionGraph) -> LayerCall:
@@ -80,19 +93,21 @@ class LayerCall:
         batch, heads, queries, keys = graph.shape
         rows, columns = (graph.lse.new_zeros(batch, heads, size, 0) for size in (queries, keys))
         return cls(
-            path, kind, rows, columns, columns, scale=1.0, weights_only=True,
-            missing=OVER_EDGES,
-        )  # fmt: skip
+            path, kind, rows, columns, columns, scale=1.0, weights_only=True, missing=OVER_EDGES
+        )
 
     def arguments(self) -> JsonObject:
         """The keywords of `headloom.attend`."""
         names = ("mask", "bias", "relative", "scale", "softcap", "sinks")
         return {name: getattr(self, name) for name in names}
 
-    def products(self) -> tuple[Tensor, Tensor] | None:
-        """Queries and keys whose products are the scores; None: there are none, or not known."""
-        if self.weights_only or self.missing is not None:
-            return None
+    @property
+    def has_products(self) -> bool:
+        """Whether the products of queries and keys are the scores, and known."""
+        return not self.weights_only and self.missing is None
+
+    def products(self) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose products are the scores."""
         if isinstance(self.score, Bilinear):
             # In half precision what A makes of a query would be rounded once more.
             return self.queries.float() @ self.score.form().float(), self.keys.float()
@@ -111,49 +126,9 @@ class LayerCall:
         one_for_all = self.bias is None or self.bias.shape[-2] == 1
         return self.bias if self.bias is None or one_for_all else self.bias[..., rows, :]
 
-
-@dataclass(eq=False, slots=True)
-class RecordedCall:
-    """One attention call; what is not said here is as TraceLayer says.
-
-    graph        with a batch
-    queries      (batch, heads, queries, depth), or None: models traced from dense weights
-    keys         (batch, kv_heads, keys, depth), or None
-    value_norms  (batch, kv_heads, keys), or None; of a pass of a generation those of its new keys
-    values       (batch, kv_heads, keys, value_depth), where the norms are still to be taken of
-                 them, with those of other steps of a generation; else None
-    deviations   see TraceLayer.deviation, for each input of the batch, or one for all
-    ranges       first key and end for each query, (2, queries), for each input of the batch; None
-                 for one whose mask has no such ranges. None for all: nothing is known of the mask
-    bias, relative, sinks  as the call took them
-    is_causal    whether the model says that no query looks ahead
-    grids        as of LayerCall
-    missing      what else enters its scores and is not here, with the reason; None: nothing
-    gone         how many positions its cache had let go of before the first pass that is recorded
-
-    Of a batch of one, a bias stands for every input.
-    """
-
-    path: str
-    kind: str
-    index: int
-    graph: AttentionGraph
-    scale: float
-    positions: str
-    deviations: list[float | None]
-    queries: Tensor | None = None
-    keys: Tensor | None = None
-    value_norms: Tensor | None = None
-    values: Tensor | None = None
-    ranges: tuple[Tensor | None, ...] | None = None
-    bias: Tensor | None = None
-    relative: Relative | None = None
-    sinks: Tensor | None = None
-    softcap: float | None = None
-    is_causal: bool = False
-    by_formula: bool = False
-    grids: tuple[Grid, Grid] | None = None
-    missing: str | None = None
-    gone: int = 0
-    tracks: tuple[int, int] | None = None
-    sequences: tuple[str, str] | None = None
+    def changed(self, **values: object) -> LayerCall:
+        """The same with other values for some fields."""
+        other = copy(self)
+        for name, value in values.items():
+            setattr(other, name, value)
+        return other

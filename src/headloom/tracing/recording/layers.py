@@ -1,11 +1,13 @@
-"""From the recorded calls of a batch to the layers of a trace for each of its inputs."""
+"""From the recorded calls of a batch to the layers of a trace for each of its inputs.
+
+A call is cut off the padding of its input. A model may give its attention a batch of its own:
+windows of an image, frames of a video, chunks of a text. Of one input, every part is its own,
+whatever their order: side by side they are one layer, in which no part looks into another.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,49 +17,33 @@ from headloom.formats.files import JsonMapping
 from headloom.formats.terms import Terms
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
 from headloom.formats.trace_writer import TraceWriter
-from headloom.mechanism.graph import AttentionGraph
-from headloom.tracing.recording.comparison import tolerance
-from headloom.tracing.recording.cutting import (
-    cut,
-    part_names,
-    part_numbers,
-    proven_mask,
-    side_by_side,
-)
-from headloom.tracing.recording.key_sums import with_received
-from headloom.tracing.recording.layer_call import RecordedCall
+from headloom.mechanism.function import attend
+from headloom.mechanism.graph import AttentionGraph, Top
+from headloom.mechanism.matrix.calls import matrix_call
+from headloom.mechanism.parts import changed
+from headloom.mechanism.received import LastQueries, Received, of_edges
+from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 from headloom.tracing.recording.score_terms import cut_terms, mask_terms
 from headloom.tracing.recording.sequences import InputSequence, NamesOfSequences
 
-__all__ = ["LayerMaker"]
+__all__ = ["LayerMaker", "cut", "proven_mask"]
 
 #: The log-sum-exp up to which float32 holds it well enough: it rounds weights by 2^-24 of it.
 FARTHEST = 5e-4 * 2**24
 
 
-#: What is said of mass where none is expected.
-_ON_PADDING = (
-    "layer {path} looks at padding, with {mass:.1%} of a row: the model does not hide it. Padding "
-    "is not in the trace; the mass is in the rest of the rows. Trace one input at a time."
-)
-_AHEAD = (
-    "layer {path} looks ahead, with {mass:.1%} of a row, though it says that it is causal. The "
-    "trace shows what the model computed; check the mask that it makes."
-)
-
-
 class LayerMaker:
     """Cuts recorded calls to each input of the batch, and holds them, or writes them at once.
 
-    A call on parts of its inputs (see headloom.tracing.recording.cutting) is one layer where there
-    is one input. Of several, nothing says which part is whose: it is not kept but named in
-    `refused`.
+    A call on parts of its inputs is one layer where there is one input. Of several, nothing says
+    which part is whose: it is not kept but named in `refused`.
 
     Args:
         sequences: names the positions.
         samples: inputs of the batch.
         queries_keys: whether to keep queries and keys.
-        received: whether to keep what keys receive; see AttentionCall.received.
+        received: of how many last queries what keys receive is kept by itself; None: it is not.
+        writer: where layers are written at once; None: they are held.
     """
 
     def __init__(
@@ -65,23 +51,19 @@ class LayerMaker:
         sequences: NamesOfSequences,
         samples: int,
         queries_keys: bool,
-        received: int | None = None,
+        received: int | None,
+        writer: TraceWriter | None,
     ) -> None:
         self._sequences, self._samples, self._queries_keys = sequences, samples, queries_keys
-        self._received = received
-        self.writer: TraceWriter | None = None
+        self._received, self._writer = received, writer
         self._layers: list[list[TraceLayer]] = [[] for _ in range(samples)]
         self._named: list[dict[str, InputSequence]] = [{} for _ in range(samples)]
         #: Why a layer was recorded and not kept, by its path.
         self.refused: dict[str, str] = {}
-        #: Layers that are not in the trace: see Trace.not_traced.
-        self.not_traced: list[dict[str, str]] = []
-        #: The largest mass of a row where none is expected, by what is said of it, and its layer.
-        self._odd_mass: dict[str, tuple[float, str]] = {}
         #: The tracks of the sequences of a name, numbered in the order of their first layers.
         self._tracks: dict[str, dict[int, int]] = {}
 
-    def __call__(self, call: RecordedCall) -> None:
+    def __call__(self, call: LayerCall) -> None:
         """Keep one layer of every input."""
         batch, _, queries, keys = call.graph.shape
         if batch != self._samples > 1:
@@ -93,11 +75,9 @@ class LayerMaker:
         ends = call.sequences or self._sequences.ends(
             call.path, call.kind, queries, keys, call.grids
         )
-        if call.gone:
-            ends = ends[0], self._later(ends[1], keys, call.gone)
         parts = batch if batch != self._samples else 1
         if parts > 1:
-            call = side_by_side(call)
+            call = _side_by_side(call)
             ends = (
                 f"{ends[0].removesuffix(f'-{queries}')}-{parts}x{queries}",
                 f"{ends[1].removesuffix(f'-{keys}')}-{parts}x{keys}",
@@ -106,78 +86,76 @@ class LayerMaker:
         of_queries, of_keys = call.tracks or (0, 0)
         of_keys = of_queries if ends[0] == ends[1] else of_keys
         ends = self._apart(ends[0], of_queries), self._apart(ends[1], of_keys)
-        graph = call.graph
         for sample in range(self._samples):
             rows, columns = (
                 self._sequence(name, length, parts, sample)
                 for name, length in zip(ends, (queries, keys), strict=True)
             )
-            of_sample = graph[sample]
-            part = cut(of_sample, rows.span, columns.span).cpu()
-            self._look_for_mass(call, of_sample, part, rows.span)
-            tensors, terms, norms = self._made_of(call, sample, rows.span, columns.span)
-            part = with_received(part, self._received, tensors, terms, call.scale, call.softcap)
-            if not self._queries_keys:
-                tensors = None
-            elif tensors is not None:
-                # Copies: the model goes on with its own.
-                tensors = (_copy(tensors[0]), _copy(tensors[1]))
-            layer = TraceLayer(
-                name=call.path,
-                kind=call.kind,
-                index=call.index,
-                shape=(part.shape[0], part.shape[1], part.shape[2]),
-                queries_from=ends[0],
-                keys_from=ends[1],
-                query_tokens=rows.names,
-                key_tokens=columns.names,
-                scale=call.scale,
-                positions=call.positions,
-                mask=terms.rule if terms is not None and terms.mask_known else proven_mask(part),
-                softcap=call.softcap,
-                deviation=call.deviations[min(sample, len(call.deviations) - 1)],
-                data=LayerInMemory(part, tensors, terms, norms),
-            )
-            if self.writer is None:
+            layer = self._layer(call, sample, ends, rows, columns)
+            if self._writer is None:
                 self._layers[sample].append(layer)
-            else:
-                self._write(self.writer, layer, dict(zip(ends, (rows, columns), strict=True)))
+                continue
+            for name, sequence in zip(ends, (rows, columns), strict=True):
+                self._writer.add_sequence(name, sequence.names)
+                if sequence.known:
+                    self._writer.describe(name, sequence.known)
+                if sequence.images:
+                    self._writer.images = sequence.images
+            self._writer.append(layer)
 
-    def _look_for_mass(
-        self, call: RecordedCall, whole: AttentionGraph, part: AttentionGraph, rows: slice
-    ) -> None:
-        """Note mass on padding, and ahead of a query in a model that says it looks behind alone.
-
-        The numbers are those of the model, and right; but its masks are not what they seem.
-        """
-        masses = {_ON_PADDING: _mass_lost(whole, part, rows)}
-        _, queries, keys = part.shape
-        if call.is_causal and self._sequences.plain and queries == keys:
-            masses[_AHEAD] = _mass_ahead(part)
-        for what, mass in masses.items():
-            if mass > max(tolerance(torch.float32), self._odd_mass.get(what, (0.0, ""))[0]):
-                self._odd_mass[what] = mass, call.path
+    def _layer(
+        self,
+        call: LayerCall,
+        sample: int,
+        ends: tuple[str, str],
+        rows: InputSequence,
+        columns: InputSequence,
+    ) -> TraceLayer:
+        """A layer of one input."""
+        part = cut(call.graph[sample], rows.span, columns.span).cpu()
+        tensors, terms = self._made_of(call, sample, rows.span, columns.span)
+        if self._received is not None:
+            part = _with_received(part, self._received, tensors, terms, call.scale, call.softcap)
+        if not self._queries_keys:
+            tensors = None
+        elif tensors is not None:
+            # Copies: the model goes on with its own.
+            layout = torch.contiguous_format
+            tensors = tensors[0].clone(memory_format=layout), tensors[1].clone(memory_format=layout)
+        norms = call.value_norms
+        return TraceLayer(
+            name=call.path,
+            kind=call.kind,
+            index=call.index,
+            shape=(part.shape[0], part.shape[1], part.shape[2]),
+            queries_from=ends[0],
+            keys_from=ends[1],
+            query_tokens=rows.names,
+            key_tokens=columns.names,
+            scale=call.scale,
+            positions=call.positions,
+            mask=terms.rule if terms is not None and terms.mask_known else proven_mask(part),
+            softcap=call.softcap,
+            deviation=call.deviations[min(sample, len(call.deviations) - 1)],
+            data=LayerInMemory(
+                part, tensors, terms,
+                None if norms is None else _of_sample(norms, sample, columns.span).cpu(),
+            ),
+        )  # fmt: skip
 
     def _made_of(
-        self, call: RecordedCall, sample: int, rows: slice, columns: slice
-    ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None, Tensor | None]:
-        """Queries and keys, the terms, and the norms of values, of one input."""
+        self, call: LayerCall, sample: int, rows: slice, columns: slice
+    ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None]:
+        """Queries and keys, and the terms, of one input."""
         ranges = None if call.ranges is None else call.ranges[min(sample, len(call.ranges) - 1)]
-
-        def own(tensor: Tensor, span: slice) -> Tensor:
-            return tensor[min(sample, len(tensor) - 1), :, span]
-
-        norms = None if call.value_norms is None else own(call.value_norms, columns).cpu()
-        if call.queries is None or call.keys is None:
+        if not call.has_products:
             # Of weights alone the mask is known, if it was given too.
             terms = None if ranges is None else mask_terms(ranges, rows, columns)
             if call.missing is not None:
-                terms = terms or Terms(mask_known=False)
-                terms = replace(terms, missing=call.missing)
-            return None, terms, norms
-        if call.ranges is None:
-            return None, None, norms
-        queries, keys = own(call.queries, rows), own(call.keys, columns)
+                terms = replace(terms or Terms(mask_known=False), missing=call.missing)
+            return None, terms
+        queries = _of_sample(call.queries, sample, rows)
+        keys = _of_sample(call.keys, sample, columns)
         terms = cut_terms(
             ranges,
             call.relative,
@@ -186,11 +164,9 @@ class LayerMaker:
             sample=sample,
             rows=rows,
             columns=columns,
-            # As many numbers as both have; of queries perhaps their number alone is there.
+            # As many numbers as both have.
             limit=queries.shape[0] * queries.shape[1] * keys.shape[2] + keys.numel(),
         )
-        if call.missing is not None:
-            terms = replace(terms, missing=call.missing)
         lse = call.graph[sample].lse[:, rows]
         far = float(lse[lse.isfinite()].abs().max()) if bool(lse.isfinite().any()) else 0.0
         # As of a mask of large numbers that are added, where a row sees nothing else.
@@ -200,7 +176,7 @@ class LayerMaker:
                 missing=f"the log-sum-exp of a row is {far:.1e} from 0, too large for float32 to "
                 "compute its weights from",
             )
-        return (queries.cpu(), keys.cpu()), terms, norms
+        return (queries.cpu(), keys.cpu()), terms
 
     def _apart(self, name: str, track: int) -> str:
         """The sequence of a name on a track; those after the first have their number in it."""
@@ -208,89 +184,202 @@ class LayerMaker:
         number = tracks.setdefault(track, len(tracks)) if track else 0
         return f"{name}-call-{number}" if number else name
 
-    def _later(self, name: str, length: int, first: int) -> str:
-        """The sequence of positions from one on: a cache had let go of those before it."""
-        name = f"{name.removesuffix(f'-{length}')}-{length}-from-{first}"
-        positions = [f"position {place}" for place in range(first, first + length)]
-        for named in self._named:
-            named[name] = InputSequence(slice(0, length), positions)
-        return name
-
     def _sequence(self, name: str, length: int, parts: int, sample: int) -> InputSequence:
         named = self._named[sample]
         if name not in named and parts > 1:
-            known: dict[str, list[Any]] = {"parts": part_numbers(parts, length)}
-            span = slice(0, parts * length)
-            named[name] = InputSequence(span, part_names(parts, length), known)
+            places = [(part, place) for part in range(parts) for place in range(length)]
+            names = [f"part {part}, position {place}" for part, place in places]
+            known = {"parts": [part for part, _ in places]}
+            named[name] = InputSequence(slice(0, parts * length), names, known)
         elif name not in named:
             named[name] = self._sequences.of(name, length, sample)
         return named[name]
 
-    @staticmethod
-    def _write(
-        writer: TraceWriter, layer: TraceLayer, sequences: Mapping[str, InputSequence]
-    ) -> None:
-        for name, sequence in sequences.items():
-            writer.add_sequence(name, sequence.names)
-            if sequence.known:
-                writer.describe(name, sequence.known)
-            if sequence.images:
-                writer.images = sequence.images
-        writer.append(layer)
-
-    def finish(self, not_traced: list[dict[str, str]]) -> None:
-        """Say which modules ran and are not among the layers, when all have come.
-
-        Warns of mass where none is expected.
-
-        Raises: InputError: no layer was kept, because all ran on parts of several inputs.
-        """
-        if self.refused and self.writer is None and not self._layers[0]:
+    def check(self) -> None:
+        """Raise an InputError where no layer was kept: all ran on parts of several inputs."""
+        if self.refused and self._writer is None and not self._layers[0]:
             path, reason = next(iter(self.refused.items()))
             raise InputError(f"trace: no layer could be kept: {path}: {reason}.")
-        for what, (mass, path) in self._odd_mass.items():
-            warnings.warn(f"trace: {what.format(path=path, mass=mass)}", stacklevel=4)
-        self.not_traced = not_traced
-        if self.writer is not None:
-            self.writer.not_traced = not_traced
 
     def traces(
-        self, model: JsonMapping, verification: JsonMapping | None = None
+        self,
+        model: JsonMapping,
+        verification: JsonMapping | None,
+        not_traced: list[dict[str, str]],
     ) -> list[TraceData]:
-        """The trace of each input, of what was held.
-
-        model: what they say of the model. verification: and of how it was verified.
-        """
+        """The trace of each input, of what was held; the arguments are what they say beside it."""
         return [
             TraceData(
-                {name: sequence.names for name, sequence in self._named[sample].items()},
-                tuple(self._layers[sample]),
+                {name: sequence.names for name, sequence in named.items()},
+                tuple(layers),
                 model,
-                {
-                    name: sequence.known
-                    for name, sequence in self._named[sample].items()
-                    if sequence.known
-                },
+                {name: sequence.known for name, sequence in named.items() if sequence.known},
                 verification,
-                tuple(self.not_traced),
-                next((part.images for part in self._named[sample].values() if part.images), ()),
+                tuple(not_traced),
+                next((part.images for part in named.values() if part.images), ()),
             )
-            for sample in range(self._samples)
+            for layers, named in zip(self._layers, self._named, strict=True)
         ]
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
+def _of_sample(tensor: Tensor, sample: int, span: slice) -> Tensor:
+    return tensor[min(sample, len(tensor) - 1), :, span]
 
 
-def _mass_ahead(part: AttentionGraph) -> float:
-    """The kept mass of a row on keys after it, at most."""
-    position = torch.arange(part.shape[1])[:, None]
-    ahead = torch.where(part.keys > position, part.weights, 0).nan_to_num(0).sum(-1)
-    return float(ahead.max()) if ahead.numel() else 0.0
+def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
+    """The part of a graph between some queries and some keys.
+
+    Mass on an edge to a key that is cut off goes to `rest`; from padding, which no query may look
+    at, there is none.
+    """
+    _, rows, length = graph.shape
+    whole = slice(0, rows), slice(0, length)
+    if (queries, keys) == whole and graph.k <= length:
+        return graph
+    columns = graph.keys[:, queries]
+    inside = (columns >= keys.start) & (columns < keys.stop)
+    # Edges that stay move forward, in their order, and empty places to the end.
+    order = (~inside).to(torch.uint8).sort(dim=-1, stable=True).indices
+    order = order[..., : min(graph.k, keys.stop - keys.start)]
+    inside_now = inside.gather(-1, order)
+    weights = graph.weights[:, queries]
+    lost = torch.where(inside | (columns < 0), 0.0, weights).sum(-1)
+
+    def taken(tensor: Tensor, empty: float) -> Tensor:
+        return torch.where(inside_now, tensor.gather(-1, order), empty)
+
+    return AttentionGraph(
+        keys=taken(columns - keys.start, -1),
+        scores=taken(graph.scores[:, queries], -torch.inf),
+        weights=taken(weights, 0),
+        lse=graph.lse[:, queries].clone(),
+        entropy=graph.entropy[:, queries].clone(),
+        rest=graph.rest[:, queries] + lost,
+        count=graph.count[:, queries].clone(),
+        length=keys.stop - keys.start,
+        symmetric=graph.symmetric,
+    )
 
 
-def _mass_lost(whole: AttentionGraph, part: AttentionGraph, rows: slice) -> float:
-    """The mass that a row had on padding, at most."""
-    lost = (part.rest - whole.rest[:, rows].cpu()).nan_to_num(0)
-    return float(lost.max()) if lost.numel() else 0.0
+def proven_mask(graph: AttentionGraph) -> str | None:
+    """The rule of the mask, where the graph proves it: "all", "causal", or None.
+
+    Every key allowed in every row is "all". Rows that allow as many keys as they have kept edges,
+    namely those up to themselves, are "causal".
+    """
+    _, queries, keys = graph.shape
+    if bool((graph.count == keys).all()):
+        return "all"
+    positions = torch.arange(queries, device=graph.keys.device)
+    ahead = graph.keys > positions[:, None]
+    if queries == keys and bool((graph.count == positions + 1).all()) and not bool(ahead.any()):
+        complete = bool((graph.k >= graph.count).all())
+        return "causal" if complete else None
+    return None
+
+
+def _side_by_side(call: LayerCall) -> LayerCall:
+    """A call on the parts of one input as a call on the whole of it, with a batch of one."""
+    graph = call.graph
+    parts, _, queries, keys = graph.shape
+    first = torch.arange(parts, device=graph.keys.device)[:, None, None, None] * keys
+    moved = torch.where(graph.keys >= 0, graph.keys + first.to(graph.keys.dtype), graph.keys)
+    whole = AttentionGraph(
+        keys=_joined(moved),
+        scores=_joined(graph.scores),
+        weights=_joined(graph.weights),
+        lse=_joined(graph.lse),
+        entropy=_joined(graph.entropy),
+        rest=_joined(graph.rest),
+        count=_joined(graph.count),
+        length=parts * keys,
+    )
+    joined = call.changed(
+        graph=whole,
+        queries=_joined(call.queries),
+        keys=_joined(call.keys),
+        value_norms=None if call.value_norms is None else _joined(call.value_norms),
+        ranges=_ranges_of_all(call.ranges, parts, queries, keys),
+        bias=None,
+        deviations=[max((d for d in call.deviations if d is not None), default=None)],
+    )
+    if call.bias is None or not call.has_products:
+        return joined
+    bias = call.bias.expand(parts, -1, queries, keys)
+    if bias[0].numel() * parts * parts > call.queries.numel() + call.keys.numel():
+        return joined.changed(missing="a bias within each of its parts is added to its scores")
+    blocks = [torch.block_diag(*bias[:, head]) for head in range(bias.shape[1])]  # type: ignore[no-untyped-call]
+    return joined.changed(bias=torch.stack(blocks)[None])
+
+
+def _joined(tensor: Tensor) -> Tensor:
+    """From (parts, heads, positions, ...) to (1, heads, parts * positions, ...)."""
+    return tensor.transpose(0, 1).flatten(1, 2)[None]
+
+
+def _ranges_of_all(ranges: RowRanges, parts: int, queries: int, keys: int) -> RowRanges:
+    """The ranges of all rows; a batch of one stands for every part."""
+    if ranges is None:
+        return None
+    joined = []
+    for part in range(parts):
+        own = ranges[min(part, len(ranges) - 1)]
+        if own is None:
+            return (None,)
+        joined.append(torch.where(own[1] > own[0], own + part * keys, 0))
+    return (torch.cat(joined, 1),)
+
+
+def _with_received(
+    graph: AttentionGraph,
+    last: int,
+    queries_keys: tuple[Tensor, Tensor] | None,
+    terms: Terms | None,
+    scale: float,
+    softcap: float | None,
+) -> AttentionGraph:
+    """The graph of a layer with what its keys receive, if that can be known.
+
+    A call says what keys receive from all its rows. Of a graph that was cut off its padding, or
+    joined from several passes, other rows count; then it is summed from the edges where all were
+    kept, else from queries and keys in one more pass.
+
+    Args:
+        graph: without a batch.
+        last: of how many last queries by themselves; 0: none.
+        queries_keys, terms: what its weights are made of, cut as the graph; None: not known.
+        scale, softcap: of the scores.
+    """
+    if graph.received is not None and bool(last) == (graph.received_last is not None):
+        return graph
+    if bool((graph.count <= (graph.keys >= 0).sum(-1)).all()):
+        return changed(graph, **_of_kept(graph, last)._asdict())
+    if queries_keys is None or terms is None or terms.missing is not None:
+        return graph
+    call = matrix_call(
+        *queries_keys, mask=terms.mask, bias=terms.bias, relative=terms.relative, scale=scale,
+        softcap=softcap, sinks=terms.sinks,
+    )  # fmt: skip
+    values = call.no_values(call.shape[2]).expand(call.keys.shape[0], -1, -1)
+    _, again = attend(
+        call.queries, call.keys, values, mask=call.mask, bias=call.bias, relative=call.relative,
+        scale=call.scale, softcap=call.softcap, sinks=terms.sinks, keep=Top(0),
+        received=LastQueries(last) if last else True,
+    )  # fmt: skip
+    return changed(graph, **{name: getattr(again, name) for name in Received._fields})
+
+
+def _of_kept(graph: AttentionGraph, last: int) -> Received:
+    """From the kept edges, which are all."""
+    heads, queries, keys = graph.shape
+    of_heads = []
+    for head in range(heads):
+        rows, places = (graph.keys[head] >= 0).nonzero(as_tuple=True)
+        weights = graph.weights[head, rows, places].float()[:, None]
+        columns = graph.keys[head, rows, places]
+        of_heads.append(of_edges(weights, rows, columns, (queries, keys), last))
+    joined = [
+        None if parts[0] is None else torch.cat([part for part in parts if part is not None])
+        for parts in zip(*of_heads, strict=True)
+    ]
+    return Received(*joined)

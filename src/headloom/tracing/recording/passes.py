@@ -6,34 +6,55 @@ The rows of all passes, one below the other, are those of one pass over the whol
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import finalize
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headloom.errors import InputError
+from headloom.formats.files import NOT_WRITABLE, disk_errors
+from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.parts import with_tensors
-from headloom.tracing.recording.beams import Beams
-from headloom.tracing.recording.cached_keys import OTHER_KEYS, THINNED, CachedKeys
-from headloom.tracing.recording.call_file import CallFile
-from headloom.tracing.recording.joining import (
-    Part,
-    Ranges,
-    cropped,
-    joined_call,
-    joined_ranges,
-    of_beams,
-    shape_of,
-)
-from headloom.tracing.recording.layer_call import LayerCall, RecordedCall
-from headloom.tracing.recording.step_room import StepRoom
+from headloom.tracing.model_state import give_back
+from headloom.tracing.recording.layer_call import LayerCall, RowRanges
+from headloom.tracing.recording.texts import Beams, chosen_rows
+from headloom.tracing.recording.verification import tolerance
 
 __all__ = ["Passes"]
 
-
 #: Steps of a generation that are joined while it goes on.
 TOGETHER = 16
+#: Bytes of a tensor from which on it waits in the file.
+LARGE = 2**14
+_OTHER_KEYS = (
+    "trace: the cache holds other keys than the passes before computed: it was thinned, cropped, "
+    "quantised or filled elsewhere. Generate with another cache, as the dynamic one, or trace the "
+    "text that was generated."
+)
+
+
+@dataclass(eq=False, slots=True)
+class _Part:
+    """What one pass adds to a layer, or several that were joined.
+
+    call: of the pass; keys and norms are those of its own positions alone.
+    first: the place of the first key of its graph among all keys.
+    number: of the pass, from 0; of several passes the first.
+    place: where its tensors are in the file; None: they are here.
+    """
+
+    call: LayerCall
+    first: int
+    number: int
+    place: int | None = None
 
 
 class Passes:
@@ -41,285 +62,333 @@ class Passes:
 
     Args:
         queries_keys: whether queries and keys are wanted; else their shapes alone are kept.
-        file: where long passes, as that of the prompt, wait for the last one; None: in memory.
+        save: where the trace is to be: long passes, as that of the prompt, wait in a file beside
+            it, which has no name, so that nothing of it is left however the process ends. None:
+            in memory.
+
+    Raises: DataError: nothing can be written there.
     """
 
-    def __init__(self, *, queries_keys: bool = True, file: CallFile | None = None) -> None:
-        self._queries_keys, self._file = queries_keys, file
-        self._rooms: dict[tuple[str, int], StepRoom] = {}
-        self._parts: dict[tuple[str, int], list[Part]] = {}
-        self._cached: dict[tuple[str, int], CachedKeys] = {}
-        #: Of each layer, how many positions its cache had let go of before its first pass.
-        self._gone: dict[tuple[str, int], int] = {}
+    def __init__(self, *, queries_keys: bool = True, save: Path | str | None = None) -> None:
+        self._queries_keys = queries_keys
+        self._file = None if save is None else _CallFile(save)
+        self._parts: dict[tuple[str, int], list[_Part]] = {}
+        #: The first bytes of each key that a layer computed, (batch, heads, keys).
+        self._keys: dict[tuple[str, int], Tensor] = {}
         self._seen: dict[str, int] = {}
-        self._before = 0
+        #: Which rows of the pass before each row can go on from, by all layers so far: (rows, rows
+        #: before); None: each from itself.
+        self._goes_on: Tensor | None = None
         #: Of each pass, how many positions its text had when it began.
         self.begins: list[int] = []
         #: Of each pass, which row of the pass before it every row goes on from; None: from itself.
         self.orders: list[Tensor | None] = []
-        self._order: Tensor | None = None
-        #: The ranges of steps that were joined last, and of what: layers share them.
-        self._ranges: tuple[list[Ranges], Ranges] = ([], None)
 
     def new_pass(self, before: int) -> None:
         """The model begins a pass; the cache holds so many positions."""
-        self._before = before
+        self.settle()
         self._seen.clear()
         self.begins.append(before)
-        self.orders.append(self._order)
-        self._order = None
+        if len(self.begins) % TOGETHER == 0:
+            for parts in self._parts.values():
+                self._join_steps(parts)
+            # Small tensors lie between the tensors of the cache, which is a longer one each step.
+            give_back()
 
-    def reorder(self, order: Tensor) -> None:
-        """The cache takes row ``order[b]`` as row b, before the next pass."""
-        self._settle()
-        self._order = order.detach() if self._order is None else self._order[order]
+    def settle(self) -> None:
+        """The rows that the last pass went on from are known when all layers have told."""
+        if len(self.orders) == len(self.begins):
+            return
+        order = None
+        if self._goes_on is not None:
+            if not bool(self._goes_on.any(1).all()):
+                raise InputError(_OTHER_KEYS)
+            order, self._goes_on = self._goes_on.int().argmax(1).cpu(), None
+        self.orders.append(order)
 
     @property
     def passes(self) -> int:
         """How many passes there were."""
         return len(self.begins)
 
-    def crop(self, length: int, encodes: bool) -> None:
-        """The cache lets go of its positions from one on, as of candidates that are not accepted.
-
-        encodes: whether the layers of kind "encoder" read another text, which no cache holds.
-        """
-        self._settle()
-        for layer, parts in self._parts.items():
-            grows = not (encodes and parts and parts[-1].call.kind == "encoder")
-            cached = self._cached.get(layer)
-            if grows and cached is not None and cached.known is not None:
-                if cached.places is not None:
-                    raise InputError(OTHER_KEYS)
-                cached.known = cached.known[:, :, : length - self._gone[layer]]
-            while parts and grows:
-                part = parts[-1]
-                rows = part.call.graph.shape[2]
-                beyond = self.begins[part.number] + rows - length
-                if beyond <= 0:
-                    break
-                whole = self._taken(parts.pop())
-                if beyond < rows:
-                    part = replace(whole, call=cropped(whole.call, beyond))
-                    parts.append(self._put_if_long(part))
-
+    @property
     def are_verified(self) -> bool:
         """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
         return self.passes & (self.passes - 1) == 0
 
-    def new_keys(self, call: LayerCall, ranges: Ranges) -> slice | None:
-        """The keys of a call that no pass before it had; of two sequences those of the first.
-
-        None: it is a step of one token, whose values are asked for with those of the steps around
-        it.
-
-        ranges: of the mask of the call, as RecordedCall has them.
-        """
-        parts = self._parts.get((call.path, self._seen.get(call.path, 0)))
-        if call.kind == "cross" or call.weights_only:
-            return slice(0, 0) if parts else slice(None)
-        own, there = call.queries.shape[2], call.keys.shape[2]
-        if parts and own == 1 and there >= TOGETHER and call.bias is None:
-            return None
-        end = self._end(own, there, ranges)
-        if parts:
-            return slice(end - own, end)
-        # Queries that are pooled, or latents, are fewer than the keys that they see.
-        return slice(0, end if end == there else max(end, _seen_end(call, ranges)))
-
-    def __call__(self, call: RecordedCall) -> None:
+    def __call__(self, call: LayerCall) -> None:
         """Take a call of a layer in this pass."""
         place = self._seen.get(call.path, 0)
         self._seen[call.path] = place + 1
-        parts = self._parts.setdefault((call.path, place), [])
-        # Encoders with a head for language grow too: with a cache, each later token looks at all
-        # before it, the prompt at itself.
-        grows = call.kind != "cross" and call.queries is not None
-        number = self.passes - 1
-        if grows and call.values is not None:
-            self._step(call, parts, place)
-            return
-        self._join_steps(parts)
-        part = self._part(call, parts, place) if grows else Part(call, 0, number)
+        layer = call.path, place
+        parts = self._parts.setdefault(layer, [])
+        first = 0
+        if call.kind != "cross":
+            # Encoders with a head for language grow too: with a cache, each later token looks at
+            # all before it, the prompt at itself.
+            first, new = self._own_keys(layer, call, bool(parts))
+            # Copies: views would hold the whole cache of every step.
+            call.keys, call.values = call.keys[:, :, new].clone(), call.values[:, :, new]
+        elif parts:
+            call.keys, call.values = call.keys[:, :, :0], call.values[:, :, :0]
+        if call.values_known:
+            call.value_norms = torch.linalg.vector_norm(call.values.float(), dim=-1)
+        call.values = call.values[:, :, :0].clone()
+        call.mask = None
         if not self._queries_keys:
-            call.queries, call.keys = shape_of(call.queries), shape_of(call.keys)
-        parts.append(self._put_if_long(part))
-        self._join_last(parts)
+            call.queries, call.keys = _shape_of(call.queries), _shape_of(call.keys)
+        part = _Part(call, first, self.passes - 1)
+        parts.append(self._put(part) if call.graph.shape[2] > 1 else part)
 
-    def _step(self, call: RecordedCall, parts: list[Part], place: int) -> None:
-        """A pass of one query, which waits for others.
+    def _own_keys(self, layer: tuple[str, int], call: LayerCall, later: bool) -> tuple[int, slice]:
+        """The place of a call's first key among all of its layer, and which keys are new.
 
-        In every layer of every step, what is done here meets cold caches, at many times its usual
-        price. So norms, ranges and edges are joined of several steps at once.
+        Caches of a fixed size have room behind the keys, which is hidden; those of windows let go
+        of their first ones.
         """
-        assert call.keys is not None and call.values is not None
-        there = call.keys.shape[2]
-        end = self._end(1, there, call.ranges)
-        first = self._place(call, place, slice(end - 1, end))
-        call.keys = call.keys[:, :, end - 1 : end]
-        call.values = call.values[:, :, end - 1 : end]
-        room = self._rooms.get((call.path, place))
-        if room is None:
-            room = self._rooms[call.path, place] = StepRoom(call, TOGETHER, self._queries_keys)
-        waiting = _waiting(parts)
-        # Copies: views would hold the cache until the next step of the layer has a longer one.
-        if not room.take(call, waiting):
-            call.keys, call.values = call.keys.clone(), call.values.clone()
-        parts.append(Part(call, first, self.passes - 1, waits=True))
-        if waiting + 1 == TOGETHER:
-            self._join_steps(parts)
+        own, there, before = call.queries.shape[2], call.keys.shape[2], self.begins[-1]
+        ends = [
+            int(rows[1].max()) if rows is not None else there for rows in call.ranges or (None,)
+        ]
+        end = min(there, max(before + own, max(ends, default=0)))
+        new = slice(end - own if later else 0, end)
+        first = max(0, before + own - there) if before else 0
+        now = _first_bytes(call.keys)
+        known = self._keys.get(layer)
+        if known is None:
+            if first:
+                raise InputError(_OTHER_KEYS)
+            self._keys[layer] = now[:, :, new]
+            return first, new
+        if new.start:
+            known = self._followed(known, now[:, :, : new.start], first, call.keys.dtype)
+        self._keys[layer] = torch.cat((known, now[:, :, new]), 2)
+        return first, new
 
-    def _settle(self) -> None:
-        """Join all steps that wait: the cache is about to change, or no other will come."""
-        for parts in self._parts.values():
-            self._join_steps(parts)
+    def _followed(self, known: Tensor, now: Tensor, first: int, dtype: torch.dtype) -> Tensor:
+        """The keys of a layer in the rows of this pass, whose cache may be reordered, as by beams.
 
-    def _join_steps(self, parts: list[Part]) -> None:
-        """Join the steps of a layer that wait.
-
-        Their many small tensors would lie between the tensors of the cache, which is a new and
-        longer one at each step, and the memory that it leaves could not be used again.
+        Raises: InputError: the cache holds others.
         """
-        count = _waiting(parts)
-        if not count:
-            return
-        waiting = parts[-count:]
-        values = torch.cat([v for part in waiting if (v := part.call.values) is not None], 2)
-        length = waiting[-1].first + waiting[-1].call.graph.length
-        ranges = [part.call.ranges for part in waiting]
-        if any(part.first for part in waiting):
-            ranges_of_all = joined_ranges(waiting, length)
-        else:
-            known, ranges_of_all = self._ranges
-            if len(known) != count or any(a is not b for a, b in zip(known, ranges, strict=True)):
-                ranges_of_all = joined_ranges(waiting, length)
-                self._ranges = ranges, ranges_of_all
-        for part in waiting:
-            part.call.ranges = part.call.values = None
-            if not self._queries_keys:
-                part.call.queries = shape_of(part.call.queries)
-                part.call.keys = shape_of(part.call.keys)
-        joined = joined_call(waiting, length)
-        joined.value_norms = torch.linalg.vector_norm(values.float(), dim=-1)
-        joined.ranges = ranges_of_all
-        if count == 1:
-            # It was not joined with any, and the room is for others.
-            joined = replace(
-                with_tensors(joined, Tensor.clone), graph=with_tensors(joined.graph, Tensor.clone)
-            )
-        part = Part(joined, 0, waiting[0].number, count)
-        parts[-count:] = [self._put(part)]
+        expected = known[:, :, first:]
+        if torch.equal(expected, now):
+            return known
+        if expected.shape[1:] != now.shape[1:]:
+            raise InputError(_OTHER_KEYS)
+        same = torch.stack([(expected == row).flatten(1).all(1) for row in now])
+        if not bool(same.any(1).all()):
+            # Keys made of smaller vectors in the cache are made anew, and rounded, every time.
+            same = torch.stack([_are_near(expected, row, dtype) for row in now])
+        if not bool(same.any(1).all()):
+            raise InputError(_OTHER_KEYS)
+        self._goes_on = same if self._goes_on is None else self._goes_on & same
+        return known[same.int().argmax(1)]
 
-    def _join_last(self, parts: list[Part]) -> None:
-        """Join the last steps of a layer that keeps no cache of its own; see `_join_steps`."""
-        last = parts[-TOGETHER:]
-        if (
-            len(last) < TOGETHER
-            or any(part.passes > 1 or part.call.graph.shape[2] > 1 for part in last)
-            or any(part.call.bias is not None or part.call.queries is None for part in last)
-            # Beams that are exchanged are told pass by pass.
-            or any(order is not None for order in self.orders[last[0].number :])
-        ):
-            return
-        length = last[-1].first + last[-1].call.graph.length
-        joined = joined_call(last, length)
-        part = Part(joined, 0, last[0].number, TOGETHER)
-        parts[-TOGETHER:] = [self._put(part)]
+    def _join_steps(self, parts: list[_Part]) -> None:
+        """Join the last steps of a layer, but for those whose rows were exchanged: see beams."""
+        count = 0
+        for part in reversed(parts):
+            if part.call.graph.shape[2] > 1 or part.place is not None:
+                break
+            if part.number and self.orders[part.number] is not None:
+                break
+            if count and part.call.graph.shape[0] != parts[-1].call.graph.shape[0]:
+                break
+            count += 1
+        if count > 1:
+            last = parts[-count:]
+            length = last[-1].first + last[-1].call.graph.length
+            joined = _joined_call(last, length)
+            parts[-count:] = [self._put(_Part(joined, 0, last[0].number))]
 
-    def _put_if_long(self, part: Part) -> Part:
-        """Steps that come one by one are joined first."""
-        return part if part.call.graph.shape[2] == 1 else self._put(part)
-
-    def _put(self, part: Part) -> Part:
+    def _put(self, part: _Part) -> _Part:
         """Put what is large of a part into the file, if there is one, until all are joined."""
         if self._file is not None:
-            part.place, part.call = self._file.put(part.call)
+            part.place = self._file.put(part.call)
         return part
 
-    def _taken(self, part: Part) -> Part:
-        """A part with all that is in the file of it."""
-        if part.place is None or self._file is None:
-            return part
-        return replace(part, call=self._file.get(part.call, part.place), place=None)
-
-    def _first_key(self, call: RecordedCall, place: int, there: int) -> int:
-        """The place of the first key of a call among all that the layer's passes have.
-
-        Caches of windows let go of their first keys, some before the first pass that is recorded.
-        """
-        assert call.queries is not None
-        beyond = self._before + call.queries.shape[2] - there
-        # Without a cache keys may be pooled, and fewer than queries.
-        gone = max(0, beyond) if self._before else 0
-        call.gone = self._gone.setdefault((call.path, place), gone)
-        return gone - call.gone
-
-    def _part(self, call: RecordedCall, parts: list[Part], place: int) -> Part:
-        """A pass of self-attention with its own keys alone."""
-        assert call.queries is not None and call.keys is not None
-        assert call.value_norms is not None
-        own, there = call.queries.shape[2], call.keys.shape[2]
-        # Of the first pass as many as `new_keys` said, whose norms were taken.
-        end = self._end(own, there, call.ranges) if parts else call.value_norms.shape[2]
-        new = slice(end - own if parts else 0, end)
-        first = self._place(call, place, new)
-        # Not views: they would keep the whole cache of every step in memory.
-        call.keys = call.keys[:, :, new].clone() if self._queries_keys else call.keys[:, :, new]
-        return Part(call, first, self.passes - 1)
-
-    def _end(self, own: int, there: int, ranges: Ranges) -> int:
-        """The end of a call's keys: caches of a fixed size have room behind it, which is hidden.
-
-        Where it is not, this cache holds more than that of the first layer, by which models count.
-        """
-        end = min(there, self._before + own)
-        sees = (of_input is not None and int(of_input[1, -1]) > end for of_input in ranges or ())
-        return there if end < there and any(sees) else end
-
-    def _place(self, call: RecordedCall, place: int, new: slice) -> int:
-        """Take the keys of a call; the place of the first of them, as a `Part` has it."""
-        assert call.keys is not None
-        layer = call.path, place
-        first = self._first_key(call, place, call.keys.shape[2])
-        cached = self._cached.setdefault(layer, CachedKeys())
-        cached.take(call.keys, new, first, self.orders[-1])
-        if cached.places is None or cached.known is None:
-            return first
-        self.begins[-1] = self._gone[layer] + cached.known.shape[2] - (new.stop - new.start)
-        cached.move(call)
-        return 0
-
-    def joined(self, beams: Beams | None = None) -> Iterator[RecordedCall]:
+    def joined(self, beams: Beams | None) -> Iterator[LayerCall]:
         """Every layer, its passes one below the other; of a beam search those of each sequence.
 
         Each layer's passes are let go when the layer is made, so that memory never holds all twice.
         """
-        self._settle()
+        self.settle()
         while self._parts:
-            layer = next(iter(self._parts))
-            parts = self._parts.pop(layer)
-            call = joined_call(of_beams([self._taken(part) for part in parts], beams))
-            if layer in self._cached and self._cached[layer].places is not None:
-                call.missing = THINNED
-            yield call
+            parts = self._parts.pop(next(iter(self._parts)))
+            for part in parts:
+                if part.place is not None and self._file is not None:
+                    self._file.get(part.call, part.place)
+                if beams is not None:
+                    places = beams.of_pass(part.number, part.call.graph.shape[0])
+                    part.call = chosen_rows(part.call, places)
+            yield _joined_call(parts, None)
 
 
-def _seen_end(call: LayerCall, ranges: Ranges) -> int:
-    """The end of the keys that some query of a call may look at."""
-    keys = call.keys.shape[2]
-    if call.mask is None:
-        return keys if call.bias is None else 0
-    ends = [int(own[1].max()) for own in ranges or () if own is not None and own.numel()]
-    if len(ends) == len(call.queries):
-        return max(ends)
-    cells = call.mask.cells(range(call.queries.shape[2]), keys, call.queries.device)
-    seen = cells.expand(*cells.shape[:-1], keys).flatten(0, -2).any(0).nonzero()
-    return int(seen[-1]) + 1 if len(seen) else 0
+def _are_near(expected: Tensor, row: Tensor, dtype: torch.dtype) -> Tensor:
+    """Which rows of known keys a row of keys is, but for rounding."""
+    own, other = (
+        part.contiguous()[..., None].view(dtype).float() for part in (expected, row[None])
+    )
+    size = torch.linalg.vector_norm(own, dim=-1).amax(-1, keepdim=True)
+    far = torch.linalg.vector_norm(other - own, dim=-1)
+    near: Tensor = far <= tolerance(dtype) * size
+    return near.flatten(1).all(1)
 
 
-def _waiting(parts: list[Part]) -> int:
-    """How many steps of a layer wait to be joined, the last ones."""
-    count = 0
-    while count < len(parts) and parts[-1 - count].waits:
-        count += 1
-    return count
+def _first_bytes(keys: Tensor) -> Tensor:
+    """The first eight bytes of each key as one number: more would take as long as the attention."""
+    width = 8 // keys.element_size()
+    part = keys[..., :width]
+    if keys.shape[3] < width:
+        part = pad(part, (0, width - keys.shape[3]))
+    return part.contiguous().view(torch.int64)[..., 0]
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """A tensor with the shape of another and a single number, 0, in memory."""
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    if not any(any(tensor.stride()) for tensor in tensors):  # shapes alone
+        batch, heads, _, depth = tensors[0].shape
+        return (
+            tensors[0]
+            .new_zeros(())
+            .expand(batch, heads, sum(tensor.shape[2] for tensor in tensors), depth)
+        )
+    return torch.cat(tensors, 2)
+
+
+def _joined_call(parts: list[_Part], length: int | None) -> LayerCall:
+    """The passes of a layer as one call. length: of all keys; None: of those of the parts."""
+    calls = [part.call for part in parts]
+    first = calls[0]
+    keys = _cat([call.keys for call in calls])
+    if length is None:
+        length = keys.shape[2]
+    if len(parts) == 1 and first.graph.length == length:
+        return first
+    norms = [call.value_norms for call in calls if call.value_norms is not None]
+    return first.changed(
+        graph=_joined_graphs([(part.call.graph, part.first) for part in parts], length),
+        deviations=[
+            max((size for size in of_input if size is not None), default=None)
+            for of_input in zip(*(call.deviations for call in calls), strict=False)
+        ],
+        queries=_cat([call.queries for call in calls]),
+        keys=keys,
+        value_norms=torch.cat(norms, 2) if norms else None,
+        ranges=_joined_ranges(parts, length),
+        bias=_joined_bias(parts, length),
+    )
+
+
+def _joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> AttentionGraph:
+    """Graphs with a batch, one below the other, each with the place of its first key among all."""
+    places = max(graph.k for graph, _ in graphs)
+
+    def below(name: str, empty: float | None = None) -> Tensor:
+        parts = []
+        for graph, first in graphs:
+            tensor = getattr(graph, name)
+            if name == "keys" and first:
+                tensor = torch.where(tensor >= 0, tensor + first, tensor)
+            if empty is not None and graph.k < places:
+                tensor = pad(tensor, (0, places - graph.k), value=empty)
+            parts.append(tensor)
+        return torch.cat(parts, 2)
+
+    return AttentionGraph(
+        keys=below("keys", -1),
+        scores=below("scores", -torch.inf),
+        weights=below("weights", 0),
+        lse=below("lse"),
+        entropy=below("entropy"),
+        rest=below("rest"),
+        count=below("count"),
+        length=length,
+    )
+
+
+def _joined_ranges(parts: list[_Part], length: int) -> RowRanges:
+    """For each input, the ranges of all rows."""
+    joined: list[Tensor | None] = []
+    for sample in range(len(parts[0].call.ranges or ())):
+        rows = [(part.call.ranges or ())[sample] for part in parts]
+        if any(own is None for own in rows):
+            joined.append(None)
+            continue
+        moved = [
+            # A query that sees nothing has the range 0 to 0 wherever its keys begin.
+            torch.where(own[1] > own[0], own + part.first, own)
+            for own, part in zip(rows, parts, strict=True)
+            if own is not None
+        ]
+        joined.append(torch.cat(moved, 1).clamp(max=length))
+    return tuple(joined) or None
+
+
+def _joined_bias(parts: list[_Part], length: int) -> Tensor | None:
+    """The rows of a bias as the passes had them, 0 for keys that were not there yet, or no more."""
+    rows = [(part.first, part.call.bias) for part in parts if part.call.bias is not None]
+    if not rows:
+        return None
+    if all(row.shape[-1] == 1 for _, row in rows):  # the same for every key
+        return torch.cat([row for _, row in rows], 2)
+    return torch.cat(
+        [
+            pad(row[..., :length], (first, max(0, length - first - row.shape[-1])))
+            for first, row in rows
+        ],
+        2,
+    )
+
+
+class _CallFile:
+    """A file in which the large tensors of calls wait while a model goes on.
+
+    Args: path: of the trace that is to be: the file is in the same folder.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(os.path.realpath(path))
+        with disk_errors(path, NOT_WRITABLE):
+            self._file = tempfile.TemporaryFile(dir=self._path.parent)  # noqa: SIM115
+        finalize(self, self._file.close)
+
+    def put(self, call: LayerCall) -> int:
+        """Write the large tensors of a call, leave their shapes in it; returns their place."""
+        with disk_errors(self._path):
+            place = self._file.seek(0, os.SEEK_END)
+            self._change(call, self._written)
+            self._file.flush()
+        give_back()
+        return place
+
+    def get(self, call: LayerCall, place: int) -> None:
+        """Read what was put to a place, in the order in which it was written."""
+        with disk_errors(self._path):
+            self._file.seek(place)
+            self._change(call, self._read)
+
+    def _change(self, call: LayerCall, change: Callable[[Tensor], Tensor]) -> None:
+        call.graph = with_tensors(call.graph, change)
+        call.queries, call.keys = change(call.queries), change(call.keys)
+
+    def _written(self, tensor: Tensor) -> Tensor:
+        # An expanded tensor has less memory than numbers.
+        if tensor.nbytes < LARGE or not tensor.is_cpu:
+            return tensor
+        if tensor.untyped_storage().nbytes() < tensor.nbytes:
+            return tensor
+        self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        return torch.empty_like(tensor, device="meta")
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        content = np.fromfile(self._file, np.uint8, tensor.nbytes)
+        if len(content) < tensor.nbytes:
+            raise OSError(errno.EIO, "the temporary file ends too soon")
+        return torch.from_numpy(content).view(tensor.dtype).view(tensor.shape)

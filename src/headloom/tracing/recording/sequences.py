@@ -25,7 +25,6 @@ __all__ = [
     "InputSequence",
     "NamesOfSequences",
     "Sequences",
-    "check_can_be_saved",
     "kind_of_name",
     "layer_kind",
     "name_of_grid",
@@ -67,15 +66,6 @@ def _has_word(path: str) -> bool:
     return any(word in path.lower() for word in _IMAGE)
 
 
-def check_can_be_saved(save: object, samples: int) -> None:
-    """Raise an InputError where several inputs are to be saved as one trace."""
-    if save is not None and samples > 1:
-        raise InputError(
-            f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one after "
-            "the other, or leave save= out and save each trace."
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class InputSequence:
     """The positions of one sequence, for one input of a batch.
@@ -94,10 +84,6 @@ class InputSequence:
 
 class NamesOfSequences(Protocol):
     """Names the positions of layers."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether a causal model can have no reason to look ahead."""
 
     def ends(
         self,
@@ -161,14 +147,6 @@ class Sequences:
         self._lengths: dict[str, int] = {}
         #: Where the positions lie of sequences whose layers say it.
         self._grids: dict[str, Grid] = {}
-
-    @property
-    def plain(self) -> bool:
-        """Whether a causal model can have no reason to look ahead: one text, no mask of its own."""
-        special = ("token_type_ids", "pixel_values", "inputs_embeds")
-        masks = [mask for name, mask in self._inputs.items() if name.endswith("attention_mask")]
-        own = any(not isinstance(mask, Tensor) or mask.ndim != 2 for mask in masks)
-        return not own and not any(name in self._inputs for name in special)
 
     def ends(
         self,

@@ -20,9 +20,9 @@ from headloom.errors import HeadloomError, InputError
 from headloom.mechanism.module_paths import named_modules
 from headloom.tracing.arguments import Inputs
 from headloom.tracing.inputs import batch_of
-from headloom.tracing.noticing import takes_attention
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import layer_kind
+from headloom.tracing.sources.functions import takes_attention
 from headloom.tracing.sources.tensors import is_causal
 from headloom.tracing.sources.transformers import NothingRecordedError
 
@@ -31,13 +31,15 @@ __all__ = ["run_dense"]
 Receive = Callable[[LayerCall], object]
 
 
-def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> None:
+def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> object:
     """Run a model of Transformers and hand over the dense weights of each layer as its call.
 
     Args:
         model: in evaluation mode.
         inputs: its arguments.
         receive: is given each call.
+
+    Returns: what the model gives.
 
     Raises: InputError: its weights are those of a band around each query, as Longformer's; or it
     fails when it is asked for them.
@@ -74,7 +76,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> None:
                 hook = _taking(path, batch, take)
                 stack.callback(module.register_forward_hook(hook).remove)
         try:
-            model(**{**inputs, **asks})
+            output: object = model(**{**inputs, **asks})
         except HeadloomError:
             raise
         except Exception as error:
@@ -90,6 +92,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> None:
             "weights are formed whole, one layer at a time, and its trace has no queries and keys.",
             stacklevel=4,
         )
+    return output
 
 
 @contextmanager

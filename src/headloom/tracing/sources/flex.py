@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headloom.mechanism.masks import Mask
 from headloom.mechanism.parts import in_float64
-from headloom.tracing.sources.score_masks import score_mask
+from headloom.tracing.recording.score_terms import score_mask
 
 __all__ = ["FlexCall", "FlexTerms", "UnreadableRuleError", "beside_output"]
 

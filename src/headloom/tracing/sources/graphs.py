@@ -1,72 +1,126 @@
-"""The attention of headloom's graph layers: who looks at whom among the nodes of a graph."""
+"""Attention over the edges of a graph: of headloom's graph layers, and of PyTorch Geometric's.
+
+Nodes are the positions: a query is the node that looks, a key one it looks at. A layer computes its
+own graph. Of PyTorch Geometric, a layer of `MessagePassing` computes a weight for each edge, by
+which its messages are multiplied; weights are taken of the layers whose weights it gives out itself
+(`return_attention_weights`), where they are: in what is passed along the edges, or in the layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.formats.terms import Terms
-from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
 from headloom.mechanism.graph import All, AttentionGraph, Keep, Top
 from headloom.mechanism.graph_layer import GraphLayer
 from headloom.mechanism.module_paths import named_modules
 from headloom.mechanism.neighbourhood.call import NeighbourCall
 from headloom.mechanism.neighbourhood.function import neighbour_graph, neighbour_weights
-from headloom.tracing.description import describe
-from headloom.tracing.model_state import evaluation_mode
-from headloom.tracing.recording.layer_call import OVER_EDGES, LayerCall
-from headloom.tracing.sources import geometric
-from headloom.tracing.sources.geometric import graph_of_edges
+from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.source import Receivers, Source
 
-__all__ = ["SOURCE", "reads_a_graph", "trace_nodes"]
+__all__ = ["SOURCE", "graph_of_edges", "reads_a_graph", "unknown_layers"]
 
-#: Told of each call of a graph layer: its path, the call, and whether one tensor gives all nodes.
-Told = Callable[[str, NeighbourCall, bool], None]
+#: Classes whose weights are known, and those of their file that derive from them.
+_KNOWN = ("GATConv", "GATv2Conv", "TransformerConv")
 
 
-def _layers(model: nn.Module) -> Mapping[str, GraphLayer]:
-    """The graph layers of a model, by their paths."""
+def _library() -> ModuleType | None:
+    """The layers of PyTorch Geometric; None: it is not loaded, and is not loaded for that."""
+    return sys.modules.get("torch_geometric.nn.conv")
+
+
+def _own(model: nn.Module) -> dict[str, GraphLayer]:
     return {path: module for path, module in named_modules(model) if isinstance(module, GraphLayer)}
+
+
+def _geometric(model: nn.Module) -> dict[str, nn.Module]:
+    library = _library()
+    if library is None:
+        return {}
+    known = tuple(getattr(library, name) for name in _KNOWN)
+    return {path: module for path, module in named_modules(model) if isinstance(module, known)}
+
+
+def _layers(model: nn.Module) -> Mapping[str, nn.Module]:
+    return {**_own(model), **_geometric(model)}
 
 
 def reads_a_graph(model: nn.Module) -> bool:
     """Whether layers of a model attend over the edges of a graph, which has no beginning."""
-    return bool(_layers(model) or geometric.SOURCE.layers(model))
+    return bool(_layers(model))
+
+
+def unknown_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a model that take a softmax over edges, and whose weights cannot be taken."""
+    library = _library()
+    if library is None:
+        return {}
+    known = _geometric(model)
+    return {
+        path: module
+        for path, module in named_modules(model)
+        if isinstance(module, library.MessagePassing)
+        and path not in known
+        and any(
+            "softmax" in method.__code__.co_names
+            for kind in type(module).__mro__
+            for method in vars(kind).values()
+            if inspect.isfunction(method)
+        )
+    }
 
 
 @contextmanager
-def _observed(model: nn.Module, told: Told) -> Iterator[None]:
-    """Be told of every call of a model's graph layers, while the block runs."""
-    layers = {layer: path for path, layer in _layers(model).items()}
-    before = {layer: layer.observer for layer in layers}
+def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]:
+    own = {layer: path for path, layer in _own(model).items()}
+    observers = {layer: layer.observer for layer in own}
+    nodes: dict[str, Any] = {}
 
     def observe(layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
-        told(layers[layer], call, of_one)
+        graph = _graph_of(call, keep).as_batch()
+        name, kind = own[layer] or type(model).__name__, "encoder" if of_one else "cross"
+        receivers.take(LayerCall.over_edges(name, kind, graph), graph)
 
-    try:
-        for layer in layers:
-            layer.observer = observe
+    def begin(path: str, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        nodes[path] = args[0] if args else keywords.get("x")
+
+    def take(path: str, layer: Any, given: tuple[Any, ...], _: Tensor) -> None:
+        two = nodes[path] if isinstance(nodes[path], tuple) else (None, None)
+        two_types = two[1] is not None and two[0] is not two[1]
+        receivers.take(*_of_geometric(path, layer, given, keep, two_types))
+
+    with ExitStack() as stack:
+        for path, layer in _geometric(model).items():
+            before = layer.register_forward_pre_hook(partial(begin, path), with_kwargs=True)
+            hook = layer.register_propagate_forward_hook(partial(take, path))  # type: ignore[operator]
+            stack.callback(before.remove)
+            stack.callback(hook.remove)
+        for of_graph, observer in observers.items():
+            stack.callback(setattr, of_graph, "observer", observer)
+            of_graph.observer = observe
         yield
-    finally:
-        for layer, observer in before.items():
-            layer.observer = observer
+
+
+SOURCE = Source(_layers, _calls)
 
 
 @torch.no_grad()
-def _graph_of(call: NeighbourCall, places: int | None) -> AttentionGraph:
-    """The graph of a call, (heads, targets, places); of several edges between two nodes the sum.
-
-    places: edges kept of each node; None: all.
-    """
+def _graph_of(call: NeighbourCall, keep: Keep) -> AttentionGraph:
+    """The graph of a call, (heads, targets, places); of several edges between two nodes the sum."""
     edges = call.edges
     degree = int(edges.row_starts.diff().max()) if edges.targets else 0
-    places = degree if places is None else min(places, degree)
+    places = degree if isinstance(keep, All) else min(keep.k, degree)
     pairs = edges.rows.long() * max(edges.sources, 1) + edges.columns.long()
     if len(torch.unique(pairs)) == len(pairs):
         return neighbour_graph(call, places)
@@ -77,75 +131,77 @@ def _graph_of(call: NeighbourCall, places: int | None) -> AttentionGraph:
     return graph
 
 
-@contextmanager
-def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]:
-    places = None if isinstance(keep, All) else keep.k
+def _of_geometric(
+    path: str, layer: Any, given: tuple[Any, ...], keep: Keep, two_types: bool
+) -> tuple[LayerCall, AttentionGraph]:
+    """A call of a layer of PyTorch Geometric, when its messages have been passed."""
+    edges, size, passed = given
+    name = path or type(layer).__name__
+    if not isinstance(edges, Tensor) or edges.layout != torch.strided:
+        raise InputError(
+            f"trace: the edges of {name} are a sparse matrix; give edge_index, (2, edges)."
+        )
+    weights = passed.get("alpha")
+    weights = layer._alpha if weights is None else weights
+    # Sources and targets: one tensor for both, or two.
+    nodes = passed["x"] if "x" in passed else (passed["key"], passed["query"])
+    nodes = nodes if isinstance(nodes, tuple) else (nodes, nodes)
+    counts = [
+        part.shape[0] if part is not None else own or nodes[0].shape[0]
+        for part, own in zip(nodes, size or (None, None), strict=True)
+    ]
+    looked, looking = (0, 1) if layer.flow == "source_to_target" else (1, 0)
+    graph = graph_of_edges(
+        edges[looking], edges[looked], weights.detach(), counts[looking], counts[looked], keep
+    )
+    call = LayerCall.over_edges(name, "encoder", graph)
+    if two_types or counts[0] != counts[1]:
+        call.kind = "cross"
+    # As PyTorch Geometric calls the layer of an edge type: <author___writes___paper>.
+    types = re.fullmatch("<?(.+?)_{2,3}.+?_{2,3}(.+?)>?", name.rpartition(".")[2])
+    if types is not None:
+        call.sequences = types[1 + looking], types[1 + looked]
+    return call, graph
 
-    def told(path: str, call: NeighbourCall, of_one: bool) -> None:
-        graph = _graph_of(call, places).as_batch()
-        name, kind = path or type(model).__name__, "encoder" if of_one else "cross"
-        receivers.take(LayerCall.over_edges(name, kind, graph), graph)
 
-    with _observed(model, told):
-        yield
-
-
-SOURCE = Source(_layers, _calls)
-
-
-def trace_nodes(
-    model: nn.Module,
-    inputs: Mapping[str, Any],
-    names: Sequence[str],
-    *,
-    places: int | None = None,
-) -> TraceData:
-    """Run a model of graph layers once, and keep the attention of every layer over the nodes.
-
-    Nodes are the positions of the trace: a query is the node that looks, a key one it looks at.
-    Queries and keys are not kept: a score of graph attention is more than their product, so that a
-    layer has no `matrix`; its graph holds all of it.
+def graph_of_edges(
+    queries: Tensor, keys: Tensor, weights: Tensor, rows: int, columns: int, keep: Keep
+) -> AttentionGraph:
+    """The weights of edges as a graph; of several edges between two nodes the sum.
 
     Args:
-        model: with layers `headloom.GATConv` or `headloom.GATv2Conv`; left as it was.
-        inputs: what it takes, by name.
-        names: of the nodes.
-        places: edges kept of each node, the strongest; None: all.
+        queries, keys: the ends of each edge, (edges,). weights: (edges, heads), or (edges,).
+        rows, columns: how many nodes look, and are looked at.
+        keep: edges of each node.
 
-    Raises: InputError: the model has no such layers; names for another number of nodes.
+    >>> graph = graph_of_edges(torch.tensor([0, 0, 0]), torch.tensor([1, 0, 1]),
+    ...                        torch.tensor([0.25, 0.5, 0.25]), 1, 2, All())
+    >>> graph.keys[0, 0].tolist(), graph.weights[0, 0].tolist()
+    ([[0, 1]], [[0.5, 0.5]])
     """
-    if not _layers(model):
-        raise InputError(
-            f"trace_nodes: {type(model).__name__} has no graph layers of headloom "
-            f"(headloom.GATConv, "
-            "headloom.GATv2Conv). Only these can be traced."
-        )
-    tokens = list(names)
-    made: list[TraceLayer] = []
-
-    def told(path: str, call: NeighbourCall, of_one: bool) -> None:
-        edges = call.edges
-        if not edges.targets == edges.sources == len(tokens):
-            raise InputError(
-                f"trace_nodes: {len(tokens)} names, layer {path} has {edges.targets} nodes that "
-                f"look and {edges.sources} looked at. Give a name for each, of one kind of nodes."
-            )
-        graph = _graph_of(call, places)
-        made.append(
-            TraceLayer(
-                name=path,
-                kind="encoder",
-                index=len(made),
-                shape=(call.heads, edges.targets, edges.sources),
-                queries_from="tokens",
-                keys_from="tokens",
-                query_tokens=tokens,
-                key_tokens=tokens,
-                scale=1.0,
-                data=LayerInMemory(graph, None, Terms(missing=OVER_EDGES, mask_known=False)),
-            )
-        )
-
-    with evaluation_mode(model), torch.no_grad(), _observed(model, told):
-        model(**inputs)
-    return TraceData({"tokens": tokens}, tuple(made), describe(model))
+    weights = weights.reshape(len(queries), -1).float()
+    heads = weights.shape[1]
+    pairs, where = torch.unique(queries.long() * columns + keys.long(), return_inverse=True)
+    summed = weights.new_zeros(len(pairs), heads).index_add(0, where, weights)
+    row, column = pairs // max(columns, 1), pairs % max(columns, 1)
+    degree = torch.bincount(row, minlength=rows)
+    most = int(degree.max()) if rows else 0
+    # Pairs are in the order of their rows: the place of each within its own.
+    place = torch.arange(len(pairs), device=row.device) - (degree.cumsum(0) - degree)[row]
+    whole = weights.new_zeros(heads, rows, most)
+    ends = torch.full((heads, rows, most), -1, dtype=torch.int64, device=row.device)
+    whole[:, row, place], ends[:, row, place] = summed.mT, column
+    there = ends >= 0
+    order = torch.where(there, whole, -1.0).sort(dim=-1, descending=True, stable=True).indices
+    kept = most if isinstance(keep, All) else min(keep.k, most)
+    whole_kept, ends_kept = (tensor.gather(-1, order)[..., :kept] for tensor in (whole, ends))
+    return AttentionGraph(
+        keys=ends_kept.to(torch.int32)[None],
+        scores=torch.where(ends_kept >= 0, whole_kept.log(), -torch.inf)[None],
+        weights=whole_kept[None],
+        lse=torch.where(degree > 0, whole.sum(-1).log(), -torch.inf)[None],
+        entropy=torch.special.entr(whole).sum(-1)[None],
+        rest=(whole.sum(-1) - whole_kept.sum(-1)).clamp(min=0)[None],
+        count=degree.to(torch.int32).expand(1, heads, rows).contiguous(),
+        length=columns,
+    )

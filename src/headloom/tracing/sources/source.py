@@ -1,7 +1,7 @@
-"""What a source of attention calls is, and the sources that a model has.
+"""What a source of attention calls is, and the sources that there are.
 
 A source is a file of this folder with a `SOURCE`. It says which modules of a model it knows, and
-sends the calls of these to the recorder; `headloom.trace` asks every source there is, in turn.
+hands on the calls of these; `headloom.trace` asks every source there is, in turn.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.tracing import sources
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = ["Excuse", "Receive", "Receivers", "Source", "attention_layers", "excused", "recorded"]
-
+__all__ = ["Excuse", "Receive", "Receivers", "Source", "all_sources", "excused", "never"]
 
 #: From a call to its output, (batch, heads, queries, value_depth); None: the layer computes it.
 Receive = Callable[[LayerCall], Tensor | None]
@@ -27,16 +26,25 @@ Receive = Callable[[LayerCall], Tensor | None]
 Excuse = Callable[[Exception], bool]
 
 
+def never(error: Exception) -> bool:
+    """Excuse nothing."""
+    return False
+
+
 @dataclass(frozen=True)
 class Receivers:
     """Where a source sends the calls of a model's layers.
 
-    compute   from a call to its output for a layer to go on with: the recorder computes the call
+    compute   from a call to its output for a layer to go on with: the session computes the call
     take      a call that its layer has computed itself, with its graph
+    excuse    whether the model goes on with its own attention after an error
+    aside     a block in which nothing that runs is looked at, as the model's own attention
     """
 
     compute: Receive
     take: Callable[[LayerCall, AttentionGraph], None]
+    excuse: Excuse = never
+    aside: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @contextmanager
@@ -63,25 +71,10 @@ class Source:
     calls: Callable[[nn.Module, Keep, Receivers], AbstractContextManager[object]]
 
 
-def _sources() -> Iterator[Source]:
+def all_sources() -> Iterator[Source]:
     """Every source of this folder, in the order of their names."""
     for file in pkgutil.iter_modules(sources.__path__):
         module = importlib.import_module(f"{sources.__name__}.{file.name}")
         source = getattr(module, "SOURCE", None)
         if isinstance(source, Source):
             yield source
-
-
-def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model that some source knows, by their paths."""
-    return {path: layer for source in _sources() for path, layer in source.layers(model).items()}
-
-
-@contextmanager
-def recorded(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]:
-    """Send every attention call of a model, from all of its sources, while the block runs."""
-    with ExitStack() as stack:
-        for source in _sources():
-            if source.layers(model):
-                stack.enter_context(source.calls(model, keep, receivers))
-        yield

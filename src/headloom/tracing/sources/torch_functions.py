@@ -1,46 +1,96 @@
-"""Attention calls of any module: of torch's attention functions, and of headloom's.
+"""Attention calls of any module by torch's attention functions.
 
-A `TorchFunctionMode` sees every function of torch that a model calls, wherever the model comes
-from. Those that take attention are sent to the recorder: `scaled_dot_product_attention`, the inside
-of `multi_head_attention_forward` (`nn.MultiheadAttention`, and through it `nn.TransformerEncoder`
-and `nn.Transformer`, which leave their fast paths while a mode watches), `flex_attention`, and
-`headloom.attention` and `headloom.attend`.
+`scaled_dot_product_attention`, the inside of `multi_head_attention_forward`
+(`nn.MultiheadAttention`, and through it `nn.TransformerEncoder` and `nn.Transformer`, which leave
+their fast paths while a mode watches), and `flex_attention`.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from headloom.mechanism.function import attend, attention
-from headloom.mechanism.graph import All, Keep, Top
+from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.mechanism.masks import causal
 from headloom.tracing.recording.layer_call import LayerCall
+from headloom.tracing.recording.score_terms import lowest_of, score_mask
 from headloom.tracing.recording.sequences import kind_of_name
 from headloom.tracing.sources.flex import FlexCall, UnreadableRuleError, beside_output
-from headloom.tracing.sources.headloom_calls import HeadloomCall
 from headloom.tracing.sources.provenance import Provenance
-from headloom.tracing.sources.score_masks import lowest_of, score_mask
-from headloom.tracing.sources.source import Receivers
 
-__all__ = ["AttentionCalls"]
+__all__ = ["FunctionCall", "flex", "fused_attention", "heads", "whence"]
 
 _FUSED = functional.scaled_dot_product_attention
-_HEADS = functional.multi_head_attention_forward
-#: Functions in which a checkpoint of activations runs a part of the model again.
-_GRADIENTS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-#: Torch's fast paths, which a mode keeps modules from; a model may call them by itself.
-_FAST = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+
+
+class Recording(Protocol):
+    """What has calls recorded: see `headloom.tracing.sources.functions.Functions`."""
+
+    keep: Keep
+    around: tuple[Tensor, Tensor] | None
+    provenance: Provenance
+
+    def compute(self, call: LayerCall) -> Tensor | None:
+        """Hand a call on; returns its output."""
+
+    def take(self, call: LayerCall, graph: AttentionGraph) -> None:
+        """Hand on a call that its layer has computed itself."""
+
+    def refuse(self, path: str, reason: str) -> None:
+        """A call was seen and cannot be recorded."""
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionCall:
+    """A call of a function that takes attention. path: of the module that called it."""
+
+    functions: Recording
+    path: str
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def own(self) -> object:
+        """What the function gives."""
+        return self.func(*self.args, **self.kwargs)
+
+    def refused(self, reason: str) -> object:
+        """What the function gives, where the call cannot be recorded."""
+        self.functions.refuse(self.path, reason)
+        return self.own()
+
+
+class _Whence(TypedDict):
+    path: str
+    kind: str
+    tracks: tuple[int, int]
+
+
+def whence(asked: FunctionCall, query: Tensor, key: Tensor, is_causal: bool) -> _Whence:
+    """Path and tracks of a call, and its kind: whether queries and keys come from one tensor."""
+    functions, path = asked.functions, asked.path
+    lengths = query.shape[-2], key.shape[-2]
+    query, key = functions.around or (query, key)
+    shared = functions.provenance.shared(query, key)
+    kind = kind_of_name(path, is_causal)
+    if not shared:
+        kind = "cross"
+    elif kind == "cross":
+        kind = "decoder" if is_causal else "encoder"
+    tracks = functions.provenance.call(path, query, key, lengths)
+    return {"path": path, "kind": kind, "tracks": tracks}
+
+
+# torch's fused attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +106,19 @@ class _Fused:
     scale: float | None = None
     enable_gqa: bool = False
 
+    @property
+    def axis_of_heads(self) -> int | None:
+        """The dimension of the heads, from the end; None: of five nothing says which it is.
+
+        Heads are split from the features of a position: in memory they lie side by side.
+        """
+        if self.query.ndim <= 4 or self.enable_gqa:
+            return -3
+        value = self.value
+        beside = value.shape[-1] * value.stride(-1)
+        axes = [axis for axis in range(-value.ndim, -2) if value.stride(axis) == beside]
+        return axes[0] if len(axes) == 1 else None
+
     def turned(self, axis: int) -> _Fused:
         """The same call with the dimension of its heads before positions and depth."""
         if axis == -3:
@@ -69,280 +132,95 @@ class _Fused:
         queries, keys, values = moved(self.query), moved(self.key), moved(self.value)
         return replace(self, query=queries, key=keys, value=values, attn_mask=mask)
 
+    @property
+    def leading(self) -> torch.Size:
+        """The dimensions before positions and depth of what the call gives."""
+        if self.enable_gqa:
+            return self.query.shape[:-2]
+        broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
+        return broadcast(self.query.shape[:-2], self.key.shape[:-2])
 
-class Notice(Protocol):
-    """What a recorder of calls asks, and tells, of the model that runs."""
+    def of_four_dimensions(self) -> list[Tensor]:
+        """Queries, keys and values as (batch, heads, positions, depth).
 
-    #: What tensors were computed from.
-    provenance: Provenance
+        In the type in which torch computes with them: under autocast it is another. Without heads
+        there is one; what stands before the heads is one batch. Where heads are grouped they are
+        the last of what stands there, and keys and values may be of different groups.
+        """
+        tensors, device = [self.query, self.key, self.value], self.query.device.type
+        if torch.is_autocast_enabled(device) and self.query.dtype != torch.float64:
+            tensors = [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
+        made = []
+        for tensor in tensors:
+            leading = tensor.shape[:-2] if self.enable_gqa else self.leading
+            tensor = tensor.expand(*leading, *tensor.shape[-2:])
+            if len(leading) < 2:
+                shape = (1, -1) if self.enable_gqa else (-1, 1)
+                tensor = tensor.reshape(*shape, *tensor.shape[-2:])
+            made.append(tensor if tensor.ndim == 4 else tensor.flatten(0, -4))
+        queries, *shared = made
+        if self.enable_gqa and shared[0].shape[1] != shared[1].shape[1]:
+            heads = math.lcm(*(tensor.shape[1] for tensor in shared))
+            shared = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in shared]
+        return [queries, *shared]
 
-    def where(self) -> str | None:
-        """The path of the module that runs; None: none of the model's."""
+    def mask_of_four(self) -> Tensor | None:
+        """The mask as (batch or 1, heads or 1, queries or 1, keys)."""
+        mask, leading = self.attn_mask, self.leading
+        if mask is None:
+            return None
+        mask = mask.reshape((1,) * (len(leading) + 2 - mask.ndim) + mask.shape)
+        if len(leading) < 2:
+            shape = (1, -1) if self.enable_gqa else (-1, 1)
+            return mask.reshape(*shape, *mask.shape[-2:])
+        if len(leading) > 2 and any(size > 1 for size in mask.shape[:-3]):
+            mask = mask.expand(*leading[:-1], *mask.shape[-3:])
+        return mask.flatten(0, -4) if len(leading) > 2 else mask
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """A function of torch was called, and is not recorded."""
 
-
-class AttentionCalls(TorchFunctionMode):
-    """Sends the attention calls of a model that runs to a recorder.
-
-    Args:
-        notice: knows which module runs, and is told of every other function.
-        receivers: of the recorder. keep: the edges of a query that it keeps.
-        observed: paths of modules whose calls come from elsewhere.
-
-    refused: why a call was seen and cannot be recorded, by the paths of modules.
-    """
-
-    def __init__(
-        self,
-        notice: Notice,
-        receivers: Receivers,
-        keep: Keep,
-        observed: Collection[str] = (),
-    ) -> None:
-        super().__init__()
-        self._notice, self._receivers, self._observed = notice, receivers, observed
-        self._keep = keep
-        #: Whether calls are left alone for a while.
-        self.paused = False
-        self.refused: dict[str, str] = {}
-        self._provenance = notice.provenance
-        self._handlers = {_FUSED: self._fused, _HEADS: self._heads, attention: self._headloom,
-                          attend: self._headloom}  # fmt: skip
-        #: What queries and keys are made from, where the module around a call says it.
-        self._around: tuple[Tensor, Tensor] | None = None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of torch, or send it on if it takes attention."""
-        kwargs = kwargs or {}
-        if self.paused:
-            return func(*args, **kwargs)
-        if func in _GRADIENTS:
-            # A mode is left while a function runs; checkpoints compute attention again in these.
-            mode: Any = self
-            with mode:
-                return _renamed(func)(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        handler = self._handlers.get(func) if callable(func) else None
-        if handler is None and name == "flex_attention":
-            handler = self._flex
-        path = None if handler is None and name not in _FAST else self._notice.where()
-        if path is not None and path in self._observed:
-            result = func(*args, **kwargs)
-        elif path is None:
-            result = func(*args, **kwargs)
-            self._notice.note(func, args, kwargs, result)
-        elif handler is None:
-            self.refused[path] = f"it calls torch.{name} by itself; call the module around it"
-            result = func(*args, **kwargs)
-        else:
-            result = handler(path, func, args, kwargs)
-        self._provenance.follow(name, (*args, *kwargs.values()), result)
-        self._provenance.called(result)
-        return result
-
-    def _refuse(self, path: str, reason: str) -> None:
-        self.refused[path] = reason
-
-    # torch's fused attention
-
-    def _fused(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
-        call = _Fused(*args, **kwargs)
-        if call.query.is_nested or call.key.is_nested:
-            self._refuse(path, "its queries are a nested tensor; give a padded batch and a mask")
-            return func(*args, **kwargs)
-        whole, axis = call, _axis_of_heads(call)
-        if axis is None:
-            shape = tuple(call.query.shape)
-            self._refuse(
-                path, f"nothing says which dimension of its queries, {shape}, is the heads"
-            )
-            return func(*args, **kwargs)
-        call = call.turned(axis)
-        tensors = _in_one_type(call.query, call.key, call.value)
-        queries, keys, values = _of_four_dimensions(call, *tensors)
-        cells = None if call.attn_mask is None else _mask_of_four(call, call.attn_mask)
-        if cells is not None and call.is_causal:  # torch applies both
-            cells = _causal_too(cells, torch.arange(queries.shape[2]), keys.shape[2])
-        if cells is not None and cells.is_floating_point() and bool(cells.isnan().any()):
-            self._refuse(path, "its mask holds numbers that are none (NaN)")
-            return func(*args, **kwargs)
-        read = None if cells is None else score_mask(
-            cells, queries.shape[2], keys.shape[2], lowest_of(cells.dtype)
-        )  # fmt: skip
-        is_causal = call.is_causal and read is None
-        ahead = False if is_causal else None if read is None else read.ahead
-        factor = queries.shape[-1] ** -0.5 if call.scale is None else float(call.scale)
-        own = partial(_own_rows, func, call, (queries, keys, values), cells)
-        recorded = LayerCall(
-            path=path,
-            **self._whence(path, whole.query, whole.key, ahead is False),
+def fused_attention(asked: FunctionCall) -> object:
+    """Have a call of `scaled_dot_product_attention` recorded."""
+    whole = _Fused(*asked.args, **asked.kwargs)
+    reason, axis = None, whole.axis_of_heads
+    if whole.query.is_nested or whole.key.is_nested:
+        reason = "its queries are a nested tensor; give a padded batch and a mask"
+    elif axis is None:
+        shape = tuple(whole.query.shape)
+        reason = f"nothing says which dimension of its queries, {shape}, is the heads"
+    elif whole.attn_mask is not None and bool(whole.attn_mask.isnan().any()):
+        reason = "its mask holds numbers that are none (NaN)"
+    if reason is not None or axis is None:
+        return asked.refused(str(reason))
+    call = whole.turned(axis)
+    queries, keys, values = call.of_four_dimensions()
+    cells = call.mask_of_four()
+    if cells is not None and call.is_causal:  # torch applies both
+        cells = _causal_too(cells, torch.arange(queries.shape[2]), keys.shape[2])
+    read = None
+    if cells is not None:
+        read = score_mask(cells, queries.shape[2], keys.shape[2], lowest_of(cells.dtype))
+    is_causal = call.is_causal and read is None
+    ahead = False if is_causal else None if read is None else read.ahead
+    output = asked.functions.compute(
+        LayerCall(
+            **whence(asked, whole.query, whole.key, ahead is False),
             queries=queries,
             keys=keys,
             values=values,
-            scale=factor,
+            scale=queries.shape[-1] ** -0.5 if call.scale is None else float(call.scale),
             mask=causal() if is_causal else None if read is None else read.mask,
             bias=None if read is None else read.bias,
             positions="none" if read is None or read.bias is None else "bias",
             is_causal=ahead is False,
-            own_output=own,
+            own_output=partial(_own_rows, asked.func, call, (queries, keys, values), cells),
         )
-        output = self._receivers.compute(recorded)
-        if output is None or call.dropout_p or values.dtype == torch.float64:
-            # What is dropped is drawn by torch; float64 has more digits than headloom's scores.
-            return func(*args, **kwargs)
-        # Leading dimensions are torch's own: a batch, or a batch of parts, before the heads.
-        output = output.reshape(*_leading(call), *output.shape[-2:])
-        return output if axis == -3 else output.movedim(-3, axis)
-
-    # nn.MultiheadAttention
-
-    def _heads(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
-        given = inspect.signature(func).bind(*args, **kwargs).arguments
-        before, self._around = self._around, (given["query"], given["key"])
-
-        def fused(*args: Any, **kwargs: Any) -> Any:
-            return self._fused(path, _FUSED, args, kwargs)
-
-        try:
-            inside = _renamed(func, scaled_dot_product_attention=fused)
-            if not given.get("need_weights", True):
-                return inside(**given)
-            # With weights asked for the mask counts, and not what a flag says of it. Nothing is
-            # dropped here: the function itself draws its numbers below.
-            inside(**given | {"need_weights": False, "is_causal": False, "training": False})
-        finally:
-            self._around = before
-        return func(*args, **kwargs)
-
-    # headloom's
-
-    def _headloom(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
-        call = HeadloomCall.of(func, args, kwargs)
-        whence = self._whence(path, call.queries, call.keys, call.ahead is False)
-        recorded = call.recorded(path, whence["kind"])
-        recorded.tracks = whence["tracks"]
-        keys = recorded.keys.shape[2]
-        output: Tensor | None
-        if call.has_formula or not call.has_products:
-            output, graph = attend(
-                recorded.queries, recorded.keys, recorded.values, score=recorded.score,
-                **recorded.arguments(),
-                keep=Top(keys) if isinstance(self._keep, All) else self._keep,
-            )  # fmt: skip
-            self._receivers.take(recorded, graph.detach())
-        else:
-            output = self._receivers.compute(recorded)
-        own = func is attend or call.dropout or call.backend is not None
-        if output is None or own or recorded.values.dtype == torch.float64:
-            return func(*args, **kwargs)
-        return output if call.queries.ndim == 4 else output[0]
-
-    # flex_attention
-
-    def _flex(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
-        call = FlexCall(*args, **kwargs)
-        try:
-            terms = call.terms()
-        except UnreadableRuleError as error:
-            self._refuse(path, str(error))
-            return func(*args, **kwargs)
-        ahead = None if terms.mask is None else terms.ahead
-        recorded = LayerCall(
-            path=path,
-            **self._whence(path, call.query, call.key, ahead is False),
-            queries=call.query,
-            keys=call.key,
-            values=call.value,
-            scale=call.scale,
-            mask=terms.mask,
-            bias=terms.bias,
-            softcap=terms.softcap,
-            positions="none" if terms.bias is None else "bias",
-            is_causal=ahead is False,
-            own_output=call.own_rows,
-        )
-        output = self._receivers.compute(recorded)
-        if output is None or call.asks_for_more or call.value.dtype == torch.float64:
-            return func(*args, **kwargs)
-        return output, *[output.new_empty(0)] * beside_output()
-
-    def _whence(self, path: str, query: Tensor, key: Tensor, is_causal: bool) -> dict[str, Any]:
-        """The tracks of a call, and its kind, by whether queries and keys come from one tensor."""
-        lengths = query.shape[-2], key.shape[-2]
-        query, key = self._around or (query, key)
-        tracks = self._provenance.call(path, query, key, lengths)
-        kind = kind_of_name(path, is_causal)
-        if not self._provenance.shared(query, key):
-            kind = "cross"
-        elif kind == "cross":
-            kind = "decoder" if is_causal else "encoder"
-        return {"kind": kind, "tracks": tracks}
-
-
-def _in_one_type(*tensors: Tensor) -> list[Tensor]:
-    """Tensors in the type in which torch computes with them: under autocast it is another."""
-    device = tensors[0].device.type
-    if torch.is_autocast_enabled(device) and tensors[0].dtype != torch.float64:
-        return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
-    return list(tensors)
-
-
-def _axis_of_heads(call: _Fused) -> int | None:
-    """The dimension of the heads, counted from the end; None: of five nothing says which it is.
-
-    Heads are split from the features of a position: in memory they lie side by side.
-    """
-    if call.query.ndim <= 4 or call.enable_gqa:
-        return -3
-    value = call.value
-    beside = value.shape[-1] * value.stride(-1)
-    axes = [axis for axis in range(-value.ndim, -2) if value.stride(axis) == beside]
-    return axes[0] if len(axes) == 1 else None
-
-
-def _leading(call: _Fused) -> torch.Size:
-    """The dimensions before positions and depth of what a call gives."""
-    if call.enable_gqa:
-        return call.query.shape[:-2]
-    broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
-    return broadcast(call.query.shape[:-2], call.key.shape[:-2])
-
-
-def _of_four_dimensions(call: _Fused, *tensors: Tensor) -> list[Tensor]:
-    """Queries, keys and values as (batch, heads, positions, depth).
-
-    Without heads there is one; what stands before the heads is one batch. Where heads are grouped
-    they are the last of what stands there, and keys and values may be of different groups.
-    """
-    made = []
-    for tensor in tensors:
-        leading = tensor.shape[:-2] if call.enable_gqa else _leading(call)
-        tensor = tensor.expand(*leading, *tensor.shape[-2:])
-        if len(leading) < 2:
-            shape = (1, -1) if call.enable_gqa else (-1, 1)
-            tensor = tensor.reshape(*shape, *tensor.shape[-2:])
-        made.append(tensor if tensor.ndim == 4 else tensor.flatten(0, -4))
-    queries, *shared = made
-    if call.enable_gqa and shared[0].shape[1] != shared[1].shape[1]:
-        heads = math.lcm(*(tensor.shape[1] for tensor in shared))
-        shared = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in shared]
-    return [queries, *shared]
-
-
-def _mask_of_four(call: _Fused, mask: Tensor) -> Tensor:
-    """A mask of a call as (batch or 1, heads or 1, queries or 1, keys)."""
-    leading = _leading(call)
-    mask = mask.reshape((1,) * (len(leading) + 2 - mask.ndim) + mask.shape)
-    if len(leading) < 2:
-        shape = (1, -1) if call.enable_gqa else (-1, 1)
-        return mask.reshape(*shape, *mask.shape[-2:])
-    if len(leading) > 2 and any(size > 1 for size in mask.shape[:-3]):
-        mask = mask.expand(*leading[:-1], *mask.shape[-3:])
-    return mask.flatten(0, -4) if len(leading) > 2 else mask
+    )
+    if output is None or call.dropout_p or values.dtype == torch.float64:
+        # What is dropped is drawn by torch; float64 has more digits than headloom's scores.
+        return asked.own()
+    # Leading dimensions are torch's own: a batch, or a batch of parts, before the heads.
+    output = output.reshape(*call.leading, *output.shape[-2:])
+    return output if axis == -3 else output.movedim(-3, axis)
 
 
 def _causal_too(mask: Tensor, rows: Tensor, keys: int) -> Tensor:
@@ -375,13 +253,71 @@ def _own_rows(
     )
 
 
-def _renamed(function: Any, **names: Any) -> Callable[..., Any]:
-    """A function of torch in which some names mean something else, and that asks no mode.
+# nn.MultiheadAttention
+
+
+def heads(asked: FunctionCall) -> object:
+    """Have a call of `multi_head_attention_forward` recorded."""
+    functions = asked.functions
+    given = inspect.signature(asked.func).bind(*asked.args, **asked.kwargs).arguments
+    before, functions.around = functions.around, (given["query"], given["key"])
+
+    def fused(*args: object, **kwargs: object) -> object:
+        return fused_attention(replace(asked, func=_FUSED, args=args, kwargs=kwargs))
+
+    try:
+        inside = _renamed(asked.func, fused)
+        if not given.get("need_weights", True):
+            return inside(**given)
+        # With weights asked for the mask counts, and not what a flag says of it. Nothing is
+        # dropped here: the function itself draws its numbers below.
+        inside(**given | {"need_weights": False, "is_causal": False, "training": False})
+    finally:
+        functions.around = before
+    return asked.own()
+
+
+def _renamed(function: FunctionType, fused: Callable[..., object]) -> Callable[..., object]:
+    """A function of torch that calls another fused attention, and asks no mode.
 
     The same code: nothing of torch is replaced.
     """
-    names["has_torch_function"] = names["has_torch_function_unary"] = lambda tensors: False
-    names = {**function.__globals__, **names}
+    names = {
+        **function.__globals__,
+        "scaled_dot_product_attention": fused,
+        "has_torch_function": lambda tensors: False,
+    }
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+# flex_attention
+
+
+def flex(asked: FunctionCall) -> object:
+    """Have a call of `flex_attention` recorded."""
+    call = FlexCall(*asked.args, **asked.kwargs)
+    try:
+        terms = call.terms()
+    except UnreadableRuleError as error:
+        return asked.refused(str(error))
+    ahead = None if terms.mask is None else terms.ahead
+    output = asked.functions.compute(
+        LayerCall(
+            **whence(asked, call.query, call.key, ahead is False),
+            queries=call.query,
+            keys=call.key,
+            values=call.value,
+            scale=call.scale,
+            mask=terms.mask,
+            bias=terms.bias,
+            softcap=terms.softcap,
+            positions="none" if terms.bias is None else "bias",
+            is_causal=ahead is False,
+            own_output=call.own_rows,
+        )
+    )
+    if output is None or call.asks_for_more or call.value.dtype == torch.float64:
+        return asked.own()
+    return output, *[output.new_empty(0)] * beside_output()

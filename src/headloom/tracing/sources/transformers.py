@@ -16,8 +16,8 @@ import importlib
 import inspect
 import sys
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,22 +26,20 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError, installing
+from headloom.mechanism.graph import Keep
 from headloom.mechanism.masks import Mask, causal
 from headloom.mechanism.module_paths import named_modules
 from headloom.tracing.arguments import Arguments
 from headloom.tracing.recording.layer_call import LayerCall
+from headloom.tracing.recording.score_terms import lowest_of, score_mask
 from headloom.tracing.recording.sequences import layer_kind
-from headloom.tracing.sources.own_calls import own_calls
-from headloom.tracing.sources.score_masks import lowest_of, score_mask
-from headloom.tracing.sources.source import Excuse, Receive, excused
+from headloom.tracing.sources.source import Excuse, Receive, Receivers, Source, excused, never
 from headloom.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 __all__ = [
+    "SOURCE",
     "NothingRecordedError",
-    "check_recorded",
-    "check_unrouted",
     "is_transformers_model",
-    "put_back",
     "routed",
     "routes",
     "transformers",
@@ -175,19 +173,7 @@ def _read(own: Tensor, queries: int, keys: int, eager: bool) -> _Read:
     return _Read(own, cells, seen.mask, seen.bias, seen.ahead)
 
 
-def _read_once(
-    read: dict[tuple[int, int, int], _Read], mask: Tensor, sizes: tuple[int, int], eager: bool
-) -> _Read:
-    """What `_read` gives; layers share masks, and each is read once."""
-    # Two views of one lazy mask are two tensors of the same cells.
-    cells = getattr(mask, "allowed", None)
-    where = id(mask if cells is None else cells), *sizes
-    if where not in read:
-        read[where] = _read(mask, *sizes, eager)
-    return read[where]
-
-
-Aside = Callable[[Callable[..., Any]], Callable[..., Any]]
+Aside = Callable[[], AbstractContextManager[object]]
 
 
 def _function(
@@ -203,7 +189,8 @@ def _function(
         with excused(excuse):
             output = received(module, *args, **options)
         if output is None:
-            return aside(_own_function(module, eager))(module, *args, **options)
+            with aside():
+                return _own_function(module, eager)(module, *args, **options)
         return output.transpose(1, 2).contiguous(), None
 
     def received(
@@ -227,7 +214,12 @@ def _function(
             flag = getattr(module, "is_causal", None)
         mask, bias, own_mask, ahead = None, position_bias, None, None
         if attention_mask is not None:
-            seen = _read_once(read, attention_mask, sizes, eager)
+            # Layers share masks; two views of a lazy one are two tensors of the same cells.
+            cells = getattr(attention_mask, "allowed", None)
+            where = id(attention_mask if cells is None else cells), *sizes
+            if where not in read:
+                read[where] = _read(attention_mask, *sizes, eager)
+            seen = read[where]
             mask, own_mask, ahead = seen.mask, seen.allowed, seen.ahead
             if seen.bias is not None:
                 bias = seen.bias if bias is None else bias + seen.bias
@@ -334,69 +326,16 @@ def routes(model: nn.Module) -> bool:
     return bool(_configurations(model))
 
 
-def check_unrouted(model: nn.Module) -> None:
-    """Raise an InputError where the attention of a model is computed by headloom already."""
-    names = [config._attn_implementation_internal for config in _configurations(model)]
-    if any(isinstance(name, _Implementation) for name in names):
-        raise InputError(
-            f"headloom computes the attention of this {type(model).__name__}, or of a model that "
-            "shares its configuration, already: for a trace, a watch or an experiment around this "
-            "one, or in another thread. End that first."
-        )
-
-
 class NothingRecordedError(InputError):
     """No attention of a model that ran could be recorded."""
-
-
-def check_recorded(model: nn.Module, paths: Sequence[str], ran: bool) -> None:
-    """Raise an InputError where no call of a model came from any source.
-
-    ran: whether modules ran that take attention.
-    """
-    if not paths and not ran:
-        raise NothingRecordedError(
-            f"trace: no attention ran in {type(model).__name__}: none of its modules says so by "
-            "its class, or multiplies values by a softmax. There is nothing to trace."
-        )
-    if not paths:
-        own = getattr(model.config, "_attn_implementation", None)
-        remedy = "docs/tracing.md lists models that can be traced."
-        if own != "sdpa" and getattr(model, "_supports_sdpa", False):
-            remedy = 'Load it with attn_implementation="sdpa": torch\'s own function can be traced.'
-        raise NothingRecordedError(
-            f"trace: {type(model).__name__} neither uses the attention interface of "
-            f"Transformers {transformers().__version__} nor returns dense weights that could "
-            f"be taken instead. {remedy}"
-        )
-
-
-def _is_routed(configurations: Sequence[Any], names: Collection[str]) -> bool:
-    """Whether some configuration says one of the names of a `routed`: see `put_back`."""
-    return any(str(c._attn_implementation_internal) in names for c in configurations)
-
-
-@contextmanager
-def put_back(model: nn.Module) -> Iterator[None]:
-    """Within `routed`: the model as it is without it, while the block runs."""
-    configurations = _configurations(model)
-    names = [config._attn_implementation_internal for config in configurations]
-    try:
-        for config, name in zip(configurations, names, strict=True):
-            if isinstance(name, _Implementation):
-                config._attn_implementation_internal = name.own
-        yield
-    finally:
-        for config, name in zip(configurations, names, strict=True):
-            config._attn_implementation_internal = name
 
 
 @contextmanager
 def routed(
     model: nn.Module,
     receive: Receive,
-    excuse: Excuse = lambda error: False,
-    aside: Aside = lambda function: function,
+    excuse: Excuse = never,
+    aside: Aside = nullcontext,
 ) -> Iterator[None]:
     """Send every attention call of a model to `receive`, which gives the output back.
 
@@ -405,16 +344,23 @@ def routed(
         receive: from a call to its output, (batch, heads, queries, value_depth); None: the model's
             own attention computes it.
         excuse: whether the model's own attention goes on where a call could not be read.
-        aside: makes of a function the same, unnoticed: see `AttentionNotice`.
+        aside: a block in which the model's own attention is not looked at.
 
     Both functions and the name are there while the block runs, and gone afterwards however it
     ends; configurations say again what they said.
+
+    Raises: InputError: the attention of the model is computed by headloom already.
     """
     modeling = importlib.import_module("transformers.modeling_utils")
     masking = importlib.import_module("transformers.masking_utils")
     attention, masks = modeling.AttentionInterface, masking.AttentionMaskInterface
     configurations = _configurations(model)
-    check_unrouted(model)
+    if any(isinstance(c._attn_implementation_internal, _Implementation) for c in configurations):
+        raise InputError(
+            f"headloom computes the attention of this {type(model).__name__}, or of a model that "
+            "shares its configuration, already: for a trace, a watch or an experiment around this "
+            "one, or in another thread. End that first."
+        )
     before = [config._attn_implementation_internal for config in configurations]
     paths = {id(module): path for path, module in named_modules(model)}
     unique = f"headloom-{uuid.uuid4().hex}"
@@ -436,12 +382,22 @@ def routed(
             if own in ("eager", "sdpa") and not getattr(config, "reorder_and_upcast_attn", False):
                 named.stands_for = own
             config._attn_implementation_internal = named
-        now: Callable[[], bool] = partial(_is_routed, configurations, names.values())
-        with own_calls(model, receive, now):
-            yield
+        yield
     finally:
         for config, own in zip(configurations, before, strict=True):
             config._attn_implementation_internal = own
         for registry in (attention, masks):
             for name in names.values():
                 registry._global_mapping.pop(name, None)
+
+
+def _layers(model: nn.Module) -> Mapping[str, nn.Module]:
+    """The model itself, where it uses the interface."""
+    return {"": model} if is_transformers_model(model) and routes(model) else {}
+
+
+def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> AbstractContextManager[None]:
+    return routed(model, receivers.compute, receivers.excuse, receivers.aside)
+
+
+SOURCE = Source(_layers, _calls)

@@ -1,0 +1,277 @@
+"""The kinds of models that are traced: arguments, their beginning, and names of positions."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headloom.errors import InputError
+from headloom.mechanism.module_paths import named_modules
+from headloom.mechanism.watching import layers_of
+from headloom.tracing.arguments import Arguments, Inputs
+from headloom.tracing.inputs import check_loaded
+from headloom.tracing.recording.layer_call import LayerCall
+from headloom.tracing.recording.module_sequences import ModuleSequences, samples_of
+from headloom.tracing.recording.sequences import NamesOfSequences, Sequences, on_device_of
+from headloom.tracing.sources.functions import Functions
+from headloom.tracing.sources.graphs import reads_a_graph
+from headloom.tracing.sources.transformers import is_transformers_model
+
+__all__ = ["HeadloomReader", "ModuleReader", "Reader", "check_visible"]
+
+#: Types of token ids.
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class Reader(ABC):
+    """How a kind of models reads. model: whose attention is traced."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @abstractmethod
+    def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
+        """What `headloom.trace` is given, by the names of the model's arguments.
+
+        generates: whether the model is to write after them.
+
+        Raises: InputError: the model cannot read it.
+        """
+
+    @abstractmethod
+    def names(
+        self, arguments: Inputs, tokenizer: Any, calls: Sequence[LayerCall] | None
+    ) -> tuple[NamesOfSequences, int] | None:
+        """Who names the positions, and how many inputs there are.
+
+        calls: of the run; None: it is still to come. Returns: None: they must have come.
+        """
+
+    def called(self, args: tuple[Any, ...], keywords: Inputs) -> Arguments:
+        """What the model is called with, by the names of its arguments."""
+        return _named_arguments(self.model, args, keywords)
+
+    def prefix(self, arguments: Inputs, tokens: int | None) -> tuple[Arguments, int]:
+        """The arguments cut to so many tokens (None: whole), and how many are left."""
+        part: Arguments = dict(arguments)
+        if reads_a_graph(self.model):  # whole numbers are edges, of which half is another graph
+            return part, 0
+        lengths = [0]
+        for name, value in arguments.items():
+            if isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point():
+                part[name] = value if tokens is None else value[:, :tokens]
+                lengths.append(part[name].shape[1])
+        return part, max(lengths)
+
+    def nothing(self, functions: Functions) -> str:
+        """Why nothing was recorded, and what to do."""
+        return functions.nothing_seen()
+
+    @property
+    def around(self) -> str | None:
+        """What to give instead of a module around a model of Transformers."""
+        for path, module in named_modules(self.model):
+            if path and is_transformers_model(module):
+                return (
+                    f"It is around a {type(module).__name__}: call it in a block of "
+                    f"headloom.watch(model.{path})."
+                )
+        return None
+
+
+def check_visible(model: nn.Module, operation: str) -> None:
+    """Raise an InputError for code that runs past every watch, and for a model without numbers."""
+    check_loaded(model, operation)
+    for path, module in named_modules(model):
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{operation}: {path or 'the model'} is compiled by torch.jit, and runs past every "
+                f"watch. Give {type(model).__name__} as it was before torch.jit.script or trace."
+            )
+
+
+def _named_arguments(model: nn.Module, given: Sequence[Any], keywords: Inputs) -> Arguments:
+    """What a module was given by the names of its arguments; "input 0" where they have none.
+
+    Raises: TypeError: it does not take them.
+    """
+    signature = inspect.signature(model.forward)
+    arguments: Arguments = {}
+    for name, value in signature.bind(*given, **keywords).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(value)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            arguments.update((f"input {number}", part) for number, part in enumerate(value))
+        else:
+            arguments[name] = value
+    return arguments
+
+
+class ModuleReader(Reader):
+    """Any module of torch, of which nothing is known."""
+
+    def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
+        """See Reader. inputs: a tensor (the first argument), several in a tuple, or a mapping."""
+        model, name = self.model, type(self.model).__name__
+        if generates:
+            raise InputError(
+                f"trace: generate= is for models of Transformers and of headloom; {name} is "
+                f"neither. {self.around or 'Run what writes in a block of headloom.watch(model).'}"
+            )
+        if isinstance(inputs, Tensor):
+            if layers_of(model) and inputs.ndim == 1 and inputs.dtype in _INTEGERS:
+                inputs = inputs[None]  # ids of one text, of headloom's layers, which read batches
+            inputs = (inputs,)
+        if not isinstance(inputs, Mapping):
+            if not isinstance(inputs, tuple | list):
+                raise InputError(
+                    f"trace: the inputs are {type(inputs).__name__}; {name} reads tensors: give "
+                    "one, a tuple of them, or a dict with one for each argument."
+                )
+            try:
+                inputs = _named_arguments(model, inputs, {})
+            except TypeError as error:
+                raise InputError(
+                    f"trace: {name}.forward does not take {len(inputs)} inputs: {error}. Give a "
+                    "dict with a tensor for each argument."
+                ) from None
+            if not inputs.keys() <= inspect.signature(model.forward).parameters.keys():
+                remedy = "Wrap it in a module whose forward names them."
+                raise InputError(
+                    f"trace: {name}.forward takes inputs without a name. {self.around or remedy}"
+                )
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        arguments = {
+            str(name): value.to(device) if isinstance(value, Tensor) else value
+            for name, value in inputs.items()
+        }
+        for argument, value in arguments.items():
+            if isinstance(value, Tensor) and value.is_nested:
+                raise InputError(
+                    f"trace: {argument} is a nested tensor, whose rows no graph has. Pad it, as by "
+                    "torch.nested.to_padded_tensor, and give a mask of the padding."
+                )
+        return arguments
+
+    def names(
+        self, arguments: Inputs, tokenizer: Any, calls: Sequence[LayerCall] | None
+    ) -> tuple[NamesOfSequences, int] | None:
+        """See Reader: sequences are told by the lengths of the calls."""
+        if calls is None:
+            return None
+        samples = samples_of(arguments, calls)
+        return ModuleSequences(self.model, arguments, samples, calls, tokenizer), samples
+
+
+class HeadloomReader(Reader):
+    """A model of headloom's layers that reads sequences or images, as headloom's own do.
+
+    It says so by its padding, or by outputs from which it predicts. Any other module with such
+    layers is one of torch's. Padding is the id ``model.padding``. A model that reads one sequence
+    calls it "tokens", whatever its argument is called; of two, they are "source" and "target".
+    """
+
+    @staticmethod
+    def reads(model: nn.Module) -> bool:
+        """Whether a model is read so."""
+        return bool(layers_of(model)) and (hasattr(model, "padding") or hasattr(model, "outputs"))
+
+    def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
+        """See Reader. inputs: ids or images, the first argument; or a tensor for each name."""
+        if isinstance(inputs, Tensor):
+            inputs = {next(iter(inspect.signature(self.model.forward).parameters)): inputs}
+        if not isinstance(inputs, Mapping):
+            raise InputError(
+                f"trace: the inputs are {type(inputs).__name__}; expected a tensor of token ids, "
+                "or a dict with a tensor for each argument of the model. Encode a text first."
+            )
+        arguments = on_device_of(self.model, inputs)
+        self._sequences(arguments)
+        return arguments
+
+    def _sequences(self, arguments: Inputs) -> dict[str, Tensor]:
+        """What the model reads, by names: token ids, (batch, length), or if there are none images.
+
+        Raises: InputError: neither, or batches of different sizes.
+        """
+        sequences = {
+            name: ids
+            for name, ids in arguments.items()
+            if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in _INTEGERS
+        }
+        if not sequences:
+            sequences = {
+                name: images
+                for name, images in arguments.items()
+                if isinstance(images, Tensor) and images.ndim == 4 and images.is_floating_point()
+            }
+        if not sequences:
+            raise InputError(
+                "trace: the inputs hold no token ids and no images; expected integers of shape "
+                "(length,) or (batch, length), or numbers, (batch, channels, rows, columns)."
+            )
+        if len({len(ids) for ids in sequences.values()}) > 1:
+            sizes = ", ".join(f"{name}: {len(ids)}" for name, ids in sequences.items())
+            raise InputError(f"trace: the inputs are batches of different sizes ({sizes}).")
+        return sequences
+
+    def names(
+        self,
+        arguments: Inputs,
+        tokenizer: Any,
+        calls: Sequence[LayerCall] | None,
+        prompt: int | None = None,
+    ) -> tuple[NamesOfSequences, int]:
+        """See Reader. prompt: tokens that were given; those after them were generated."""
+        ids = self._sequences(arguments)
+        samples = len(next(iter(ids.values())))
+        images = next((part for part in ids.values() if part.ndim == 4), None)
+        if images is not None:
+            return Sequences(self.model, {"pixel_values": images}, None), samples
+        names = {"source": "input_ids", "target": "decoder_input_ids"}
+        if not all(name in ids for name in names):
+            first = next(iter(ids))
+            names = {first: "input_ids"}
+            if isinstance(tokenizer, Mapping):
+                tokenizer = tokenizer.get(first)
+        padding = getattr(self.model, "padding", None)
+        inputs: Arguments = {}
+        for name, argument in names.items():
+            inputs[argument] = ids[name]
+            if padding is not None:
+                inputs[argument.replace("input_ids", "attention_mask")] = ids[name] != padding
+        exact = ", ".join(ids)
+        return Sequences(self.model, inputs, tokenizer, prompt=prompt, exact=exact), samples
+
+    def write(
+        self, arguments: Arguments, tokens: int, begin: Callable[[int], None]
+    ) -> tuple[Arguments, int]:
+        """Let a language model write the likeliest tokens.
+
+        Args: begin: told of each pass, and how many positions the cache holds.
+        Returns: the arguments with all tokens that it has read, and how many were given.
+        Raises: InputError: it does not continue texts.
+        """
+        model: Any = self.model
+        sequences = self._sequences(arguments)
+        if len(sequences) != 1 or not hasattr(model, "start") or not hasattr(model, "step"):
+            raise InputError(
+                f"trace: {type(model).__name__} does not continue a text; generate= is for "
+                "language models."
+            )
+        ((name, ids),) = sequences.items()
+        # The first of them reads the prompt.
+        state, last, prompt = model.start(), ids, ids.shape[1]
+        for _ in range(tokens):
+            begin(state.position)
+            last = model.step(last, state)[:, -1].argmax(-1, keepdim=True)
+            ids = torch.cat((ids, last), 1)
+        begin(state.position)
+        model.step(last, state)
+        return {**arguments, name: ids}, prompt

@@ -1,0 +1,269 @@
+"""The session: from the attention calls of a model that runs, whatever their source, to traces.
+
+A source yields layer calls and knows nothing else. The session chooses layers, computes, verifies
+sampled rows, joins the passes of a generation, and has layers made, which are held or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from headloom.errors import InputError
+from headloom.formats.files import JsonMapping
+from headloom.formats.trace import TraceData
+from headloom.formats.trace_writer import TraceWriter, writing_trace
+from headloom.mechanism.backends.compiled import beside_a_thread
+from headloom.mechanism.function import attend, attention
+from headloom.mechanism.graph import All, AttentionGraph, Top
+from headloom.mechanism.masks import Mask
+from headloom.tracing.options import TraceOptions
+from headloom.tracing.recording.layer_call import LayerCall, RowRanges
+from headloom.tracing.recording.layers import LayerMaker
+from headloom.tracing.recording.passes import Passes
+from headloom.tracing.recording.score_terms import ranges_of
+from headloom.tracing.recording.sequences import NamesOfSequences
+from headloom.tracing.recording.texts import Beams
+from headloom.tracing.recording.verification import deviation, tolerance
+
+__all__ = ["Session"]
+
+
+class Session:
+    """Records the attention calls of a model over one batch of inputs.
+
+        with Session(options) as session:
+            session.begin(names, samples, about)         # before the run, or after it
+            output = session(call)                       # a call that is computed here
+            session.take(call, graph)                    # a call that its layer has computed
+            traces = session.end(not_traced, verification)
+
+    Args:
+        options: what is asked of the trace.
+        computes: whether the model goes on with what is computed here; else with its own attention.
+        joins: whether the model runs in several passes, whose rows are joined.
+    """
+
+    def __init__(
+        self, options: TraceOptions, *, computes: bool = True, joins: bool = False
+    ) -> None:
+        self._options, self._computes = options, computes
+        #: The passes of a generation; None: there is one pass.
+        self.passes: Passes | None = None
+        if joins:
+            kept = options.queries_keys or options.received_last is not None
+            self.passes = Passes(queries_keys=kept, save=options.save)
+        self._maker: LayerMaker | None = None
+        self._writer: TraceWriter | None = None
+        self._about: JsonMapping = {}
+        #: Calls that wait until their sequences have names.
+        self.calls: list[LayerCall] = []
+        self._stack = ExitStack()
+        #: Told the path and the number of each layer that has run.
+        self.progress: Callable[[str, int], None] = lambda path, number: None
+        #: The coarsest tolerance of what was recorded: see `tolerance`.
+        self.coarsest = 0.0
+        #: Number and index of each layer by its path and how often the path came before in a pass.
+        self._known: dict[tuple[str, int], tuple[int, int]] = {}
+        self._passed: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._used: set[int | str] = set()
+        #: The paths of layers that have run and were not asked for, in the order of the run.
+        self.left_out: dict[str, None] = {}
+        # With the mask itself, so that no other takes its id meanwhile.
+        self._ranges: dict[tuple[int, torch.Size, int], tuple[Mask | None, RowRanges]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    # Calls
+
+    def __call__(self, call: LayerCall) -> Tensor | None:
+        """Compute a call; returns its output, (batch, heads, queries, value_depth).
+
+        None: the model is to go on with its own.
+        """
+        number, call.index = self._next(call)
+        tensors = call.queries, call.keys, call.values
+        if not self._is_wanted(number, call.path):
+            return attention(*tensors, **call.arguments()) if self._computes else None
+        with torch.set_grad_enabled(self._computes and torch.is_grad_enabled()):
+            # Half precision is for the model; scores and their sums are taken in float32.
+            output, graph = attend(
+                *(tensor.float() for tensor in tensors),
+                keep=self.places(call.keys.shape[2]),
+                received=self.passes is None and self._options.received,
+                **call.arguments(),
+            )
+        result = output.to(call.values.dtype)
+        if self._is_verified:
+            strict = self._options.verify is not False
+            call.deviations = [deviation(call, result, graph, strict=strict)] * len(call.queries)
+        self._record(call, graph, number)
+        return result if self._computes else None
+
+    def take(self, call: LayerCall, graph: AttentionGraph) -> None:
+        """Take a call that its layer has computed itself, with the graph of it."""
+        number, call.index = self._next(call)
+        if self._is_wanted(number, call.path):
+            if self._is_verified and not call.weights_only:
+                strict = self._options.verify is not False
+                call.deviations = [deviation(call, None, graph, strict=strict)]
+            self._record(call, graph, number)
+
+    def places(self, keys: int) -> Top:
+        """The edges that are kept of a query over so many keys."""
+        keep = self._options.keep
+        return Top(keys) if isinstance(keep, All) else keep
+
+    @property
+    def _is_verified(self) -> bool:
+        return self._options.sampled and (self.passes is None or self.passes.are_verified)
+
+    def _record(self, call: LayerCall, graph: AttentionGraph, number: int) -> None:
+        call.graph, call.own_output = graph.detach(), None
+        self.coarsest = max(self.coarsest, tolerance(call.queries.dtype))
+        if not (call.weights_only and call.mask is None):
+            call.ranges = self._ranges_of(call)
+        if call.has_products:
+            call.queries, call.keys = call.products()
+        call.queries, call.keys = call.queries.detach(), call.keys.detach()
+        call.values = call.values.detach()
+        call.values_known = call.values_known and not call.weights_only
+        if self.passes is not None:
+            self.passes(call)
+        else:
+            if call.values_known:
+                call.value_norms = torch.linalg.vector_norm(call.values.float(), dim=-1)
+            call.values = call.values[:, :, :0]
+            (self._maker or self.calls.append)(call)
+        self.progress(call.path, number)
+
+    def new_pass(self, before: int) -> None:
+        """The model begins another pass through its layers, after so many positions."""
+        self._passed.clear()
+        self._ranges.clear()
+        assert self.passes is not None
+        self.passes.new_pass(before)
+
+    def _next(self, call: LayerCall) -> tuple[int, int]:
+        """The number of the layer that comes, and its index among those of its kind."""
+        path, kind = call.path, call.kind
+        before = self._passed.get(path, 0)
+        self._passed[path] = before + 1
+        if (path, before) not in self._known:
+            index = self._counts.get(kind, 0)
+            self._counts[kind] = index + 1
+            self._known[path, before] = len(self._known), index
+        return self._known[path, before]
+
+    def _is_wanted(self, number: int, path: str) -> bool:
+        if self._options.layers is None:
+            return True
+        matches = [
+            wanted
+            for wanted in self._options.layers
+            if (wanted == number if isinstance(wanted, int) else fnmatchcase(path, wanted))
+        ]
+        self._used.update(matches)
+        if not matches:
+            self.left_out[path] = None
+        return bool(matches)
+
+    def _ranges_of(self, call: LayerCall) -> RowRanges:
+        """The ranges of a call's mask, for each input; layers that share a mask share them."""
+        where = id(call.mask), call.queries.shape[::2], call.keys.shape[2]
+        if where not in self._ranges:
+            sizes = call.queries.shape[2], call.keys.shape[2]
+            inputs = range(len(call.queries))
+            ranges = tuple(ranges_of(call.mask, *sizes, sample) for sample in inputs)
+            self._ranges[where] = call.mask, ranges
+        return self._ranges[where][1]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all layers that have run, wanted or not."""
+        return [path for path, _ in self._known]
+
+    # Layers
+
+    def begin(self, names: NamesOfSequences, samples: int, about: JsonMapping) -> None:
+        """Make layers from now on, those that wait first, and write them where that is asked.
+
+        Args:
+            names: of the positions. samples: inputs of the batch. about: the model.
+
+        Raises: InputError: several inputs are to be saved as one trace; DataError: the folder
+            exists, or cannot be written.
+        """
+        options, self._about = self._options, about
+        if options.save is not None:
+            if samples > 1:
+                raise InputError(
+                    f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one "
+                    "after the other, or leave save= out and save each trace."
+                )
+            if self.passes is not None:
+                # One layer is made while a thread writes the one before.
+                self._stack.enter_context(beside_a_thread())
+            self._writer = self._stack.enter_context(
+                writing_trace(
+                    options.save, {}, about, dtype=options.dtype, overwrite=options.overwrite
+                )
+            )
+        self._maker = LayerMaker(
+            names, samples, options.queries_keys, options.received_last, self._writer
+        )
+        while self.calls:
+            self._maker(self.calls.pop(0))
+
+    def make_joined(self, beams: Beams | None = None) -> None:
+        """Make the layers of a generation, which has ended."""
+        assert self.passes is not None and self._maker is not None
+        for call in self.passes.joined(beams):
+            self._maker(call)
+
+    def refused(self) -> dict[str, str]:
+        """Why a layer was recorded and not kept, by its path.
+
+        Raises: InputError: not every layer came that was asked for, or none could be kept.
+        """
+        missing = [wanted for wanted in self._options.layers or () if wanted not in self._used]
+        if missing:
+            paths = self.paths
+            raise InputError(
+                f"trace: no layer {', '.join(map(repr, missing))}; the model has layers 0 to "
+                f"{len(paths) - 1}: {paths[0]} ... {paths[-1]}."
+            )
+        assert self._maker is not None
+        self._maker.check()
+        return self._maker.refused
+
+    def end(
+        self, not_traced: list[dict[str, str]], verification: JsonMapping | None = None
+    ) -> list[TraceData]:
+        """The trace of each input, saved and opened where that was asked for.
+
+        Args:
+            not_traced: see Trace.not_traced. verification: see Trace.verification.
+        """
+        assert self._maker is not None
+        if self._writer is None or self._options.save is None:
+            return self._maker.traces(self._about, verification, not_traced)
+        self._writer.verification, self._writer.not_traced = verification, not_traced
+        self._stack.close()
+        return [TraceData.open(self._options.save)]

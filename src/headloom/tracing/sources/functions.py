@@ -1,0 +1,400 @@
+"""Every function of torch that a model calls: attention is recorded, or noticed where it cannot be.
+
+A `TorchFunctionMode` sees every function, wherever the model comes from. Those that take attention
+are sent to the session: see `headloom.tracing.sources.torch_functions`. A module that takes
+attention in another way is told by the name of its class, or by what it computes: a softmax whose
+result is multiplied with a matrix of values, softmax(scores) V, or a function of torch that has
+attention in its name. Gates of experts, vocabularies and samplers take a softmax as well, but
+multiply no values.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from headloom.mechanism.function import attend, attention
+from headloom.mechanism.graph import AttentionGraph, Keep
+from headloom.mechanism.module_paths import named_modules
+from headloom.mechanism.watching import layers_of
+from headloom.tracing.model_state import Hook
+from headloom.tracing.recording.layer_call import LayerCall
+from headloom.tracing.sources.graphs import unknown_layers
+from headloom.tracing.sources.headloom_models import headloom_function
+from headloom.tracing.sources.provenance import Provenance, flat
+from headloom.tracing.sources.source import Excuse, Receive, Receivers, all_sources, never
+from headloom.tracing.sources.torch_functions import FunctionCall, flex, fused_attention, heads
+
+__all__ = ["Functions", "recorded", "takes_attention"]
+
+#: Words in the names of classes that take attention, in small letters.
+_WORDS = ("attention", "attn")
+#: What softmax(scores) V is made of: functions of torch by name, some of them without its checks.
+_SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
+_PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
+_QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
+#: Why a module is not in a trace.
+_OWN = "it takes attention by itself, not by a function or layer that can be recorded"
+_OUTSIDE = "it ran outside of the model's forward"
+_NOT_ASKED_FOR = "it was not asked for"
+_OVER_EDGES = (
+    "it takes a softmax over edges, and PyTorch Geometric gives its weights to nobody; those of "
+    "GATConv, GATv2Conv and TransformerConv are taken"
+)
+
+#: What has a function's calls recorded.
+_HANDLERS: dict[object, Callable[[FunctionCall], object]] = {
+    functional.scaled_dot_product_attention: fused_attention,
+    functional.multi_head_attention_forward: heads,
+    attention: headloom_function,
+    attend: headloom_function,
+}
+
+
+def takes_attention(module: nn.Module) -> bool:
+    """Whether the name of a module's class says that it takes attention."""
+    name = type(module).__name__.lower()
+    return any(word in name for word in _WORDS)
+
+
+@contextmanager
+def recorded(
+    model: nn.Module,
+    keep: Keep,
+    compute: Receive,
+    take: Callable[[LayerCall, AttentionGraph], None],
+    excuse: Excuse = never,
+) -> Iterator[Functions]:
+    """Send every attention call of a model, from all of its sources, while the block runs.
+
+    Args: keep: the edges of each query. compute, take, excuse: see `Receivers`.
+    Yields: what sees the functions of torch that the model calls.
+    """
+    functions = Functions(model, keep, compute, take)
+    receivers = Receivers(functions.compute, functions.take, excuse, functions.aside)
+    with ExitStack() as stack:
+        stack.callback(functions.stop)
+        for source in all_sources():
+            if source.layers(model):
+                stack.enter_context(source.calls(model, keep, receivers))
+        for path, layer in unknown_layers(model).items():
+            refuse = partial(functions.refuse, path or type(layer).__name__, _OVER_EDGES)
+            stack.callback(layer.register_forward_hook(lambda *_, refuse=refuse: refuse()).remove)
+        functions.look()
+        yield functions
+
+
+class Functions(TorchFunctionMode):
+    """Watches the functions of torch that the modules of a model call.
+
+    named: classes of the modules whose names say attention and that ran, by their paths.
+    computed: likewise of those that computed softmax(scores) V, or called torch's attention.
+    refused: why a call was seen and cannot be recorded, by the paths of modules.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        keep: Keep,
+        compute: Receive,
+        take: Callable[[LayerCall, AttentionGraph], None],
+    ) -> None:
+        super().__init__()
+        self._model, self._compute, self._take = model, compute, take
+        self.keep = keep
+        self.named: dict[str, str] = {}
+        self.computed: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        #: The paths of layers that computed their own graphs.
+        self.taken: set[str] = set()
+        #: Whether a call was recorded that came by a function.
+        self.called = False
+        self.provenance = Provenance()
+        #: What queries and keys are made from, where the module around a call says it.
+        self.around: tuple[Tensor, Tensor] | None = None
+        #: Headloom's own layers are observed by themselves.
+        self._observed = {path or type(model).__name__ for path, _ in layers_of(model)}
+        self._looks, self._aside = False, 0
+        self._hooks: dict[nn.Module, list[RemovableHandle]] = {}
+        #: The thread whose functions are seen, and its modules that run, innermost last.
+        self._thread = get_ident()
+        self._running: list[tuple[str, str]] = []
+        #: Results of softmax, also scaled or reshaped: their module, and how many keys they have.
+        self._weights = WeakIdKeyDictionary()
+
+    # What sources hand on
+
+    def compute(self, call: LayerCall) -> Tensor | None:
+        """Hand a call on; what headloom computes for it is not looked at."""
+        by_layer = self._looks and call.tracks is None and self._thread == get_ident()
+        if by_layer:
+            lengths = call.queries.shape[2], call.keys.shape[2]
+            call.tracks = self.provenance.call(call.path, call.queries, call.keys, lengths)
+        with torch._C.DisableTorchFunction():
+            output = self._compute(call)
+        if by_layer:
+            self.provenance.called(output)
+        return output
+
+    def take(self, call: LayerCall, graph: AttentionGraph) -> None:
+        """Hand on a call that its layer has computed itself."""
+        self.taken.add(call.path)
+        with torch._C.DisableTorchFunction():
+            self._take(call, graph)
+
+    def refuse(self, path: str, reason: str) -> None:
+        """A call was seen and cannot be recorded."""
+        self.refused[path] = reason
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Look at nothing while the block runs, as where the model computes its own attention."""
+        self._aside += 1
+        try:
+            yield
+        finally:
+            self._aside -= 1
+
+    # Which modules run
+
+    def where(self) -> str | None:
+        """The path of the module that runs, the innermost; None: none does.
+
+        The model itself, whose path is empty, is called by its class.
+        """
+        if not self._running or self._thread != get_ident():
+            return None
+        path, name = self._running[-1]
+        return path or name
+
+    def clear(self) -> None:
+        """Forget what ran, when a new text begins."""
+        for seen in (self.named, self.computed, self.refused):
+            seen.clear()
+
+    def look(self) -> None:
+        """Look at what runs from now on."""
+        if self._looks or self._thread != get_ident():
+            return
+        self._looks = True
+        for path, module in named_modules(self._model):
+            if module not in self._hooks and not isinstance(module, nn.Softmax):
+                self._hooks[module] = list(self._hooked(path, module))
+        mode: Any = self
+        mode.__enter__()
+
+    def look_away(self, but: Collection[nn.Module] = ()) -> None:
+        """Look at nothing until `look`: a step of one token feels every hook, and the mode.
+
+        but: modules that may be running, whose hooks stay.
+        """
+        innermost: Callable[[], object] = _get_current_function_mode
+        # Somebody's own mode that was entered after this one must be left before it.
+        if self._looks and self._thread == get_ident() and innermost() is self:
+            self.stop(but)
+
+    def stop(self, but: Collection[nn.Module] = ()) -> None:
+        """Leave the mode, and take the hooks off."""
+        if self._looks:
+            mode: Any = self
+            mode.__exit__(None, None, None)
+        self._looks = False
+        for module in [module for module in self._hooks if module not in but]:
+            for hook in self._hooks.pop(module):
+                hook.remove()
+
+    def _hooked(self, path: str, module: nn.Module) -> Iterator[RemovableHandle]:
+        """Hooks that tell when a module runs."""
+        running = path, type(module).__name__
+        says_so = takes_attention(module)
+
+        def begin(module: nn.Module, args: object, keywords: object) -> None:
+            if self._thread != get_ident():
+                return
+            if not self._running and module is self._model:
+                self.provenance.begin((args, keywords), module.buffers())
+            self._running.append(running)
+            if says_so and not self._aside:
+                self.named[path] = running[1]
+
+        def end(*_: object) -> None:
+            if self._thread == get_ident():
+                while self._running and self._running.pop() is not running:
+                    pass
+
+        yield module.register_forward_pre_hook(Hook(begin), with_kwargs=True)
+        yield module.register_forward_hook(Hook(end), always_call=True)
+
+    # Functions
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, or send it on if it takes attention."""
+        kwargs = kwargs or {}
+        if self._aside:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        handler = flex if name == "flex_attention" else _HANDLERS.get(func)
+        path = None if handler is None else self.where()
+        if handler is None or path is None or path in self._observed:
+            result = func(*args, **kwargs)
+            if self._running and path not in self._observed:
+                self._note(name, func, args, kwargs, result)
+        else:
+            self.called = True
+            result = handler(FunctionCall(self, path, func, args, kwargs))
+        self.provenance.follow(name, (*args, *kwargs.values()), result)
+        self.provenance.called(result)
+        return result
+
+    def _note(
+        self, name: str, func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Look at a function that is not recorded: is it a part of softmax(scores) V?"""
+        module = self._running[-1]
+        if "attention" in name or func is attention or func is attend:
+            self.computed[module[0]] = module[1]
+        elif name in _SOFTMAX and isinstance(result, Tensor) and result.ndim > 1:
+            axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            keys = result.shape[axis] if isinstance(axis, int) else result.shape[-1]
+            self._weights[result] = module, keys
+        elif self._weights:
+            tensors = [part for part in flat(args) if isinstance(part, Tensor)]
+            for place, tensor in enumerate(tensors):
+                if tensor in self._weights:
+                    others = tensors[:place] + tensors[place + 1 :]
+                    self._follow(name, tensor, self._weights[tensor], others, result)
+
+    def _follow(
+        self,
+        name: str,
+        weights: Tensor,
+        known: tuple[tuple[str, str], int],
+        others: list[Tensor],
+        result: object,
+    ) -> None:
+        """Follow weights to where they are multiplied with values, computed and not learned."""
+        module, keys = known
+        if name in _PRODUCTS:
+            values = [
+                other
+                for other in others
+                if other.ndim > 1 and keys in other.shape and not isinstance(other, nn.Parameter)
+            ]
+            if keys in weights.shape and values:
+                self.computed[module[0]] = module[1]
+        elif name in _QUOTIENTS and any(other.numel() > 1 for other in others):
+            return  # gates and mixtures of streams are normalised anew; weights are not
+        elif isinstance(result, Tensor) and result.is_floating_point():
+            # Sinks are cut off, dropout and masks keep the number of cells.
+            is_cut = name == "__getitem__" and result.ndim > 1
+            if is_cut or result.numel() == weights.numel():
+                self._weights[result] = module, result.shape[-1] if is_cut else keys
+
+    # What is in no trace
+
+    def nothing_seen(self) -> str:
+        """Why a model that ran has no attention in a trace, and what to do."""
+        name = type(self._model).__name__
+        if self.refused:
+            path, reason = next(iter(self.refused.items()))
+            return f"{name}: the attention of {path} cannot be recorded: {reason}."
+        if self.computed:
+            path, kind = next(iter(self.computed.items()))
+            more = f" and {len(self.computed) - 1} more" if len(self.computed) > 1 else ""
+            return (
+                f"{name}: {path or 'it'} ({kind}){more} computes its softmax by hand, which is not "
+                "seen. Let it call torch's scaled_dot_product_attention, or headloom.attention; "
+                "many libraries have an option for that (flash, fused, sdpa). Weights that you "
+                "have are traced by headloom.from_weights."
+            )
+        named = ", ".join(f"{path or 'it'} ({kind})" for path, kind in [*self.named.items()][:3])
+        ran = f"; its {named} ran, and called none of them" if named else ""
+        return (
+            f"{name} called no attention function: torch's scaled_dot_product_attention, "
+            f"nn.MultiheadAttention, flex_attention, or headloom.attention{ran}."
+        )
+
+    def not_traced(
+        self,
+        paths: Collection[str],
+        refused: Mapping[str, str],
+        left_out: Collection[str],
+        *,
+        outside: Collection[str] = (),
+        returned: bool = False,
+    ) -> list[dict[str, str]]:
+        """The attention modules that ran and are in no trace, with a warning that names them.
+
+        Of modules whose names say attention, one around another that was recorded, or inside of
+        one, is part of it, and of several around one another the innermost is named.
+
+        Args:
+            paths: of the modules whose calls were recorded.
+            refused: why a call was recorded and not kept, by the paths of modules.
+            left_out, outside: paths of those that were not asked for, and of those that ran, but
+                not in a call of the model: named, but not in a warning.
+            returned: whether the weights that modules returned were taken, which may be those of
+                others inside.
+
+        Returns: for each its "name" (path), its "class" and the "reason".
+        """
+        refused = {**refused, **self.refused}
+        known = [*paths, *outside, *refused]
+        whole = known if returned else [*self.taken, *refused]
+        computed = {
+            path: kind
+            for path, kind in self.computed.items()
+            if not any(
+                _is_inside(path, own) or (returned and _is_inside(own, path)) for own in whole
+            )
+        }
+        named = {
+            path: kind
+            for path, kind in self.named.items()
+            if not any(
+                _is_inside(path, own) or _is_inside(own, path) for own in (*known, *self.computed)
+            )
+        }
+        entries = [(path, kind, _OWN) for path, kind in computed.items()]
+        entries += [
+            (path, kind, _OWN)
+            for path, kind in named.items()
+            if not any(other != path and _is_inside(other, path) for other in named)
+        ]
+        classes = {path: type(module).__name__ for path, module in named_modules(self._model)}
+        entries += [(path, classes.get(path, path), reason) for path, reason in refused.items()]
+        if entries:
+            shown = ", ".join(
+                f"{path or 'the model itself'} ({kind})" for path, kind, _ in entries[:3]
+            )
+            more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
+            reasons = "; ".join(dict.fromkeys(reason for _, _, reason in entries))
+            several = len(entries) > 1
+            warnings.warn(
+                f"{type(self._model).__name__}: "
+                f"{f'{len(entries)} attention modules' if several else 'an attention module'} ran "
+                f"and cannot be traced: {shown}{more}: {reasons}. The trace names them in "
+                "not_traced.",
+                stacklevel=4,
+            )
+        for others, reason in ((outside, _OUTSIDE), (left_out, _NOT_ASKED_FOR)):
+            entries += [(path, classes.get(path, path), reason) for path in dict.fromkeys(others)]
+        return [{"name": path, "class": kind, "reason": reason} for path, kind, reason in entries]
+
+
+def _is_inside(path: str, outer: str) -> bool:
+    """Whether the path of a module is another's, or lies in it."""
+    return not outer or path == outer or path.startswith(f"{outer}.")
