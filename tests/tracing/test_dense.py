@@ -19,7 +19,6 @@ SHORT = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64}
     ("name", "options", "kind"),
     [
         ("Bloom", {"vocab_size": 20, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "decoder"),
-        ("Falcon", SMALL, "decoder"),
         ("Mpt", {"vocab_size": 20, "d_model": 32, "n_layers": 2, "n_heads": 4}, "decoder"),
         ("MPNet", SHORT, "encoder"),
         ("Deberta", SHORT, "encoder"),
