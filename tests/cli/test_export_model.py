@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.cli.conftest import Command
 from tests.slow import slow
-from tokenizers import Tokenizer
 
 from headloom.api import model_export
 from headloom.api.model_export import export_model
@@ -136,49 +135,6 @@ def test_transformers_writes_what_the_run_writes(
         assert found == expected
 
 
-BATCHES = [
-    ("language", "left", {"positions": "learned", "max_length": 64}),
-    ("language", "left", LLAMA),
-    ("translation", "right", {}),
-    *slow(
-        ("language", "left", {"positions": "rotary"}),
-        ("translation", "right", {"norm": "post", "feed_forward": 64}),
-    ),
-]
-
-
-@pytest.mark.parametrize(("task", "side", "choices"), BATCHES)
-def test_transformers_writes_in_a_batch_what_it_writes_alone(
-    task: str, side: str, choices: dict[str, Any], runs: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Prompts of different lengths, padded as the tokenizer of the folder does without a word."""
-    import transformers
-
-    run = changed(runs / task, {"decoder_layers": 2, "heads": 2} | choices)
-    with torch.no_grad():
-        for name, parameter in run.model.named_parameters():
-            parameter.normal_(std=0.1 if "embedding" in name else 1.0)
-    monkeypatch.setattr(model_export, "open_run", lambda path: run)
-    exported = export_model(runs / task, tmp_path / "model", "huggingface")
-    model = eval(exported.loading, {"transformers": transformers})
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert tokenizer.padding_side == side
-    texts = ["A man", "Two men talk to a dog."]
-
-    def written(prompts: list[str]) -> list[list[int]]:
-        batch = tokenizer(prompts, padding=True, return_tensors="pt")
-        read = 0 if run.translates else batch["input_ids"].shape[1]
-        ids = model.generate(
-            **batch, num_beams=1, do_sample=False, max_new_tokens=16, min_new_tokens=16
-        )
-        return list(ids[:, read:].tolist())
-
-    together = written(texts)
-    assert together == [row for text in texts for row in written([text])]
-    assert run.translates or together[0] != together[1]
-
-
 @pytest.mark.parametrize("task", ["dates", "language"])
 def test_ctranslate2_scores_as_the_run_does(
     task: str, runs: Path, headloom_main: Command, tmp_path: Path
@@ -203,24 +159,6 @@ def test_ctranslate2_scores_as_the_run_does(
             ours = run.model(torch.tensor([text])).log_softmax(-1)[0, :-1]
         ours = ours.gather(1, torch.tensor(text[1:])[:, None])[:, 0]
         assert torch.allclose(torch.tensor(scored.log_probs), ours, atol=1e-4)
-
-
-def test_the_tokens_for_ctranslate2_write_no_space_first(
-    runs: Path, headloom_main: Command, tmp_path: Path
-) -> None:
-    pytest.importorskip("ctranslate2")
-    folder = tmp_path / "model"
-    assert (
-        headloom_main("export", runs / "translation", "--to", "ctranslate2", "-o", folder).code == 0
-    )
-    words = open_run(runs / "translation").vocabulary
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
-    assert words.has_pieces
-    for text in TEXTS:
-        ids = tokenizer.encode(text).ids
-        assert ids == words.encode(text)
-        assert tokenizer.decode(ids) == words.decode(ids) == text
 
 
 SETTINGS = [
@@ -266,16 +204,6 @@ def test_positions_that_no_other_program_computes(
         with pytest.raises(InputError, match=rf'has .* and model.positions "{positions}"'):
             export_model(runs / task, tmp_path / program, program)
         assert not (tmp_path / program).exists()
-
-
-@pytest.mark.parametrize("task", ["dates", "language"])
-def test_few_positions_are_compared_as_far_as_they_go(
-    task: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choices = {"positions": "learned", "max_length": 6}
-    monkeypatch.setattr(model_export, "open_run", lambda path: changed(path, choices))
-    written = export_model(runs / task, tmp_path / "model", "huggingface")
-    assert written.difference < 1e-5
 
 
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])

@@ -3,7 +3,6 @@ errors."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -205,16 +204,4 @@ def test_a_file_that_differs_is_not_written(
     monkeypatch.setattr(model_export, "TOLERANCE", -1.0)
     result = headloom_main("export", runs / "language", "--to", "onnx", "-o", tmp_path / "model")
     assert "differ from the run's by" in result.one_line()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_network_of_a_graph_has_no_file(
-    runs: Path, tmp_path: Path, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headloom.models.graph_attention import GraphAttentionNetwork
-
-    run = dataclasses.replace(open_run(runs / "dates"), model=GraphAttentionNetwork(3, 2))
-    monkeypatch.setattr(model_export, "open_run", lambda path: run)
-    result = headloom_main("export", runs / "dates", "--to", "onnx", "-o", tmp_path / "model")
-    assert "a graph attention network has no ONNX file" in result.one_line()
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,6 @@ import networkx
 import numpy as np
 import pandas
 import pytest
-import torch
 
 import headloom
 from headloom.api.export import export_trace
@@ -41,14 +40,6 @@ def test_all_layers_in_one_table(pair_trace, tmp_path) -> None:
     assert all(layer.key_tokens[row.key] == row.key_token for row in head.itertuples())
 
 
-def test_networkx_nodes_carry_their_tokens(pair_trace) -> None:
-    self_attention = pair_trace.layers[1].to_networkx(0)
-    assert [self_attention.nodes[i]["token"] for i in range(4)] == ["#1", "#8", "#30", "#41"]
-    # Causal: nobody looks ahead.
-    assert all(query >= key for query, key in self_attention.edges)
-    assert pair_trace.layers[2].to_networkx(0).nodes["key", 6]["sequence"] == "source"
-
-
 def test_gephi_reads_the_tokens_as_labels(make_trace, tmp_path) -> None:
     """In GraphML, and in GEXF as NetworkX writes it."""
     trace = make_trace([" a\n", "b\x00"])
@@ -60,16 +51,6 @@ def test_gephi_reads_the_tokens_as_labels(make_trace, tmp_path) -> None:
     networkx.write_gexf(make_trace([" a\n", "b"]).layers[0].to_networkx(1), tmp_path / "a.gexf")
     nodes = ElementTree.parse(tmp_path / "a.gexf").iterfind(".//{*}node")
     assert [node.get("label") for node in nodes] == ["␣a⏎", "b"]
-
-
-def test_two_sequences_of_one_length_have_nodes_of_their_own(translator, tmp_path) -> None:
-    source, target = torch.tensor([3, 9, 9, 2]), torch.tensor([1, 8, 30, 41])
-    trace = headloom.trace(translator, {"source": source, "target": target})
-    assert trace.layers[2].kind == "cross"
-    write_graphml(trace, 2, 0, tmp_path / "a.graphml")
-    nodes = networkx.read_graphml(tmp_path / "a.graphml").nodes
-    assert [nodes[f"query{i}"]["token"] for i in range(4)] == ["#1", "#8", "#30", "#41"]
-    assert [nodes[f"key{i}"]["token"] for i in range(4)] == ["#3", "#9", "#9", "#2"]
 
 
 def test_hostile_tokens_survive_both_formats(make_trace, hostile_tokens, tmp_path) -> None:
@@ -119,19 +100,6 @@ def test_graphml_and_parquet_say_the_same_of_a_layer(pair_trace, tmp_path) -> No
     rows = table[(table["layer"] == 5) & (table["head"] == 3)]
     assert rows[names].drop_duplicates().to_numpy().tolist() == [[of[name] for name in names]]
     assert len(rows) == networkx.read_graphml(graphml).number_of_edges()
-
-
-def test_a_matrix_that_is_no_picture_leaves_nothing_behind(
-    pair_trace, tmp_path, monkeypatch
-) -> None:
-    pair_trace.save(tmp_path / "t")
-    monkeypatch.setattr("headloom.studio.pictures.canvas._CELLS", 10)
-    with pytest.raises(headloom.HeadloomError, match="too many cells for one picture"):
-        export_trace(
-            tmp_path / "t", html=tmp_path / "p.html", picture=tmp_path / "p.png", parquet=None,
-            graphml=None, layer="0", head=1,
-        )  # fmt: skip
-    assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
 def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) -> None:

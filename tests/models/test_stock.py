@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import headloom
 from headloom.errors import InputError
-from headloom.models.classifier import Classifier
 from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
@@ -142,20 +141,6 @@ def test_llama(choices: dict[str, Any], activation: str, biases: bool) -> None:
         assert torch.allclose(logits, model(ids(3, 30)), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"rotary_scaling": headloom.RotaryScaling("linear", 4)},
-        {"rotary_scaling": headloom.RotaryScaling("ntk", 4), "rotary_base": 30.0},
-        {"rotary_scaling": headloom.RotaryScaling("llama3", 8, 20), "kv_heads": 2},
-        {"rotary_scaling": headloom.RotaryScaling("yarn", 4, 20), "rotary_base": 30.0},
-    ],
-    ids=str,
-)
-def test_llama_with_slower_turns(choices: dict[str, Any]) -> None:
-    test_llama(choices, "silu", biases=True)
-
-
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_later_choices_of_translators(norm: str) -> None:
     model = drawn(Transformer, norm=norm, biases=False, scaled_embeddings=False, output_bias=True)
@@ -197,9 +182,3 @@ def test_what_has_no_counterpart_is_named(
     with pytest.raises(InputError, match="no architecture of Transformers has") as error:
         stock_model(drawn(kind, **choices))
     assert what in str(error.value)
-
-
-def test_other_models_have_none() -> None:
-    model = Classifier(9, 2, Architecture(**SIZES))
-    with pytest.raises(InputError, match="no architecture of Transformers computes the same"):
-        stock_model(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from tests.cli.conftest import Command, headloom_main
 
 import headloom
-from headloom.api.asking import open_studio
 from headloom.tracing.locating import is_gguf
 from headloom.tracing.packaged import packaged_model
 from headloom.tracing.pretrained import load_pretrained
@@ -106,15 +104,6 @@ def test_every_verb_takes_the_file(tmp_path: Path, headloom_main: Command) -> No
     assert is_gguf(path)
 
 
-@pytest.mark.parametrize("name", ["model.GGUF", "sha256-1f2e3d"])
-def test_view_knows_the_file_by_its_first_bytes(tmp_path: Path, file: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(file.read_bytes())
-    opened = open_studio(path, TEXT)
-    assert opened.opening()["asks"] == name
-    assert len(opened.examples[0].trace.layers) == 2
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -202,21 +191,6 @@ def test_files_that_are_refused(tmp_path: Path, file: Path) -> None:
         assert str(other) in str(error.value)
     with pytest.raises(headloom.DataError, match=r"a folder of GGUF files\. Give one of them"):
         load_pretrained(tmp_path)
-
-
-def test_damaged_files_are_loaded_or_refused_in_one_line(tmp_path: Path, file: Path) -> None:
-    whole = file.read_bytes()
-    header = whole.index(b"token_embd.weight")
-    other = tmp_path / "damaged.gguf"
-    draw = random.Random(1)
-    for _ in range(6):
-        content = bytearray(whole)
-        content[draw.randrange(24, header)] ^= 1 << draw.randrange(8)
-        other.write_bytes(content)
-        try:
-            load_pretrained(other)
-        except headloom.HeadloomError as error:
-            assert "\n" not in str(error)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

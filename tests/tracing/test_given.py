@@ -79,33 +79,6 @@ def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formu
         assert layer.deviation is None
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_float32_and_kept_as_it_is(dtype, tmp_path) -> None:
-    queries, keys = drawn(4, 70, 16).to(dtype), drawn(1, 70, 16, seed=1).to(dtype)
-    trace = headloom.from_queries_keys(queries, keys, keep=headloom.All(), save=tmp_path / "t.loom")
-    (layer,) = trace.layers
-    assert torch.allclose(weights_of(layer), by_formula(queries, keys), atol=2e-6)
-    assert (layer.queries.dtype, layer.keys.dtype) == (dtype, dtype)
-    assert torch.equal(layer.queries, queries)
-
-
-def test_layers_may_differ_in_shape_mask_and_scale_of_depth() -> None:
-    shapes = [(4, 12, 8), (2, 12, 16), (8, 12, 4)]
-    queries = [drawn(*shape, seed=number) for number, shape in enumerate(shapes)]
-    keys = [drawn(*shape, seed=9 + number) for number, shape in enumerate(shapes)]
-    masks = [None, headloom.causal(), headloom.window(2, 0)]
-    trace = headloom.from_queries_keys(
-        queries, keys, queries, mask=masks, tokens=list("abcdefghijkl")
-    )
-    assert [(x.kind, x.index, x.mask) for x in trace.layers] == [
-        ("encoder", 0, "all"), ("decoder", 0, "causal"), ("decoder", 1, "window")
-    ]  # fmt: skip
-    for layer, one, other, mask in zip(trace.layers, queries, keys, masks, strict=True):
-        allowed = None if mask is None else mask.dense(12, 12)[0, 0]
-        assert torch.allclose(weights_of(layer), by_formula(one, other, allowed), atol=2e-6)
-        assert torch.allclose(layer.value_norms, one.norm(dim=-1))
-
-
 def test_positions_and_caps_are_those_of_attend() -> None:
     queries, keys = drawn(4, 6, 8), drawn(4, 6, 8, seed=1)
     slopes = headloom.alibi_slopes(4)
@@ -202,15 +175,6 @@ def test_the_strongest_weights_are_kept_and_the_rest_is_said() -> None:
     assert set(trace.heads()["source"]) == {"kept"}
     with pytest.raises(headloom.InputError, match="not known exactly"):
         trace.heads(exact=True)
-
-
-def test_what_a_model_of_transformers_returns_is_taken_as_it_is() -> None:
-    given = tuple(softmax(1, 2, 6, 6) for _ in range(3))
-    trace = headloom.from_weights(given, tokens=list("abcdef"))
-    assert len(trace.layers) == 3
-    assert torch.equal(trace.layers[2].graph.dense(), given[2][0])
-    two = headloom.from_weights(tuple(softmax(2, 2, 6, 6) for _ in range(3)))
-    assert [len(trace.layers) for trace in two] == [3, 3]
 
 
 def test_sinks_take_what_a_row_lacks() -> None:
@@ -335,15 +299,6 @@ def test_weights_that_are_given_with_their_mask_say_which_keys_are_hidden(rule, 
     assert torch.equal(visible_keys(layer)(range(9))[0], shown)
     headloom.from_weights(given, mask=whole, keep=headloom.Top(1), save=tmp_path / "t.loom")
     assert headloom.open(tmp_path / "t.loom").layers[0].mask == rule
-
-
-def test_each_input_of_a_batch_of_weights_has_its_own_mask() -> None:
-    lengths = torch.tensor([4, 2])
-    shown = torch.arange(4) < lengths[:, None, None, None]
-    given = drawn(2, 3, 4, 4).masked_fill(~shown, -torch.inf).softmax(-1)
-    traces = headloom.from_weights([given], mask=headloom.padding(lengths), keep=headloom.Top(1))
-    ends = [visible_keys(trace.layers[0])(range(4)).sum(-1)[0].tolist() for trace in traces]
-    assert ends == [[4] * 4, [2] * 4]
 
 
 def test_weights_of_a_later_step_of_a_generation_have_a_kind() -> None:

@@ -100,17 +100,6 @@ def test_two_images_of_a_text_are_told_apart(name: str) -> None:
         assert trace.tokens[place].startswith(f"image {image}, ")
 
 
-def test_a_model_whose_first_pass_is_traced_keeps_one_set_of_hooks() -> None:
-    # Transformers installs hooks in the first pass that asks for hidden states.
-    made, plain = FAMILIES["llava crop"](), FAMILIES["llava crop"]()
-    inputs = made.inputs([picture(SIZE)], TEXT)
-    traced(made, inputs)
-    with torch.no_grad():
-        assert torch.equal(made.model(**inputs).logits, plain.model(**inputs).logits)
-    for (name, one), other in zip(made.model.named_modules(), plain.model.modules(), strict=True):
-        assert len(one._forward_hooks) == len(other._forward_hooks), name
-
-
 @pytest.mark.filterwarnings("ignore:.*cannot be traced")
 @pytest.mark.parametrize("name", ["qwen2_vl", "llava crop", "idefics3", "internvl"])
 def test_a_batch_gives_a_trace_with_its_image_for_each_text(name: str) -> None:
@@ -198,16 +187,6 @@ def test_bad_questions_are_answered_in_one_line(asked: dict[str, Any], says: str
     assert "\n" not in str(error.value)
 
 
-def test_a_word_may_be_named_by_its_text() -> None:
-    made = family("llava stretch")
-    trace = traced(made, made.inputs([picture(SIZE)], TEXT))
-    place = trace.tokens.index("w")
-    one, other = trace.image_map(2, 0, "w"), trace.image_map(trace.layers[2].name, 0, place)
-    assert one.query == place and torch.equal(one.weights, other.weights)
-    mean = sum(trace.image_map(2, head, place).weights for head in range(4)) / 4
-    assert torch.allclose(trace.image_map(2, None, place).weights, mean)
-
-
 def test_a_picture_of_another_size_than_the_model_was_told_is_refused() -> None:
     trace = traced(family("llava_next"), family("llava_next").inputs([picture(SIZE)], TEXT))
     layer = language(trace)[0]
@@ -217,21 +196,6 @@ def test_a_picture_of_another_size_than_the_model_was_told_is_refused() -> None:
         InputError, match=r"size=\(61, 37\); the model was told a picture of \(37, 61\)"
     ):
         trace.image_map(layer, 0, -1, size=(61, 37))
-
-
-def test_weights_that_are_not_known_exactly_are_refused() -> None:
-    made = family("llava stretch")
-    inputs = made.inputs([picture(SIZE)], TEXT)
-    thin = traced(made, inputs, keep=headloom.Top(4), queries_keys=False)
-    with pytest.raises(
-        InputError, match="at most 4 of the edges of each query, and no exact weights"
-    ):
-        thin.image_map(2, 0, -1)
-    whole = traced(made, inputs, keep=headloom.All(), queries_keys=False)
-    exact = traced(made, inputs, keep=headloom.Top(4))
-    assert torch.allclose(
-        whole.image_map(2, 0, -1).weights, exact.image_map(2, 0, -1).weights, atol=2e-6
-    )
 
 
 def test_traces_without_images_say_so() -> None:

@@ -10,7 +10,7 @@ import torch
 
 import headloom
 from headloom.analysis.alignment.align import AlignmentOptions, align_words
-from headloom.analysis.alignment.heads import best_few, better_steps, links_of_heads, measure
+from headloom.analysis.alignment.heads import best_few, links_of_heads, measure
 from headloom.analysis.alignment.links import mutual, pairs_of
 from headloom.analysis.alignment.words import AligningHead, WordWeights
 from headloom.formats.pharaoh import GoldLinks
@@ -171,41 +171,3 @@ def test_pairs_that_do_not_tell_the_step_say_so(pairs: int, vocabulary: str) -> 
     with pytest.warns(UserWarning, match="links may be one word off. Give more pairs, or a step"):
         headloom.align(traces)
     assert headloom.align(traces, step="write").note == ""
-
-
-def test_words_that_are_spelled_alike_belong_together() -> None:
-    """Numbers occur once, in no other pair."""
-    weights = torch.full((2, 3, 3), 0.05)
-    weights[0, [0, 1, 2], [0, 1, 2]] = weights[1, [0, 1, 2], [1, 2, 0]] = 0.9
-    heads = AligningHead(0, 0, "read"), AligningHead(0, 0, "write")
-    sentences = [
-        WordWeights(weights, heads, [f"am {n}", f"{n}1.", "x"], [f"on {n}", f"{n}1", "y"])
-        for n in range(5, 10)
-    ]
-    assert better_steps(sentences) == ([0], [True])
-    assert better_steps(sentences[:4]) == ([0], [False])
-
-
-def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
-    traces = traces_of(permutations(2), "read")
-    for keywords, line in (
-        ({"heads": "best"}, "best heads are chosen against gold links"),
-        (
-            {"heads": "0.7"},
-            "no head 0.7; there is cross-attention in layer 0, there with 2 heads, from 0",
-        ),
-        ({"heads": "first"}, "heads: 'first'; expected LAYER"),
-        ({"method": "hmm"}, "no method 'hmm'"),
-        ({"step": "wrote"}, "step 'wrote'; expected read or write"),
-        ({"gold": [GoldLinks.of_line("0-0")]}, "gold has 1 lines for 2 pairs"),
-        ({"gold": [GoldLinks.of_line("0-6"), GoldLinks.of_line("")]}, "line 1 links word 0"),
-    ):
-        with pytest.raises(headloom.InputError, match=line):
-            headloom.align(traces, **keywords)
-    with pytest.raises(headloom.InputError, match="no sentences"):
-        headloom.align([])
-    other = headloom.from_weights([torch.ones(3, 2, 2) / 2], kind="cross")
-    with pytest.raises(
-        headloom.InputError, match="trace 3 has 6 heads of cross-attention, the first 4"
-    ):
-        headloom.align([*traces, other])

@@ -113,19 +113,6 @@ def test_no_set_beats_the_oracle_and_no_policy_the_bound_of_a_step(prompt: int) 
     assert table["above"].min() >= -1e-9 and table.loc["oracle-step", "above"] == 0
 
 
-def test_keys_of_one_weight_are_shared_out_in_the_bound() -> None:
-    """All keys alike: of n that a query sees it loses (prompt - budget) / n, ties or not."""
-    zeros = torch.zeros(1, 2, 12, 4)
-    trace = headloom.from_queries_keys(zeros, zeros, mask=headloom.causal(), kind="decoder")
-    found = evict(trace, budgets=[3], prompt=8)
-    expected = [5 / (i + 1) for i in range(8, 12)]
-    for name in ("oracle", "oracle-step", "h2o", "tova", "streaming"):
-        assert lost_by(found, name, 0)[1].tolist() == pytest.approx(expected, abs=1e-6), name
-    # Of equal scores the later key stays.
-    assert sets_of(found, "tova", 0) == [{5, 6, 7}] * 2
-    assert sets_of(found, "streaming", 0) == [{0, 1, 2}] * 2
-
-
 def test_a_function_is_a_policy_and_sees_the_prompt_alone() -> None:
     queries, keys = arrays(layers=1)
     trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
@@ -229,34 +216,3 @@ def test_short_prompts_have_a_table_too() -> None:
         found = evict(trace, budgets=[1], prompt=prompt)
         assert set(found.policies) == {*POLICIES, "oracle", "oracle-step"}
         assert all(bool(held.sum(-1).eq(1).all()) for held in found.kept.values())
-
-
-def test_a_policy_that_writes_into_what_it_is_given_changes_no_other() -> None:
-    queries, keys = arrays()
-    trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
-
-    def writes(prompt: Prompt, budget: int) -> torch.Tensor:
-        sums, some = prompt.received, prompt.keys
-        sums[:, :4] = torch.inf
-        some -= some.mean(1, keepdim=True)
-        return prompt.by_kv_head(sums)
-
-    alone = evict(trace, prompt=PROMPT, budgets=[BUDGET], policies=["h2o", "observed"])
-    beside = evict(trace, prompt=PROMPT, budgets=[BUDGET], policies=[writes, "h2o", "observed"])
-    lost, lost_beside = (of.table().set_index("policy")["lost"] for of in (alone, beside))
-    expected = pytest.approx(lost[["h2o", "observed"]].tolist(), abs=1e-6)
-    assert lost_beside[["h2o", "observed"]].tolist() == expected
-
-
-def test_a_text_of_one_token_has_no_prompt() -> None:
-    zeros = torch.zeros(1, 2, 2, 4)
-    assert (
-        evict(
-            headloom.from_queries_keys(zeros, zeros, mask=headloom.causal(), kind="decoder")
-        ).steps
-        == 1
-    )
-    zeros = zeros[:, :, :1]
-    trace = headloom.from_queries_keys(zeros, zeros, mask=headloom.causal(), kind="decoder")
-    with pytest.raises(InputError, match="a text of one token; expected 2 or more"):
-        evict(trace)
