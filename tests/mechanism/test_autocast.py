@@ -57,28 +57,6 @@ def test_gradients_of_every_result_are_the_same_inside(far: float) -> None:
         torch.testing.assert_close(within, outside, rtol=1e-4, atol=1e-5 * far)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_a_graph_is_the_same_inside(backend: str) -> None:
-    inputs = parts(1, 2, 50, 32)
-    output, graph = headloom.attend(*inputs, backend=backend)
-    with inside():
-        output_within, within = headloom.attend(*inputs, backend=backend)
-    for name in ("keys", "scores", "weights", "lse", "entropy", "rest"):
-        torch.testing.assert_close(getattr(within, name), getattr(graph, name))
-    torch.testing.assert_close(output_within, output)
-
-
-def test_the_whole_matrix_is_the_same_inside() -> None:
-    queries, keys, _ = parts(2, 40, 16)
-    matrix = headloom.AttentionMatrix(queries, keys)
-    with inside():
-        within = headloom.AttentionMatrix(queries, keys)
-        found = within.dense(), within.mass(-1), *within.block_summaries(0, 8)
-    expected = matrix.dense(), matrix.mass(-1), *matrix.block_summaries(0, 8)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bilinear_score_of_any_precision(dtype: torch.dtype) -> None:
     queries, keys, values = parts(1, 2, 50, 32)

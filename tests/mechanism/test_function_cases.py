@@ -88,26 +88,6 @@ def test_weights_of_huge_scores_keep_their_precision() -> None:
     assert graph.rest[0, 0] < 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_near_the_reference(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    queries, keys, values = (torch.randn(2, 6, 4).to(dtype) for _ in range(3))
-    output, graph = headloom.attend(
-        queries, keys, values, mask=headloom.causal(), keep=headloom.Top(6)
-    )
-    assert output.dtype == dtype
-    expected = torch.stack(
-        [
-            formulas.attention(q, k, v, torch.ones(6, 6).tril().bool())
-            for q, k, v in zip(queries.double(), keys.double(), values.double(), strict=True)
-        ]
-    )
-    torch.testing.assert_close(output.double(), expected, rtol=0.03, atol=0.03)
-    torch.testing.assert_close(
-        graph.weights.double().sum(-1), torch.ones(2, 6).double(), rtol=0, atol=0.03
-    )
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_sdpa_agrees(causal: bool) -> None:
     torch.manual_seed(0)
@@ -136,24 +116,6 @@ def test_attention_on_the_complete_graph_is_sdpa() -> None:
         torch.testing.assert_close(output[1], literal, rtol=0, atol=1e-12)
         _, dense = headloom.attend(queries, keys, values, mask=mask, keep=headloom.All())
         torch.testing.assert_close(dense[1], weights, rtol=0, atol=1e-12)
-
-
-def test_graph_attention_on_the_complete_graph_is_the_dense_additive_form() -> None:
-    torch.manual_seed(0)
-    nodes = torch.randn(7, 5, dtype=torch.float64)
-    a = torch.randn(10, dtype=torch.float64)
-    weights = formulas.softmax(pair_scores.graph_attention(nodes, nodes, a))
-    score = headloom.GraphAttention(a[:5], a[5:])
-    output, ours = headloom.attend(
-        nodes[None],
-        nodes[None],
-        nodes[None],
-        score=score,
-        mask=headloom.neighbours(torch.ones(7, 7)),
-        keep=headloom.All(),
-    )
-    torch.testing.assert_close(ours[0], weights, rtol=0, atol=1e-12)
-    torch.testing.assert_close(output[0], weights @ nodes, rtol=0, atol=1e-12)
 
 
 def test_six_steps_vector_form_and_fast_path_are_one() -> None:
@@ -204,67 +166,6 @@ class TestDropout:
             output, _ = headloom.attend(queries, keys, values, dropout=0.5)
             output[0, 7].sum().backward()
         torch.testing.assert_close(values.grad[0, :, 0], output[0, 7].detach())
-
-
-class TestGradcheck:
-    """Numerical gradients; in blocks of one row, so that recomputation is checked too."""
-
-    @pytest.fixture(autouse=True)
-    def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 1)
-
-    def inputs(self, *more: tuple[int, ...]) -> list[Tensor]:
-        torch.manual_seed(3)
-        shapes = [(2, 2, 2), (1, 3, 2), (1, 3, 2), *more]
-        return [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
-
-    def check(self, run: Any, inputs: list[Tensor]) -> None:
-        assert torch.autograd.gradcheck(run, inputs)
-
-    def test_attention(self) -> None:
-        self.check(headloom.attention, self.inputs())
-        self.check(
-            lambda q, k, v: headloom.attention(q, k, v, mask=headloom.causal()), self.inputs()
-        )
-        self.check(lambda q, k, v: headloom.attention(q, k, v, softcap=1.0), self.inputs())
-
-    def test_graph(self) -> None:
-        def run(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-            output, graph = headloom.attend(
-                queries, keys, values, mask=headloom.causal(1), keep=headloom.Top(2)
-            )
-            return output, graph.lse, graph.entropy, graph.scores, graph.weights, graph.rest
-
-        self.check(run, self.inputs())
-
-    def test_weights(self) -> None:
-        self.check(lambda *inputs: headloom.attend(*inputs, keep=headloom.All())[1], self.inputs())
-
-    def test_shaw(self) -> None:
-        def run(q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor) -> Any:
-            output, graph = headloom.attend(q, k, v, relative=headloom.Shaw(key_table, value_table))
-            return output, graph.lse
-
-        self.check(run, self.inputs((3, 2), (3, 2)))
-
-    def test_bias_and_sinks(self) -> None:
-        def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> Any:
-            output, graph = headloom.attend(q, k, v, bias=bias, sinks=sinks)
-            return output, graph.entropy, graph.rest
-
-        self.check(run, self.inputs((2, 3), (2,)))
-
-    def test_bilinear(self) -> None:
-        def run(q: Tensor, k: Tensor, v: Tensor, A: Tensor) -> Tensor:
-            return headloom.attention(q, k, v, score=headloom.Bilinear(A))
-
-        self.check(run, self.inputs((2, 2)))
-
-    def test_additive(self) -> None:
-        def run(q: Tensor, k: Tensor, v: Tensor, W: Tensor, U: Tensor, a: Tensor) -> Tensor:
-            return headloom.attention(q, k, v, score=headloom.Additive(W, U, a))
-
-        self.check(run, self.inputs((3, 2), (3, 2), (3,)))
 
 
 def test_a_row_without_keys_has_no_nan_anywhere() -> None:
@@ -349,19 +250,6 @@ def test_half_precision_positions_and_biases_keep_their_digits(backend: Any) -> 
         torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("softcap", (1e-60, 1e-35, 1e35, 1e39, 1e300))
-def test_caps_beyond_float32(softcap: float) -> None:
-    x = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0))
-    expected = headloom.attention(x.double(), x.double(), x.double(), softcap=softcap)
-    for keep in (None, headloom.Top(3)):
-        found = (
-            headloom.attention(x, x, x, softcap=softcap)
-            if keep is None
-            else headloom.attend(x, x, x, softcap=softcap, keep=keep)[0]
-        )
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("backend", ("native", "torch"))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_views_that_are_negated(backend: Any, dtype: torch.dtype) -> None:
@@ -403,26 +291,6 @@ def test_a_row_with_an_infinite_score_says_that_it_is_no_number(backend: Any) ->
     assert graph.count[0].tolist() == [3, 3, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        ({"backend": "native"}, [6, 6, 6]),
-        ({"backend": "native", "bias": torch.zeros(1, 3, 6)}, [5, 5, 5]),
-        ({"backend": "native", "mask": torch.ones(3, 6, dtype=torch.bool).tril(4)}, [4, 5, 5]),
-        ({"backend": "torch"}, [5, 5, 5]),
-    ],
-    ids=["range", "bias", "cells", "torch"],
-)
-def test_whether_a_key_of_minus_infinity_is_counted(
-    options: dict[str, Any], count: list[int]
-) -> None:
-    queries, keys = torch.rand(1, 3, 4) + 0.1, torch.randn(1, 6, 4)
-    keys[0, 2] = -math.inf
-    _, graph = headloom.attend(queries, keys, torch.randn(1, 6, 4), keep=headloom.Top(6), **options)
-    assert graph.count[0].tolist() == count
-    assert not bool((graph.keys == 2).any())
-
-
 @pytest.mark.parametrize("backend", (None, "torch"))
 @pytest.mark.parametrize("size", (1e8, 3e12))
 def test_gradients_of_huge_scores_are_numbers(size: float, backend: Any) -> None:
@@ -438,31 +306,6 @@ def test_gradients_of_huge_scores_are_numbers(size: float, backend: Any) -> None
         # Of queries and keys: what rounding leaves of terms as large as the inputs.
         near = 1e-5 if theirs is expected[2] else 1e-5 * size
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=near)
-
-
-@pytest.mark.parametrize(
-    "mask",
-    (
-        None,
-        headloom.causal(),
-        headloom.packed([2, 4]),
-        headloom.neighbours(torch.eye(6).bool() | (torch.arange(6) % 2 == 0)),
-    ),
-    ids=("none", "causal", "packed", "neighbours"),
-)
-def test_a_graph_in_an_exported_program(mask: headloom.Mask | None) -> None:
-    class Graph(torch.nn.Module):
-        def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
-            options: Any = {"mask": mask, "keep": headloom.Top(3), "received": True}
-            output, graph = headloom.attend(tokens, tokens, tokens, **options)
-            return output, graph.keys, graph.entropy, graph.received
-
-    tokens = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
-    program = torch.export.export(Graph(), (tokens,))
-    ties = torch.randint(-2, 3, (1, 2, 6, 4), generator=torch.Generator().manual_seed(1)).float()
-    for drawn in (tokens, ties):
-        for found, expected in zip(program.module()(drawn), Graph()(drawn), strict=True):
-            torch.testing.assert_close(found, expected)
 
 
 def test_an_exported_graph_is_of_any_length() -> None:
@@ -483,47 +326,3 @@ def test_an_exported_graph_is_of_any_length() -> None:
     longer = torch.randn(1, 2, 31, 4, generator=generator)
     for found, expected in zip(program.module()(longer), Graph()(longer), strict=True):
         torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize(
-    "received",
-    [
-        pytest.param(False, marks=pytest.mark.slow),
-        True,
-        headloom.LastQueries(4),
-        pytest.param(headloom.LastQueries(40), marks=pytest.mark.slow),
-    ],
-)
-def test_an_exported_graph_is_of_lengths_below_k_and_of_the_last_queries(received: Any) -> None:
-    class Graph(torch.nn.Module):
-        def forward(self, tokens: Tensor) -> list[Tensor]:
-            output, graph = headloom.attend(
-                tokens,
-                tokens,
-                tokens,
-                mask=headloom.causal(),
-                keep=headloom.Top(8),
-                received=received,
-            )
-            kept = (graph.keys, graph.scores, graph.weights, graph.entropy, graph.rest, graph.count)
-            sums = (graph.received, graph.received_most, graph.received_last)
-            return [output, *kept, *(each for each in sums if each is not None)]
-
-    length = torch.export.Dim("length", min=2, max=64)
-    generator = torch.Generator().manual_seed(0)
-    given = (torch.randn(1, 2, 6, 4, generator=generator),)
-    program = torch.export.export(Graph(), given, dynamic_shapes=({2: length},))
-    for count in (2, 5, 8, 31):
-        tokens = torch.randn(1, 2, count, 4, generator=generator)
-        for found, expected in zip(program.module()(tokens), Graph()(tokens), strict=True):
-            torch.testing.assert_close(found, expected)
-
-
-def test_a_graph_on_meta_has_its_shapes() -> None:
-    tokens = torch.empty(2, 3, 5, 4, device="meta")
-    output, graph = headloom.attend(
-        tokens, tokens, tokens, mask=headloom.causal(), keep=headloom.Top(2)
-    )
-    assert output.shape == (2, 3, 5, 4)
-    assert graph.shape == (2, 3, 5, 5)
-    assert graph.keys.shape == (2, 3, 5, 2)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
-from typing import Any
 
 import networkx
 import numpy as np
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headloom
-from headloom.mechanism import graph as graph_module
 
 
 def by_hand() -> headloom.AttentionGraph:
@@ -118,16 +115,6 @@ def test_weights_are_exponentials_of_scores(seed: int, k: int) -> None:
     assert bool((graph.scores.diff(dim=-1)[kept[..., 1:]] <= 0).all())
 
 
-def test_dense_asks_before_it_takes_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = by_hand()
-    monkeypatch.setattr(graph_module, "DENSE_LIMIT", 5)
-    with pytest.raises(headloom.InputError, match="force=True"):
-        graph.dense()
-    assert graph.dense(force=True).shape == (1, 2, 3)
-    monkeypatch.setattr(graph_module, "DENSE_LIMIT", 6)
-    assert graph.dense().shape == (1, 2, 3)
-
-
 def test_a_batch_is_taken_apart_by_index() -> None:
     graph, weights = random_graph(0, 2, batched=True)
     assert graph.batched
@@ -140,21 +127,6 @@ def test_a_batch_is_taken_apart_by_index() -> None:
     np.testing.assert_array_less(one.dense(), weights[1] + 1e-6)
     assert len(list(graph)) == 3  # iteration ends
     assert torch.equal(graph[-1].keys, graph.keys[2])
-
-
-def test_detach_and_cpu() -> None:
-    queries = torch.randn(1, 3, 2).requires_grad_()
-    _, graph = headloom.attend(queries, queries, queries)
-    assert graph.weights.requires_grad
-    assert not graph.detach().weights.requires_grad
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of torch, where a number is taken of what has gradients
-        row = graph[0, 1]
-    assert row.lse == pytest.approx(float(graph.lse[0, 1].detach()))
-    assert graph.detach().symmetric == graph.symmetric
-    assert graph.detach().length == 3
-    assert graph.cpu().keys.device.type == "cpu"
-    assert graph.adjacency(0).shape == (3, 3)  # works while autograd is watching
 
 
 class TestNetworkx:
@@ -206,13 +178,6 @@ class TestNetworkx:
         assert networkx.is_directed_acyclic_graph(graph)
 
 
-def test_to_pyg_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch_geometric", None)
-    monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
-    with pytest.raises(headloom.InputError, match="pip install torch_geometric"):
-        by_hand().to_pyg(0)
-
-
 class _Data:
     """Stands in for torch_geometric.data.Data."""
 
@@ -233,17 +198,6 @@ def test_to_pyg_numbers_the_keys_after_the_queries(monkeypatch: pytest.MonkeyPat
     assert data.num_nodes == 5
 
 
-def test_two_sequences_of_one_length() -> None:
-    one = torch.randn(1, 3, 4)
-    _, graph = headloom.attend(one, one, one)
-    assert set(graph.to_networkx(0)) == {0, 1, 2}
-    two = graph.to_networkx(0, one_sequence=False)
-    assert set(two) == {(side, i) for side in ("query", "key") for i in range(3)}
-    assert two.number_of_edges() == 9 and two.is_directed()
-    with pytest.raises(headloom.InputError, match="one_sequence=True, but 2 queries and 3 keys"):
-        by_hand().to_networkx(0, one_sequence=True)
-
-
 def test_pyg_sums_what_a_query_looks_at_over_flipped_edges() -> None:
     pyg = pytest.importorskip("torch_geometric")
     q, k = torch.randn(2, 1, 6, 4)
@@ -252,23 +206,6 @@ def test_pyg_sums_what_a_query_looks_at_over_flipped_edges() -> None:
     given = pyg.nn.SimpleConv(aggr="add")(x, data.edge_index.flip(0), data.edge_weight)
     assert torch.allclose(given, graph.dense()[0] @ x, atol=1e-6)
     assert graph.to_pyg(0, one_sequence=False).edge_index[1].min() == 6
-
-
-@pytest.mark.parametrize("backend", ["torch", "native"])
-def test_a_huge_k_is_no_huge_graph(backend: Any) -> None:
-    one = torch.randn(1, 3, 4)
-    for k, places in ((5, 5), (1024, 1024), (10**12, 1024)):
-        _, graph = headloom.attend(one, one, one, keep=headloom.Top(k), backend=backend)
-        assert graph.k == places
-        assert int((graph.keys >= 0).sum()) == 9
-    assert headloom.Top(np.int64(3)) == headloom.Top(3)  # type: ignore[arg-type]
-
-
-def test_a_graph_is_true_and_keeps_float64() -> None:
-    one = torch.randn(1, 3, 4, dtype=torch.float64)
-    _, graph = headloom.attend(one, one, one)
-    assert bool(graph)
-    assert graph.adjacency(0).dtype == np.float64
 
 
 def test_one_head_of_a_graph() -> None:
@@ -286,17 +223,3 @@ def test_one_head_of_a_graph() -> None:
         assert own.shape == (1, 4, 4)
         for name in (*names, *asked):
             torch.testing.assert_close(getattr(own, name), getattr(alone, name))
-
-
-def test_how_much_is_kept_where_nobody_says() -> None:
-    assert headloom.Top() == headloom.Top(32)
-    q = torch.randn(1, 2, 40, 4)
-    assert headloom.attend(q, q, q)[1].k == 32
-
-
-def test_a_head_that_is_not_there_is_refused() -> None:
-    tokens = torch.randn(2, 3, 4)
-    _, graph = headloom.attend(tokens, tokens, tokens)
-    assert torch.equal(graph.of_head(-1).keys, graph.keys[1:])
-    with pytest.raises(headloom.InputError, match="no head 2; the graph has heads 0 to 1"):
-        graph.of_head(2)

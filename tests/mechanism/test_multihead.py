@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.slow import slow
 from torch import Tensor, nn
 
 import headloom
@@ -134,61 +133,6 @@ def test_slopes_are_there_after_a_start_on_meta_and_weights_that_are_loaded(assi
     assert torch.equal(deepcopy(other)(tokens), layer(tokens))
 
 
-@pytest.mark.parametrize(
-    "mask",
-    (pytest.param(None, marks=pytest.mark.slow), headloom.window(3, 2)),
-    ids=("padding", "window"),
-)
-@pytest.mark.parametrize(
-    "relative", ["shaw", "rotary", *slow("none", "shaw-keys", "alibi", "buckets")]
-)
-def test_an_exported_layer_takes_any_length(
-    relative: RelativeKind, mask: headloom.Mask | None
-) -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = MultiHeadAttention(8, 2, relative=relative)
-
-        def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-            real = headloom.padding(lengths)
-            result: Tensor = self.layer(tokens, mask=real if mask is None else mask & real)
-            return result
-
-    torch.manual_seed(0)
-    module = Masked()
-    batch, length = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2, max=64)
-    program = torch.export.export(
-        module,
-        (torch.randn(2, 5, 8), torch.tensor([5, 3])),
-        dynamic_shapes={"tokens": {0: batch, 1: length}, "lengths": {0: batch}},
-    )
-    longer, lengths = torch.randn(3, 23, 8), torch.tensor([23, 2, 9])
-    torch.testing.assert_close(program.module()(longer, lengths), module(longer, lengths))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode", [torch.no_grad, pytest.param(torch.inference_mode, marks=pytest.mark.slow)]
-)
-def test_a_compiled_step_is_compiled_for_any_length(mode: type[torch.no_grad]) -> None:
-    torch.manual_seed(0)
-    torch.compiler.reset()  # what was compiled of this code before
-    layer, tokens = layer_of(8, 2, relative="rotary"), random(1, 14, 8)
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def step(token: Tensor, cache: KeyValueCache) -> Tensor:
-        output: Tensor = layer(token, mask=headloom.causal(offset=cache.length), cache=cache)
-        return output
-
-    cache = KeyValueCache()
-    with mode():
-        steps = [step(token, cache) for token in tokens[:, :6].split(1, 1)]
-        with torch.compiler.set_stance("fail_on_recompile"):
-            steps += [step(token, cache) for token in tokens[:, 6:].split(1, 1)]
-        torch.testing.assert_close(torch.cat(steps, 1), layer(tokens, mask=headloom.causal()))
-
-
 class TestCache:
     @pytest.mark.parametrize("relative", RELATIVES)
     @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -263,19 +207,6 @@ class TestCache:
             assert torch.equal(cache.values, whole[1])
         assert all(torch.equal(a, b) for then, now in kept for a, b in zip(then, now, strict=True))
 
-    def test_gradients_pass_through_it(self) -> None:
-        layer = layer_of(8, 2)
-        inputs = random(2, 5, 8).requires_grad_()
-        cache = KeyValueCache()
-        steps = [
-            layer(inputs[:, place : place + 1], mask=headloom.causal(offset=place), cache=cache)
-            for place in range(5)
-        ]
-        (by_steps,) = torch.autograd.grad(torch.cat(steps, 1).square().sum(), inputs)
-        whole = layer(inputs, mask=headloom.causal()).square().sum()
-        (at_once,) = torch.autograd.grad(whole, inputs)
-        torch.testing.assert_close(by_steps, at_once, rtol=0, atol=1e-12)
-
     def test_gradients_of_queries_alone_outlive_later_steps(self) -> None:
         """Keys that need no gradient are still what the derivative by the queries is made of."""
         keys = random(1, 1, 5, 4)
@@ -316,71 +247,3 @@ class TestCache:
             assert branch.keys is not None
             assert torch.equal(branch.keys, torch.cat((start, own), 2))
         assert torch.equal(held, keys)
-
-    @torch.no_grad()
-    def test_what_does_not_fit_is_not_spread(self) -> None:
-        cache, keys = KeyValueCache(), random(2, 1, 3, 4)
-        cache.append(keys, keys)
-        cache.append(keys, keys)
-        for new in (keys[:1], keys[..., :1]):
-            with pytest.raises(headloom.ShapeError, match=r"it holds .* and is given"):
-                cache.append(keys, new)
-        cache = copy(cache)
-        both = cache.append(keys.float(), keys.float())
-        assert both[0].dtype == torch.float64
-        assert torch.equal(both[0][:, :, 6:], keys.float().double())
-
-    def test_memory_of_inference_mode_is_left_alone_outside(self) -> None:
-        cache, keys = KeyValueCache(), random(2, 1, 3, 4)
-        with torch.inference_mode():
-            cache.append(keys, keys)
-            cache.append(keys, keys)
-        with torch.no_grad():
-            cache.reorder(torch.tensor([1, 0]))
-            both, _ = cache.append(keys, keys)
-        turned = keys[[1, 0]]
-        assert torch.equal(both, torch.cat((turned, turned, keys), 2))
-
-    def test_an_empty_one_is_reordered_in_peace(self) -> None:
-        cache = KeyValueCache()
-        cache.reorder(torch.tensor([1, 0]))
-        assert cache.length == 0
-        assert cache.keys is None
-
-
-@pytest.mark.parametrize("relative", RELATIVES)
-def test_positions_make_the_order_matter(relative: RelativeKind) -> None:
-    """Without a mask or positions, permuting the tokens only permutes the outputs."""
-    layer = layer_of(8, 2, relative=relative, clip=2)
-    inputs, order = random(1, 5, 8), torch.tensor([3, 1, 4, 0, 2])
-    same = torch.allclose(layer(inputs[:, order]), layer(inputs)[:, order], atol=1e-12)
-    assert same == (relative == "none")
-
-
-def test_relative_positions_are_learned_where_they_have_parameters() -> None:
-    layer = layer_of(8, 2, relative="shaw", clip=3)
-    assert layer.key_table.shape == layer.value_table.shape == (7, 4)
-    layer(random(1, 5, 8)).sum().backward()
-    assert layer.key_table.grad is not None
-    assert layer.value_table.grad is not None
-    assert bool((layer.value_table.grad != 0).any())
-    alibi = layer_of(8, 2, relative="alibi")
-    assert "slopes" not in alibi.state_dict()
-    assert alibi.slopes.tolist() == [2**-4, 2**-8]
-
-
-def test_dropout_only_in_training() -> None:
-    layer = layer_of(8, 2, dropout=0.5)
-    inputs = random(1, 6, 8)
-    assert not torch.allclose(layer(inputs), layer(inputs))
-    layer.eval()
-    assert torch.equal(layer(inputs), layer(inputs))
-
-
-def test_initial_weights_are_glorot_and_biases_zero() -> None:
-    torch.manual_seed(0)
-    layer = MultiHeadAttention(64, 4)
-    limit = (6 / (64 + 64)) ** 0.5
-    for linear in (layer.w_q, layer.w_k, layer.w_v, layer.w_o):
-        assert 0.95 * limit < linear.weight.abs().max() <= limit
-        assert linear.bias.abs().max() == 0

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import headloom
-from headloom.analysis.effects.relevance import relevance
 from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.multihead import RelativeKind
 
@@ -103,52 +102,3 @@ def test_a_layer_is_its_formula(options: dict[str, Any], relative: RelativeKind)
     assert traced.matrix is not None
     assert_close(traced.matrix.dense().double(), weights, rtol=0, atol=2e-5)
     assert trace.deviation is not None and trace.deviation < 1e-5
-
-
-def test_relevance_goes_by_the_capped_scores() -> None:
-    """The gradient of the weights that the layer has, not of those without its bound."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(9, WIDTH)
-            self.layer = layer_of(softcap=0.7, sinks=True).float()
-
-        def forward(self, ids: Tensor) -> Tensor:
-            made: Tensor = self.layer(self.embedding(ids), mask=headloom.causal())
-            return made
-
-    torch.manual_seed(0)
-    model, ids = Model(), torch.tensor([[1, 4, 2, 8, 5, 7, 1]])
-    found = relevance(model, {"ids": ids}, lambda output: output[0, -1, 3])
-    inputs = model.embedding(ids)[0].detach()
-    layer = model.layer
-    queries, keys, values = (
-        linear(inputs).view(LENGTH, -1, 6).transpose(0, 1)
-        for linear in (layer.w_q, layer.w_k, layer.w_v)
-    )
-    keys, values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)
-    scores = 0.7 * torch.tanh(queries @ keys.mT / math.sqrt(6) / 0.7)
-    scores = scores.masked_fill(~torch.ones(LENGTH, LENGTH).tril().bool(), -torch.inf)
-    assert layer.sinks is not None
-    both = torch.cat((scores, layer.sinks.view(HEADS, 1, 1).expand(HEADS, LENGTH, 1)), -1)
-    weights = both.softmax(-1)[..., :-1].detach().requires_grad_()
-    output = layer.w_o((weights @ values).transpose(0, 1).flatten(1))
-    (gradient,) = torch.autograd.grad(output[-1, 3], weights)
-    expected = torch.eye(LENGTH) + (weights * gradient).clamp(min=0).mean(0)
-    assert_close(found[0], expected[-1].detach(), rtol=1e-4, atol=1e-5)
-
-
-def test_a_new_layer_begins_plainly() -> None:
-    """Sinks with the score 0, norms without gain; saved and read by name."""
-    layer = headloom.MultiHeadAttention(8, 2, sinks=True, query_key_norm=True)
-    assert layer.sinks is not None and layer.sinks.tolist() == [0, 0]
-    assert layer.query_norm is not None and layer.query_norm.weight.tolist() == [1] * 4
-    names = set(layer.state_dict())
-    assert {"sinks", "query_norm.weight", "key_norm.weight"} <= names
-    plain = set(headloom.MultiHeadAttention(8, 2).state_dict())
-    assert names - plain == {"sinks", "query_norm.weight", "key_norm.weight"}
-    other = headloom.MultiHeadAttention(8, 2, sinks=True, query_key_norm=True)
-    other.load_state_dict(layer.state_dict())
-    inputs = torch.randn(2, 5, 8)
-    assert torch.equal(other(inputs), layer(inputs))

@@ -138,9 +138,7 @@ def objective(output: Tensor, graph: headloom.AttentionGraph) -> Tensor:
     return total
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(SETTINGS, max_examples=25)
 @given(case=calls())
 def test_every_call_equals_float64(
     instruction_set: str, case: tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], int]
@@ -181,9 +179,7 @@ def test_every_call_equals_float64(
             close(zero if our is None else our, expected, 1e-4, f"gradient {leaf.shape}")
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(SETTINGS, max_examples=15)
 @given(case=calls())
 def test_bfloat16_is_within_its_rounding(
     instruction_set: str, case: tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], int]
@@ -225,15 +221,6 @@ def test_a_bad_query_stays_in_its_row(instruction_set: str, bad: float) -> None:
     assert bool(output[0, 1, 33].isnan().all())
 
 
-def test_a_key_at_minus_infinity_weighs_nothing(instruction_set: str) -> None:
-    ones = torch.ones(1, 1, 40, 8)
-    keys = ones.clone()
-    keys[0, 0, 3] = -math.inf
-    output, graph, _ = run((ones, keys, ones), {}, 40, torch.float32)
-    torch.testing.assert_close(output, ones)
-    assert bool((graph.entropy - math.log(39)).abs().max() < 1e-5)
-
-
 def test_errors_do_not_grow_with_the_length(instruction_set: str) -> None:
     """Even weights and values of one sign: a plain running sum is 1e-5 off after so many terms."""
     generator = torch.Generator().manual_seed(0)
@@ -245,19 +232,6 @@ def test_errors_do_not_grow_with_the_length(instruction_set: str) -> None:
     scale = exact_output.abs().max().item()
     assert (output - exact_output).abs().max().item() <= 2e-6 * scale
     assert (graph.lse - exact.lse).abs().max().item() <= 2e-6
-
-
-@pytest.mark.parametrize("size", [1e4, 1e-4])
-def test_huge_and_tiny_scores(instruction_set: str, size: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    queries, keys, values = (torch.randn(1, 2, 70, 16, generator=generator) for _ in range(3))
-    inputs = (queries * size, keys, values)
-    output, graph, _ = run(inputs, {}, 3, torch.float32)
-    exact_output, exact, _ = run(inputs, {}, 3, torch.float64)
-    assert bool(output.isfinite().all())
-    rounding = 1e-6 * max(1.0, size)
-    torch.testing.assert_close(output.double(), exact_output, rtol=rounding, atol=rounding)
-    torch.testing.assert_close(graph.lse.double(), exact.lse, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", ["rising", "falling", "spike", "steps"])
@@ -278,28 +252,3 @@ def test_the_strongest_of_awkward_rows(instruction_set: str, shape: str) -> None
     _, graph, _ = run(inputs, options | {"scale": 1.0}, 40, torch.float32)
     order = sorted(range(3000), key=lambda j: (-float(scores[j]), j))[:40]
     assert graph.keys[0, 0, 0].tolist() == order
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("depth", [64, 21])
-def test_a_step_of_decoding_is_the_last_row_of_the_whole(
-    instruction_set: str, dtype: torch.dtype, depth: int
-) -> None:
-    """A few queries over many keys, which are read where they are, not packed."""
-    generator = torch.Generator().manual_seed(0)
-    queries, keys, values = (
-        torch.randn(1, 2, 700, depth, generator=generator).to(dtype).double() for _ in range(3)
-    )
-    for few in (1, 3, 4):
-        inputs = (queries[:, :, -few:], keys, values)
-        options = {"mask": headloom.causal(offset=700 - few)}
-        with torch.no_grad():
-            output, graph, _ = run(inputs, options, 5, dtype)
-            exact_output, exact, _ = run(
-                (queries, keys, values), {"mask": headloom.causal()}, 5, torch.float64
-            )
-        tolerance = 2e-6 if dtype == torch.float32 else 1e-2
-        error = (output.double() - exact_output[:, :, -few:]).abs().amax()
-        assert float(error / exact_output.abs().amax()) <= tolerance
-        assert torch.equal(graph.keys, exact.keys[:, :, -few:])
-        torch.testing.assert_close(graph.lse.double(), exact.lse[:, :, -few:], rtol=0, atol=2e-5)

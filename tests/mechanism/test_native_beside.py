@@ -97,43 +97,6 @@ def test_all_that_a_pass_returns_is_that_of_float64(shape: tuple[int, ...], mask
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_levels_rise_while_other_stripes_are_multiplied(shape: tuple[int, ...]) -> None:
-    """Scores that grow with the key raise the level of every row in every tile."""
-    queries, keys, values = inputs(shape)
-    given = (queries.abs() + 0.5, 0.1 * keys + torch.linspace(0.0, 6.0, shape[3])[:, None], values)
-    output, graph = headloom.attend(*given, keep=headloom.Top(5), backend="native")
-    scores, _, expected = exactly(given, None)
-    scale = float(scores.abs().max())
-    assert torch.allclose(output.double(), expected, atol=2e-6 * max(scale, 1.0))
-    assert torch.allclose(graph.lse.double(), scores.logsumexp(-1), atol=1e-6 * max(scale, 1.0))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_head_that_spreads_its_weight_and_one_that_looks_at_the_first_key(
-    shape: tuple[int, ...],
-) -> None:
-    """Equal scores everywhere, and all weight in the first column: counted, not computed."""
-    batch, heads, length = shape[0], shape[1], shape[3]
-    queries, keys, values = inputs(shape)
-    _, even = headloom.attend(
-        0 * queries, keys, values, keep=headloom.Top(9), received=True, backend="native"
-    )
-    assert torch.equal(even.keys.long(), torch.arange(9).expand_as(even.keys))
-    assert torch.allclose(even.weights, torch.tensor(1 / length).expand_as(even.weights))
-    assert torch.allclose(even.entropy, torch.tensor(math.log(length)), atol=1e-5)
-    expected = torch.full((batch, heads, length), shape[2] / length)
-    assert torch.allclose(even.received, expected, rtol=1e-5)
-    first = torch.zeros_like(keys)
-    first[:, :, 0] = 40.0
-    output, sink = headloom.attend(
-        queries.abs() + 1, first, values, keep=headloom.Top(9), received=True, backend="native"
-    )
-    assert torch.allclose(output, values[:, :, :1].expand_as(output), atol=1e-6)
-    assert (sink.keys[..., 0] == 0).all() and (sink.weights[..., 0] > 1 - 1e-6).all()
-    assert torch.allclose(sink.received[..., 0], torch.tensor(float(shape[2])), rtol=1e-6)
-
-
 @pytest.mark.parametrize("place", ["queries", "keys", "values"])
 def test_a_number_that_is_not_finite_stays_in_its_rows(place: str) -> None:
     """The block that holds one is multiplied as floats, and the others as they are."""

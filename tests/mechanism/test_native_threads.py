@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import headloom
-from headloom.mechanism.backends import compiled, native
+from headloom.mechanism.backends import native
 
 
 @pytest.fixture(autouse=True)
@@ -20,21 +18,6 @@ def threads_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(native, "LITTLE", 0)
     yield
     torch.set_num_threads(before)
-
-
-def test_a_thread_beside_another_leaves_it_a_processor() -> None:
-    torch.set_num_threads(3)
-    with compiled.beside_a_thread():
-        ours = torch.get_num_threads()
-        with ThreadPoolExecutor(1) as other:
-            theirs = other.submit(torch.get_num_threads).result()
-    # Where torch's threads are not those of a libgomp, nothing changes.
-    assert ours == (2 if sys.platform == "linux" else 3)
-    assert theirs == torch.get_num_threads() == 3
-    torch.set_num_threads(1)
-    with compiled.beside_a_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -57,32 +40,3 @@ def test_threads_change_no_bit(instruction_set: str, dtype: torch.dtype, queries
         found.append((output, *rows, *by_leaves))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
-
-
-def test_the_kernels_that_run_are_those_that_were_chosen_else_the_widest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compiled, "INSTRUCTION_SET", "baseline")
-    assert compiled.chosen_instruction_set() == "baseline"
-    monkeypatch.setattr(compiled, "INSTRUCTION_SET", "")
-    assert compiled.chosen_instruction_set() == compiled.instruction_sets()[0]
-
-
-@pytest.mark.parametrize(("little", "expected"), [(8 * 4 * 4 * 64 + 1, 1), (8 * 4 * 4 * 64, 2)])
-def test_one_thread_computes_what_is_little(
-    monkeypatch: pytest.MonkeyPatch, little: int, expected: int
-) -> None:
-    asked: list[int] = []
-
-    class Kernels:
-        @staticmethod
-        def forward(call: object, results: object, threads: int) -> None:
-            asked.append(threads)
-
-    monkeypatch.setattr(native, "kernels", Kernels)
-    monkeypatch.setattr(native, "LITTLE", little)
-    torch.set_num_threads(2)
-    tensors = [torch.zeros(1, 8, 4, 32) for _ in range(3)]
-    headloom.attention(*tensors, backend="native")
-    headloom.attend(*tensors, backend="native")
-    assert asked == [expected, expected]

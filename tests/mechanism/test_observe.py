@@ -29,10 +29,6 @@ def model() -> Two:
     return Two()
 
 
-def test_layers_have_their_paths(model: Two) -> None:
-    assert [name for name, _ in layers_of(model)] == ["first", "block.cross"]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_layers_that_are_compiled_one_by_one_have_the_paths_of_those_that_are_not(
     model: Two,
@@ -75,17 +71,6 @@ def test_the_weights_follow_from_what_was_seen(model: Two) -> None:
         torch.testing.assert_close(seen.caught, weights)
 
 
-def test_gradients_flow_while_someone_watches(model: Two) -> None:
-    inputs = torch.randn(1, 3, 8)
-    model(inputs).sum().backward()
-    assert model.first.w_q.weight.grad is not None
-    expected = model.first.w_q.weight.grad.clone()
-    model.zero_grad()
-    with watching(model, Recorder(model, headloom.Top(2))):
-        model(inputs).sum().backward()
-    torch.testing.assert_close(model.first.w_q.weight.grad, expected)
-
-
 def test_everything_is_put_back_after_an_exception(model: Two) -> None:
     before = Recorder(model, headloom.Top(1))
     model.first.observer = before
@@ -96,14 +81,6 @@ def test_everything_is_put_back_after_an_exception(model: Two) -> None:
         raise RuntimeError("stop")
     assert model.first.observer is before
     assert model.block["cross"].observer is None
-
-
-def test_nobody_watches_outside(model: Two) -> None:
-    recorder = Recorder(model, headloom.Top(2))
-    with watching(model, recorder):
-        pass
-    model(torch.randn(1, 3, 8))
-    assert recorder.calls == []
 
 
 def test_an_editor_changes_what_a_layer_goes_on_with_and_leaves(model: Two) -> None:

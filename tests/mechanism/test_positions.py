@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import headloom
 from headloom.mechanism.backends import compiled, native_rotary
-from headloom.mechanism.positions import bucket_of_distance, distances
+from headloom.mechanism.positions import bucket_of_distance
 from headloom.mechanism.reference import positions as reference
 
 offsets = st.integers(-3, 5)
@@ -57,38 +57,6 @@ def test_rotary_scores_know_the_distance_only(i: int, j: int, shift: int) -> Non
     assert score(i, j) == pytest.approx(score(i + shift, j + shift), abs=1e-9)
 
 
-def test_rotary_keeps_float32_precise_at_far_positions() -> None:
-    vectors = torch.ones(1, 4)
-    exact = reference.rotary(vectors.double(), 1_000_000)
-    torch.testing.assert_close(
-        headloom.rotary(vectors, 1_000_000).double(), exact, rtol=0, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("offset", [0, 9])
-def test_rotary_as_other_models_turn(offset: int) -> None:
-    """GPT-J: neighbours, of a part of the depth; Phi: halves of a part; Llama: halves of it all."""
-    gptj = pytest.importorskip("transformers.models.gptj.modeling_gptj")
-    phi = pytest.importorskip("transformers.models.phi.modeling_phi")
-    torch.manual_seed(0)
-    queries = torch.randn(1, 5, 2, 24)  # (batch, positions, heads, depth), as GPT-J has them
-    places = torch.arange(offset, offset + 5)
-    sines, cosines = gptj.create_sinusoidal_positions(64, 16)[places][None].chunk(2, -1)
-    part = gptj.apply_rotary_pos_emb(queries[..., :16], sines, cosines)
-    theirs = torch.cat((part, queries[..., 16:]), -1).transpose(1, 2)
-    ours = headloom.rotary(queries.transpose(1, 2), offset, dims=16, interleaved=True)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
-
-    config = phi.PhiConfig(hidden_size=48, num_attention_heads=2, num_hidden_layers=1)
-    assert config.rope_parameters["partial_rotary_factor"] == 0.5
-    embedding = phi.PhiRotaryEmbedding(config)
-    cosines, sines = embedding(queries, places[None])
-    queries = queries.transpose(1, 2)
-    part, _ = phi.apply_rotary_pos_emb(queries[..., :12], queries[..., :12], cosines, sines)
-    theirs = torch.cat((part, queries[..., 12:]), -1)
-    torch.testing.assert_close(headloom.rotary(queries, offset, dims=12), theirs, rtol=0, atol=2e-6)
-
-
 def test_rotary_of_neighbours_is_llamas_own_code() -> None:
     """``view_as_complex`` of neighbours times e^(i m theta), as Meta's code has it."""
     torch.manual_seed(0)
@@ -105,14 +73,6 @@ def test_alibi_slopes(heads: int) -> None:
     expected = torch.tensor(reference.alibi_slopes(heads))
     torch.testing.assert_close(headloom.alibi_slopes(heads), expected, rtol=1e-7, atol=0)
     assert len(expected) == heads
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 5), st.integers(0, 5), offsets)
-def test_distances(queries: int, keys: int, offset: int) -> None:
-    expected = [[j - (i + offset) for j in range(keys)] for i in range(1, queries)]
-    ours = distances(range(1, max(queries, 1)), keys, offset, torch.device("cpu"))
-    assert ours.tolist() == expected
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -216,29 +176,3 @@ def test_rotary_of_heads_by_the_kernel(
         torch.testing.assert_close(
             (gradient * vectors.detach()).sum(), (by_turned * turned.detach()).sum()
         )
-
-
-def test_angles_kept_in_one_mode_serve_in_another() -> None:
-    """First called in inference mode and for another default device, then to learn."""
-    depth = 26  # of no other test, so that its angles are computed here
-    with torch.inference_mode(), torch.device("meta"):
-        queries = torch.ones(1, 2, 3, depth, device="cpu")
-        turned = headloom.rotary(queries)
-    learned = torch.ones(1, 2, 3, depth, requires_grad=True)
-    again = headloom.rotary(learned)
-    assert torch.equal(turned, again)
-    (gradient,) = torch.autograd.grad(again.sum(), learned, create_graph=True)
-    assert gradient.isfinite().all()
-
-
-def test_distances_count_from_the_first_key_where_nobody_says() -> None:
-    """The first query stands where the first key does."""
-    cpu, slopes = torch.device("cpu"), torch.tensor([0.5])
-    expected = torch.tensor([[-0.0, -0.5, -1.0], [-0.5, -0.0, -0.5]])
-    assert torch.equal(headloom.ALiBi(slopes).bias(range(2), 3, cpu)[0], expected)
-    table = torch.arange(8.0)[:, None]
-    moved = headloom.Buckets(table, offset=0).bias(range(2), 3, cpu)
-    assert torch.equal(headloom.Buckets(table).bias(range(2), 3, cpu), moved)
-    key_table = torch.arange(5.0)[:, None]  # distances -2 to 2
-    scores = headloom.Shaw(key_table).key_scores(torch.ones(1, 1, 2, 1), range(2), 3)
-    assert scores.tolist() == [[[[2.0, 3.0, 4.0], [1.0, 2.0, 3.0]]]]

@@ -148,28 +148,6 @@ def test_the_columns_of_the_weights(backend: str, dtype: torch.dtype, name: str)
 
 
 @every_backend
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_same_bits_whatever_the_threads(backend: str, dtype: torch.dtype) -> None:
-    inputs = tuple(tensor.to(dtype) for tensor in random_inputs(700, 700, 2, 1))
-    threads = torch.get_num_threads()
-    found = []
-    try:
-        for number in (1, 2, 5):
-            torch.set_num_threads(number)
-            with kernels_of(backend) as named:
-                _, graph = headloom.attend(
-                    *inputs, mask=headloom.causal(), received=headloom.LastQueries(9), backend=named
-                )
-            found.append((graph.received, graph.received_most, graph.received_last))
-    finally:
-        torch.set_num_threads(threads)
-    if backend == "torch":  # torch's own products differ by a rounding
-        return
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
-
-
-@every_backend
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_that_is_no_number_gives_none_to_any_key(backend: str, bad: float) -> None:
     queries, keys, values = random_inputs(100, 100)
@@ -189,18 +167,6 @@ def test_a_row_that_is_no_number_gives_none_to_any_key(backend: str, bad: float)
     graph.received[0, 1] = graph.received_most[0, 1] = 0
     assert not graph.received.isnan().any() and not graph.received_most.isnan().any()
     assert not graph.received_last.isnan().any()  # the row is not in the window
-
-
-@every_backend
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
-def test_no_queries_or_no_keys(backend: str, shape: tuple[int, int]) -> None:
-    with kernels_of(backend) as named:
-        _, graph = headloom.attend(
-            *random_inputs(*shape), received=headloom.LastQueries(2), backend=named
-        )
-    for tensor in (graph.received, graph.received_most, graph.received_last):
-        assert tensor is not None
-        assert tensor.shape == (2, 4, shape[1]) and not tensor.any()
 
 
 def loss_of(
@@ -291,29 +257,6 @@ def test_gradients_take_the_kernels_way(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(*found)
 
 
-def test_the_largest_has_no_gradient() -> None:
-    inputs = [tensor.requires_grad_() for tensor in random_inputs(5, 7)]
-    for backend in ("torch", "native" if INSTRUCTION_SETS else "torch"):
-        graph = headloom.attend(*inputs, received=True, backend=backend)[1]  # type: ignore[arg-type]
-        assert graph.received is not None and graph.received_most is not None
-        assert graph.received.requires_grad and not graph.received_most.requires_grad
-
-
-def test_long_calls_of_torch_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks of rows, each recomputed for the backward pass."""
-    monkeypatch.setattr("headloom.mechanism.backends.torch_blocks.BLOCK_CELLS", 2000)
-    inputs = [tensor.requires_grad_() for tensor in random_inputs(60, 50)]
-    _, graph = headloom.attend(*inputs, received=headloom.LastQueries(LAST), backend="torch")
-    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    weights = dense(*exact)[1]
-    assert_received(graph.detach(), weights.detach())
-    assert graph.received is not None
-    gradients = torch.autograd.grad(graph.received.square().sum(), inputs[:2])
-    expected = torch.autograd.grad(weights.sum(2).square().sum(), exact[:2])
-    for found, wanted in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("last", [1, LAST])
 def test_over_the_edges_of_a_graph(last: int) -> None:
     generator = torch.Generator().manual_seed(2)
@@ -329,15 +272,3 @@ def test_over_the_edges_of_a_graph(last: int) -> None:
     for tensor, wanted in zip(found, of_columns(weights, last), strict=True):
         assert tensor is not None
         torch.testing.assert_close(tensor.double(), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_graphs_of_a_batch_and_of_a_head_keep_it() -> None:
-    inputs = random_inputs(6, 8)
-    graph = headloom.attend(*inputs, received=headloom.LastQueries(2))[1]
-    assert graph.received is not None and graph.received_last is not None
-    one = graph[1].of_head(2)
-    assert torch.equal(one.received, graph.received[1, 2:3])
-    assert torch.equal(one.cpu().detach().received_last, graph.received_last[1, 2:3])
-    alone = headloom.attend(*(tensor[1] for tensor in inputs), received=True)[1]
-    assert alone.received is not None and alone.received_last is None
-    torch.testing.assert_close(alone.received, graph.received[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -59,54 +58,6 @@ def test_turns_are_those_of_transformers(scaling: headloom.RotaryScaling, base: 
     assert scaling.size == pytest.approx(size)
 
 
-def test_interpolated_positions_lie_between_those_learned() -> None:
-    """Chen et al. 2023: position m is where m / s was."""
-    vectors = torch.randn(9, 8, dtype=torch.float64)
-    stretched = headloom.rotary(vectors, scaling=headloom.RotaryScaling("linear", 4))
-    assert_close(stretched[[0, 4, 8]], headloom.rotary(vectors[[0, 4, 8]]))
-
-
-def test_another_base_slows_the_last_pair_by_the_factor_and_the_first_not_at_all() -> None:
-    plain = rotary_frequencies(64, 10_000.0)
-    slowed = rotary_frequencies(64, 10_000.0, headloom.RotaryScaling("ntk", 8))
-    assert slowed[0] == plain[0]
-    assert float(plain[-1] / slowed[-1]) == pytest.approx(8)
-    ratio = plain / slowed
-    assert bool((ratio[1:] > ratio[:-1]).all())
-    # A head of one pair: it is the first.
-    one = headloom.RotaryScaling("ntk", 8)
-    assert torch.equal(rotary_frequencies(2, 50.0, one), rotary_frequencies(2, 50.0))
-
-
-def test_pairs_of_llama_by_how_often_they_turn() -> None:
-    """Fewer than 1 turn: by 8; more than 4: as they were; between: evenly by the turns."""
-    plain = rotary_frequencies(128, 500_000.0)
-    slowed = rotary_frequencies(128, 500_000.0, headloom.RotaryScaling("llama3", 8, 8192))
-    kinds = set()
-    for before, after in zip(plain.tolist(), slowed.tolist(), strict=True):
-        turns = 8192 * before / (2 * math.pi)
-        share = 0.0 if turns < 1 else 1.0 if turns > 4 else (turns - 1) / 3
-        kinds.add(share if share in (0, 1) else 0.5)
-        assert after == pytest.approx(share * before + (1 - share) * before / 8, rel=1e-12)
-    assert kinds == {0, 0.5, 1}  # all three are among them
-
-
-def test_the_ramp_of_yarn_falls_evenly_over_pairs() -> None:
-    """From the pair with 32 turns of 4,096 positions to that with 1, both to whole pairs."""
-    depth, base, factor = 128, 10_000.0, 16.0
-    plain = rotary_frequencies(depth, base)
-    slowed = rotary_frequencies(depth, base, headloom.RotaryScaling("yarn", factor, 4096))
-    turns = [4096 * angle / (2 * math.pi) for angle in plain.tolist()]
-    first = max(i for i, number in enumerate(turns) if number >= 32)
-    last = min(i for i, number in enumerate(turns) if number <= 1)
-    for i, (before, after) in enumerate(zip(plain.tolist(), slowed.tolist(), strict=True)):
-        share = 1 - min(max((i - first) / (last - first), 0), 1)
-        assert after == pytest.approx(share * before + (1 - share) * before / factor, rel=1e-12)
-    assert headloom.RotaryScaling("yarn", factor, 4096).size == pytest.approx(
-        0.1 * math.log(16) + 1
-    )
-
-
 def by_hand(vectors: Tensor, offset: int, base: float, scaling: headloom.RotaryScaling) -> Tensor:
     """Each pair as a complex number times e^(i angle), in float64."""
     half = vectors.shape[-1] // 2
@@ -135,22 +86,6 @@ def test_by_the_kernel_and_its_gradient(
     )
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
-def test_of_a_part_and_of_neighbours(scaling: headloom.RotaryScaling, interleaved: bool) -> None:
-    """The depth of the formulas is that of the part; what stays is not multiplied either."""
-    vectors = torch.randn(2, 3, 33, 20, dtype=torch.float64)
-    part = vectors[..., :16]
-    if interleaved:
-        part = torch.cat((part[..., 0::2], part[..., 1::2]), -1)
-    exact = by_hand(part, 5, 300.0, scaling)
-    if interleaved:
-        exact = torch.stack(exact.chunk(2, -1), -1).flatten(-2)
-    turned = headloom.rotary(vectors, 5, 300.0, dims=16, interleaved=interleaved, scaling=scaling)
-    assert_close(turned[..., :16], exact, rtol=0, atol=1e-11)
-    assert torch.equal(turned[..., 16:], vectors[..., 16:])
-
-
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 def test_a_layer_is_the_formula(scaling: headloom.RotaryScaling) -> None:
     """Also with a cache, whose keys are turned by the positions that they have."""
@@ -176,18 +111,3 @@ def test_a_layer_is_the_formula(scaling: headloom.RotaryScaling) -> None:
         for part in (inputs[:, :25], inputs[:, 25:])
     ]
     assert_close(torch.cat(parts, 1)[0], expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_compiled() -> None:
-    """The same numbers in a program that torch compiles, for any length."""
-    scaling = headloom.RotaryScaling("llama3", 8, 64)
-
-    def both(vectors: Tensor) -> tuple[Tensor, Tensor]:
-        part = headloom.rotary(vectors, dims=6, interleaved=True, scaling=scaling)
-        return headloom.rotary(vectors, scaling=scaling), part
-
-    compiled = torch.compile(both, backend="aot_eager", dynamic=True)
-    for length in (5, 9):
-        vectors = torch.randn(1, 2, length, 8)
-        assert_close(compiled(vectors), both(vectors))

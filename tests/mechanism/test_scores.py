@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headloom
-from headloom.mechanism import scores
 from headloom.mechanism.reference import attention
 from headloom.mechanism.reference import scores as formulas
 
@@ -146,53 +145,6 @@ def test_a_symmetric_form_makes_a_symmetric_matrix() -> None:
     assert torch.equal(form, form.T)
 
 
-@pytest.mark.parametrize(
-    ("score", "scale", "cells"),
-    [
-        (headloom.Dot(), 1.0, 1),
-        (headloom.ScaledDot(), 0.5, 1),
-        (headloom.Bilinear(torch.eye(4)), 1.0, 1),
-        (headloom.Additive(torch.ones(7, 4), torch.ones(7, 4), torch.ones(7)), 1.0, 7),
-        (headloom.GraphAttention(torch.ones(4), torch.ones(4)), 1.0, 1),
-        (headloom.GraphAttentionV2(torch.ones(4)), 1.0, 4),
-    ],
-)
-def test_default_scale_and_cost(score: scores.Score, scale: float, cells: int) -> None:
-    assert score.default_scale(4) == scale
-    assert score.cells_per_score(4) == cells
-
-
-def test_depth_zero_has_a_scale() -> None:
-    assert headloom.ScaledDot().default_scale(0) == 1.0
-
-
-def test_a_bilinear_form_for_each_head() -> None:
-    torch.manual_seed(3)
-    queries, keys = torch.randn(2, 3, 4, 5).double(), torch.randn(2, 3, 6, 7).double()
-    A = torch.randn(3, 5, 7).double()
-    expected = torch.stack([queries[:, h] @ A[h] @ keys[:, h].mT for h in range(3)], 1)
-    torch.testing.assert_close(headloom.Bilinear(A)(queries, keys), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("score", "field", "by_head"),
-    [
-        (lambda heads: headloom.Bilinear(torch.randn(heads, 4, 4)), "matrix", True),
-        (lambda heads: headloom.Bilinear(torch.randn(4, 4)), "matrix", False),
-        (lambda heads: headloom.GraphAttentionV2(torch.randn(heads, 4)), "vector", True),
-        (lambda heads: headloom.GraphAttentionV2(torch.randn(heads)), "vector", False),
-    ],
-)
-def test_the_score_of_one_head(score: Any, field: str, by_head: bool) -> None:
-    for heads in (1, 2, 5):
-        whole = score(heads)
-        parameter = getattr(whole, field)
-        for head in range(5 if heads == 1 else heads):
-            own = getattr(whole.of_head(head), field)
-            # One for all heads stays; of several, that of the head, which keeps its dimension.
-            assert torch.equal(own, parameter[head][None] if by_head and heads > 1 else parameter)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_parameters_of_half_precision(dtype: torch.dtype) -> None:
     queries = torch.zeros(1, 2, 3, 4, dtype=dtype)
@@ -206,40 +158,3 @@ def test_parameters_of_half_precision(dtype: torch.dtype) -> None:
         headloom.Bilinear(torch.zeros(4, 4, dtype=dtype)).check(queries.float(), queries.float())
     with pytest.raises(headloom.InputError, match="matrix is list, the queries are"):
         headloom.Bilinear([[1.0]]).check(queries, queries)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "score",
-    [
-        headloom.Bilinear(torch.randn(3, 5)),
-        headloom.Additive(torch.randn(7, 3), torch.randn(7, 5), torch.randn(7)),
-        headloom.GraphAttention(torch.randn(3), torch.randn(5)),
-    ],
-)
-def test_queries_and_keys_of_two_depths(score: scores.Score) -> None:
-    queries, keys, values = torch.randn(1, 2, 3), torch.randn(1, 4, 5), torch.randn(1, 4, 2)
-    expected = torch.stack(
-        [
-            sum(
-                weight * value
-                for weight, value in zip(
-                    torch.stack([score(q[None], k[None])[0, 0] for k in keys[0]]).softmax(0),
-                    values[0],
-                    strict=True,
-                )
-            )
-            for q in queries[0]
-        ]
-    )
-    torch.testing.assert_close(
-        headloom.attention(queries, keys, values, score=score)[0], expected, rtol=1e-5, atol=1e-5
-    )
-
-
-def test_the_slope_of_the_papers() -> None:
-    """LeakyReLU with a negative slope of 0.2 (Velickovic et al. 2018; Brody et al. 2022)."""
-    one = torch.ones(1)
-    assert headloom.GraphAttention(one, one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
-    assert headloom.GraphAttentionV2(one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
-    assert headloom.GraphAttention(one, one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
-    assert headloom.GraphAttentionV2(one)(-one[None], -one[None]).item() == pytest.approx(-0.4)

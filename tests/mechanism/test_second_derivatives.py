@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 import headloom
 from headloom.mechanism.backends import compiled, torch_blocks
 from headloom.mechanism.masks import packed
-from headloom.models import dense
 
 QUERIES, KEYS, DEPTH = 4, 5, 3
 OPTIONS = (
@@ -156,48 +155,6 @@ def test_second_derivatives_of_the_kernels_are_those_of_float64(name: str, kind:
             torch.testing.assert_close(mine.double(), theirs, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize(("positions", "backend"), ((80, None), (8, "native"), (8, None)))
-def test_a_gradient_of_a_gradient_beside_another_way_to_the_input(
-    positions: int, backend: Any
-) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, positions, 16, requires_grad=True)
-
-    def twice(x: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
-        loss = output(x).pow(2).sum() + x.pow(3).sum()
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-        return torch.autograd.grad(gradient.pow(2).sum(), x)[0]
-
-    def dense(x: Tensor) -> Tensor:
-        return torch.softmax(x @ x.transpose(-1, -2) / 4, -1) @ x
-
-    if backend == "native" and not compiled.instruction_sets():
-        pytest.skip("built without the native kernels")
-    found = twice(x, lambda x: headloom.attention(x, x, x, backend=backend))
-    expected = twice(x.detach().double().requires_grad_(), dense)
-    assert (found - expected).norm() < 1e-5 * expected.norm()
-
-
-def test_third_derivatives() -> None:
-    tensors, _ = problem("sinks", torch.float64)
-    queries = tensors["queries"][:, :1, :2]
-    rest = [tensor.detach() for tensor in (tensors["keys"][:, :1], tensors["values"][:, :1])]
-
-    def third(queries: Tensor, backend: str | None) -> Tensor:
-        inputs = [queries, *(part.to(queries.dtype) for part in rest)]
-        found = headloom.attention(*inputs, backend=backend).pow(2).sum()  # type: ignore[arg-type]
-        for _ in range(2):
-            (gradient,) = torch.autograd.grad(found, queries, create_graph=True)
-            found = gradient.pow(2).sum()
-        return torch.autograd.grad(found, queries)[0]
-
-    exact = third(queries.detach().requires_grad_(), "torch")
-    backends = ("torch", "native") if compiled.instruction_sets() else ("torch",)
-    for backend in backends:
-        found = third(queries.detach().float().requires_grad_(), backend)
-        torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-6)
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own call
 @pytest.mark.parametrize("kind", ("attention", "top", "all"))
 @pytest.mark.parametrize("name", ("plain", "causal", "Shaw", "sinks", "bilinear"))
@@ -302,43 +259,6 @@ def test_several_gradients_at_once(name: str, backend: str, kind: str) -> None:
         torch.testing.assert_close(twice, expected_twice, rtol=1e-3, atol=1e-4)
 
 
-def test_a_jacobian_in_one_pass() -> None:
-    torch.manual_seed(0)
-    queries, keys, values = (torch.randn(1, 2, 5, 4) for _ in range(3))
-
-    def output(queries: Tensor) -> Tensor:
-        return headloom.attention(queries, keys, values, mask=headloom.causal())
-
-    jacobian = torch.autograd.functional.jacobian
-    together = jacobian(output, queries, vectorize=True)
-    torch.testing.assert_close(together, jacobian(output, queries), rtol=1e-4, atol=1e-5)
-
-
 def some_edges() -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return (torch.rand(300, 300, generator=generator) < 0.02) | torch.eye(300, dtype=torch.bool)
-
-
-@pytest.mark.parametrize(
-    "function",
-    (
-        lambda x: headloom.rotary(x, 3),
-        lambda x: headloom.rotary(x, 3, dims=6, interleaved=True),
-        lambda x: dense.dropout(x, 0.3, x),
-        lambda x: headloom.attention(x, x, x, mask=headloom.neighbours(some_edges())),
-    ),
-    ids=("rotary", "rotary of neighbours", "dropout", "neighbours"),
-)
-@pytest.mark.skipif(not compiled.instruction_sets(), reason="built without the native kernels")
-def test_several_gradients_at_once_through_other_kernels(
-    function: Callable[[Tensor], Tensor],
-) -> None:
-    torch.manual_seed(0)
-    inputs = torch.randn(1, 2, 300, 8, requires_grad=True)
-    output = function(inputs)
-    incoming = torch.randn(3, *output.shape)
-    (together,) = torch.autograd.grad(
-        output, inputs, incoming, is_grads_batched=True, retain_graph=True
-    )
-    each = [torch.autograd.grad(output, inputs, one, retain_graph=True)[0] for one in incoming]
-    torch.testing.assert_close(together, torch.stack(each), rtol=1e-4, atol=1e-5)

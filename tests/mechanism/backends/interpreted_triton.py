@@ -85,66 +85,6 @@ def no_difference() -> None:
     triton._difference = lambda *of: None  # type: ignore[assignment]
 
 
-def cuts() -> None:
-    """Rows of so many keys that their candidates are cut, and often; prints how many are wrong.
-
-    The queries are 1 and the keys whole numbers, which are the scores then: what is kept is a
-    stable sort's, ties by the lower key.
-    """
-    import headloom
-
-    generator = np.random.default_rng(1)
-    length, queries = 260, 16  # one block of rows
-    scores = {
-        "random": generator.permutation(length) - 200,
-        "few values": generator.integers(-2, 3, length),  # ties, and both zeros
-        "one value": np.full(length, 7),
-        "rising": np.arange(length),  # every key is a candidate
-        "falling": -np.arange(length),
-        "wide": np.sign(generator.normal(size=length)) * 2.0 ** generator.integers(-90, 60, length),
-    }
-    checked, wrong = 0, []
-    for name, row in scores.items():
-        for kept in (1, 20):
-            for mask in (None, headloom.window(150, 50)):
-                keys = torch.tensor(row, dtype=torch.float32)[None, :, None]
-                inputs = torch.ones(1, queries, 1), keys, torch.ones(1, length, 1)
-                options: dict[str, Any] = {"mask": mask, "scale": 1.0, "backend": "triton"}
-                if name == "few values":
-                    # The product of -1 and 0 is -0: with these each second one stays so.
-                    zeros = torch.tensor([0.0, -0.0]).repeat(length // 2)[None, None, :]
-                    inputs = inputs[0], -keys, inputs[2]
-                    options |= {
-                        "scale": -1.0,
-                        "bias": zeros.expand(1, queries, length).contiguous(),
-                    }
-                _, graph = headloom.attend(*inputs, keep=headloom.Top(kept), **options)
-                for query in range(queries):
-                    low, high = (max(0, query - 150), query + 51) if mask else (0, length)
-                    order = low + np.argsort(-row[low : min(high, length)], kind="stable")
-                    checked += 1
-                    right = order[: graph.keys.shape[-1]].tolist()
-                    if graph.keys[0, query, : len(right)].tolist() != right:
-                        wrong.append(f"{name}, top {kept}, {mask}, query {query}")
-    for line in wrong[:5]:
-        print(line)
-    print(json.dumps({"rows": checked, "wrong": len(wrong)}))
-
-
-def overlapping() -> None:
-    """A mask whose cells are shared, as `unfold` makes one that depends on the distance alone."""
-    import headloom
-
-    torch.manual_seed(1)
-    parts = torch.randn(3, 1, 50, 8)
-    inputs, line = (parts[0][:, :20], parts[1], parts[2]), torch.rand(69) < 0.5
-    mask = line.unfold(0, 50, 1)
-    output, graph = headloom.attend(*inputs, mask=mask, keep=headloom.Top(4), backend="triton")
-    other, right = headloom.attend(*inputs, mask=mask, keep=headloom.Top(4), backend="torch")
-    wrong = int((output - other).abs().max() > 1e-5) + int((graph.keys != right.keys).sum())
-    print(json.dumps({"wrong": wrong}))
-
-
 def main(seed: int, wanted: int, fault: str | None) -> None:
     """Check so many calls that the kernel serves."""
     assert fault is None or fault in FAULTS
@@ -185,11 +125,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     reduce_by_numpy()
     patch_once()
-    if sys.argv[1] != "overlapping":
-        no_difference()
-    if sys.argv[1] == "cuts":
-        cuts()
-    elif sys.argv[1] == "overlapping":
-        overlapping()
-    else:
-        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)
+    no_difference()
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

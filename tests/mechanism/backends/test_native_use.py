@@ -81,36 +81,6 @@ def test_wrapped_tensors_are_left_to_torch() -> None:
         torch.vmap(lambda one: headloom.attention(one, one, one, backend="native"))(x)
 
 
-def test_more_processes_and_threads_than_one_pool() -> None:
-    """Calls from several Python threads share the pool; a forked child has its own."""
-    import multiprocessing
-    from concurrent.futures import ThreadPoolExecutor
-
-    x = torch.randn(1, 4, 300, 16, generator=torch.Generator().manual_seed(0))
-    expected = headloom.attention(x, x, x, backend="native")
-    with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: headloom.attention(x, x, x, backend="native"), range(16)):
-            assert torch.equal(found, expected)
-    if hasattr(__import__("os"), "fork"):
-        context = multiprocessing.get_context("fork")
-        receive, send = context.Pipe(False)
-        import warnings
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fork beside threads is what is tested
-            child = context.Process(target=_in_child, args=(x.numpy(), send))
-            child.start()
-        assert receive.poll(60)
-        assert receive.recv() == pytest.approx(float(expected.double().sum()), rel=1e-9)
-        child.join()
-
-
-def _in_child(array: Any, send: Any) -> None:
-    x = torch.from_numpy(array)
-    call = headloom.attention(x, x, x, backend="native")
-    send.send(float(call.numpy().astype("float64").sum()))
-
-
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_activation_checkpointing_gives_the_same_gradients(backend: str) -> None:
     """What a call keeps is computed again for one reading of it."""

@@ -15,8 +15,6 @@ from headloom.mechanism.backends.compiled import instruction_sets
 from headloom.mechanism.backends.native import _gradients_operator, _operator
 from headloom.mechanism.backends.native_request import prepare
 from headloom.mechanism.call import checked_call
-from headloom.models.configuration import Architecture
-from headloom.models.language_model import LanguageModel
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="built without the kernels")
 
@@ -202,33 +200,6 @@ def test_lengths_are_looked_at_when_the_program_runs() -> None:
             call(*qkv, torch.tensor(wrong))
 
 
-def test_one_program_serves_all_lengths() -> None:
-    call = compiled(lambda q: headloom.attention(q, q, q, mask=headloom.causal()), dynamic=True)
-    for length in (21, 30, 31):
-        q = torch.randn(1, 2, length, 8)
-        scores = (q @ q.mT / 8**0.5).masked_fill(~torch.ones(length, length).tril().bool(), -1e9)
-        torch.testing.assert_close(call(q), scores.softmax(-1) @ q, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_transforms_inside_a_program_are_torchs() -> None:
-    """Operators have no batching rule and no forward derivative; they gave wrong ones."""
-    q, k, v = (tensor.detach() for tensor in drawn())
-
-    def call(x: Tensor) -> Tensor:
-        return headloom.attention(x, k, v, mask=headloom.causal())
-
-    transforms: list[Callable[[Tensor], Tensor]] = [
-        lambda x: torch.func.jvp(call, (x,), (x,))[1],
-        torch.func.grad(lambda x: call(x).square().sum()),
-        torch.vmap(lambda x: headloom.attention(x, x, x)),
-    ]
-    for transform in transforms:
-        torch._dynamo.reset()
-        torch.testing.assert_close(compiled(transform)(q), transform(q), rtol=1e-4, atol=1e-5)
-
-
 def test_an_exported_program_runs_without_headloom() -> None:
     class Layer(Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -239,19 +210,6 @@ def test_an_exported_program_runs_without_headloom() -> None:
     assert not [node for node in program.graph.nodes if "headloom" in str(node.target)]
     exact = by_hand(list(given), CAUSAL)[0]
     torch.testing.assert_close(program.module()(*given).double(), exact, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_whole_model_is_one_program() -> None:
-    torch.manual_seed(0)
-    architecture = Architecture(
-        width=32, heads=4, feed_forward=64, encoder_layers=0, decoder_layers=2, positions="rotary"
-    )
-    model = LanguageModel(20, architecture).eval()
-    tokens = torch.randint(20, (2, 15))
-    assert operators_in(model, tokens) == {"headloom.attend"}
-    torch._dynamo.reset()
-    torch.testing.assert_close(compiled(model)(tokens), model(tokens), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

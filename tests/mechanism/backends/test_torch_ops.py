@@ -95,27 +95,6 @@ def test_memory_is_linear_in_the_length(
     assert long < 500 * 500 * 4
 
 
-def test_the_graph_of_20000_tokens_takes_far_less_than_the_matrix() -> None:
-    """One block of rows of a call with 20,000 keys, and the calls' own results.
-
-    A block is all that is alive at once (see above); the matrix is 24 blocks.
-    """
-    length = 20_000
-    call = call_of(1, 1, length, 4, score=headloom.Dot())
-    blocks = torch_blocks.blocks(call)
-    assert blocks[0].start == 0
-    assert blocks[-1].stop == length
-    assert len(blocks) > 20
-    rows = blocks[0]
-
-    def run() -> None:
-        queries = call.queries[:, :, rows.start : rows.stop]
-        with torch.no_grad():
-            torch_ops._graph_rows(call, queries, call.keys, call.values, rows)
-
-    assert peak_of(run) < 0.6 * length * length * 4
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"softcap": 50.0}, {"score": "bilinear"}, {"sinks": True}])
 def test_half_precision_does_not_overflow(dtype: torch.dtype, options: dict[str, Any]) -> None:
@@ -153,12 +132,6 @@ def test_half_precision_does_not_overflow(dtype: torch.dtype, options: dict[str,
     assert torch.allclose(graph.scores.double(), expected_graph.scores, rtol=1e-4, atol=1e-3)
     assert torch.allclose(graph.lse.double(), expected_graph.lse, rtol=1e-5)
     assert torch.allclose(graph.entropy.double(), expected_graph.entropy, atol=1e-3)
-
-
-def test_a_peaked_row_has_an_entropy_of_plus_zero() -> None:
-    one = torch.ones(1, 1, 4)
-    _, graph = headloom.attend(one, one, one, backend="torch")
-    assert str(float(graph.entropy[0, 0])) == "0.0"
 
 
 @pytest.mark.parametrize("keys", [3, 5, 7, 16])

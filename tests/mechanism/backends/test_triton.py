@@ -17,7 +17,7 @@ from torch import Tensor
 import headloom
 from headloom.errors import BackendError
 from headloom.mechanism import dispatch
-from headloom.mechanism.backends import gpu_sizes, torch_ops, triton
+from headloom.mechanism.backends import torch_ops, triton
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.scores import ScaledDot
 
@@ -50,49 +50,9 @@ def test_random_calls_are_those_of_float64() -> None:
 
 @needs_triton
 @pytest.mark.slow
-def test_many_random_calls_are_those_of_float64() -> None:
-    met = interpreted(3, 300)
-    assert (met["calls"], met["wrong"]) == (300, 0)
-    assert all(met.values()) or [name for name, count in met.items() if not count] == ["wrong"], met
-
-
-@needs_triton
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["mask", "edges"])
 def test_planted_faults_are_found(fault: str) -> None:
     assert interpreted(4, 20, fault)["wrong"] >= 3
-
-
-@needs_triton
-@pytest.mark.slow
-def test_rows_whose_candidates_are_cut_keep_what_a_stable_sort_does() -> None:
-    assert interpreted("cuts") == {"rows": 384, "wrong": 0}
-
-
-@pytest.mark.slow
-@needs_triton
-def test_a_mask_may_share_its_cells() -> None:
-    assert interpreted("overlapping") == {"wrong": 0}
-
-
-def parts_of(length: int, kept: int, widest: int | None = None, uneven: bool = False) -> int:
-    """Of each tile how many maxima a device with much shared memory keeps."""
-    device = gpu_sizes.Device(gpu_sizes.MUCH_SHARED, processors=132)
-    seen = widest or length
-    sizes = gpu_sizes._sizes((64, 64), length, seen, uneven, False, False, kept, device, False)
-    parts: int = sizes.softmax["PARTS"]
-    assert sizes.tiles * parts >= min(kept, seen // 64)
-    return parts
-
-
-def test_rows_have_as_many_maxima_as_edges() -> None:
-    """Fewer give no threshold, and every score would be a candidate."""
-    assert parts_of(4_096, 32) == 4
-    assert parts_of(16_384, 32) == 1
-    assert parts_of(16_384, 32, uneven=True) == 4  # causal: the first rows see few
-    assert parts_of(131_072, 32, uneven=True) == 1  # and are few
-    assert parts_of(131_072, 32, widest=1_025, uneven=True) == 4  # a window
-    assert parts_of(32_704, 512) == 4
 
 
 def compiled(*arguments: object) -> list[dict[str, Any]]:
@@ -105,21 +65,6 @@ def compiled(*arguments: object) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr[-2000:]
     kernels: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return kernels
-
-
-@pytest.mark.slow
-@needs_triton
-def test_it_compiles_for_a_device_that_is_not_here() -> None:
-    softmax, edges = compiled("--targets", "sm_90", "--depths", 64, "--dtypes", "bfloat16")
-    assert (softmax["kernel"], edges["kernel"]) == ("softmax", "edges")
-    for kernel in (softmax, edges):
-        assert kernel["shared"] <= kernel["limit"]
-        assert kernel["asynchronous"] > 0  # the next keys are asked for while a tile is computed
-        assert kernel["tile"] == 64
-        assert kernel["moved"] < kernel["instructions"] / 10
-    # 423 and 250 of Triton 3.10; 415 of the softmax alone, without edges.
-    assert softmax["instructions"] < 500
-    assert edges["instructions"] < 350
 
 
 @needs_triton

@@ -198,18 +198,6 @@ def test_half_precision_does_not_overflow(dtype: torch.dtype) -> None:
     close(matrix.T @ queries.new_ones(30), wide.received())
 
 
-def test_a_given_lse_costs_no_pass_and_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-    own = AttentionMatrix(x, x)
-    with monkeypatch.context() as patch:
-        patch.setattr("headloom.mechanism.matrix.calls.attend", None)
-        halved = AttentionMatrix(x, x, lse=own.lse + math.log(2))
-        tile = halved[1, 1:3, 2:]
-    close(tile, 0.5 * own[1, 1:3, 2:].double())
-    close(halved.dense(), 0.5 * own.dense().double())
-    close(halved.top(2).rest + halved.top(2).weights.sum(-1), torch.ones(2, 5).double())
-
-
 def test_more_columns_than_one_call_takes() -> None:
     x = torch.randn(1, 1100, 4, generator=torch.Generator().manual_seed(0))
     matrix = AttentionMatrix(x, x)
@@ -232,15 +220,6 @@ def test_rows_of_more_than_1_by_a_log_sum_exp_that_was_given() -> None:
     assert matrix.above(0.4).keys.shape[-1] == 17
     top = matrix.top(2)
     torch.testing.assert_close(top.weights.sum(-1) + top.rest, torch.full((1, 17), math.e**2))
-
-
-@pytest.mark.parametrize("at", [np.int64(-1), torch.tensor(-1)])
-def test_an_offset_of_another_kind_of_number(at: Any) -> None:
-    tokens = torch.eye(3)[None]
-    matrix = headloom.AttentionMatrix(tokens, tokens)
-    torch.testing.assert_close(matrix.mass(at), matrix.mass(-1))
-    with pytest.raises(headloom.InputError, match="at=True; expected an offset"):
-        matrix.mass(True)
 
 
 def test_rows_with_an_infinite_sink_are_no_numbers() -> None:

@@ -116,39 +116,6 @@ def test_edges_of_exactly_the_weight_are_kept() -> None:
     assert none.keys.shape == (1, 2, 0) and none.rest.tolist() == [[1, 1]]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 50])
-@pytest.mark.parametrize("relative", [False, True])
-def test_a_matrix_in_many_tiles(size: int, relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is formed at a time is so small here that every part is several."""
-    monkeypatch.setattr(cells, "BLOCK_CELLS", 2 * HEADS * KEYS)
-    monkeypatch.setattr(cells, "_ROWS", 4)
-    monkeypatch.setattr(cells, "_COLUMNS", 5)
-    table = numbers(3, DEPTH, seed=5)
-    matrix, dense = pair(relative=headloom.Shaw(torch.tensor(table)) if relative else None)
-    if relative:
-        q, k = numbers(HEADS, ROWS, DEPTH), numbers(HEADS, KEYS, DEPTH, seed=1)
-        step = np.clip(np.arange(KEYS) - np.arange(ROWS)[:, None], -1, 1) + 1
-        both = k[:, None] + table[step]
-        dense = softmax((q[:, :, None] * both).sum(-1) / math.sqrt(DEPTH))
-    close(matrix.dense(), dense)
-    close(matrix.sum_of_squares(), (dense**2).sum(-1))
-    close(matrix.received(), dense.sum(1))
-    y = numbers(ROWS, 2, seed=7)
-    close(matrix.T @ torch.tensor(y), np.einsum("hij,ic->hjc", dense, y))
-    down, across = -(-ROWS // size), -(-KEYS // size)
-    largest, sums = (np.zeros((HEADS, down, across)) for _ in range(2))
-    for i in range(ROWS):
-        for j in range(KEYS):
-            place = (i // size, j // size)
-            for h in range(HEADS):
-                largest[h][place] = max(largest[h][place], dense[h, i, j])
-                sums[h][place] += dense[h, i, j]
-    for h in range(HEADS):
-        of_head = matrix.block_summaries(h, size)
-        close(of_head[0], largest[h])
-        close(of_head[1], sums[h])
-
-
 @pytest.mark.parametrize("mask", ["causal", "window", "ahead", "holes"])
 def test_summaries_of_a_part_in_many_tiles(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and columns that begin in the middle; where the mask begins no block begins."""
@@ -180,22 +147,6 @@ def test_summaries_of_a_part_in_many_tiles(mask: str, monkeypatch: pytest.Monkey
                     for a in range(first, last, size)
                 ]
                 close(found, np.array(expected))
-
-
-def test_the_largest_score_bounds_every_score() -> None:
-    """Of products the longest query times the longest key; of others the score itself, but -inf."""
-    q = torch.tensor([[[3.0, 4.0], [0.0, 1.0]]])
-    k = torch.tensor([[[0.0, 2.0], [1.0, 0.0], [-6.0, 8.0]]])
-    products = headloom.AttentionMatrix(q, k, scale=-0.5)._call
-    assert products.largest_score() == pytest.approx(0.5 * 5 * 10)
-    weights = torch.tensor([1.0, 1.0])
-    # Sums of both: 7 and 1, with 2, 1 and 2; the slope is 1 / 5 below 0.
-    score = headloom.GraphAttention(weights, weights)
-    assert headloom.AttentionMatrix(q, k, score=score)._call.largest_score() == pytest.approx(9)
-    hidden = headloom.AttentionMatrix(-q, -k, score=score, mask=headloom.causal())._call
-    assert hidden.largest_score() == pytest.approx(9 / 5)
-    none = headloom.AttentionMatrix(q, k, score=score, mask=torch.zeros(2, 3).bool())._call
-    assert none.largest_score() == 0
 
 
 def test_scores_are_what_softmax_takes() -> None:

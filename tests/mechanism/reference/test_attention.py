@@ -123,35 +123,12 @@ def test_image_attention_is_attention_over_places() -> None:
     assert torch.equal(unchanged, image)
 
 
-def test_image_attention_is_torchs_convolutions() -> None:
-    image = random(0, 4, 2, 3)
-    W_f, W_g, W_h = random(1, 3, 2, 4)
-    W_v = random(2, 4, 2)
-
-    def convolved(x: Tensor, W: Tensor) -> Tensor:
-        return nn.functional.conv2d(x[None], W[:, :, None, None])[0].flatten(1)
-
-    f, g, h = (convolved(image, W) for W in (W_f, W_g, W_h))
-    beta = (f.T @ g).softmax(0).T
-    o = W_v @ (h @ beta.T)
-    y, ours = formulas.image_self_attention(image, W_f, W_g, W_h, W_v, 2.0)
-    torch.testing.assert_close(ours, beta, rtol=0, atol=1e-12)
-    torch.testing.assert_close(y, image + 2 * o.reshape(4, 2, 3), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("clip", [0, 1, 4])
 def test_shaw_with_a_table_of_zeros_is_plain_attention(clip: int) -> None:
     x, matrices = random(0, 5, 4), random(1, 3, 4, 3)
     zero = torch.zeros(2 * clip + 1, 3, dtype=torch.float64)
     ours = positions.shaw_attention(x, *matrices, zero, zero)
     torch.testing.assert_close(ours, formulas.self_attention(x, *matrices), rtol=0, atol=1e-12)
-
-
-def test_equation_4_is_equation_5() -> None:
-    """q . (k + a) = q . k + q . a, on which the fast form without an n x n x d tensor rests."""
-    queries, keys, a_K = random(0, 3, 4), random(1, 5, 4), random(2, 3, 5, 4)
-    split = (queries @ keys.T + torch.einsum("id,ijd->ij", queries, a_K)) / 2
-    torch.testing.assert_close(positions.shaw_scores(queries, keys, a_K), split)
 
 
 def test_a_call_with_everything_by_hand() -> None:
@@ -183,14 +160,3 @@ def test_the_cap_comes_before_the_bias() -> None:
     raw = torch.tensor([[[[1e6]]]], dtype=torch.float64)
     attended = attend(raw, raw, softcap=2.0, bias=torch.tensor(3.0))
     assert attended.scores.item() == pytest.approx(5.0)
-
-
-def test_the_vector_form_of_scores_that_are_not_scaled() -> None:
-    """Depth 4, where sqrt(depth) is 2: a score of log(3) stays, where nobody asks for scaling."""
-    queries = torch.tensor([[math.log(3.0), 0.0, 0.0, 0.0]], dtype=torch.float64)
-    keys = torch.eye(4, dtype=torch.float64)[:2]
-    values = torch.tensor([[8.0], [4.0]], dtype=torch.float64)
-    # Weights 3/4 and 1/4; scaled, sqrt(3) and 1 over their sum.
-    assert formulas.attention_vector_form(queries, keys, values).item() == pytest.approx(7.0)
-    scaled = formulas.attention_vector_form(queries, keys, values, scaled=True).item()
-    assert scaled == pytest.approx((math.sqrt(3) * 8 + 4) / (math.sqrt(3) + 1))

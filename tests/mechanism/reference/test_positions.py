@@ -75,16 +75,6 @@ def test_alibi_slopes_of_the_paper_and_its_code() -> None:
     assert positions.alibi_slopes(12) == pytest.approx([2**-n for n in range(1, 9)] + last)
 
 
-def test_alibi_falls_on_both_sides_of_the_query() -> None:
-    slopes = torch.tensor([1.0, 0.5])
-    assert positions.alibi_bias(slopes, 2, 3).tolist() == [
-        [[0, -1, -2], [-1, 0, -1]],
-        [[0, -0.5, -1], [-0.5, 0, -0.5]],
-    ]
-    # The first query stands at key 2.
-    assert positions.alibi_bias(slopes, 1, 3, offset=2).tolist() == [[[-2, -1, 0]], [[-1, -0.5, 0]]]
-
-
 def test_buckets_of_t5() -> None:
     """32 buckets up to 128, on each side 16, 8 of them of one distance each.
 
@@ -105,19 +95,6 @@ def test_buckets_of_t5() -> None:
     ]  # fmt: skip
     assert positions.bucket(-112, 32, 128, False) == 30
     assert positions.bucket(-113, 32, 128, False) == 31
-
-
-def test_the_defaults_of_a_bucket_bias_are_those_of_t5() -> None:
-    """Both sides, up to 128: with 129 bucket 14 would begin at 65, with 127 bucket 15 at 90."""
-    table = torch.stack((torch.arange(32.0), 100 + torch.arange(32.0)), 1)
-    before = positions.bucket_bias(table, 1, 91, offset=90).flip(2)
-    after = positions.bucket_bias(table, 1, 91)
-    assert before.shape == after.shape == (2, 1, 91)
-    assert before[0, 0, [0, 1, 63, 64, 90]].tolist() == [0, 1, 13, 14, 14]
-    assert after[0, 0, [0, 1, 63, 64, 90]].tolist() == [0, 17, 29, 30, 30]
-    assert torch.equal(before[1], 100 + before[0]) and torch.equal(after[1], 100 + after[0])
-    square = positions.bucket_bias(table, 4, 4)
-    assert square[0].tolist() == [[0, 17, 18, 19], [1, 0, 17, 18], [2, 1, 0, 17], [3, 2, 1, 0]]
 
 
 def test_an_embedding_for_each_distance_up_to_the_clip() -> None:
