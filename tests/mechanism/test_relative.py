@@ -129,8 +129,13 @@ def test_each_operation_says_what_the_cells_say(
         )
     if (tables := relative.tables()) is not None:
         assert_same(added(Shaw(*tables, relative.offset), q, weights), parts)
-    assert_same(added(relative.in_scores(), q, weights), [*parts[:2], None])
     assert_same(added(relative.moved(2), q, weights), added(relative, q, weights, first=2))
+    if kind is Swinging:
+        for ask in (relative.in_scores, lambda: relative.of_head(0, HEADS)):
+            with pytest.raises(headloom.InputError, match="Swinging: it has no .* asks for"):
+                ask()
+        return
+    assert_same(added(relative.in_scores(), q, weights), [*parts[:2], None])
     for head in range(HEADS):
         own = [
             part if part is None or n == 1 else part[:, head, None] for n, part in enumerate(parts)
@@ -160,6 +165,8 @@ def test_kernels_and_matrix_know_them(
     assert torch.allclose(output, expected, atol=1e-5)
     assert torch.allclose(headloom.attention(*tensors, relative=relative), expected, atol=1e-5)
 
+    if kind is Swinging:
+        return
     matrix = headloom.AttentionMatrix(tensors[0][0], tensors[1][0], relative=relative)
     weights = graph[0]
     assert torch.allclose(matrix.dense(), weights, atol=1e-5)
@@ -180,12 +187,3 @@ def test_kernels_serve_what_they_know_and_say_what_not(kind: type[Relative]) -> 
         return
     with pytest.raises(headloom.BackendError, match="Swinging adds more than a bias by distance"):
         headloom.attention(*tensors, relative=relative, backend="native")
-
-
-def test_one_head_of_positions_that_all_heads_share() -> None:
-    shared = Swinging(torch.tensor([0.7]))  # its bias is (1, rows, keys)
-    queries, weights = torch.randn(2, 1, 3, DEPTH), torch.rand(2, 1, 3, 5)
-    for head in range(HEADS):
-        assert_same(
-            added(shared.of_head(head, HEADS), queries, weights), added(shared, queries, weights)
-        )

@@ -225,31 +225,24 @@ def without_empty(ranges: Tensor) -> Tensor:
 def _ranges_by_cells(mask: Mask, queries: int, keys: int, sample: int) -> Tensor | None:
     """See Mask.ranges."""
     size = max(1, BLOCK_CELLS // max(1, keys))
-    parts = []
+    parts = [torch.zeros(2, 0, dtype=torch.int64)]
     for start in range(0, queries, size):
         rows = range(start, min(start + size, queries))
         cells = mask.cells(rows, keys, torch.device("cpu"))
         cells = cells[min(sample, len(cells) - 1)]
-        part = _ranges_of_cells(cells.expand(*cells.shape[:2], keys))
-        if part is None:
+        cells = cells.expand(len(cells), len(rows), keys)
+        count = cells[0].sum(1)
+        ends = torch.zeros(2, len(rows), dtype=torch.int64)
+        if keys:
+            numbers = cells[0].to(torch.uint8)
+            ends = torch.stack((numbers.argmax(1), keys - numbers.flip(1).argmax(1)))
+        # Heads differ, or keys are not side by side.
+        if bool((cells != cells[:1]).any()) or bool(
+            ((count > 0) & (ends.diff(dim=0)[0] != count)).any()
+        ):
             return None
-        parts.append(part.expand(-1, len(rows)))
-    return torch.cat(parts, 1) if parts else torch.zeros(2, 0, dtype=torch.int64)
-
-
-def _ranges_of_cells(cells: Tensor) -> Tensor | None:
-    """Cells (heads, rows, keys) as (2, rows)."""
-    if len(cells) > 1 and bool((cells != cells[:1]).any()):
-        return None
-    rows = cells[0].to(torch.uint8)
-    if not rows.shape[1]:
-        return torch.zeros(2, len(rows), dtype=torch.int64)
-    count = rows.sum(1)
-    first = rows.argmax(1)
-    last = rows.shape[1] - rows.flip(1).argmax(1)
-    if bool(((count > 0) & (last - first != count)).any()):
-        return None
-    return without_empty(torch.stack((first, first + count)))
+        parts.append(ends * (count > 0))
+    return torch.cat(parts, 1)
 
 
 @dataclass(frozen=True)

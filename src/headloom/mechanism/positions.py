@@ -243,10 +243,6 @@ class ALiBi(DistanceBias):
             slopes = slopes.float()  # their products with distances are no numbers of 8 bits
         return slopes.reshape(-1, *(1,) * distance.ndim) * -distance.abs()
 
-    def of_head(self, head: int, heads: int) -> Relative:
-        """See Relative.of_head."""
-        return changed(self, slopes=self.slopes[head, None])
-
 
 @dataclass(frozen=True, eq=False)
 class Buckets(DistanceBias):
@@ -280,7 +276,3 @@ class Buckets(DistanceBias):
             distance, self.table.shape[0], self.max_distance, self.bidirectional
         )
         return self.table[bucket].movedim(-1, 0)
-
-    def of_head(self, head: int, heads: int) -> Relative:
-        """See Relative.of_head."""
-        return changed(self, table=self.table[:, head, None])

@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from headloom.errors import InputError
 from headloom.mechanism.parts import changed
 from headloom.mechanism.shapes import whole_number
 
@@ -44,9 +45,8 @@ class Relative(ABC):
     """Relative positions as `headloom.attention` takes them: what they add to scores and output.
 
     A new kind is a frozen dataclass with an `offset`. One whose scores take a bias by distance
-    derives from `DistanceBias` and says the bias of a distance; the kernels, the weight matrix and
-    traces then know it. Any other overrides what it adds; what else can be asked has a default
-    that is right for every kind, and goes through its cells.
+    derives from `DistanceBias` and says the bias of a distance, and of one head; the kernels, the
+    weight matrix and traces then know it. Any other overrides what it adds.
     """
 
     offset: int
@@ -90,63 +90,30 @@ class Relative(ABC):
         return None
 
     def in_scores(self) -> Relative:
-        """What of them enters the scores."""
-        return self if self.only_bias else _InScores(self, self.offset)
+        """What of them enters the scores, for an `AttentionMatrix`.
+
+        Raises: InputError: they are no bias, and say nothing of it.
+        """
+        if self.only_bias:
+            return self
+        raise self._says_not("in_scores")
 
     def moved(self, by: int) -> Self:
         """The same for queries whose positions are so many higher."""
         return changed(self, offset=self.offset + by)
 
     def of_head(self, head: int, heads: int) -> Relative:
-        """Those of one of so many heads, for a call of that head alone."""
-        return _OfHead(self, self.offset, head, heads)
+        """Those of one of so many heads, for a call of that head alone.
 
+        Raises: InputError: they say nothing of it.
+        """
+        raise self._says_not("of_head")
 
-@dataclass(frozen=True, eq=False)
-class _InScores(Relative):
-    """What of some positions enters the scores."""
-
-    relative: Relative
-    offset: int = 0
-
-    def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor | None:
-        """See Relative.key_scores."""
-        return self.relative.key_scores(queries, rows, keys)
-
-    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor | None:
-        """See Relative.bias."""
-        return self.relative.bias(rows, keys, device)
-
-    def moved(self, by: int) -> Self:
-        """See Relative.moved."""
-        return changed(self, relative=self.relative.moved(by), offset=self.offset + by)
-
-
-@dataclass(frozen=True, eq=False)
-class _OfHead(_InScores):
-    """The positions of one head among those of a call, whose other heads are computed in vain."""
-
-    head: int = 0
-    heads: int = 1
-
-    def _own(self, of_heads: Tensor | None, dimension: int) -> Tensor | None:
-        if of_heads is None or of_heads.shape[dimension] == 1:
-            return of_heads
-        return of_heads.narrow(dimension, self.head, 1)
-
-    def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor | None:
-        """See Relative.key_scores."""
-        queries = queries.expand(-1, self.heads, -1, -1)
-        return self._own(super().key_scores(queries, rows, keys), 1)
-
-    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor | None:
-        """See Relative.bias."""
-        return self._own(super().bias(rows, keys, device), 0)
-
-    def value_output(self, weights: Tensor, rows: range) -> Tensor | None:
-        """See Relative.value_output."""
-        weights = weights.expand(-1, self.heads, -1, -1)
-        return self._own(self.relative.value_output(weights, rows), 1)
+    def _says_not(self, method: str) -> InputError:
+        name = type(self).__name__
+        return InputError(
+            f"{name}: it has no {method}, which a matrix asks for. Write {name}.{method}."
+        )
 
 
 class DistanceBias(Relative):
@@ -177,6 +144,24 @@ class DistanceBias(Relative):
         distance = torch.arange(1 - queries, max(keys, 1 - queries)) - self.offset
         return ByDistance(self.bias_of(distance), queries - 1)
 
+    def of_head(self, head: int, heads: int) -> Relative:
+        """See Relative.of_head."""
+        return _BiasOfHead(self, head, self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class _BiasOfHead(DistanceBias):
+    """The bias of one head among those of a call."""
+
+    relative: DistanceBias
+    head: int
+    offset: int = 0
+
+    def bias_of(self, distance: Tensor) -> Tensor:
+        """See DistanceBias.bias_of."""
+        bias = self.relative.bias_of(distance)
+        return bias if len(bias) == 1 else bias[self.head, None]
+
 
 @dataclass(frozen=True, eq=False)
 class ByDistance(DistanceBias):
@@ -198,7 +183,3 @@ class ByDistance(DistanceBias):
     def transposed(self) -> ByDistance:
         """The bias of (j, i) for (i, j), of a call whose distances are those of the values."""
         return ByDistance(self.values.flip(1), self.values.shape[1] - 1 - self.zero, -self.offset)
-
-    def of_head(self, head: int, heads: int) -> Relative:
-        """See Relative.of_head."""
-        return self if len(self.values) == 1 else changed(self, values=self.values[head, None])
