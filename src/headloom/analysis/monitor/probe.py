@@ -8,7 +8,7 @@ kept in the run's folder, so that a training that is taken up again is measured 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,10 @@ from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.inputs import batch_of
 from headloom.tracing.sources.graphs import reads_a_graph
 
-__all__ = ["Probe"]
+__all__ = ["Given", "Probe", "check_whole", "is_another_process", "wait"]
+
+#: A probe as a caller gives it: a tensor, the first arguments, or the arguments by name.
+Given = Tensor | Sequence[object] | Mapping[str, object]
 
 #: Arguments that are not for reading: what is to be learned, and what a cache holds.
 _ASIDE = ("labels", "num_items_in_batch", "past_key_values", "use_cache", "output_attentions")
@@ -43,7 +46,7 @@ class Probe:
 
     @classmethod
     def taken(
-        cls, model: nn.Module, args: tuple[Any, ...], keywords: Inputs, sequences: int
+        cls, model: nn.Module, args: tuple[object, ...], keywords: Inputs, sequences: int
     ) -> Probe:
         """The first sequences of a batch that a model is called with; all of a graph."""
         arguments = _by_name(model, args, keywords)
@@ -77,7 +80,7 @@ class Probe:
         return cls(inputs, _autocast(next(iter(tensors.values())).device.type))
 
     @classmethod
-    def checked(cls, model: nn.Module, probe: Any) -> Probe:
+    def checked(cls, model: nn.Module, probe: Given) -> Probe:
         """A probe that the caller gives: a tensor, the first arguments of the model in a tuple, or
         a tensor for each by its name.
         """
@@ -143,7 +146,7 @@ class Probe:
             yield
 
 
-def _by_name(model: nn.Module, args: tuple[Any, ...], keywords: Inputs) -> Arguments:
+def _by_name(model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Arguments:
     """The arguments of a call of a model, by their names."""
     signature = inspect.signature(model.forward)
     arguments: Arguments = {}
@@ -182,3 +185,33 @@ def _autocast(device: str) -> tuple[str, torch.dtype] | None:
     if not torch.is_autocast_enabled(device):
         return None
     return device, torch.get_autocast_dtype(device)
+
+
+def wait(model: nn.Module) -> None:
+    """Wait for the device of a model, so that time is whose it is."""
+    device = next((parameter.device for parameter in model.parameters()), None)
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def is_another_process() -> bool:
+    """Whether this process is one of several, and not the first."""
+    distributed = torch.distributed
+    return (
+        distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0
+    )
+
+
+def check_whole(model: nn.Module) -> None:
+    """Raise an InputError where no process has all of a model's parameters."""
+    spread = any(
+        type(part).__name__ in ("DTensor", "FlatParameter") or hasattr(part, "ds_id")
+        for part in model.parameters()
+    )
+    names = [type(module).__name__ for module in model.modules()]
+    if spread or "FullyShardedDataParallel" in names:
+        raise InputError(
+            "monitor: the parameters of this model are spread over processes (FSDP, ZeRO 3, tensor "
+            "parallel), so that none of them can read the model alone. Train with DDP or on one "
+            "device."
+        )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headloom.analysis.monitor.measures import LayerSeen
-from headloom.errors import DataError, InputError
+from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, JsonObject, finite, write_json
 from headloom.formats.history import (
     PRODUCT_SIZE,
@@ -34,9 +34,7 @@ __all__ = [
     "Record",
     "Start",
     "bytes_of",
-    "check_folder",
     "opened",
-    "probe_differs",
 ]
 
 #: Bytes of the matrices of a snapshot above which only their pictures are kept.
@@ -242,24 +240,4 @@ def _snapshot(seen: LayerSeen, keeps: bool) -> LayerSnapshot:
         key_tokens=layer.key_tokens,
         scale=layer.scale,
         product=product,
-    )
-
-
-def check_folder(folder: object) -> Path:
-    """The path of a run's folder.
-
-    Raises: InputError: it is none.
-    """
-    if isinstance(folder, str | Path) and str(folder):
-        return Path(folder)
-    raise InputError(
-        f"monitor: folder is {folder!r}; expected the path of a folder, as 'runs/mine'."
-    )
-
-
-def probe_differs(path: Path) -> DataError:
-    """The error of a training that is taken up again with another probe."""
-    return DataError(
-        f"{path}: the training that is there was measured on another probe. Leave probe= out to go "
-        "on with it, or choose another folder."
     )

@@ -1,4 +1,4 @@
-"""Where a watched training also sends its numbers: TensorBoard, Weights & Biases, trackio, yours.
+"""Where a watched training also sends its numbers: TensorBoard, or yours.
 
 A sink is anything with ``log(step, values)``; one with ``close()`` is closed at the end. Names of
 values are
@@ -6,25 +6,21 @@ values are
     attention/entropy                       the mean over all heads; likewise evenness, first_token
     attention/largest_score                 the largest of all heads
     attention/LAYER/entropy, ...            likewise of a layer, and its norms and symmetry
-    attention/LAYER/head_3/entropy, ...     of a head that was asked for
 """
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from headloom.analysis.monitor.measures import MATRIX_MEASURES, PROBE_MEASURES, LayerSeen
-from headloom.errors import InputError
+from headloom.errors import InputError, optional_package
 
 __all__ = [
     "Sink",
     "TensorBoard",
-    "Trackio",
-    "WeightsAndBiases",
     "as_sinks",
     "check_tensorboard",
     "values_of",
@@ -39,18 +35,10 @@ class Sink(Protocol):
         """Take the numbers of a step."""
 
 
-def _module(name: str, remedy: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(
-            f"the sink needs {error.name}, which is not installed. pip install {remedy}"
-        ) from None
-
-
 def check_tensorboard() -> None:
     """Raise an InputError where TensorBoard is not installed."""
-    _module("torch.utils.tensorboard", "tensorboard")
+    with optional_package("tensorboard", "pip install tensorboard"):
+        import torch.utils.tensorboard  # noqa: F401
 
 
 class TensorBoard:
@@ -60,9 +48,11 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path | str, step: int = 0) -> None:
-        writer = _module("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        check_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
         _wait_for_a_new_second(Path(folder))
-        self._writer: Any = writer(log_dir=str(folder), purge_step=step or None)
+        self._writer = SummaryWriter(log_dir=str(folder), purge_step=step or None)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """See Sink.log."""
@@ -85,45 +75,11 @@ def _wait_for_a_new_second(folder: Path) -> None:
         time.sleep(int(now) + 1 - now)
 
 
-class WeightsAndBiases:
-    """Logs to the run of Weights & Biases that goes on; its steps are the axis "attention/step".
-
-    Raises: InputError: wandb is not installed, or no run goes on.
-    """
-
-    def __init__(self) -> None:
-        self._run: Any = _module("wandb", "wandb").run
-        if self._run is None:
-            raise InputError(
-                "monitor: no run of wandb goes on. Call wandb.init(...) before headloom.monitor, "
-                "or "
-                'with Trainer put report_to="wandb".'
-            )
-        # Not wandb's own steps: those that another callback has gone past it would leave out.
-        self._run.define_metric("attention/step")
-        self._run.define_metric("attention/*", step_metric="attention/step")
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See Sink.log."""
-        self._run.log({**values, "attention/step": step})
-
-
-class Trackio:
-    """Logs to the run of trackio that goes on, begun by `trackio.init`."""
-
-    def __init__(self) -> None:
-        self._log: Callable[..., None] = _module("trackio", "trackio").log
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See Sink.log."""
-        self._log(dict(values), step=step)
-
-
-def as_sinks(sinks: object, folder: Path, step: int) -> list[Sink]:
-    """The sinks that are asked for, by name or as they are.
+def as_sinks(sinks: Sink | str | Iterable[Sink | str], folder: Path, step: int) -> list[Sink]:
+    """The sinks that are asked for.
 
     Args: step: steps of the training that are done; what TensorBoard has of later ones is void.
-    Raises: InputError: something else, or a package that is not installed.
+    Raises: InputError: something else, or TensorBoard is not installed.
     """
     if isinstance(sinks, str) or not isinstance(sinks, Iterable):
         sinks = [sinks]
@@ -131,38 +87,26 @@ def as_sinks(sinks: object, folder: Path, step: int) -> list[Sink]:
     for sink in sinks:
         if sink == "tensorboard":
             made.append(TensorBoard(folder / "tensorboard", step + 1))
-        elif sink == "wandb":
-            made.append(WeightsAndBiases())
-        elif sink == "trackio":
-            made.append(Trackio())
         elif isinstance(sink, Sink):
             made.append(sink)
         else:
             raise InputError(
-                f'monitor: no sink {sink!r}; expected "tensorboard", "wandb", "trackio", or an '
-                "object with log(step, values)."
+                f'monitor: no sink {sink!r}; expected "tensorboard", or an object with '
+                "log(step, values)."
             )
     return made
 
 
-def values_of(layers: Sequence[LayerSeen], heads: Callable[[int, int], bool]) -> dict[str, float]:
-    """What sinks are told of a step.
-
-    Args:
-        layers: as they were measured.
-        heads: whether a head of a layer is wanted by itself.
-    """
+def values_of(layers: Sequence[LayerSeen]) -> dict[str, float]:
+    """What sinks are told of a step."""
     values: dict[str, float] = {}
     for name in PROBE_MEASURES:
-        everyone = [value for layer in layers for value in layer.measures[name]]
-        _put(values, f"attention/{name}", name, everyone)
-    for place, layer in enumerate(layers):
-        for name in (*PROBE_MEASURES, *MATRIX_MEASURES):
-            numbers = layer.measures[name]
-            _put(values, f"attention/{layer.name}/{name}", name, numbers)
-            for head, number in enumerate(numbers):
-                if number is not None and heads(place, head):
-                    values[f"attention/{layer.name}/head_{head}/{name}"] = number
+        _put(values, f"attention/{name}", name, [n for seen in layers for n in seen.measures[name]])
+        for seen in layers:
+            _put(values, f"attention/{seen.name}/{name}", name, seen.measures[name])
+    for name in MATRIX_MEASURES:
+        for seen in layers:
+            _put(values, f"attention/{seen.name}/{name}", name, seen.measures[name])
     return values
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from pathlib import Path
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from headloom.analysis.monitor.monitor import Monitor, monitor
-from headloom.analysis.monitor.record import check_folder
-from headloom.analysis.monitor.settings import Settings
 from headloom.errors import InputError
 from headloom.tracing.sources.transformers import transformers
 
@@ -34,10 +30,6 @@ _NUMBERS = {
 }
 
 
-#: What the Trainer says.
-_TAKEN = ("model", "folder", "step")
-
-
 class MonitorCallback(TrainerCallback):
     """Watch the attention of the model that a `Trainer` of Transformers trains.
 
@@ -53,33 +45,20 @@ class MonitorCallback(TrainerCallback):
     Raises: InputError: Transformers is not installed, or an option that cannot be used.
     """
 
-    #: The callbacks that began a training, by the folder, and the thread that it is in.
-    _begun: ClassVar[dict[Path, tuple[weakref.ref[MonitorCallback], int]]] = {}
-
     def __init__(self, folder: Path | str, **options: Any) -> None:
-        self._folder = check_folder(folder)
-        known = [name for name in inspect.signature(monitor).parameters if name not in _TAKEN]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise InputError(f"monitor: no option {unknown[0]!r}; there are {', '.join(known)}.")
-        asked = {name: options[name] for name in options if name in Settings.__dataclass_fields__}
-        Settings(**asked)
-        self._options = options
+        known = list(inspect.signature(monitor).parameters)[2:]
+        for name in options:
+            if name == "step" or name not in known:
+                raise InputError(f"monitor: no option {name!r}; there are {', '.join(known)}.")
+        self._folder, self._options = Path(folder), options
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **event: Any) -> None:
         """The training begins, or goes on from a checkpoint."""
-        self._leave()
+        if self.monitor is not None:  # of a training that ended in an error
+            self.monitor.__exit__(InterruptedError, None, None)
         if not state.is_world_process_zero:
             return
-        folder, thread = self._folder.resolve(), get_ident()
-        before = self._begun.get(folder)
-        other = None if before is None or before[1] != thread else before[0]()
-        if other is not None:
-            # A thread has one training at a time: that one ended in an error, of which a Trainer
-            # tells nobody.
-            other._leave()
-        self._begun[folder] = weakref.ref(self), thread
         options: dict[str, Any] = {"tokenizer": event.get("processing_class")} | self._options
         options["step"] = state.global_step or None
         self.monitor = monitor(event["model"], self._folder, **options)
@@ -105,11 +84,5 @@ class MonitorCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
         """The training has ended."""
-        self._begun.pop(self._folder.resolve(), None)
         if self.monitor is not None:
             self.monitor.__exit__(None, None, None)
-
-    def _leave(self) -> None:
-        """Let a training go that ended in an error."""
-        if self.monitor is not None:
-            self.monitor.__exit__(InterruptedError, None, None)
