@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headloom.api.exported_tokenizer import bare_tokenizer
-from headloom.api.huggingface_model import quiet, write_huggingface
+from headloom.api.huggingface_model import bare_tokenizer, quiet, write_huggingface
 from headloom.errors import InputError, installing, optional_package
 from headloom.formats.files import read_json, write_json
 from headloom.training.inference import TrainedRun

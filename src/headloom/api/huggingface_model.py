@@ -8,16 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, processors
 from torch import Tensor
 
-from headloom.api.exported_tokenizer import exported_tokenizer
 from headloom.errors import VerificationError, installing, optional_package
+from headloom.models.classifier import Classifier
 from headloom.models.stock import stock_model
 from headloom.models.stock_parts import StockModel
 from headloom.training.inference import TrainedRun
-from headloom.training.pretrained_vocabulary import NO_TOKEN
+from headloom.training.pretrained_vocabulary import NO_TOKEN, PretrainedVocabulary
+from headloom.training.text import SPECIALS, Vocabulary
 
-__all__ = ["huggingface_loader", "logits_of_huggingface", "quiet", "write_huggingface"]
+__all__ = [
+    "bare_tokenizer",
+    "exported_tokenizer",
+    "huggingface_loader",
+    "logits_of_huggingface",
+    "quiet",
+    "write_huggingface",
+]
 
 #: Hypotheses of a translation's search, as `headloom translate` has by default.
 BEAM = 5
@@ -139,3 +148,35 @@ def _tokenizer(run: TrainedRun, *, longest: int) -> Any:
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )
+
+
+def bare_tokenizer(run: TrainedRun) -> Tokenizer:
+    """The run's tokenizer, which adds nothing to what a model reads, and writes no space before the
+    first word.
+    """
+    tokenizer = Tokenizer.from_str(run.vocabulary.tokenizer.to_str())
+    if not isinstance(run.vocabulary, PretrainedVocabulary) and run.vocabulary.has_pieces:
+        tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def exported_tokenizer(run: TrainedRun) -> Tokenizer:
+    """The run's tokenizer, which adds what its model reads beside a text.
+
+    <end> after what a translator reads, <start> before what a classifier does; and no space before
+    the first word that is written.
+    """
+    tokenizer = bare_tokenizer(run)
+    if isinstance(run.vocabulary, PretrainedVocabulary):
+        return tokenizer  # as it came
+    tokenizer.add_special_tokens(list(SPECIALS))  # so that decoding leaves them out
+    end, start = SPECIALS[Vocabulary.end], SPECIALS[Vocabulary.start]
+    if run.translates:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"$A {end}", special_tokens=[(end, Vocabulary.end)]
+        )
+    elif isinstance(run.model, Classifier):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{start} $A", special_tokens=[(start, Vocabulary.start)]
+        )
+    return tokenizer

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headloom.api.exported_tokenizer import exported_tokenizer
+from headloom.api.huggingface_model import exported_tokenizer
 from headloom.errors import InputError, installing, optional_package
 from headloom.formats.files import JsonObject, write_json
 from headloom.models.blocks import DecoderBlock

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,67 +22,63 @@ from headloom.mechanism.graph import Top
 from headloom.tracing.capture import trace_as
 from headloom.tracing.options import TraceOptions
 
-__all__ = ["AlignmentRequest", "PairReader", "align_files", "word_weights_of"]
+__all__ = ["PairReader", "align_files", "word_weights_of"]
 
 #: Pairs that the model reads at once.
 _BATCH = 32
 _Told = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class AlignmentRequest:
-    """What `headloom align` was asked.
-
-    source: a run, a model, a trace or a folder of traces; sources, targets: two files with a text
-    a line, for a model; gold: their links.
-    """
-
-    source: str
-    sources: Path | None = None
-    targets: Path | None = None
-    gold: Path | None = None
-
-
 def align_files(
-    request: AlignmentRequest,
+    source: str,
     options: AlignmentOptions,
+    *,
+    sources: Path | None = None,
+    targets: Path | None = None,
+    gold: Path | None = None,
     progress: _Told = lambda done, total: None,
 ) -> Alignment:
-    """Align what is asked for.
+    """Align two files with a text a line by a model, or the texts of traces.
+
+    Args:
+        source: a run, a model, a trace or a folder of traces.
+        options: how.
+        sources, targets: for a model. gold: their links, in the Pharaoh format.
 
     Raises: InputError: files that do not go together; DataError: a file is missing.
     """
-    gold = None if request.gold is None else read_pharaoh(request.gold)
-    check_choice(options, gold)
-    if _has_traces(request.source):
-        if request.sources is not None or request.targets is not None:
+    links = None if gold is None else read_pharaoh(gold)
+    check_choice(options, links)
+    path = Path(source)
+    if (
+        path.is_dir()
+        and not is_run(path)
+        and any((*path.glob("trace.json"), *path.glob("*/trace.json")))
+    ):
+        if sources is not None or targets is not None:
             raise InputError(
-                f"{request.source} holds traces, which have texts of their own. Leave out "
-                "--source-file and --target-file, or give a run or a model."
+                f"{source} holds traces, which have texts of their own. Leave out --source-file "
+                "and --target-file, or give a run or a model."
             )
-        traces = find_traces([Path(request.source)])
-        weights = (word_weights(trace, steps=options.steps) for trace in traces)
-        return align_words(weights, options, gold)
-    if request.sources is None or request.targets is None:
+        weights = (word_weights(trace, steps=options.steps) for trace in find_traces([path]))
+        return align_words(weights, options, links)
+    if sources is None or targets is None:
         raise InputError(
             "align: a model aligns two files with a text a line. Give --source-file and "
             "--target-file, or traces in the place of the model."
         )
-    sources, targets = (
-        text_lines(read_text(path, "text file")) for path in (request.sources, request.targets)
-    )
-    if len(sources) != len(targets):
+    first, second = (text_lines(read_text(file, "text file")) for file in (sources, targets))
+    if len(first) != len(second):
         raise InputError(
-            f"{request.sources} has {len(sources)} lines, {request.targets} {len(targets)}; "
-            "line-aligned files have as many. Pair them up again."
+            f"{sources} has {len(first)} lines, {targets} {len(second)}; line-aligned files have "
+            "as many. Pair them up again."
         )
-    if gold is not None:  # before the model is opened
-        check_links(
-            gold, [(len(s.split()), len(t.split())) for s, t in zip(sources, targets, strict=True)]
-        )
-    model = open_model(request.source)
-    read = word_weights_of(model, sources, targets, steps=options.steps, progress=progress)
-    return align_words(read, options, gold)
+    if links is not None:  # before the model is opened
+        words = zip(first, second, strict=True)
+        check_links(links, [(len(s.split()), len(t.split())) for s, t in words])
+    model = open_model(source)
+    read = word_weights_of(model, first, second, steps=options.steps, progress=progress)
+    return align_words(read, options, links)
 
 
 def word_weights_of(
@@ -114,7 +109,9 @@ def word_weights_of(
         progress(start + len(chosen), len(full))
         end = len(sources) if start + _BATCH >= len(full) else chosen[-1] + 1
         for i in range(written, end):
-            yield read.get(i) or _nothing(reader.heads, sources[i], targets[i])
+            sides = sources[i].split(), targets[i].split()
+            empty = torch.zeros(len(reader.heads), len(sides[1]), len(sides[0]))
+            yield read.get(i) or WordWeights(empty, reader.heads, *sides)
         written = end
 
 
@@ -145,15 +142,3 @@ class PairReader:
         ]
         self.heads = weights[0].heads
         return weights
-
-
-def _nothing(heads: tuple[AligningHead, ...], source: str, target: str) -> WordWeights:
-    sides = source.split(), target.split()
-    return WordWeights(torch.zeros(len(heads), len(sides[1]), len(sides[0])), heads, *sides)
-
-
-def _has_traces(name: str) -> bool:
-    path = Path(name)
-    if not path.is_dir() or is_run(path):
-        return False
-    return (path / "trace.json").exists() or any(path.glob("*/trace.json"))

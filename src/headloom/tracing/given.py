@@ -20,8 +20,15 @@ from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import ranges_of, without_hidden
 from headloom.tracing.recording.sequences import kind_of_name
 from headloom.tracing.recording.session import Session
-from headloom.tracing.sources.given_weights import checked_weights, graph_of_weights, weights_call
-from headloom.tracing.sources.tensors import as_tensor, check_numbers, is_causal, layer_tensors
+from headloom.tracing.sources.tensors import (
+    as_tensor,
+    check_numbers,
+    checked_weights,
+    graph_of_weights,
+    is_causal,
+    layer_tensors,
+    weights_call,
+)
 
 __all__ = ["KINDS", "from_queries_keys", "from_weights", "mask_is_causal"]
 

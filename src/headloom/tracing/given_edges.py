@@ -18,7 +18,7 @@ from headloom.tracing.given import KINDS, mask_is_causal
 from headloom.tracing.given_tokens import GivenTokens, TokensGiven, ends_of_kind, given_traces
 from headloom.tracing.recording.score_terms import ranges_of
 from headloom.tracing.recording.session import Session
-from headloom.tracing.sources.given_weights import weights_call
+from headloom.tracing.sources.tensors import weights_call
 
 __all__ = ["NEAR", "from_edges"]
 

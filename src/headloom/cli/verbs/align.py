@@ -81,12 +81,13 @@ def align(
 ) -> None:  # fmt: skip
     """Align the words of sources and targets by the heads that look from one at the other."""
     from headloom.analysis.alignment.align import AlignmentOptions
-    from headloom.api.word_alignment import AlignmentRequest, align_files
+    from headloom.api.word_alignment import align_files
 
     options = AlignmentOptions(heads, method.value, None if step is None else step.value)
-    request = AlignmentRequest(source, source_file, target_file, gold)
     with progress_bar("pairs read", lines=True) as show:
-        result = align_files(request, options, show)
+        result = align_files(
+            source, options, sources=source_file, targets=target_file, gold=gold, progress=show
+        )
     result.save(output)
     names = ", ".join(map(str, result.heads))
     if picture is not None:
