@@ -52,7 +52,8 @@ def measure(
     Source: the idea is that of Liang et al. 2006, "Alignment by Agreement", whose two directions
     are two models.
     """
-    right, whole = torch.zeros(2, len(sentences[0].heads))
+    right = torch.zeros(len(sentences[0].heads))
+    whole = torch.zeros_like(right)
     for number, sentence in enumerate(sentences):
         weights = sentence.weights
         weights = (weights + weights[list(beside)].sum(0)) / (len(beside) + 1)
