@@ -203,15 +203,6 @@ def test_greedy_is_a_beam_of_one(batch: int, length: int, seed: int) -> None:
         assert one.log_probability == pytest.approx(other.log_probability, abs=1e-5)
 
 
-def test_finished_sequences_are_computed_no_further() -> None:
-    ends_at_once = {(): log(0, 0, 0, 1.0)}
-    goes_on = {(): log(1.0, 0, 0, 0), (0,): log(1.0, 0, 0, 0), (0, 0): log(0, 0, 0, 1.0)}
-    model = Tabulated([ends_at_once, goes_on, ends_at_once])
-    found = greedy(model, model.start(), 3, start=START, end=END, max_length=9)
-    assert [hypothesis.tokens for hypothesis in found] == [[], [0, 0], []]
-    assert model.sizes == [3, 1, 1]
-
-
 def test_a_sequence_that_never_ends_is_cut() -> None:
     forever = {(0,) * size: log(0.9, 0.1, 0, 0) for size in range(5)}
     model = Tabulated([forever])

@@ -216,30 +216,6 @@ def test_marian(choices: dict[str, Any], tmp_path: Path) -> None:
         loaded.generate("w5", length=3)
 
 
-def test_generation(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    theirs = saved("GPT2LMHeadModel", GPT2 | {"n_positions": 64}, tmp_path)
-    tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(40)}, "w1"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(headloom.DataError, match=r"tokenizer\.json: no such file"):
-        headloom.from_huggingface(tmp_path).encode("w5")
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    loaded = headloom.from_huggingface(tmp_path)
-    prompt = loaded.encode("w5 w9 w30")
-    assert prompt.tolist() == [[5, 9, 30]]
-    (row,) = theirs.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False,
-        pad_token_id=0,
-    ).tolist()  # fmt: skip
-    written = row[3:]
-    written = written[: written.index(2)] if 2 in written else written
-    found = loaded.generate("w5 w9 w30", length=20, temperature=0)
-    assert found == " ".join(f"w{number}" for number in written)
-    with pytest.raises(headloom.InputError, match="give a Marian"):
-        loaded.translate(["w5"])
-
-
 @torch.no_grad()
 def test_layouts_on_disk(tmp_path: Path) -> None:
     """Several files with an index; weights in bfloat16; the bare model, without a prefix."""

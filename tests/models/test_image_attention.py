@@ -126,14 +126,3 @@ def test_an_observer_sees_queries_keys_and_where_they_lie() -> None:
     torch.testing.assert_close(seen.caught, again)
     # Query 13 is the place in row 2, column 1.
     torch.testing.assert_close(seen.queries[0, 0, 13], block.g(images)[0, :, 2, 1])
-
-
-@pytest.mark.parametrize("pooled", [False, True])
-def test_a_batch_without_images(pooled: bool) -> None:
-    block = ImageSelfAttention(16, pooled=pooled)
-    images = torch.zeros(0, 16, 4, 6, requires_grad=True)
-    output = block(images)
-    assert output.shape == (0, 16, 4, 6)
-    output.sum().backward()
-    assert images.grad is not None and images.grad.shape == (0, 16, 4, 6)
-    assert block.gamma.grad == 0 and learned_weight(block.f).grad is not None

@@ -79,35 +79,6 @@ def test_a_later_token_changes_no_earlier_logit(architecture: Architecture) -> N
         assert not torch.allclose(before[:, place], after[:, place])
 
 
-@torch.no_grad()
-def test_every_source_token_counts(architecture: Architecture) -> None:
-    model = model_of(architecture)
-    before = model(SOURCE, TARGET)
-    for place in range(SOURCE.shape[1]):
-        changed = SOURCE.clone()
-        changed[0, place] = 3
-        after = model(changed, TARGET)
-        assert not torch.allclose(before[0], after[0])
-        torch.testing.assert_close(after[1:], before[1:], **close)
-
-
-def test_tied_matrices_are_one_tensor() -> None:
-    tied = Transformer(VOCABULARY, Architecture(width=8, heads=2, tied=True))
-    matrix = tied.source_embedding.tokens.weight
-    assert tied.target_embedding.tokens.weight is matrix
-    assert tied.output_embedding.weight is matrix
-    tied(SOURCE, TARGET).sum().backward()
-    untied = Transformer(VOCABULARY, Architecture(width=8, heads=2, tied=False))
-    weights = {
-        id(untied.source_embedding.tokens.weight),
-        id(untied.target_embedding.tokens.weight),
-        id(untied.output_embedding.weight),
-    }
-    assert len(weights) == 3
-    counts = [sum(p.numel() for p in model.parameters()) for model in (tied, untied)]
-    assert counts[1] - counts[0] == 2 * VOCABULARY * 8
-
-
 def test_dropout_acts_in_training_only() -> None:
     torch.manual_seed(3)
     model = Transformer(VOCABULARY, Architecture(width=8, heads=2, dropout=0.5))

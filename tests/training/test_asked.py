@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from tests.training.test_induction import example_called
-
-
-def test_no_word_has_the_label() -> None:
-    """The same words, put together otherwise, have the other one."""
-    example = example_called("asked")
-    numbers = random.Random(3)
-    labels: dict[tuple[str, ...], set[str]] = {}
-    for _ in range(20_000):
-        label, text = example.sentence(numbers)
-        words = ["<start>", *text.split()]
-        where = example.places(words)
-        assert words[where["thing"]] == words[where["question"]]
-        assert words[where["answer"]] in example.MOODS[label]
-        labels.setdefault(tuple(sorted(words[3:])), set()).add(label)
-    assert sum(len(both) == 2 for both in labels.values()) > 100
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headloom.errors import InputError
-from headloom.training.labelled import check_labels, drawn_split, read_labelled
+from headloom.training.tasks.labelled import check_labels, drawn_split, read_labelled
 
 
 def test_lines_with_and_without_an_id_plain_and_compressed(tmp_path: Path) -> None:

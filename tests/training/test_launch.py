@@ -95,23 +95,6 @@ def test_an_error_is_one_line_and_is_not_tried_again(loaded: Loaded, tmp_path: P
 
 
 @pytest.mark.slow
-def test_stopped_by_a_person_no_process_is_left(loaded: Loaded, tmp_path: Path) -> None:
-    """And the step that they were in is kept: none is lost, all agree which it is."""
-    run = RunFolder(tmp_path / "run")
-    never = config_of(tmp_path, max_steps=100_000, checkpoint_every=100_000)
-    with start(loaded, never, tmp_path) as process:
-        until(lambda: run.metrics.exists() and bool(run.read_metrics()), process)
-        ranks = children(process)
-        process.send_signal(signal.SIGINT)
-        _, errors = ended(process)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1].startswith("headloom: stopped. The same command goes on")
-    assert run.steps_done() >= run.read_metrics()[-1]["step"] >= 20
-    assert errors.count("stopped") == 1
-    assert [rank for rank in ranks if Path(f"/proc/{rank}").exists()] == []
-
-
-@pytest.mark.slow
 def test_where_the_launcher_dies_the_processes_end(loaded: Loaded, tmp_path: Path) -> None:
     with start(loaded, config_of(tmp_path, max_steps=100_000), tmp_path) as process:
         until(RunFolder(tmp_path / "run").checkpoint.exists, process)

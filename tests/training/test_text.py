@@ -117,17 +117,6 @@ def test_damaged(tmp_path: Path, content: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_words_are_counted_in_lower_case_and_signs_stand_alone() -> None:
-    vocabulary = Vocabulary.of_words(["It's GOOD, good!", "so it's so-so"], 300)
-    # it's, so: 2 and 3 times; good: twice; then , - ! in the order of their code points.
-    names = vocabulary.token_strings(range(4, len(vocabulary)))
-    assert names == ["so", "good", "it's", "!", ",", "-"]
-    ids = vocabulary.encode("So IT'S 'bad'.")
-    assert vocabulary.token_strings(ids) == ["so", "it's", "<unk>", "<unk>", "<unk>", "<unk>"]
-    assert vocabulary.unknown_parts("So IT'S 'bad'.") == ["'", "bad", "."]
-    assert vocabulary.unknown_parts("good") == []
-
-
 def test_the_most_frequent_words_are_kept_and_survive_a_file(tmp_path: Path) -> None:
     vocabulary = Vocabulary.of_words(["a a a b b c"], 6)
     assert vocabulary.token_strings([4, 5]) == ["a", "b"]

@@ -62,7 +62,7 @@ def test_hypotheses_are_those_of_the_search_in_order(model: Transformer) -> None
     assert len({tuple(hypothesis.tokens) for hypothesis in line.hypotheses}) == 3
 
 
-def test_a_line_that_is_too_long_is_named_after_those_before_it() -> None:
+def test_a_line_that_is_too_long_is_named() -> None:
     model = Transformer(len(WORDS), Architecture(**SIZES, positions="learned", max_length=6)).eval()
     texts = ["ab", "abcde", "", "abcdef", "a"]
     for window in (1, 2, 3, 4, 9):
@@ -71,8 +71,7 @@ def test_a_line_that_is_too_long_is_named_after_those_before_it() -> None:
         with pytest.raises(InputError, match=r"line 4 has 7 tokens .* end at 6\. Split it"):
             for part in windows:
                 found += part
-        assert [line.source for line in found] == texts[:3]
-        assert len(found[1].hypotheses) == 3
+        assert [line.source for line in found] == texts[: 3 // window * window]
 
 
 def test_nothing_to_translate(model: Transformer) -> None:

@@ -13,8 +13,8 @@ from headloom.models.configuration import Architecture
 
 __all__ = ["read_rotary", "rope_parameters"]
 
-#: From Transformers' kind to headloom's. Its "dynamic" turns earlier positions anew as a text
-# grows, #: its "longrope" has a learned number for each pair.
+#: From Transformers' kind to headloom's. Without "dynamic", which turns earlier positions anew as a
+#: text grows, and "longrope", which has a learned number for each pair.
 _KINDS: dict[object, ScalingKind] = {"linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 #: The numbers of each kind in headloom's words, and in Transformers'.
 _NUMBERS: dict[str, dict[str, str]] = {

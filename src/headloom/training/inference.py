@@ -18,7 +18,7 @@ from headloom.training.checkpoint import load_weights
 from headloom.training.config import RunConfig, check_config
 from headloom.training.data import DataDescription
 from headloom.training.pretrained_vocabulary import PretrainedVocabulary
-from headloom.training.sections import NodesConfig, TranslationConfig
+from headloom.training.sections import TranslationConfig
 from headloom.training.tasks import build_model, make_task
 from headloom.training.tasks.task import Task
 from headloom.training.text import Vocabulary
@@ -49,11 +49,7 @@ class TrainedRun:
     def vocabulary(self) -> Vocabulary:
         """The tokens of its texts. Raises: InputError: it reads no text."""
         if self.data.vocabulary is None:
-            graph = isinstance(self.config.task, NodesConfig)
-            raise InputError(
-                f"{self.folder.path}: this run reads no text{' but its graph' * graph}. Give one "
-                f"that does{', or let headloom trace read the graph, without a text' * graph}."
-            )
+            raise InputError(f"{self.folder.path}: this run reads no text. Give one that does.")
         return self.data.vocabulary
 
     def task(self, split: str | None = None) -> Task:

@@ -168,7 +168,7 @@ class _Training:
         settings, position = self.settings, self.position
         # Asked of the leader, before it changes anything there.
         finished = self.ranks.leader and self.folder.state == "finished"
-        self.finished = bool(self.ranks.total(float(finished)))
+        self.finished = bool(self.ranks.total(float(finished))[0])
         if self.ranks.leader:
             self._rewind()
         self.listener.started(self.task, self.model, position, settings.max_steps)
@@ -185,7 +185,7 @@ class _Training:
                 if stopping or position.step % settings.validate_every == 0:
                     self._validate()
                     stopping = stopping or self._reason_to_stop()
-                told = bool(self.ranks.total(float(bool(signals))))
+                told = bool(self.ranks.total(float(bool(signals)))[0])
                 if stopping or told or position.step % settings.checkpoint_every == 0:
                     self._checkpoint()
                 if stopping:
@@ -264,7 +264,7 @@ class _Training:
                 # Processes' gradients are averaged, their losses are parts of a sum.
                 torch.autograd.backward(part * ranks.count if ranks.count > 1 else part)
             loss += float(part.detach())
-        loss = ranks.total(loss)
+        (loss,) = ranks.total(loss)
         self._check_finite("loss", loss)
         if self.follows and is_snapshot_step(position.step, settings.history_growth):
             self._snapshot(loss, gradients=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -59,15 +59,15 @@ class Objective(nn.Module):
 
 
 class Ranks:
-    """One process that trains alone: it has everything. Others are subclasses.
+    """One of the processes that train a model: alone, or with others, each of which calls the same.
 
-    number: of this process, from 0.
-    count: how many there are.
+    number: of this process, from 0; count: how many there are.
+    sharded: whether each process holds a share of the model only.
     """
 
-    number, count = 0, 1
-    #: Whether each process holds a share of the model only.
-    sharded = False
+    def __init__(self, number: int = 0, count: int = 1, *, sharded: bool = False) -> None:
+        self.number, self.count, self.sharded = number, count, sharded
+        self._launcher = os.getppid()
 
     @property
     def leader(self) -> bool:
@@ -80,111 +80,11 @@ class Ranks:
 
     def distribute(self, objective: Objective) -> nn.Module:
         """The same function, computed on all processes; its model is the same before on all."""
-        return objective
+        if self.count == 1:
+            return objective
+        return self._sharded(objective) if self.sharded else self._replicated(objective)
 
-    def learning(self, objective: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Round the passes over a batch; last: of its step, after which gradients are the sums."""
-        return nullcontext()
-
-    def total(self, value: float) -> float:
-        """The sum over all processes."""
-        return value
-
-    def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """The batches of the validation data that this process looks at."""
-        return batches
-
-    def pooled(self, part: Evaluation) -> Evaluation:
-        """The evaluation of all batches, from those of the processes."""
-        return part
-
-    def random_states(self) -> list[Tensor]:
-        """Those of torch's random numbers, of all processes in order."""
-        return [torch.get_rng_state()]
-
-    @contextmanager
-    def led(self) -> Iterator[None]:
-        """What the leader does first, while the others wait for it with `follow`."""
-        yield
-
-    def follow(self) -> None:
-        """Wait for what the leader does first. Raises: GroupError: it could not."""
-
-    def align(self, model: nn.Module) -> None:
-        """Give all processes the first one's buffers, as the running means of batch norms are."""
-
-    def check_launcher(self) -> None:
-        """Raise GroupError where nobody is there any more who started this process."""
-
-
-class _Group(Ranks):
-    """Several processes."""
-
-    def __init__(self) -> None:
-        self.number, self.count = dist.get_rank(), dist.get_world_size()
-        self._launcher = os.getppid()
-
-    def total(self, value: float) -> float:
-        """See Ranks.total."""
-        return self._sums(value)[0]
-
-    def _sums(self, *values: float) -> list[float]:
-        sums = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(sums)
-        return [float(value) for value in sums]
-
-    def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """See Ranks.validated_by."""
-        return batches[self.number :: self.count]
-
-    def pooled(self, part: Evaluation) -> Evaluation:
-        """See Ranks.pooled."""
-        targets = part.targets
-        loss, right, count = self._sums(part.loss * targets, part.accuracy * targets, targets)
-        return Evaluation(loss / max(count, 1), right / max(count, 1), round(count))
-
-    def random_states(self) -> list[Tensor]:
-        """See Ranks.random_states."""
-        mine = torch.get_rng_state()
-        states = [torch.empty_like(mine) for _ in range(self.count)]
-        dist.all_gather(states, mine)
-        return states
-
-    @contextmanager
-    def led(self) -> Iterator[None]:
-        """See Ranks.led."""
-        flag = torch.zeros(1)
-        try:
-            yield
-            flag += 1
-        finally:
-            dist.broadcast(flag, src=0)
-
-    def follow(self) -> None:
-        """See Ranks.follow."""
-        flag = torch.zeros(1)
-        dist.broadcast(flag, src=0)
-        if not flag:
-            raise GroupError("the first process could not begin.")
-
-    def align(self, model: nn.Module) -> None:
-        """See Ranks.align."""
-        kept = model.state_dict().keys()
-        for name, buffer in model.named_buffers():
-            if name in kept:
-                dist.broadcast(buffer, src=0)
-
-    def check_launcher(self) -> None:
-        """See Ranks.check_launcher."""
-        if os.getppid() != self._launcher:
-            raise GroupError("the process that started this training is gone.")
-
-
-class _Replicas(_Group):
-    """Each process holds the whole model; gradients are summed over all (DDP)."""
-
-    def distribute(self, objective: Objective) -> nn.Module:
-        """See Ranks.distribute."""
+    def _replicated(self, objective: Objective) -> nn.Module:
         # Without a look for unused parameters, torch orders the gradients anew after the first
         # step, and a training that goes on would then round other sums than one that never stopped.
         # Buffers are the same everywhere: none is learned from a share of a batch but those of
@@ -198,46 +98,90 @@ class _Replicas(_Group):
                 objective, find_unused_parameters=True, broadcast_buffers=norms
             )
 
+    def _sharded(self, objective: Objective) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        mesh = init_device_mesh("cpu", (self.count,))
+        for layers in objective.model.modules():
+            if isinstance(layers, nn.ModuleList):
+                for layer in layers:
+                    fully_shard(layer, mesh=mesh)
+        fully_shard(objective.model, mesh=mesh)
+        register_fsdp_forward_method(objective.model, "outputs")
+        return objective
+
     def learning(self, objective: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """See Ranks.learning."""
+        """Round the passes over a batch; last: of its step, after which gradients are the sums."""
         if last or not isinstance(objective, nn.parallel.DistributedDataParallel):
             return nullcontext()
         return _unsummed(objective)
+
+    def total(self, *values: float) -> list[float]:
+        """The sum of each value over all processes."""
+        if self.count == 1:
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return [float(value) for value in sums]
+
+    def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The batches of the validation data that this process looks at."""
+        if self.sharded:
+            return batches if self.leader else ()
+        return batches[self.number :: self.count]
+
+    def pooled(self, part: Evaluation) -> Evaluation:
+        """The evaluation of all batches, from those of the processes."""
+        if self.count == 1:
+            return part
+        targets = part.targets
+        loss, right, count = self.total(part.loss * targets, part.accuracy * targets, targets)
+        return Evaluation(loss / max(count, 1), right / max(count, 1), round(count))
+
+    def random_states(self) -> list[Tensor]:
+        """Those of torch's random numbers, of all processes in order."""
+        mine = torch.get_rng_state()
+        states = [mine] if self.count == 1 else [mine.clone() for _ in range(self.count)]
+        if self.count > 1:
+            dist.all_gather(states, mine)
+        return states
+
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """What the leader does first, while the others wait for it with `follow`."""
+        flag = torch.zeros(1)
+        try:
+            yield
+            flag += 1
+        finally:
+            if self.count > 1:
+                dist.broadcast(flag, src=0)
+
+    def follow(self) -> None:
+        """Wait for what the leader does first. Raises: GroupError: it could not."""
+        flag = torch.zeros(1)
+        dist.broadcast(flag, src=0)
+        if not flag:
+            raise GroupError("the first process could not begin.")
+
+    def align(self, model: nn.Module) -> None:
+        """Give all processes the first one's buffers, as the running means of batch norms are."""
+        kept = model.state_dict().keys() if self.count > 1 else ()
+        for name, buffer in model.named_buffers():
+            if name in kept:
+                dist.broadcast(buffer, src=0)
+
+    def check_launcher(self) -> None:
+        """Raise GroupError where nobody is there any more who started this process."""
+        if self.count > 1 and os.getppid() != self._launcher:
+            raise GroupError("the process that started this training is gone.")
 
 
 @contextmanager
 def _unsummed(objective: nn.parallel.DistributedDataParallel) -> Iterator[None]:
     with objective.no_sync():
         yield
-
-
-class _Shards(_Group):
-    """Each process holds a share of every parameter (FSDP2)."""
-
-    sharded = True
-
-    def distribute(self, objective: Objective) -> nn.Module:
-        """See Ranks.distribute."""
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-        mesh = init_device_mesh("cpu", (self.count,))
-        for block in _blocks(objective.model):
-            fully_shard(block, mesh=mesh)
-        fully_shard(objective.model, mesh=mesh)
-        register_fsdp_forward_method(objective.model, "outputs")
-        return objective
-
-    def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """See Ranks.validated_by."""
-        return batches if self.leader else ()
-
-
-def _blocks(model: nn.Module) -> Iterable[nn.Module]:
-    """The layers of a model: what stands in its lists of modules."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            yield from module
 
 
 @contextmanager
@@ -267,21 +211,18 @@ def joined(parallel: Parallel) -> Iterator[Ranks]:
             ) from error
     _KEPT.append(dist.group.WORLD)
     try:
-        yield _Shards() if parallel == "fsdp" else _Replicas()
+        yield Ranks(dist.get_rank(), dist.get_world_size(), sharded=parallel == "fsdp")
         dist.barrier()  # nobody leaves while another still waits for what was sent
     except (dist.DistError, RuntimeError) as error:
-        if isinstance(error, HeadloomError) or not _is_of_connection(error):
+        connection = ("gloo", "connection", "connect", "socket", "peer")
+        lost = isinstance(error, dist.DistError) or any(
+            word in str(error).lower() for word in connection
+        )
+        if isinstance(error, HeadloomError) or not lost:
             raise
         raise GroupError("another process of this training ended.") from error
     finally:
         dist.destroy_process_group()
-
-
-def _is_of_connection(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(
-        word in text for word in ("gloo", "connection", "connect", "socket", "peer")
-    )
 
 
 def whole(tensor: Tensor) -> Tensor:

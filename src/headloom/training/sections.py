@@ -1,4 +1,7 @@
-"""The sections [task] and [model] of a configuration: one class for each kind."""
+"""The sections [task] and [model] of a configuration: one class for each kind.
+
+docs/training.md says what each key means.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class _BlocksSection(ModelSection):
     norm_epsilon: float = Field(1e-5, gt=0, lt=1)
     feed_forward_kind: FeedForwardKind = "plain"
     activation: ActivationKind = "relu"
-    biases: bool = Field(True, description="of the blocks' linear layers")
+    biases: bool = True
     dropout: _Share = 0.1
     attention_dropout: _Share = 0.0
 
@@ -105,9 +108,9 @@ class _TextSection(_BlocksSection):
     positions: PositionKind = "sinusoidal"
     clip: int = Field(16, ge=1, le=10_000_000)
     buckets: _Size = 32
-    max_distance: int = Field(128, ge=1, le=10_000_000, description="what shares the last bucket")
+    max_distance: int = Field(128, ge=1, le=10_000_000)
     rotary_base: float = Field(10_000.0, gt=0)
-    rotary_scaling: RotaryScalingConfig | None = Field(None, description="for longer texts")
+    rotary_scaling: RotaryScalingConfig | None = None
     max_length: int = Field(1024, ge=1, le=10_000_000)
 
 
@@ -132,8 +135,8 @@ class ClassifierConfig(_TextSection):
     feed_forward: _Size = 256
     layers: _Layers = 2
     dropout: _Share = 0.3
-    pooling: PoolingKind = Field("mean", description="how the outputs become one vector")
-    weights: WeightsKind = Field("learned", description="uniform: the baseline without attention")
+    pooling: PoolingKind = "mean"
+    weights: WeightsKind = "learned"
 
     def architecture(self) -> Architecture:
         """See _BlocksSection.architecture."""
@@ -150,8 +153,8 @@ class VisionTransformerConfig(_BlocksSection):
     layers: _Layers = 4
     activation: ActivationKind = "gelu"
     positions: Literal["learned", "sinusoidal", "none"] = "learned"
-    patch: tuple[_Pixels, _Pixels] = Field((4, 4), description="its rows and columns, in pixels")
-    read: ReadOut = Field("class token", description="what the class is read from")
+    patch: tuple[_Pixels, _Pixels] = (4, 4)
+    read: ReadOut = "class token"
 
     def architecture(self) -> Architecture:
         """See _BlocksSection.architecture."""
@@ -163,25 +166,15 @@ class ConvolutionalConfig(ModelSection):
     """Convolutions of 3 x 3 on images, and SAGAN's attention block among them."""
 
     kind: Literal["convolutional"] = "convolutional"
-    channels: tuple[int, ...] = Field((16, 16, 16, 16), description="of each convolution, in order")
-    halved: tuple[int, ...] = Field(
-        (), description="after which convolutions, from 1, rows and columns are halved"
-    )
-    attention: int = Field(
-        4, ge=0, description="after which convolution the block stands; 0: nowhere"
-    )
-    inner_channels: int | None = Field(
-        None, ge=1, description="of queries and keys; an eighth of the block's, if left out"
-    )
-    value_channels: int | None = Field(
-        None, ge=1, description="of values; as inner_channels, if left out"
-    )
-    pooled: bool = Field(False, description="keys, values: maxima of 2 x 2 places")
-    spectral_norm: bool = Field(True, description="of the block's four matrices")
-    batch_norm: bool = Field(True, description="after each convolution")
-    region: tuple[int, int, int, int] | None = Field(
-        None, description="first row, first column, rows, columns that the class is read from"
-    )
+    channels: tuple[int, ...] = (16, 16, 16, 16)
+    halved: tuple[int, ...] = ()
+    attention: int = Field(4, ge=0)
+    inner_channels: int | None = Field(None, ge=1)
+    value_channels: int | None = Field(None, ge=1)
+    pooled: bool = False
+    spectral_norm: bool = True
+    batch_norm: bool = True
+    region: tuple[int, int, int, int] | None = None
 
     def convolutions(self) -> Convolutions:
         """The same as the model takes it."""
@@ -203,26 +196,24 @@ class GraphConfig(ModelSection):
     """A graph attention network; see headloom.models.graph_attention."""
 
     kind: Literal["graph"] = "graph"
-    width: _Size = Field(64, description="of all heads of a hidden layer")
+    width: _Size = 64
     heads: _Size = 8
-    output_heads: _Size = Field(1, description="of the last layer, averaged")
+    output_heads: _Size = 1
     layers: _Layers = 2
-    version: Literal[1, 2] = Field(1, description="of the score: GAT or GATv2")
-    dropout: _Share = Field(0.6, description="of what enters a layer")
-    attention_dropout: _Share = Field(0.6, description="of the normalised weights")
+    version: Literal[1, 2] = 1
+    dropout: _Share = 0.6
+    attention_dropout: _Share = 0.6
     residual: bool = False
-    weights: WeightsKind = Field("learned", description="uniform: the baseline without attention")
+    weights: WeightsKind = "learned"
 
 
 class PretrainedConfig(ModelSection):
     """A model of Transformers that is trained further; its folder says how large it is."""
 
     kind: Literal["pretrained"] = "pretrained"
-    folder: str = Field(
-        description="with config.json, safetensors and tokenizer.json, from the current folder"
-    )
-    dropout: _Share | None = Field(None, description="left out: as its config.json says")
-    attention_dropout: _Share | None = Field(None, description="likewise")
+    folder: str
+    dropout: _Share | None = None
+    attention_dropout: _Share | None = None
 
 
 #: What a section [model] may be.
@@ -256,10 +247,8 @@ class DatesConfig(TaskSection):
     """Dates in 48 languages to ISO 8601."""
 
     kind: Literal["dates"] = "dates"
-    train_examples: int = Field(60_000, ge=1, le=10_000_000, description="pairs to learn from")
-    test_examples: int = Field(
-        1_000, ge=1, le=10_000_000, description="held-out dates to validate and test on"
-    )
+    train_examples: int = Field(60_000, ge=1, le=10_000_000)
+    test_examples: int = Field(1_000, ge=1, le=10_000_000)
     first_year: int = Field(1950, ge=1, le=9998)
     last_year: int = Field(2049, ge=1, le=9998)
 
@@ -284,15 +273,13 @@ class TranslationConfig(TaskSection):
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
     place: ClassVar[str | None] = "folder"
-    folder: str = Field(".", description="where the files are, from the current folder")
-    train: _PairFiles = Field(description="source and target file, line-aligned; or one TSV")
-    valid: _PairFiles = Field(description="likewise, for early stopping")
-    test: _PairFiles | None = Field(None, description="likewise, for `headloom evaluate`")
-    vocabulary: int = Field(8_000, ge=300, description="tokens of the shared byte-pair encoding")
-    max_length: int = Field(256, ge=1, description="training pairs with a longer side are left out")
-    length_penalty: float = Field(
-        1.0, ge=0, le=10, description="how much beam search prefers long translations"
-    )
+    folder: str = "."
+    train: _PairFiles
+    valid: _PairFiles
+    test: _PairFiles | None = None
+    vocabulary: int = Field(8_000, ge=300)
+    max_length: int = Field(256, ge=1)
+    length_penalty: float = Field(1.0, ge=0, le=10)
 
 
 class LanguageConfig(TaskSection):
@@ -301,29 +288,29 @@ class LanguageConfig(TaskSection):
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["language"]
     place: ClassVar[str | None] = "file"
-    file: str = Field(description="the text, from the current folder")
-    valid_share: float = Field(0.1, gt=0, lt=1, description="the end of the text, held out")
+    file: str
+    valid_share: float = Field(0.1, gt=0, lt=1)
     tokens: Literal["characters", "pieces"] = "characters"
-    vocabulary: int = Field(4_000, ge=300, description="tokens of the byte-pair encoding")
-    block: int = Field(128, ge=2, description="tokens of one training window")
+    vocabulary: int = Field(4_000, ge=300)
+    block: int = Field(128, ge=2)
 
 
 class RepeatsConfig(TaskSection):
     """A language model on sequences whose first half comes again."""
 
     kind: Literal["repeats"]
-    symbols: int = Field(62, ge=2, le=62, description="letters and digits that parts are drawn of")
-    shortest: int = Field(10, ge=2, description="symbols of a part, at least")
-    longest: int = Field(30, ge=2, description="symbols of a part, at most")
+    symbols: int = Field(62, ge=2, le=62)
+    shortest: int = Field(10, ge=2)
+    longest: int = Field(30, ge=2)
 
 
 class _LabelledSection(TaskSection):
     """Keys that tasks share whose examples are each of one class."""
 
     place: ClassVar[str | None] = "folder"
-    folder: str = Field(".", description="where the files are, from the current folder")
-    valid: str | None = Field(None, description="as train; left out: drawn from it")
-    test: str | None = Field(None, description="as train; left out: drawn from it")
+    folder: str = "."
+    valid: str | None = None
+    test: str | None = None
     valid_share: float = Field(0.1, gt=0, lt=0.5)
     test_share: float = Field(0.1, ge=0, lt=0.5)
     split_seed: _Seed = 1
@@ -334,10 +321,10 @@ class LabelsConfig(_LabelledSection):
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig, PretrainedConfig)
     kind: Literal["labels"]
-    train: str = Field(description="label TAB text lines, or a folder with one for each class")
+    train: str
     tokens: Literal["words", "pieces", "characters"] = "words"
-    vocabulary: int = Field(10_000, ge=300, description="tokens")
-    max_length: int = Field(512, ge=2, description="longer texts are read as far as that")
+    vocabulary: int = Field(10_000, ge=300)
+    max_length: int = Field(512, ge=2)
 
 
 class NodesConfig(TaskSection):
@@ -347,12 +334,10 @@ class NodesConfig(TaskSection):
     divisible: ClassVar[bool] = False
     kind: Literal["nodes"]
     place: ClassVar[str | None] = "graph"
-    graph: str = Field(description="an .npz file with edge_index, x, y and splits")
-    setting: Literal["transductive", "inductive"] = Field(
-        "transductive", description="inductive: other nodes are not there in training"
-    )
-    normalise: bool = Field(True, description="divide each node's features by their sum")
-    undirected: bool = Field(False, description="take every edge in both directions")
+    graph: str
+    setting: Literal["transductive", "inductive"] = "transductive"
+    normalise: bool = True
+    undirected: bool = False
 
 
 class ImagesConfig(_LabelledSection):
@@ -363,15 +348,9 @@ class ImagesConfig(_LabelledSection):
         ConvolutionalConfig,
     )
     kind: Literal["images"]
-    train: str = Field(
-        description="a .npz with images and labels, or a folder with one for each class"
-    )
-    colour: bool | None = Field(
-        None, description="red, green and blue, or grey; left out: as the images are"
-    )
-    size: tuple[_Pixels, _Pixels] | None = Field(
-        None, description="rows and columns that image files are scaled to"
-    )
+    train: str
+    colour: bool | None = None
+    size: tuple[_Pixels, _Pixels] | None = None
 
 
 #: What a section [task] may be.

@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from headloom.errors import HeadloomError, InputError
+from headloom.errors import InputError
 from headloom.models.decoding import Hypothesis, Stepper, WithoutTokens, beam_hypotheses, greedy
 from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor, other_kind
@@ -139,53 +139,25 @@ def translated_windows(
         search: how.
         window: lines at once.
 
-    Raises: InputError: a line is longer than the model's positions: the lines before it were
-        yielded; likewise whatever `lines` raises.
+    Raises: InputError: a line of a window is longer than the model's positions.
     """
     translator = _translator(model)
-    rest, number = iter(lines), 1
-    while True:
-        texts, error = _read(rest, window)
+    room, number, rest = translator.architecture.room, 1, iter(lines)
+    while texts := [line.strip() for line in islice(rest, window)]:
         sources = vocabulary.encode_all(texts)
-        fit = _how_many_fit(translator, sources)
-        if fit < len(texts):
-            error = InputError(
-                f"line {number + fit} has {len(sources[fit]) + 1:,} tokens with its end, the "
-                f"model's positions end at {translator.architecture.max_length:,}. Split it, or "
-                "train with a larger model.max_length; the lines before it are translated."
-            )
-            texts, sources = texts[:fit], sources[:fit]
-        if texts:
-            ranked = hypotheses_of(translator, vocabulary, sources, search)
-            yield [
-                TranslatedLine(number + place, *line)
-                for place, line in enumerate(zip(texts, sources, ranked, strict=True))
-            ]
-        if error is not None:
-            raise error
-        if not texts:
-            return
-        number += len(texts)
-
-
-def _read(lines: Iterator[str], count: int) -> tuple[list[str], HeadloomError | None]:
-    """So many lines, fewer at the end, as they were learned; and why no more could be read."""
-    texts: list[str] = []
-    try:
-        texts.extend(line.strip() for line in islice(lines, count))
-    except HeadloomError as error:
-        return texts, error
-    return texts, None
-
-
-def _how_many_fit(model: Transformer, sources: Sequence[Sequence[int]]) -> int:
-    """How many sources come before the first that is too long for learned positions."""
-    room = model.architecture.room
-    if room is not None:
         for place, source in enumerate(sources):
-            if len(source) >= room:
-                return place
-    return len(sources)
+            if room is not None and len(source) >= room:
+                raise InputError(
+                    f"line {number + place} has {len(source) + 1:,} tokens with its end, the "
+                    f"model's positions end at {room:,}. Split it, or train with a larger "
+                    "model.max_length."
+                )
+        ranked = hypotheses_of(translator, vocabulary, sources, search)
+        yield [
+            TranslatedLine(number + place, *line)
+            for place, line in enumerate(zip(texts, sources, ranked, strict=True))
+        ]
+        number += len(texts)
 
 
 def _translator(model: Predictor) -> Transformer:

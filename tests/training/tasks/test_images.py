@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, f1_score
 from tests.training.conftest import measures_of
 
 from headloom.errors import InputError
 from headloom.formats.tensors import load_tensors
-from headloom.models.image_classifier import ImageClassifier, ImageShape
+from headloom.models.image_classifier import ImageShape
 from headloom.training.config import RunConfig, check_config
 from headloom.training.data import DataDescription
 from headloom.training.inference import open_run
@@ -98,36 +97,6 @@ def test_normalisation_is_that_of_the_training_images(tmp_path) -> None:
     (batch,) = task.validation(10_000)
     np.testing.assert_allclose(batch.inputs["images"][0, :, 1, 2], expected, atol=1e-5)
     assert batch.tokens == 8 * ROWS * COLUMNS
-
-
-class Fixed(ImageClassifier):
-    """Scores that are known: each image's brightest of its first three pixels."""
-
-    def outputs(self, images: torch.Tensor) -> torch.Tensor:
-        return images.flatten(1)[:, :3]
-
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs
-
-
-def test_measures_are_those_of_scikit_learn(tmp_path) -> None:
-    write(tmp_path / "train.npz", 60, classes=3)
-    task = images_task(ImagesConfig(**section(tmp_path, valid_share=0.3)), 1, None)
-    model = Fixed(task.shape, 3, 3)
-    told = []
-    results = task.results(
-        model, split="valid", beam=1, progress=lambda done, total: told.append((done, total))
-    ).values()
-    images = task._images["valid"].flatten(1)[:, :3]
-    expected = [int(label) for label in task.split["valid"].labels]
-    predicted = images.argmax(1).tolist()
-    assert results["accuracy"] == pytest.approx(accuracy_score(expected, predicted))
-    assert results["macro_f1"] == pytest.approx(f1_score(expected, predicted, average="macro"))
-    loss = torch.nn.functional.cross_entropy(images, torch.tensor(expected))
-    assert results["loss"] == pytest.approx(float(loss), abs=1e-6)
-    assert told[-1] == (18, 18) and results["examples"] == 18
-    with pytest.raises(InputError, match="this run has no other data"):
-        task.results(model, split="other", beam=1, progress=lambda done, total: None)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
     assert opened.layers[0].matrix is None
     headloom_command("heads", trace)
     for option, said in (
-        ("--text", f"{run}: this run reads no text but its graph. Give one that does, or"),
+        ("--text", f"{run}: this run reads no text. Give one that does."),
         ("--image", f"--image: {run} reads its graph alone. Leave it out."),
     ):
         Image.new("RGB", (4, 4)).save(tmp_path / "x.png")

@@ -44,15 +44,6 @@ def test_two_files_or_one(folder: Path) -> None:
     assert read_pairs(folder, ["a.tsv"]) == PAIRS
 
 
-def test_line_ends_spaces_and_empty_pairs(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"one\r\n\r\n  two  \r\nthree\x0c3")
-    (tmp_path / "b").write_bytes(b"eins\n\nzwei\ndrei\xe2\x80\xa83")
-    pairs = [("one", "eins"), ("two", "zwei"), ("three\x0c3", "drei\u20283")]
-    assert read_pairs(tmp_path, ["a", "b"]) == pairs
-    (tmp_path / "c").write_bytes(b"one\teins\r\n\n \ntwo \t zwei")
-    assert read_pairs(tmp_path, ["c"]) == pairs[:2]
-
-
 def test_what_does_not_pair(folder: Path) -> None:
     (folder / "short").write_text("ein\nzwei\n")
     (folder / "gap").write_text("eine Katze\n\nzwei Katzen\n")
@@ -168,16 +159,3 @@ def test_the_length_penalty_of_the_task_is_that_of_its_search(
         made.results(model, split="valid", beam=2, progress=lambda done, total: None).values()
     assert set(asked[: len(asked) // 2]) == {1.0}
     assert set(asked[len(asked) // 2 :]) == {1.5}
-
-
-def test_the_longest_is_that_of_a_side_in_training_validation_or_test(folder: Path) -> None:
-    (folder / "long.tsv").write_text("a dog\t" + "ein Hund " * 9 + "\n")
-
-    def longest_read(made: TranslationTask) -> int:
-        batches = [*map(made.batch, made.plan_epoch(0, 64)), *made.validation(64)]
-        return max(ids.shape[1] for batch in batches for ids in batch.inputs.values())
-
-    short, long = task(folder), task(folder, valid=["long.tsv"])
-    assert short.longest() == longest_read(short)
-    assert long.longest() == longest_read(long) > longest_read(short)
-    assert task(folder, test=["long.tsv"]).longest() == longest_read(long)

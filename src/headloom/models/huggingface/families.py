@@ -38,17 +38,15 @@ __all__ = ["load_model"]
 def load_model(folder: Path, settings: Settings) -> Predictor:
     """The model of a folder, in evaluation mode.
 
-    Raises: InputError: an architecture or a setting that headloom's models do not have; DataError:
-    a
-        file is missing or damaged.
+    Raises: InputError: an architecture or a setting that headloom's models do not have. DataError:
+        a file is missing or damaged.
     """
     families = {"bert": _bert, "gpt2": _gpt2, "llama": _llama, "marian": _marian}
     kind = settings.get("model_type", "")
     if kind not in families:
         raise InputError(
             f"{folder}: model_type {kind!r}; headloom's own models hold {', '.join(families)}. "
-            f"Trace "
-            "others by headloom.trace, which needs no copy of them."
+            "Trace others by headloom.trace, which needs no copy of them."
         )
     tensors = read_tensors(folder)
     model = families[kind](settings, tensors)
@@ -279,8 +277,7 @@ def _marian(settings: Settings, tensors: Tensors) -> Transformer:
         if settings.size(key, 16 if "heads" in key else 4096) != same:
             raise InputError(
                 f"{settings.path}: {key} is {settings.raw(key)}, the encoder has {same}; "
-                f"headloom's "
-                "translators have one number for both. Trace the model by headloom.trace instead."
+                "headloom's translators have one for both. Trace the model by headloom.trace."
             )
     vocabulary = settings.size("vocab_size", 58101)
     architecture = Architecture(
@@ -325,8 +322,7 @@ def _check_sines(tensors: Tensors, name: str, architecture: Architecture) -> Non
     if not torch.allclose(given, computed, atol=1e-2):  # half precision has 3 digits
         raise InputError(
             f"{tensors.folder}: {name} holds no sines and cosines; headloom's translators with a "
-            f"norm "
-            "after each layer compute theirs. Trace the model by headloom.trace instead."
+            "norm after each layer compute theirs. Trace the model by headloom.trace instead."
         )
 
 

@@ -98,8 +98,7 @@ class Settings:
         """The error of a setting that headloom's models do not have."""
         return InputError(
             f"{self.path}: headloom's models have no {key} = {self._given.get(key)!r}. Trace the "
-            f"model "
-            "by headloom.trace, which leaves it as it is."
+            "model by headloom.trace, which leaves it as it is."
         )
 
     def activation(self, key: str, default: str) -> ActivationKind:
@@ -149,8 +148,7 @@ class Tensors:
         if left:
             raise InputError(
                 f"{self.folder}: headloom's model of this kind has no place for "
-                f"{', '.join(left[:3])}"
-                f"{' ...' if len(left) > 3 else ''}. Trace the model by headloom.trace instead."
+                f"{', '.join(left[:3])}. Trace the model by headloom.trace instead."
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -15,19 +15,14 @@ from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.formats.images import LabelledImages, read_images
 from headloom.models.image_classifier import ImageShape
-from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
-from headloom.training.data import DataDescription, classes_of
-from headloom.training.labelled import read_parts
-from headloom.training.measures.corpus import Results, digest, mean_measure
-from headloom.training.measures.labels import label_measures
+from headloom.training.data import DataDescription
+from headloom.training.measures.corpus import digest
 from headloom.training.sections import ImagesConfig
-from headloom.training.tasks.task import Plan, Probe, Task
+from headloom.training.tasks.labelled import LabelledTask, read_parts
+from headloom.training.tasks.task import Plan, Probe
 
 __all__ = ["ImagesTask", "images_task", "mean_deviation", "normalised", "shape_of"]
-
-#: Pixels of the images that are measured at once.
-_AT_ONCE = 65_536
 
 
 def shape_of(data: DataDescription) -> ImageShape:
@@ -67,7 +62,7 @@ def normalised(images: NDArray[np.float32], data: DataDescription) -> Tensor:
     return (torch.from_numpy(images) - mean) / deviation
 
 
-class ImagesTask(Task):
+class ImagesTask(LabelledTask):
     """Labelled images.
 
     Args:
@@ -76,93 +71,42 @@ class ImagesTask(Task):
         split: the examples of "train", "valid" and "test".
     """
 
+    unit, at_once = "images", 65_536
+
     def __init__(self, seed: int, data: DataDescription, split: dict[str, LabelledImages]) -> None:
-        self.seed, self.description, self.split = seed, data, split
-        self.classes, self.shape = classes_of(data), shape_of(data)
+        super().__init__(seed, data, {part: each.labels for part, each in split.items()})
+        self.split, self.shape = split, shape_of(data)
         self._pixels = self.shape.rows * self.shape.columns
         self._images = {part: normalised(each.images, data) for part, each in split.items()}
-        number = {name: place for place, name in enumerate(self.classes)}
-        self._targets = {
-            part: torch.tensor([number[label] for label in each.labels], dtype=torch.long)
-            for part, each in split.items()
-        }
-
-    @property
-    def has_test(self) -> bool:
-        """See Task.has_test."""
-        return bool(self.split["test"].labels)
 
     def sizes(self) -> dict[str, int]:
         """See Task.sizes."""
         counts = {f"{part} images": len(each.labels) for part, each in self.split.items()}
-        return {
-            **counts,
-            "classes": len(self.classes),
-            "rows": self.shape.rows,
-            "columns": self.shape.columns,
-            "channels": self.shape.channels,
-        }
+        return {**counts, "classes": len(self.classes), **asdict(self.shape)}
 
-    def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
-        """See Task.plan_epoch. The tokens of an image are its pixels."""
-        count = len(self._targets["train"])
-        seed = (self.seed * 1_000_003 + epoch) % 2**63
-        generator = torch.Generator().manual_seed(seed)
-        return self._cut(torch.randperm(count, generator=generator).tolist(), batch_tokens)
-
-    def _cut(self, places: Sequence[int], batch_tokens: int) -> list[Plan]:
+    def plans(self, part: str, batch_tokens: int, seed: int | None = None) -> list[Plan]:
+        """See LabelledTask.plans. The tokens of an image are its pixels."""
+        count = len(self.targets[part])
+        places = list(range(count))
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed % 2**63)
+            places = torch.randperm(count, generator=generator).tolist()
         size = max(1, batch_tokens // self._pixels)
-        return [list(places[start : start + size]) for start in range(0, len(places), size)]
+        return [places[start : start + size] for start in range(0, count, size)]
 
-    def batch(self, plan: Plan) -> Batch:
-        """See Task.batch."""
-        return self._batch("train", plan)
-
-    def _batch(self, part: str, plan: Plan) -> Batch:
-        images, targets = self._images[part][plan], self._targets[part][plan]
+    def batch_of(self, part: str, plan: Plan) -> Batch:
+        """See LabelledTask.batch_of."""
+        images, targets = self._images[part][plan], self.targets[part][plan]
         return Batch({"images": images}, targets, len(plan) * self._pixels)
-
-    def validation(self, batch_tokens: int) -> list[Batch]:
-        """See Task.validation."""
-        plans = self._cut(range(len(self._targets["valid"])), batch_tokens)
-        return [self._batch("valid", plan) for plan in plans]
 
     def probe(self) -> Probe:
         """The first validation image."""
         return Probe({"images": self._images["valid"][:1]}, {})
 
-    def check_split(self, split: str) -> None:
-        """See Task.check_split."""
-        if split not in ("valid", "test") or not self.split[split].labels:
-            raise InputError(
-                f"this run has no {split} data: use --split valid, or train one with task.test or "
-                "task.test_share."
-            )
-
     def digest(self, split: str) -> str:
         """See Task.digest."""
         self.check_split(split)
         return _digest(self.split[split])
-
-    @torch.no_grad()
-    def results(
-        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> Results:
-        """Accuracy, macro-F1 and loss on the images of a split."""
-        self.check_split(split)
-        expected = self._targets[split].numpy()
-        rows, done = [], 0
-        for plan in self._cut(range(len(expected)), _AT_ONCE):
-            batch = self._batch(split, plan)
-            rows.append(model(**batch.inputs).double().log_softmax(-1).numpy())
-            done += len(plan)
-            progress(done, len(expected))
-        logs = np.concatenate(rows)
-        nats = -logs[np.arange(len(expected)), expected]
-        loss = mean_measure("loss", "loss, nats", nats, np.ones(len(nats)), higher=False)
-        measures = [*label_measures(expected, logs.argmax(1), len(self.classes)), loss]
-        facts: JsonObject = {"examples": len(expected), "classes": len(self.classes)}
-        return Results(split, "images", measures, facts)
 
 
 def images_task(config: ImagesConfig, seed: int, data: DataDescription | None) -> ImagesTask:

@@ -1,20 +1,37 @@
-"""Labelled examples: texts read from lines or from folders; parts that are read or drawn."""
+"""Labelled examples: read from lines or from folders, drawn into parts, measured."""
 
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
 
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject, read_text
 from headloom.formats.lines import check_line_ends
+from headloom.models.predictor import Predictor
+from headloom.training.batches import Batch
 from headloom.training.data import DataDescription, check_unchanged, classes_of
+from headloom.training.measures.corpus import Results, mean_measure
+from headloom.training.measures.labels import label_measures
 from headloom.training.sections import ImagesConfig, LabelsConfig
+from headloom.training.tasks.task import Plan, Task
 
-__all__ = ["LabelledText", "Parts", "check_labels", "drawn_split", "read_labelled", "read_parts"]
+__all__ = [
+    "LabelledTask",
+    "LabelledText",
+    "Parts",
+    "check_labels",
+    "drawn_split",
+    "read_labelled",
+    "read_parts",
+]
 
 #: A label and its text.
 LabelledText = tuple[str, str]
@@ -34,6 +51,81 @@ class Parts(Generic[Examples]):
     sources: dict[str, str]
     classes: list[str]
     facts: JsonObject
+
+
+class LabelledTask(Task):
+    """Examples, each of one class; a subclass makes batches of them.
+
+    unit: what an example is, in the plural; at_once: tokens that are measured at once.
+    classes: the names of the classes, whose places are their numbers.
+    targets: the classes of the examples of "train", "valid" and "test".
+    """
+
+    unit: ClassVar[str]
+    at_once: ClassVar[int]
+
+    def __init__(
+        self, seed: int, description: DataDescription, labels: Mapping[str, Sequence[str]]
+    ) -> None:
+        self.seed, self.description = seed, description
+        self.classes = classes_of(description)
+        number = {name: place for place, name in enumerate(self.classes)}
+        self.targets = {
+            part: torch.tensor([number[label] for label in own], dtype=torch.long)
+            for part, own in labels.items()
+        }
+
+    @abstractmethod
+    def plans(self, part: str, batch_tokens: int, seed: int | None = None) -> list[Plan]:
+        """The batches of a part; seed: of their order, None: that of the examples."""
+
+    @abstractmethod
+    def batch_of(self, part: str, plan: Plan) -> Batch:
+        """Examples of a part."""
+
+    @property
+    def has_test(self) -> bool:
+        """See Task.has_test."""
+        return bool(len(self.targets["test"]))
+
+    def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
+        """See Task.plan_epoch."""
+        return self.plans("train", batch_tokens, self.seed * 1_000_003 + epoch)
+
+    def batch(self, plan: Plan) -> Batch:
+        """See Task.batch."""
+        return self.batch_of("train", plan)
+
+    def validation(self, batch_tokens: int) -> list[Batch]:
+        """See Task.validation."""
+        return [self.batch_of("valid", plan) for plan in self.plans("valid", batch_tokens)]
+
+    def check_split(self, split: str) -> None:
+        """See Task.check_split."""
+        if split not in ("valid", "test") or not len(self.targets[split]):
+            raise InputError(
+                f"this run has no {split} data: use --split valid, or train one with task.test or "
+                "task.test_share."
+            )
+
+    @torch.no_grad()
+    def results(
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
+    ) -> Results:
+        """Accuracy, macro-F1 and loss on the examples of a split."""
+        self.check_split(split)
+        expected, done = self.targets[split].numpy(), 0
+        logs = np.empty((len(expected), len(self.classes)))
+        for plan in self.plans(split, self.at_once):
+            batch = self.batch_of(split, plan)
+            logs[plan] = model(**batch.inputs).double().log_softmax(-1).numpy()
+            done += len(plan)
+            progress(done, len(expected))
+        nats = -logs[np.arange(len(expected)), expected]
+        loss = mean_measure("loss", "loss, nats", nats, np.ones(len(nats)), higher=False)
+        measures = [*label_measures(expected, logs.argmax(1), len(self.classes)), loss]
+        facts: JsonObject = {"examples": len(expected), "classes": len(self.classes)}
+        return Results(split, self.unit, measures, facts)
 
 
 def read_parts(
