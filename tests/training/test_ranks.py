@@ -225,13 +225,13 @@ def test_a_share_without_texts_has_no_targets() -> None:
 @pytest.mark.slow
 def test_what_is_wrong_is_said_once(tiny: ConfigMaker, starter: Starter, tmp_path: Path) -> None:
     """By the first process, where all would say it; nobody waits for ever."""
-    content = tiny().model_dump(mode="json")
+    content = tiny().model_dump(mode="json", exclude_unset=True)
     content["task"]["file"] = str(tmp_path / "no")
     ends = starter.run(check_config(content, "test"), tmp_path / "a", 2)
     assert ends[0].startswith("DataError")
     assert ends[1] == "GroupError: the first process could not begin."
     assert not (tmp_path / "a").exists()
-    ends = starter.run(tiny(peak_learning_rate=1e30, clip_norm=None), tmp_path / "b", 2)
+    ends = starter.run(tiny(peak_learning_rate=1e30, clip_norm=0), tmp_path / "b", 2)
     assert ends[0].startswith("InputError: step ")
     assert ends[1].startswith("GroupError: the ")
 
