@@ -80,16 +80,13 @@ def test_files_are_scaled_where_a_size_is_asked_for(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": GREY}, 'no array "images"; it holds x. Save both'),
-        ({"images": GREY[None]}, 'no array "labels"; it holds images'),
-        ({"images": GREY, "labels": [1]}, r"images have the shape \(2, 3\); expected \(images"),
-        ({"images": GREY[None], "labels": [1, 2]}, r"labels are int64 of shape \(2,\); expected"),
-        ({"images": GREY[None], "labels": [0.5]}, "labels are float64 of shape"),
+        ({"x": GREY}, 'it holds x uint8 .2, 3.; expected "images"'),
+        ({"images": GREY[None], "labels": [1, 2]}, r"labels int64 \(2,\); expected"),
+        ({"images": GREY[None], "labels": [0.5]}, "labels float64"),
         ({"images": GREY[None] / 16.0, "labels": [1]}, "images are float64 from 0 to 15.9375"),
         ({"images": np.full((1, 2, 2), np.nan), "labels": [1]}, "images are float64 from nan"),
         ({"images": GREY[None].astype(np.int64), "labels": [1]}, "images are int64 from 0 to 255"),
-        ({"images": np.zeros((1, 2, 2, 2)), "labels": [1]}, "2 channels; expected 1 .grey. or 3"),
-        ({"images": np.zeros((1, 3, 8, 8)), "labels": [1]}, "Turn the channels to the end"),
+        ({"images": np.zeros((1, 3, 8, 8)), "labels": [1]}, r"expected .*rows, columns, 3"),
     ],
 )
 def test_arrays_that_do_not_fit(arrays, message, tmp_path) -> None:

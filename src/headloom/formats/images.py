@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,68 +133,42 @@ def read_images(
     """
     if path.is_dir():
         return _read_folder(path, colour, size)
-    return _from_arrays(path, read_npz(path, "file of images"), colour, size)
+    return _from_arrays(path, colour, size)
 
 
-def _from_arrays(
-    path: Path, arrays: dict[str, NDArray[Any]], colour: bool | None, size: tuple[int, int] | None
-) -> LabelledImages:
-    for name in ("images", "labels"):
-        if name not in arrays:
-            known = ", ".join(arrays) or "none"
-            raise InputError(
-                f'{path}: no array "{name}"; it holds {known}. Save both: numpy.savez(path, '
-                "images=..., labels=...)."
-            )
-    images, labels = arrays["images"], arrays["labels"]
-    if images.ndim not in (3, 4) or not len(images) or (images.ndim == 4 and images.shape[3] > 4):
+def _from_arrays(path: Path, colour: bool | None, size: tuple[int, int] | None) -> LabelledImages:
+    arrays = read_npz(path, "file of images")
+    images, labels = (arrays.get(name, np.zeros(0)) for name in ("images", "labels"))
+    shape = images.shape if images.ndim == 4 else (*images.shape, 1)
+    fits = images.ndim in (3, 4) and len(images) and shape[3] in (1, 3)
+    if not fits or labels.shape != shape[:1] or labels.dtype.kind not in "iuU":
+        held = ", ".join(f"{name} {own.dtype} {own.shape}" for name, own in arrays.items())
         raise InputError(
-            f"{path}: images have the shape {images.shape}; expected (images, rows, columns), or "
-            "(images, rows, columns, 1 or 3). Turn the channels to the end."
+            f'{path}: it holds {held or "nothing"}; expected "images", (images, rows, columns) or '
+            '(images, rows, columns, 3), and "labels", a whole number or a text for each.'
         )
-    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iuU":
+    if size not in (None, shape[1:3]):
         raise InputError(
-            f"{path}: labels are {labels.dtype} of shape {labels.shape}; expected a whole number "
-            f"or a text for each of {len(images)} images."
+            f"{path}: images have {shape[1]} x {shape[2]} pixels, task.size says {size}; arrays "
+            "are not scaled. Leave task.size out."
         )
-    if size is not None and images.shape[1:3] != size:
-        raise InputError(
-            f"{path}: images have {images.shape[1]} x {images.shape[2]} pixels, task.size says "
-            f"{size[0]} x {size[1]}; arrays are not scaled. Leave task.size out."
-        )
-    pixels = _channels(path, _from_0_to_1(path, images), colour)
-    names = [f"{path}, image {number}" for number in range(len(pixels))]
-    return LabelledImages(pixels, [str(label) for label in labels.tolist()], names)
-
-
-def _from_0_to_1(path: Path, images: NDArray[Any]) -> NDArray[np.float32]:
+    pixels = np.moveaxis(images.reshape(shape), -1, 1).astype(np.float32)
     if images.dtype == np.uint8:
-        return images.astype(np.float32) / np.float32(255)
-    low, high = (float(images.min()), float(images.max())) if images.size else (0.0, 0.0)
-    if images.dtype.kind != "f" or not (low >= 0 and high <= 1):
+        pixels /= np.float32(255)
+    elif images.dtype.kind != "f" or not (pixels.min() >= 0 and pixels.max() <= 1):
         raise InputError(
-            f"{path}: images are {images.dtype} from {low:g} to {high:g}; expected bytes (uint8), "
-            "or floats from 0 to 1. Divide them by the largest that there can be."
+            f"{path}: images are {images.dtype} from {pixels.min():g} to {pixels.max():g}; "
+            "expected bytes (uint8), or floats from 0 to 1. Divide them by the largest that there can be."
         )
-    return images.astype(np.float32)
-
-
-def _channels(path: Path, images: NDArray[np.float32], colour: bool | None) -> NDArray[np.float32]:
-    """(images, channels, rows, columns), with the channels that are wanted."""
-    images = images[:, None] if images.ndim == 3 else np.moveaxis(images, -1, 1)
-    channels = images.shape[1]
-    if channels not in (1, 3):
-        raise InputError(
-            f"{path}: images have {channels} channels; expected 1 (grey) or 3 (red, green, blue)."
-        )
-    if colour is True and channels == 1:
-        return np.repeat(images, 3, 1)
-    if colour is False and channels == 3:
+    if colour and shape[3] == 1:
+        pixels = np.repeat(pixels, 3, 1)
+    elif colour is False and shape[3] == 3:
         # Luma of ITU-R 601-2, as Pillow makes grey of colours.
-        weights = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-        grey: NDArray[np.float32] = np.einsum("nchw,c->nhw", images, weights)[:, None]
-        return grey
-    return np.ascontiguousarray(images)
+        luma = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+        pixels = np.einsum("nchw,c->nhw", pixels, luma)[:, None]
+    names = [f"{path}, image {number}" for number in range(len(pixels))]
+    texts = [str(label) for label in labels.tolist()]
+    return LabelledImages(np.ascontiguousarray(pixels), texts, names)
 
 
 def _read_folder(folder: Path, colour: bool | None, size: tuple[int, int] | None) -> LabelledImages:
