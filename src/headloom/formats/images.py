@@ -158,7 +158,7 @@ def _from_arrays(path: Path, colour: bool | None, size: tuple[int, int] | None) 
     elif images.dtype.kind != "f" or not (pixels.min() >= 0 and pixels.max() <= 1):
         raise InputError(
             f"{path}: images are {images.dtype} from {pixels.min():g} to {pixels.max():g}; "
-            "expected bytes (uint8), or floats from 0 to 1. Divide them by the largest that there can be."
+            "expected bytes (uint8), or floats from 0 to 1."
         )
     if colour and shape[3] == 1:
         pixels = np.repeat(pixels, 3, 1)
