@@ -93,7 +93,7 @@ def test_dropout_of_sparse_features_is_that_of_dense_ones() -> None:
 
 
 def test_bad_sizes() -> None:
-    with pytest.raises(headloom.InputError, match="0 layers"):
+    with pytest.raises(headloom.InputError, match="layers is 0"):
         GraphAttentionNetwork(4, 2, layers=0)
-    with pytest.raises(headloom.InputError, match="1 classes"):
+    with pytest.raises(headloom.InputError, match="classes is 1"):
         GraphAttentionNetwork(4, 1)

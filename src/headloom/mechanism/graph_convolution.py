@@ -186,9 +186,9 @@ class GATv2Conv(GraphLayer):
     def _call(
         self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
     ) -> NeighbourCall:
-        matrix = None
+        rows = None
         if features is not None and self.lin_edge is not None:
-            matrix = _by_node(self.lin_edge.weight.T.contiguous(), self.heads)
+            rows = _by_node(self.lin_edge(features), self.heads)
         return NeighbourCall(
             edges,
             NeighbourScore.VECTOR,
@@ -196,8 +196,7 @@ class GATv2Conv(GraphLayer):
             queries=targets,
             keys=sources,
             vector=self.att[0],
-            edge_features=features,
-            edge_matrix=matrix,
+            edge_rows=rows,
             slope=self.negative_slope,
         )
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from headloom.errors import InputError
 from headloom.mechanism.graph_convolution import GATConv, GATv2Conv
 from headloom.mechanism.graph_layer import check_features
 from headloom.mechanism.multihead import WeightsKind
@@ -62,16 +61,12 @@ class GraphAttentionNetwork(Predictor):
     ) -> None:
         super().__init__()
         name = "GraphAttentionNetwork"
-        for number, what in ((layers, "layers"), (features, "features"), (classes, "classes")):
-            whole_number(name, what, number)
+        for what, number, least in (
+            ("layers", layers, 1), ("features", features, 1), ("classes", classes, 2),
+        ):  # fmt: skip
+            whole_number(name, what, number, least)
         chosen(name, "weights", weights, get_args(WeightsKind))
-        if version not in (1, 2):
-            raise InputError(f"{name}: version={version!r}; expected 1 or 2.")
-        if layers < 1 or features < 1 or classes < 2:
-            raise InputError(
-                f"a graph attention network of {layers} layers, {features} features and {classes} "
-                "classes; expected 1 layer, 1 feature and 2 classes, or more."
-            )
+        whole_number(name, "version", version, 1, 2)
         kind = GATConv if version == 1 else GATv2Conv
         widths = [features, *[heads * depth] * (layers - 1)]
         self.convolutions = nn.ModuleList(

@@ -68,8 +68,8 @@ def edge_score(
     if kind == 2:
         return scale * (q * k).sum(-1) + term
     z = q + k
-    if "edge_features" in parts:
-        z = z + torch.einsum("f,fhd->hd", parts["edge_features"][n], parts["edge_matrix"])
+    if "edge_rows" in parts:
+        z = z + parts["edge_rows"][n]
     return (parts["vector"] * leaky(z)).sum(-1) + term
 
 
@@ -82,6 +82,5 @@ def kink_distance(kind: int, edge_index: Tensor, parts: dict[str, Tensor]) -> fl
         z = parts["target_terms"][i] + parts["source_terms"][j] + parts.get("edge_terms", 0)
     else:
         z = parts["queries"][i] + parts["keys"][j]
-        if "edge_features" in parts:
-            z = z + torch.einsum("nf,fhd->nhd", parts["edge_features"], parts["edge_matrix"])
+        z = z + parts.get("edge_rows", 0)
     return float(z.abs().min())

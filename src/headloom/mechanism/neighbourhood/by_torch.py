@@ -32,9 +32,8 @@ def raw_scores(call: NeighbourCall) -> Tensor:
         scores = (queries * keys).sum(-1) * call.scale
     else:
         summed = queries + keys
-        if call.edge_features is not None and call.edge_matrix is not None:
-            features = edges.by_place(call.edge_features)
-            summed = summed + torch.einsum("ef,fhd->ehd", features, call.edge_matrix)
+        if call.edge_rows is not None:
+            summed = summed + edges.by_place(call.edge_rows)
         scores = (leaky_relu(summed, call.slope) * _needed(call.vector)).sum(-1)
     return scores if terms is None else scores + terms
 

@@ -74,23 +74,16 @@ class Edges:
         >>> edges.row_starts.tolist(), edges.columns.tolist(), edges.numbers.tolist()
         ([0, 2, 3, 3], [1, 0, 2], [0, 2, 1])
         """
-        for name, ends, nodes in (
-            ("source", edge_index[0], sources),
-            ("target", edge_index[1], targets),
+        if max(targets, sources, edge_index.shape[1]) > MOST:
+            raise InputError(f"edges: expected {MOST:,} or fewer nodes and edges.")
+        for name, ends, nodes in zip(
+            ("source", "target"), edge_index, (sources, targets), strict=True
         ):
-            if nodes > MOST or len(ends) > MOST:
+            wrong = ends[(ends < 0) | (ends >= nodes)]
+            if len(wrong):
                 raise InputError(
-                    f"edges: there are {nodes:,} nodes and {len(ends):,} edges; expected {MOST:,} "
-                    "or fewer of each. Take a part of the graph."
-                )
-            if not len(ends):
-                continue
-            least, most = (int(end) for end in torch.aminmax(ends))
-            if least < 0 or most >= nodes:
-                raise InputError(
-                    f"edges: an edge has the {name} {least if least < 0 else most}; there are "
-                    f"{nodes:,} such nodes, counted from 0. Give features for every node, or leave "
-                    "the edge out."
+                    f"edges: an edge has the {name} {int(wrong[0])}; there are {nodes:,} such "
+                    "nodes, counted from 0. Give features for every node, or leave the edge out."
                 )
         starts, order = grouped(edge_index[1], targets)
         return cls(targets, sources, starts, edge_index[0][order.long()].int(), order)
@@ -127,7 +120,7 @@ class NeighbourScore(IntEnum):
     """How target i and source j match; the numbers are those of native/neighbours.h.
 
     ADDITIVE   ``LeakyReLU(a_i + b_j + t_ij)``: Velickovic et al. 2018, equation 3
-    VECTOR     ``a . LeakyReLU(q_i + k_j + W e_ij) + t_ij``: Brody et al. 2022, equation 7
+    VECTOR     ``a . LeakyReLU(q_i + k_j + e_ij) + t_ij``: Brody et al. 2022, equation 7
     DOT        ``scale * q_i . k_j + t_ij``: Vaswani et al. 2017
     """
 
@@ -147,8 +140,7 @@ class NeighbourCall:
     keys             k, (sources, heads, depth), of the other two
     vector           a, (heads, depth), of vector scores
     edge_terms       t, (edges, heads), in the order of the caller's edges
-    edge_features    e, (edges, features), in the same order; of vector scores
-    edge_matrix      W, (features, heads, depth)
+    edge_rows        e, (edges, heads, depth), in the same order; of vector scores
     kept             bool, (edges, heads), by place: weights that dropout leaves; None: all
     kept_factor      what these are multiplied by
     """
@@ -162,8 +154,7 @@ class NeighbourCall:
     keys: Tensor | None = None
     vector: Tensor | None = None
     edge_terms: Tensor | None = None
-    edge_features: Tensor | None = None
-    edge_matrix: Tensor | None = None
+    edge_rows: Tensor | None = None
     slope: float = 0.2
     scale: float = 1.0
     kept: Tensor | None = None
@@ -172,7 +163,7 @@ class NeighbourCall:
     #: What gradients may flow to.
     names: ClassVar = (
         *("values", "target_terms", "source_terms", "queries", "keys"),
-        *("vector", "edge_terms", "edge_features", "edge_matrix"),
+        *("vector", "edge_terms", "edge_rows"),
     )
 
     @property

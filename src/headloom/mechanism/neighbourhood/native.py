@@ -34,7 +34,7 @@ def why_not_served(call: NeighbourCall) -> str | None:
         return wrapped
     if any(tensor.device.type != "cpu" for tensor in (*tensors, call.edges.columns)):
         return f"the tensors are on {call.values.device}, the kernels run on the CPU"
-    if call.edge_features is not None:
+    if call.edge_rows is not None:
         return "the edges have features, which the kernels do not read"
     if any(tensor.dtype != torch.float32 for tensor in tensors):
         return f"the tensors are {call.values.dtype}, the kernels take float32"
@@ -56,26 +56,18 @@ class _Attention(torch.autograd.Function):
         saved = ctx.saved_tensors
         count = len(NeighbourCall.names)
         tensors = tuple(saved[:count])
-        if by_operations((by_output,)):
-            return None, *_again(ctx.call, tensors, by_output)
-        call = ctx.call.with_tensors(tensors)
-        by_name = _backward(call, by_output, *saved[count:])
-        return None, *(by_name.get(name) for name in NeighbourCall.names)
+        if not by_operations((by_output,)):
+            by_name = _backward(ctx.call.with_tensors(tensors), by_output, *saved[count:])
+            return None, *(by_name.get(name) for name in NeighbourCall.names)
 
+        def by_formula(*leaves: Tensor) -> tuple[Tensor, ...]:
+            left = iter(leaves)
+            every = tuple(None if tensor is None else next(left) for tensor in tensors)
+            return (by_torch.output(ctx.call.with_tensors(every)),)
 
-def _again(
-    bare: NeighbourCall, tensors: tuple[Tensor | None, ...], by_output: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The gradients in operations that torch differentiates."""
-    present = [tensor for tensor in tensors if tensor is not None]
-
-    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
-        left = iter(leaves)
-        every = tuple(None if tensor is None else next(left) for tensor in tensors)
-        return (by_torch.output(bare.with_tensors(every)),)
-
-    gradients = iter(products_again(function, present, (by_output,)))
-    return tuple(None if tensor is None else next(gradients) for tensor in tensors)
+        present = [tensor for tensor in tensors if tensor is not None]
+        gradients = iter(products_again(by_formula, present, (by_output,)))
+        return None, *(None if tensor is None else next(gradients) for tensor in tensors)
 
 
 def output(call: NeighbourCall) -> Tensor:

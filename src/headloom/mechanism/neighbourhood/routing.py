@@ -93,35 +93,19 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
     ]
     calls = []
     for query, key, value in zip(*by_node, strict=True):
+        one = NeighbourCall(edges, NeighbourScore.DOT, value, scale=call.scale)
         if isinstance(score, GraphAttention):
-            calls.append(
-                NeighbourCall(
-                    edges,
-                    NeighbourScore.ADDITIVE,
-                    value,
-                    target_terms=_terms("the query vector", query, score.query_vector),
-                    source_terms=_terms("the key vector", key, score.key_vector),
-                    slope=score.slope,
-                )
-            )
-            continue
-        vector = None
+            target_terms = _terms("the query vector", query, score.query_vector)
+            source_terms = _terms("the key vector", key, score.key_vector)
+            terms = {"target_terms": target_terms, "source_terms": source_terms}
+            one = changed(one, score=NeighbourScore.ADDITIVE, slope=score.slope, **terms)
+        else:
+            one = changed(one, queries=query, keys=key)
         if isinstance(score, GraphAttentionV2):
             check_per_head("GraphAttentionV2", "the vector", score.vector, query)
             vector = score.vector.to(query).expand(call.heads, -1)
-        kind = NeighbourScore.DOT if vector is None else NeighbourScore.VECTOR
-        calls.append(
-            NeighbourCall(
-                edges,
-                kind,
-                value,
-                queries=query,
-                keys=key,
-                vector=vector,
-                slope=getattr(score, "slope", 0.2),
-                scale=call.scale,
-            )
-        )
+            one = changed(one, score=NeighbourScore.VECTOR, slope=score.slope, vector=vector)
+        calls.append(one)
     return calls
 
 
