@@ -16,9 +16,9 @@ endfunction()
 # the arithmetic: NaN and infinity mean something here.
 function(headloom_instruction_set target name)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
-  add_library(kernels_${name} OBJECT
-    ${here}/kernels.cpp ${here}/few_kernels.cpp ${here}/linear_kernels.cpp
-    ${here}/passes_kernels.cpp ${here}/product_kernels.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${here}/*_kernels.cpp)
+  list(REMOVE_ITEM sources ${here}/neighbours_kernels.cpp)
+  add_library(kernels_${name} OBJECT ${here}/kernels.cpp ${sources})
   # Over neighbours nothing is multiplied in pairs of bfloat16: what AVX-512 has serves wider sets,
   # and a sixth of the time to compile is saved.
   if(name MATCHES "^(avx512_bf16|amx)$")
@@ -51,10 +51,9 @@ endfunction()
 
 function(headloom_kernels target)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
-  target_sources(${target} PRIVATE
-    ${here}/attention.cpp ${here}/few.cpp ${here}/kernels_choice.cpp ${here}/linear.cpp
-    ${here}/neighbours.cpp ${here}/passes.cpp ${here}/product.cpp ${here}/ranking.cpp
-    ${here}/threads.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${here}/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "(kernels|module)\\.cpp$")
+  target_sources(${target} PRIVATE ${sources})
   target_link_libraries(${target} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   headloom_options(${target} -O3)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")

@@ -117,35 +117,22 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 #define HEADLOOM_STRING(name) #name
 #define HEADLOOM_NAME(name) HEADLOOM_STRING(name)
 
-extern const FewKernels few_kernels;
-extern const PassKernels pass_kernels;
-#if defined(HEADLOOM_HAS_PAIRS)
-extern const LinearKernels linear_kernels;
-#define HEADLOOM_PAIR_KERNELS(name) &name
-#else
-#define HEADLOOM_PAIR_KERNELS(name) nullptr
-#endif
-#if defined(__AMX_BF16__)
-extern const ProductKernels product_kernels;
-#define HEADLOOM_UNIT_KERNELS(name) &name
-#else
-#define HEADLOOM_UNIT_KERNELS(name) nullptr
-#endif
+#define HEADLOOM_TABLE(Type, name) extern const Type name##_kernels;
+HEADLOOM_FAMILIES(HEADLOOM_TABLE)
+#undef HEADLOOM_TABLE
 
 // Named by the instruction set's namespace, so that every build of this file has its own.
 extern const Kernels kernels;
-const Kernels kernels = {
-    HEADLOOM_NAME(HEADLOOM_INSTRUCTION_SET),
-    block_size,
-    forward_workspace,
-    forward,
-    backward_workspace,
-    backward,
-    &few_kernels,
-    &HEADLOOM_NEIGHBOURS::neighbour_kernels,
-    &pass_kernels,
-    HEADLOOM_PAIR_KERNELS(linear_kernels),
-    HEADLOOM_UNIT_KERNELS(product_kernels),
+const Kernels kernels = {HEADLOOM_NAME(HEADLOOM_INSTRUCTION_SET),
+                         block_size,
+                         forward_workspace,
+                         forward,
+                         backward_workspace,
+                         backward,
+                         &HEADLOOM_NEIGHBOURS::neighbour_kernels,
+#define HEADLOOM_TABLE(Type, name) &name##_kernels,
+                         HEADLOOM_FAMILIES(HEADLOOM_TABLE)
+#undef HEADLOOM_TABLE
 };
 
 }  // namespace HEADLOOM_INSTRUCTION_SET

@@ -16,6 +16,12 @@
 
 namespace headloom {
 
+// Other kernels: the types of their tables, and names; NAME_kernels.cpp defines NAME_kernels for
+// each instruction set, without functions where it has none of them.
+#define HEADLOOM_FAMILIES(family)                                                     \
+    family(FewKernels, few) family(PassKernels, passes) family(LinearKernels, linear) \
+        family(ProductKernels, product)
+
 // Every kernel works on a workspace of its own and touches no other task's results.
 struct Kernels {
     const char* instruction_set;
@@ -33,13 +39,10 @@ struct Kernels {
     void (*backward)(const Call& call, const Gradients& gradients, int64_t batch, int64_t kv_head,
                      int64_t piece, char* workspace);
 
-    const FewKernels* few;               // few queries, as in a step of decoding
     const NeighbourKernels* neighbours;  // attention over the neighbours of a graph
-    const PassKernels* passes;           // losses, dropout, rotary positions
-    // nullptr where no pairs of bfloat16 are multiplied:
-    const LinearKernels* linear;
-    // nullptr where there is no matrix unit:
-    const ProductKernels* product;  // of float32
+#define HEADLOOM_TABLE(Type, name) const Type* name;
+    HEADLOOM_FAMILIES(HEADLOOM_TABLE)
+#undef HEADLOOM_TABLE
 };
 
 // Instruction sets that this build has and this processor runs, widest first.

@@ -9,15 +9,18 @@
 // a stripe of G is read once, and packed twice: as left factor of by_input, and turned, as left
 // factor of by_W, whose sums run over all rows in the second pass.
 #include "has_pairs.h"
-
-#if defined(HEADLOOM_HAS_PAIRS)
-
 #include "kernels.h"
+#if defined(HEADLOOM_HAS_PAIRS)
 #include "multiply_pairs.h"
 #include "workspace.h"
+#endif
 
 namespace headloom {
 namespace HEADLOOM_INSTRUCTION_SET {
+
+extern const LinearKernels linear_kernels;
+
+#if defined(HEADLOOM_HAS_PAIRS)
 
 class LinearBlock {
 public:
@@ -283,11 +286,12 @@ static void backward_weights(const LinearCall& call, int64_t part, int64_t strip
                [&](const auto& block) { block.by_weight(part, stripe); });
 }
 
-extern const LinearKernels linear_kernels;
 const LinearKernels linear_kernels = {space, pack_weights, forward_rows, backward_rows,
                                       backward_weights};
 
+#else
+const LinearKernels linear_kernels = {};
+#endif
+
 }  // namespace HEADLOOM_INSTRUCTION_SET
 }  // namespace headloom
-
-#endif

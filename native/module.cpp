@@ -125,7 +125,7 @@ void bind_run(nb::module_& module, const char* name,
         name,
         [run](const Asked& call, int threads, const std::string& instruction_set) {
             const Kernels& kernels = kernels_by_name(instruction_set);
-            if (pairs && !kernels.linear)
+            if (pairs && !kernels.linear->forward_rows)
                 throw nb::value_error("native: no kernels for linear layers");
             nb::gil_scoped_release unlocked;
             return run(kernels, call, threads);
@@ -159,7 +159,7 @@ void bind_linear(nb::module_& module) {
     module.def(
         "has_linear",
         [](const std::string& instruction_set) {
-            return kernels_by_name(instruction_set).linear != nullptr;
+            return kernels_by_name(instruction_set).linear->forward_rows != nullptr;
         },
         nb::arg("instruction_set") = "", "Whether there are kernels for linear layers.");
     bind_run<true>(module, "linear_forward", &linear_forward,
@@ -177,14 +177,15 @@ void bind_product(nb::module_& module) {
     module.def(
         "has_product",
         [](const std::string& instruction_set) {
-            return kernels_by_name(instruction_set).product != nullptr;
+            return kernels_by_name(instruction_set).product->tasks != nullptr;
         },
         nb::arg("instruction_set") = "", "Whether float32 is multiplied on a matrix unit.");
     module.def(
         "multiply",
         [](const ProductCall& call, int threads, const std::string& instruction_set) {
             const Kernels& kernels = kernels_by_name(instruction_set);
-            if (!kernels.product) throw nb::value_error("native: no matrix unit for products");
+            if (!kernels.product->tasks)
+                throw nb::value_error("native: no matrix unit for products");
             nb::gil_scoped_release unlocked;
             return multiply(kernels, call, threads);
         },

@@ -121,8 +121,8 @@ static bool row_terms(const RowTermsCall& call, int64_t first, int64_t end) {
     return near;
 }
 
-extern const PassKernels pass_kernels;
-const PassKernels pass_kernels = {loss, dropout, rotary, row_terms};
+extern const PassKernels passes_kernels;
+const PassKernels passes_kernels = {loss, dropout, rotary, row_terms};
 
 }  // namespace HEADLOOM_INSTRUCTION_SET
 }  // namespace headloom

@@ -14,15 +14,19 @@
 //
 // Other instruction sets leave these products to torch, whose multiply-adds are quicker than six
 // products of bfloat16 in vectors.
-#if defined(__AMX_BF16__)
-
-#include "cut_pieces.h"
 #include "kernels.h"
+#if defined(__AMX_BF16__)
+#include "cut_pieces.h"
 #include "multiply_pairs.h"
 #include "workspace.h"
+#endif
 
 namespace headloom {
 namespace HEADLOOM_INSTRUCTION_SET {
+
+extern const ProductKernels product_kernels;
+
+#if defined(__AMX_BF16__)
 
 constexpr int64_t step_chunks = 4;
 constexpr int64_t square = stripe_rows * stripe_rows;  // results that are in registers at once
@@ -346,10 +350,11 @@ static bool tasks(const ProductCall& call, const ProductPlan& plan, int64_t firs
     return ProductBlock(call, plan, memory).tasks(first, end);
 }
 
-extern const ProductKernels product_kernels;
 const ProductKernels product_kernels = {space, tasks};
+
+#else
+const ProductKernels product_kernels = {};
+#endif
 
 }  // namespace HEADLOOM_INSTRUCTION_SET
 }  // namespace headloom
-
-#endif
