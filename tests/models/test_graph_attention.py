@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import headloom
 from headloom.models.graph_attention import GraphAttentionNetwork
 
 
@@ -80,20 +79,3 @@ def test_a_residual_leads_around_a_layer_between_two_others() -> None:
                 parameter.zero_()  # the layer in the middle gives nothing
         hidden = torch.nn.functional.elu(model.convolutions[0](x, edge_index))
         torch.testing.assert_close(model(x, edge_index), model.convolutions[2](hidden, edge_index))
-
-
-def test_dropout_of_sparse_features_is_that_of_dense_ones() -> None:
-    model = GraphAttentionNetwork(4, 2, dropout=0.5)
-    x = torch.eye(4).repeat(500, 1).to_sparse().coalesce()
-    torch.manual_seed(0)
-    dropped = model._dropped(x)
-    values = dropped.values()
-    assert set(values.unique().tolist()) == {0.0, 2.0}
-    assert 0.45 < float((values > 0).float().mean()) < 0.55
-
-
-def test_bad_sizes() -> None:
-    with pytest.raises(headloom.InputError, match="layers is 0"):
-        GraphAttentionNetwork(4, 2, layers=0)
-    with pytest.raises(headloom.InputError, match="classes is 1"):
-        GraphAttentionNetwork(4, 1)

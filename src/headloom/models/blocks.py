@@ -20,8 +20,7 @@ from headloom.errors import InputError, ShapeError
 from headloom.mechanism.masks import Mask
 from headloom.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
 from headloom.models.configuration import ActivationKind, Architecture
-from headloom.models.dense import linear_maps
-from headloom.models.dropout import Dropout
+from headloom.models.dense import Dropout, linear_maps
 
 __all__ = [
     "BlockCache",

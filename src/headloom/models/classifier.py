@@ -20,7 +20,7 @@ from headloom.mechanism.masks import padding
 from headloom.mechanism.shapes import chosen, describe, whole_number
 from headloom.models.blocks import EncoderBlock, closing_norm
 from headloom.models.configuration import Architecture, PoolingKind
-from headloom.models.dropout import Dropout
+from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 

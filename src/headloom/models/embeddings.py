@@ -11,7 +11,7 @@ from headloom.mechanism.constants import WithConstants
 from headloom.mechanism.positions import sinusoidal
 from headloom.models.blocks import norm_of
 from headloom.models.configuration import Architecture
-from headloom.models.dropout import Dropout
+from headloom.models.dense import Dropout
 
 __all__ = ["Embedding"]
 

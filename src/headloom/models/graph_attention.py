@@ -18,7 +18,7 @@ from headloom.mechanism.graph_convolution import GATConv, GATv2Conv
 from headloom.mechanism.graph_layer import check_features
 from headloom.mechanism.multihead import WeightsKind
 from headloom.mechanism.shapes import chosen, whole_number
-from headloom.models.dropout import Dropout
+from headloom.models.dense import Dropout
 from headloom.models.predictor import Predictor
 
 __all__ = ["GraphAttentionNetwork"]

@@ -19,7 +19,7 @@ from headloom.mechanism.masks import padding
 from headloom.mechanism.shapes import chosen, whole_number
 from headloom.models.blocks import EncoderBlock, activated, closing_norm, norm_of
 from headloom.models.configuration import Architecture
-from headloom.models.dropout import Dropout
+from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 

@@ -22,7 +22,7 @@ from headloom.mechanism.shapes import chosen
 from headloom.mechanism.watching import layers_of
 from headloom.models.blocks import EncoderBlock, closing_norm
 from headloom.models.configuration import Architecture
-from headloom.models.dropout import Dropout
+from headloom.models.dense import Dropout
 from headloom.models.image_classifier import ImageClassifier, ImageShape
 
 __all__ = ["ReadOut", "VisionTransformer"]

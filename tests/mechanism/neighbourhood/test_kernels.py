@@ -241,18 +241,6 @@ def test_an_edge_of_score_minus_infinity_does_not_count() -> None:
     assert graph.rest.tolist() == [[0, 0, 0]]
 
 
-@needs_kernels
-def test_nan_reaches_its_own_rows_alone() -> None:
-    edges = Edges.of_index(torch.tensor([[0, 1, 1], [0, 0, 1]]), 2, 2)
-    values = torch.tensor([[[torch.nan]], [[3.0]]])
-    call = NeighbourCall(
-        edges, NeighbourScore.ADDITIVE, values,
-        target_terms=torch.zeros(2, 1), source_terms=torch.zeros(2, 1),
-    )  # fmt: skip
-    first, second = native.output(call).flatten().tolist()
-    assert first != first and second == 3.0
-
-
 def test_the_graph_keeps_every_edge_strongest_first() -> None:
     # Row 0 has three edges, two of one score: the lower key goes first. Row 1 has none.
     edges = Edges.of_index(torch.tensor([[2, 1, 0], [0, 0, 0]]), 2, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,23 +60,6 @@ def test_going_along_the_edges_equals_forming_every_score(name: str) -> None:
         torch.testing.assert_close(
             getattr(mine_graph, field), getattr(their_graph, field), rtol=1e-4, atol=1e-5
         )
-
-
-@pytest.mark.parametrize("name", ["dot", "scaled dot", "bilinear", "GAT", "GATv2"])
-def test_numbers_of_64_bits_stay_so_along_the_edges(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    heads, nodes, depth = 3, 40, 5
-    score = scores(heads, depth, generator)[name]
-    score = replace(score, **{each: getattr(score, each).double() for each in score.tensors})
-    x = torch.randn(2, heads, nodes, depth, generator=generator, dtype=torch.float64)
-    mask = headloom.neighbours(torch.randint(nodes, (2, 90), generator=generator), nodes=nodes)
-    found = []
-    for backend in (None, "torch"):
-        leaves = [x.clone().requires_grad_() for _ in range(3)]
-        output = headloom.attention(*leaves, mask=mask, score=score, backend=backend)
-        found.append((output, *torch.autograd.grad(output.square().sum(), leaves)))
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_the_graph_of_a_call_is_differentiable() -> None:

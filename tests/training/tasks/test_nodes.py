@@ -123,15 +123,6 @@ def test_bad_graphs_are_one_line(tmp_path: Path, changes: dict[str, Any], messag
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_no_file_and_no_archive(tmp_path: Path) -> None:
-    with pytest.raises(headloom.DataError, match="no such graph"):
-        read_nodes(tmp_path / "gone.npz")
-    (tmp_path / "text.npz").write_text("text")
-    with pytest.raises(headloom.DataError, match="cannot be read as arrays") as caught:
-        read_nodes(tmp_path / "text.npz")
-    assert "allow_pickle" not in str(caught.value) and "unsafely" not in str(caught.value)
-
-
 def test_from_training_to_a_trace(tmp_path: Path) -> None:
     """A run learns from neighbours what features do not say, is evaluated, traced and read."""
     (tmp_path / "run.toml").write_text(

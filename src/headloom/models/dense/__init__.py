@@ -19,9 +19,10 @@ from headloom.models.dense.kinds import (
 )
 from headloom.models.dense.loss import projected_loss
 from headloom.models.dense.maps import is_plain, linear_maps
-from headloom.models.dense.passes import dropout, losses, serves
+from headloom.models.dense.passes import Dropout, dropout, losses, serves
 
 __all__ = [
+    "Dropout",
     "Products",
     "current_products",
     "dropout",

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels, why_wrapped
 from headloom.mechanism.backends.recomputed import batched
+from headloom.mechanism.shapes import finite_number
 
-__all__ = ["dropout", "losses", "serves"]
+__all__ = ["Dropout", "dropout", "losses", "serves"]
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -72,6 +73,39 @@ def _run(seed: int, p: float, inputs: Tensor, residual: Tensor | None) -> Tensor
     call.factor = 2**32 / (2**32 - call.dropped)
     kernels.dropout(call, torch.get_num_threads(), INSTRUCTION_SET)
     return output
+
+
+class Dropout(nn.Module):
+    """Set each number to 0 with probability p in training, and scale the others by 1 / (1 - p).
+
+    On the CPU, one pass of a native kernel decides by a function of a seed and the place of the
+    number, and the backward pass finds the same mask again; torch draws the numbers serially and
+    keeps the mask, which took 15 % of the training of a small translator.
+
+    Source: Srivastava et al. 2014.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = finite_number("Dropout", "p", p, 0, 1)
+
+    def extra_repr(self) -> str:
+        """What print(model) says of this layer."""
+        return f"p={self.p}"
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Any shape to the same; the inputs themselves outside training."""
+        if not self.training or self.p == 0:
+            return inputs
+        if serves(inputs):
+            return dropout(inputs, self.p)
+        return nn.functional.dropout(inputs, self.p)
+
+    def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
+        """``residual + dropout(inputs)``, of one shape, in one pass."""
+        if self.training and self.p > 0 and serves(inputs, residual):
+            return dropout(inputs, self.p, residual)
+        return torch.add(residual, self(inputs))
 
 
 def losses(logits: Tensor, targets: Tensor, smoothing: float, *, gradient: bool) -> Tensor:
