@@ -161,36 +161,6 @@ def test_threads_get_what_they_get_without(family_named: Named, generates: bool)
             assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_continuous_batches_end_as_without(family_named: Named, implementation: str) -> None:
-    model: Any = family_named("Llama").build(implementation)
-    if not hasattr(transformers, "ContinuousBatchingConfig"):
-        pytest.skip("this version of Transformers has no generate_batch")
-    # Else its cache takes most of the memory that is free.
-    small = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=32)
-    config = transformers.GenerationConfig(
-        max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0
-    )
-    texts = [[1, 5, 6, 7], [8, 9, 10, 11, 12]]
-
-    def run() -> dict[str, Any]:
-        batch = model.generate_batch(
-            inputs=texts, generation_config=config, progress_bar=False,
-            continuous_batching_config=small,
-        )  # fmt: skip
-        return {name: (result.generated_tokens, result.error) for name, result in batch.items()}
-
-    expected = run()
-    assert all(len(tokens) == 4 for tokens, _ in expected.values())
-    with (
-        pytest.warns(UserWarning, match="PagedAttentionCache, does not say how many positions"),
-        headloom.watch(model) as watched,
-    ):
-        model(IDS)
-        assert run() == expected
-    assert [len(trace.tokens) for trace in watched.traces] == [12]
-
-
 @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 3}, {"do_sample": True}])
 def test_callbacks_see_what_they_see_without(family_named: Named, options: Any) -> None:
     model: Any = family_named("Llama").build("sdpa")

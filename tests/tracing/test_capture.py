@@ -189,21 +189,6 @@ def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model) -> None
         headloom.trace(language_model, ids, tokenizer=3)
 
 
-def test_each_sequence_may_have_a_tokenizer_of_its_own(translator) -> None:
-    class Letters:
-        def token_strings(self, ids):
-            return [chr(96 + i) for i in ids]
-
-    trace = one(
-        headloom.trace(
-            translator,
-            {"source": torch.tensor([1, 2]), "target": torch.tensor([3])},
-            tokenizer={"source": Letters()},
-        )
-    )
-    assert trace.sequences == {"source": ["a", "b"], "target": ["#3"]}
-
-
 def test_wrong_inputs_say_what_was_expected(translator, language_model) -> None:
     with pytest.raises(headloom.InputError, match="Linear called no attention function"):
         headloom.trace(nn.Linear(2, 2), torch.rand(1, 2))

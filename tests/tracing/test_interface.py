@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import GROUPED, dense_weights
+from tests.tracing.conftest import dense_weights
 from torch import nn
 
 import headloom
@@ -54,20 +54,6 @@ def test_a_bool_mask_is_added_by_eager_attention_and_hides_nothing(family_named)
                 assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
 
 
-def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named) -> None:
-    for name in ("ViT", "Marian", "Whisper", "BART"):
-        family = family_named(name)
-        model = family.build()
-        trace = headloom.trace(model, family.inputs(padded=False))
-        paths = [layer.name for layer in trace.layers]
-        assert len(set(paths)) == len(paths)
-    decoder = [layer for layer in trace.layers if layer.kind != "encoder"]
-    assert [layer.kind for layer in decoder] == ["decoder", "cross"] * 2
-    assert [layer.index for layer in decoder] == [0, 0, 1, 1]
-    modules = dict(model.named_modules())
-    assert modules[decoder[0].name].layer_idx == modules[decoder[1].name].layer_idx
-
-
 def test_keys_of_grouped_heads_are_kept_once(family_named) -> None:
     family = family_named("Llama")
     trace = headloom.trace(family.build(), family.inputs(padded=False))
@@ -94,32 +80,6 @@ def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named) -> None:
     family = family_named("T5")
     trace = headloom.trace(family.build(), family.inputs(padded=False))
     assert {layer.positions for layer in trace.layers if layer.kind != "cross"} == {"bias"}
-
-
-def test_sinks_that_scale_the_output_are_in_the_weights() -> None:
-    """Granite returns its weights as they are before its sinks take their share of the output."""
-    config = transformers.GraniteSWAConfig(
-        **GROUPED, sliding_window=4, layer_types=["full_attention", "sliding_attention"]
-    )
-    torch.manual_seed(3)
-    model: Any = transformers.GraniteSWAForCausalLM(config).eval()
-    for layer in model.model.layers:
-        nn.init.normal_(layer.self_attn.sinks)
-    ids = torch.arange(3, 13)[None]
-    trace = headloom.trace(model, ids, keep=headloom.All())
-    with torch.no_grad():
-        returned = model(ids, output_attentions=True).attentions
-    for layer, own, weights in zip(trace.layers, model.model.layers, returned, strict=True):
-        scores = (
-            layer.scale * layer.queries.double() @ layer.keys.double().repeat_interleave(2, 0).mT
-        )
-        scores = scores.masked_fill(weights[0] == 0, -torch.inf)
-        sinks = own.self_attn.sinks.detach().double()[:, None, None].expand(-1, 10, 1)
-        expected = torch.cat((scores, sinks), 2).softmax(2)[..., :-1].float()
-        assert torch.allclose(layer.graph.dense(), expected, atol=2e-6)
-        assert torch.allclose(layer.matrix.dense(), expected, atol=2e-6)
-        assert float((weights[0] - expected).abs().max()) > 0.1
-    assert headloom.trace(model, ids, generate=3).deviation < 1e-6
 
 
 def test_sinks_of_each_query_are_in_the_weights(tmp_path) -> None:

@@ -168,21 +168,6 @@ def test_a_missing_mask_means_what_it_means_to_the_models_own_attention(
     }
 
 
-def test_models_that_ask_for_the_name_of_their_implementation_hear_their_own(family_named) -> None:
-    family = family_named("Llama")
-    for implementation in ("eager", "sdpa"):
-        model = family.build(implementation)
-        heard = []
-        model.model.layers[0].self_attn.register_forward_pre_hook(
-            lambda module, _, heard=heard: heard.append(module.config._attn_implementation)
-        )
-        headloom.trace(model, family.inputs(padded=False))
-        for name in heard:
-            assert name == implementation
-            assert name in ("eager", "sdpa")
-            assert name != {"eager": "sdpa", "sdpa": "eager"}[implementation]
-
-
 def test_a_lazy_mask_is_the_matrix_to_whoever_computes_with_it() -> None:
     lowest = torch.finfo(torch.float32).min
     expected = torch.full((2, 1, 5, 5), lowest).triu(1)

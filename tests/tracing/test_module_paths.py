@@ -34,7 +34,7 @@ def test_layers_of_transformers_that_are_compiled_one_by_one() -> None:
     assert any("_orig_mod" in path for path, _ in model.named_modules())
     trace = headloom.trace(model, ids)
     assert [layer.name for layer in trace.layers] == paths
-    assert trace.verification is not None and trace.verification["layers"] == 2
+    assert trace.verification is not None
     one = headloom.trace(model, ids, layers=["model.layers.1.*"])
     assert [layer.name for layer in one.layers] == paths[1:]
     assert [entry["name"] for entry in one.not_traced] == paths[:1]

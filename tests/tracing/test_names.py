@@ -76,15 +76,6 @@ def test_byte_level_pieces_are_read() -> None:
     assert [text[-3:] for text in parts] == ["¹⁄₄", "²⁄₄", "³⁄₄", "⁴⁄₄"]
 
 
-def test_an_added_token_is_not_decoded() -> None:
-    """Its letters stand for themselves, though each is one of the byte alphabet's."""
-    tokenizer = byte_level()
-    tokenizer.add_tokens(["éĠ"])
-    number = tokenizer.token_to_id("<｜é▁Ġ｜>")
-    assert token_names([number, tokenizer.token_to_id("éĠ")], tokenizer) == ["<｜é▁Ġ｜>", "éĠ"]
-    assert not isinstance(token_names([number], tokenizer), Tokens)
-
-
 def test_byte_fallback_and_spaces_of_sentencepiece() -> None:
     tokenizer = metaspace()
     encoded = tokenizer.encode("the the 東!é")
@@ -104,29 +95,11 @@ def test_spaces_of_a_metaspace_decoder() -> None:
     assert shown(token_names([1, 2], tokenizer)) == [" of", "<0xE6>"]
 
 
-def test_a_word_piece_vocabulary_is_left_alone() -> None:
-    """Ġ is a letter of Maltese; ▁ and <0xE6> are what they are."""
-    words = {word: n for n, word in enumerate(["[UNK]", "Ġorġ", "##Ġ", "▁x", "<0xE6>"])}
-    tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
-    tokenizer.decoder = decoders.WordPiece()
-    names = token_names([1, 2, 3, 4], tokenizer)
-    assert names == ["Ġorġ", "##Ġ", "▁x", "<0xE6>"]
-    assert not isinstance(names, Tokens)
-
-
 def test_the_end_of_a_word() -> None:
     """As CLIP's, whose pieces are bytes and end with </w> where a space follows."""
     tokenizer = Tokenizer(models.BPE({"d": 0, "Ã": 1, "©</w>": 2}, [], end_of_word_suffix="</w>"))
     tokenizer.decoder = decoders.ByteLevel()
     assert shown(token_names([0, 1, 2], tokenizer)) == ["d", "é¹⁄₂", "é²⁄₂ "]
-
-
-def test_bytes_that_are_no_text() -> None:
-    assert texts_of([b"a\xff", b"\xe6\x9d", b"b"]) == ["a‹0xFF›", "‹0xE6›‹0x9D›", "b"]
-    # A character ends with its run of bytes: what comes between is no part of it.
-    assert texts_of([b"\xe6", "<sep>", b"\x9d\xb1"]) == ["‹0xE6›", "<sep>", "‹0x9D›‹0xB1›"]
-    assert texts_of([b"\xe6\xe6", b"\x9d\xb1\xff"]) == ["‹0xE6›東¹⁄₂", "東²⁄₂‹0xFF›"]
-    assert texts_of([b"", "", b"\xf0\x9f\x98\x80"]) == ["", "", "😀"]
 
 
 @pytest.mark.parametrize("seed", range(20))

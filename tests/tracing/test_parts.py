@@ -101,30 +101,6 @@ def test_every_length_is_a_sequence_of_its_own() -> None:
         ]  # fmt: skip
 
 
-def test_a_pooled_text_is_not_cut_by_the_mask_of_the_whole() -> None:
-    model = small(
-        "Funnel", vocab_size=60, block_sizes=[1, 1], d_model=32, n_head=4, d_head=8, d_inner=48,
-        num_decoder_layers=1,
-    )  # fmt: skip
-    ids = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(3))
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    with pytest.warns(UserWarning, match="formed whole"):
-        traces = as_list(headloom.trace(model, inputs, keep=headloom.All()))
-    with torch.no_grad():
-        own = model(**inputs, output_attentions=True).attentions
-    spans = [slice(0, 12), slice(3, 12)]
-    for sample, trace in enumerate(traces):
-        for layer, weights in zip(trace.layers, own, strict=True):
-            rows, columns = (
-                spans[sample] if size == 12 else slice(None) for size in weights.shape[2:]
-            )
-            expected = weights[sample, :, rows, columns]
-            assert layer.shape == expected.shape
-            assert (layer.graph.dense() - expected).abs().max() <= 2e-6
-
-
 def test_an_image_beside_a_text_is_a_sequence_of_its_own() -> None:
     tower = {
         "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48

@@ -113,33 +113,6 @@ def test_pictures_of_one_text_are_sequences_of_their_own() -> None:
     assert seen == ["patches", "patches-call-1"] * 2
 
 
-@pytest.mark.parametrize("papers", [5, 7])
-def test_nodes_of_two_types_are_two_sequences_whatever_their_number(papers: int) -> None:
-    geometric = pytest.importorskip("torch_geometric.nn")
-    edges = {
-        ("author", "writes", "paper"): torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]),
-        ("paper", "rev", "author"): torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]),
-    }
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layers = {
-                key: geometric.GATConv((8, 8), 4, heads=2, add_self_loops=False) for key in edges
-            }
-            self.layers = geometric.HeteroConv(layers)
-
-        def forward(self, nodes: Any, edges: Any) -> Any:
-            return self.layers(nodes, edges)
-
-    nodes = {"author": torch.randn(5, 8), "paper": torch.randn(papers, 8)}
-    trace = headloom.trace(Net().eval(), (nodes, edges), keep=headloom.All())
-    ends = [(layer.kind, layer.queries_from, layer.keys_from) for layer in trace.layers]
-    assert ends == [("cross", "paper", "author"), ("cross", "author", "paper")]
-    with pytest.raises(headloom.InputError, match="and back: nothing says which is updated first"):
-        trace.rollout()
-
-
 @pytest.mark.parametrize(
     ("name", "heads", "shape"), [("nest_tiny", 3, (16, 16)), ("hiera_tiny_224", 1, (4, 64))]
 )

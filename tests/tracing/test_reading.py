@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,69 +138,6 @@ def test_a_learned_prompt_is_part_of_the_text(family_named: Named) -> None:
     remedy = r"call it in a block of headloom\.watch\(model\.base_model\)"
     with pytest.warns(UserWarning, match=remedy), headloom.watch(model):
         model.generate(input_ids=IDS, max_new_tokens=2)
-
-
-def test_detr_has_no_decoder_input_ids_to_give() -> None:
-    torch.manual_seed(5)
-    backbone = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1] * 4, out_features=["stage4"]
-    )
-    config = transformers.DetrConfig(
-        backbone_config=backbone, use_timm_backbone=False, backbone=None,
-        use_pretrained_backbone=False, d_model=32, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
-        decoder_ffn_dim=48, num_queries=5,
-    )  # fmt: skip
-    model = transformers.DetrModel._from_config(config, attn_implementation="eager").eval()
-    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
-    trace = headloom.trace(model, {"pixel_values": image}, keep=headloom.All())
-    assert isinstance(trace, headloom.Trace)
-    with torch.no_grad():
-        own = model(image, output_attentions=True)
-    for layer in trace.layers:
-        weights = {
-            "encoder": own.encoder_attentions,
-            "decoder": own.decoder_attentions,
-            "cross": own.cross_attentions,
-        }[layer.kind][layer.index][0]
-        assert (layer.graph.dense() - weights).abs().max() <= 2e-6
-
-
-def test_speech_without_decoder_input_ids_is_traced() -> None:
-    torch.manual_seed(5)
-    config = transformers.FastSpeech2ConformerConfig(
-        hidden_size=32, vocab_size=60, encoder_layers=1, decoder_layers=1,
-        encoder_num_attention_heads=2, decoder_num_attention_heads=2, encoder_linear_units=48,
-        decoder_linear_units=48, num_mel_bins=8, speech_decoder_postnet_units=16,
-        duration_predictor_channels=16, energy_predictor_channels=16,
-        pitch_predictor_channels=16,
-    )  # fmt: skip
-    model = transformers.FastSpeech2ConformerModel(config).eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trace = headloom.trace(model, IDS)
-    assert isinstance(trace, headloom.Trace)
-    assert {layer.kind for layer in trace.layers} == {"encoder", "decoder"}
-
-
-def test_a_window_decoder_with_eager_attention_generates() -> None:
-    torch.manual_seed(5)
-    config = transformers.ModernBertDecoderConfig(
-        **SIZES, cls_token_id=1, sep_token_id=2, local_attention=4,
-        layer_types=["full_attention", "sliding_attention"],
-    )  # fmt: skip
-    model = transformers.ModernBertDecoderForCausalLM._from_config(
-        config, attn_implementation="eager"
-    ).eval()
-    ids = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(3))
-    trace = headloom.trace(model, ids, generate=3, keep=headloom.All())
-    assert isinstance(trace, headloom.Trace)
-    whole = torch.tensor([[int(name[1:]) for name in trace.tokens]])
-    assert whole.shape == (1, 12)
-    again = headloom.trace(model, whole, keep=headloom.All())
-    assert isinstance(again, headloom.Trace)
-    for one, other in zip(trace.layers, again.layers, strict=True):
-        assert (one.graph.dense() - other.graph.dense()).abs().max() <= 5e-6
 
 
 @pytest.mark.parametrize("run", [headloom.trace, headloom.watch])

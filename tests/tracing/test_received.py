@@ -147,21 +147,3 @@ def test_a_damaged_file_is_named(language_model, tmp_path, how) -> None:
     with pytest.raises(headloom.DataError, match=r"received\.parquet") as error:
         assert headloom.open(path).layers[0].graph.received is None
     assert "\n" not in str(error.value)
-
-
-def test_the_studio_sums_what_the_graph_holds(language_model) -> None:
-    from headloom.studio.arrays import layer_arrays
-    from headloom.studio.sums import layer_sums
-
-    trace = headloom.trace(language_model, torch.arange(3, 20), keep=headloom.Top(2), received=True)
-    layer = trace.layers[0]
-    # Neither a matrix nor all edges: the kept ones alone would give less.
-    found = np.frombuffer(layer_sums(layer_arrays(layer), None, None), "<f4")
-    assert np.array_equal(found, layer.graph.received.numpy().ravel())
-
-
-def test_it_is_refused_in_one_line(language_model) -> None:
-    with pytest.raises(
-        headloom.InputError, match=r"trace: received=3; expected True, False, or headloom"
-    ):
-        headloom.trace(language_model, torch.tensor([3, 9]), received=3)

@@ -12,7 +12,7 @@ from headloom.api.trace import Trace
 from headloom.formats.terms import Terms
 from headloom.mechanism.masks import Ranges, Window
 from headloom.mechanism.multihead import MultiHeadAttention
-from headloom.tracing.recording.score_terms import as_rule, cut_terms, ranges_of, rule_of_ranges
+from headloom.tracing.recording.score_terms import cut_terms, ranges_of, rule_of_ranges
 
 
 @settings(deadline=None)
@@ -45,23 +45,6 @@ def test_ranges_are_those_of_the_cells_or_none(bits) -> None:
     assert (found is not None) == together
     if found is not None:
         assert torch.equal(Ranges(*found).dense(len(bits), 4)[0, 0], cells)
-
-
-def test_masks_joined_and_padded_have_the_ranges_of_their_cells() -> None:
-    real = torch.tensor([[False, True, True, True, False]])
-    for mask in (
-        headloom.causal() & headloom.padding(real),
-        headloom.packed([2, 3]),
-        headloom.padding([3]),
-    ):
-        expected = Ranges(*ranges_of(mask, 5, 5)).dense(5, 5)
-        assert torch.equal(expected, mask.dense(5, 5).expand_as(expected))
-    # Inputs of a batch differ: no rule for all of them, one for each.
-    both = headloom.padding([2, 3])
-    assert as_rule(both, 4, 4, 2) is both
-    assert ranges_of(both, 4, 4, 1).tolist() == [[0] * 4, [3] * 4]
-    same = headloom.mechanism.masks.as_mask(torch.ones(2, 1, 3, 3, dtype=torch.bool).tril())
-    assert as_rule(same, 3, 3, 2) == headloom.causal()
 
 
 def whole(bias, limit=0) -> Terms:

@@ -121,30 +121,6 @@ def test_a_prefix_of_texts_padded_on_the_left_holds_real_tokens() -> None:
     assert prefix_of(inputs, 16)[0]["attention_mask"][1].tolist() == [0] * 15 + [1]
 
 
-def test_what_goes_along_with_a_text_is_cut_with_it_and_an_image_keeps_it_whole() -> None:
-    ids = torch.zeros(2, 50, dtype=torch.int64)
-    inputs = {
-        "input_ids": ids,
-        "bbox": torch.zeros(2, 50, 4),
-        "position_ids": torch.zeros(3, 2, 50),
-        "attention_mask": torch.zeros(2, 1, 50, 50),
-        "decoder_input_ids": torch.zeros(2, 30, dtype=torch.int64),
-        "decoder_attention_mask": torch.ones(2, 30),
-    }
-    cut, tokens = prefix_of(inputs, 20)
-    assert tokens == 20
-    assert {name: tuple(value.shape) for name, value in cut.items()} == {
-        "input_ids": (2, 20),
-        "bbox": (2, 20, 4),
-        "position_ids": (3, 2, 20),
-        "attention_mask": (2, 1, 20, 20),
-        "decoder_input_ids": (2, 20),
-        "decoder_attention_mask": (2, 20),
-    }
-    seen = {"input_ids": ids, "pixel_values": torch.zeros(2, 3, 8, 8)}
-    assert prefix_of(seen, 20)[0]["input_ids"].shape == (2, 50)
-
-
 def test_random_numbers_and_what_modules_hold_are_as_before(family_named: Named) -> None:
     """A model that draws in evaluation is verified with the same draws, and its own come after."""
     model = family_named("Llama").build()

@@ -17,7 +17,7 @@ from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries
 from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.description import describe
-from headloom.tracing.huggingface import TransformersReader
+from headloom.tracing.huggingface import TransformersReader, reader_of
 from headloom.tracing.inputs import explained
 from headloom.tracing.model_state import evaluation_mode
 from headloom.tracing.options import TraceOptions, Verify, checked_tokens
@@ -28,7 +28,7 @@ from headloom.tracing.recording.verification import Untouched
 from headloom.tracing.sources.dense_weights import run_dense
 from headloom.tracing.sources.functions import Functions, recorded
 from headloom.tracing.sources.transformers import NothingRecordedError
-from headloom.tracing.watch import Watched, reader_of
+from headloom.tracing.watch import Watched
 
 __all__ = ["trace", "trace_as", "trace_nodes", "verify"]
 
@@ -144,7 +144,7 @@ def _one_pass(
 ) -> list[TraceData]:
     """Trace one pass over the inputs, layer by layer where the positions have names before it."""
     model, untouched = reader.model, None
-    with Session(options) as session, explained(model):
+    with Session(options) as session, explained(reader.name):
         if verification is None:
             untouched = Untouched.read(model, arguments, options.verify, reader.prefix)
         expected = reader.expected if isinstance(reader, TransformersReader) else None
@@ -215,7 +215,7 @@ def verify(
 
 
 def _verified(reader: Reader, arguments: Arguments, options: TraceOptions) -> JsonObject | None:
-    with explained(reader.model):
+    with explained(reader.name):
         if isinstance(reader, TransformersReader):
             arguments = reader.as_prompt(arguments)
         untouched = Untouched.read(reader.model, arguments, options.verify, reader.prefix)
@@ -242,7 +242,8 @@ def _generation(
     watched.verification = verification
     watched.progress = partial(_tell, progress, generation["max_new_tokens"])
     with (
-        evaluation_mode(model), torch.no_grad(), watched.watching(), explained(model, "generate"),
+        evaluation_mode(model), torch.no_grad(), watched.watching(),
+        explained(reader.name, "generate"),
     ):  # fmt: skip
         result = model.generate(**{**arguments, **generation})
         watched.returned = getattr(result, "beam_indices", None)
@@ -263,7 +264,7 @@ def _written(
     if verification is None:
         verification = _verified(reader, arguments, options)
     with (
-        Session(options, joins=True) as session, explained(model), evaluation_mode(model),
+        Session(options, joins=True) as session, explained(reader.name), evaluation_mode(model),
         torch.no_grad(), recorded(model, options.keep, session, session.take) as functions,
     ):  # fmt: skip
         arguments, prompt = reader.write(arguments, tokens, session.new_pass)

@@ -12,14 +12,20 @@ from headloom.errors import InputError
 from headloom.mechanism.shapes import in_words
 from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.inputs import batch_of, check_readable, prefix_of, token_limit
+from headloom.tracing.model_state import unwrapped
 from headloom.tracing.options import checked_tokens, whole_number
-from headloom.tracing.readers import Reader
+from headloom.tracing.readers import HeadloomReader, ModuleReader, Reader, check_visible
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import NamesOfSequences, Sequences, on_device_of
 from headloom.tracing.sources.functions import Functions
-from headloom.tracing.sources.transformers import routes, transformers
+from headloom.tracing.sources.transformers import (
+    is_transformers_model,
+    routes,
+    transformers,
+    without_peft,
+)
 
-__all__ = ["TransformersReader"]
+__all__ = ["TransformersReader", "reader_of"]
 
 
 class TransformersReader(Reader):
@@ -90,7 +96,7 @@ class TransformersReader(Reader):
                 )
             if ids is not None and limit is not None and ids.shape[1] > limit:
                 raise InputError(
-                    f"trace: {ids.shape[1]} tokens in {name}; {type(self.model).__name__} reads "
+                    f"trace: {ids.shape[1]} tokens in {name}; {self.name} reads "
                     f"{limit} at most. Shorten the text, or split it (headloom trace --window)."
                 )
 
@@ -118,7 +124,7 @@ class TransformersReader(Reader):
 
     def nothing(self, functions: Functions) -> str:
         """See Reader."""
-        name = type(self.model).__name__
+        name = self.name
         if not functions.named and not functions.computed:
             return (
                 f"no attention ran in {name}: none of its modules says so by its class, or "
@@ -153,7 +159,7 @@ class TransformersReader(Reader):
 
         Of a beam search, every token but the last.
         """
-        name = type(self.model).__name__
+        name = self.name
         asked = generate if isinstance(generate, Mapping) else {"max_new_tokens": generate}
         if not isinstance(generate, Mapping) and whole_number(generate) is None:
             raise InputError(
@@ -207,3 +213,15 @@ class TransformersReader(Reader):
             batch = next(value for value in arguments.values() if isinstance(value, Tensor))
             prompt["decoder_input_ids"] = batch.new_full((len(batch), 1), start or 0).long()
         return prompt
+
+
+def reader_of(model: object, operation: str) -> Reader:
+    """How a model is read, out of its wrappers.
+
+    Raises: InputError: it is no model, or one that runs past every watch.
+    """
+    inner = without_peft(unwrapped(model, operation))
+    check_visible(inner, operation)
+    if is_transformers_model(inner):
+        return TransformersReader(inner)
+    return HeadloomReader(inner) if HeadloomReader.reads(inner) else ModuleReader(inner)

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import HeadloomError, InputError
-from headloom.mechanism.module_paths import named_modules
 from headloom.tracing.arguments import BESIDE, Arguments, Inputs
 
 __all__ = [
     "batch_of",
-    "check_loaded",
     "check_readable",
     "explained",
     "prefix_of",
@@ -45,22 +43,11 @@ def batch_of(inputs: Inputs) -> int:
     return next((len(value) for value in (*grids, *tensors.values())), 1)
 
 
-def check_loaded(model: nn.Module, operation: str) -> None:
-    """Raise an InputError for a model without numbers."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise InputError(
-            f"{operation}: {type(model).__name__} is on the device meta, where tensors have no "
-            "numbers. Load its weights: from_pretrained without device_map='meta', or to_empty and "
-            "load_state_dict."
-        )
-
-
 def check_readable(model: nn.Module, tensors: Mapping[str, Tensor], generates: bool) -> None:
     """Raise an InputError where a model cannot read tensors.
 
     generates: whether the model is to write the target itself.
     """
-    check_loaded(model, "trace")
     name = type(model).__name__
     takes = inspect.signature(model.forward).parameters
     if (
@@ -135,10 +122,10 @@ def _vocabulary(model: Any) -> int | None:
 
 
 @contextmanager
-def explained(model: nn.Module, run: str = "") -> Iterator[None]:
+def explained(name: str, run: str = "") -> Iterator[None]:
     """Say in one line why a model fails on its inputs, in the block that runs it.
 
-    run: what it does, "generate"; empty: it reads.
+    Args: name: of its class. run: what it does, "generate"; empty: it reads.
 
     Raises: InputError: it failed. The error of the model is its cause.
     """
@@ -149,7 +136,7 @@ def explained(model: nn.Module, run: str = "") -> Iterator[None]:
     except _OF_MODELS as error:
         if isinstance(error, HeadloomError):
             raise
-        name = type(model).__name__ + (f".{run}" if run else "")
+        name += f".{run}" if run else ""
         # Their first sentence says what is wrong.
         reason = f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0]}"
         reason = reason[:200].rstrip(". ")
@@ -233,7 +220,7 @@ def token_limit(model: nn.Module) -> int | None:
     config: Any = model.config
     config = getattr(config, "text_config", None) or config
     limit: int | None = getattr(config, "max_position_embeddings", None)
-    for name, module in named_modules(model):
+    for name, module in model.named_modules():
         learned = name.rpartition(".")[2] in ("position_embeddings", "embed_positions", "wpe")
         if learned and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             # As in RoBERTa: positions are counted from the one after padding.

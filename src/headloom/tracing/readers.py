@@ -14,7 +14,6 @@ from headloom.errors import InputError
 from headloom.mechanism.module_paths import named_modules
 from headloom.mechanism.watching import layers_of
 from headloom.tracing.arguments import Arguments, Inputs
-from headloom.tracing.inputs import check_loaded
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.module_sequences import ModuleSequences, samples_of
 from headloom.tracing.recording.sequences import NamesOfSequences, Sequences, on_device_of
@@ -29,10 +28,10 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Reader(ABC):
-    """How a kind of models reads. model: whose attention is traced."""
+    """How a kind of models reads. model: whose attention is traced; name: of its class."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model, self.name = model, type(model).__name__
 
     @abstractmethod
     def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
@@ -86,7 +85,12 @@ class Reader(ABC):
 
 def check_visible(model: nn.Module, operation: str) -> None:
     """Raise an InputError for code that runs past every watch, and for a model without numbers."""
-    check_loaded(model, operation)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            f"{operation}: {type(model).__name__} is on the device meta, where tensors have no "
+            "numbers. Load its weights: from_pretrained without device_map='meta', or to_empty and "
+            "load_state_dict."
+        )
     for path, module in named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
@@ -118,7 +122,7 @@ class ModuleReader(Reader):
 
     def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
         """See Reader. inputs: a tensor (the first argument), several in a tuple, or a mapping."""
-        model, name = self.model, type(self.model).__name__
+        model, name = self.model, self.name
         if generates:
             raise InputError(
                 f"trace: generate= is for models of Transformers and of headloom; {name} is "
@@ -246,8 +250,7 @@ class HeadloomReader(Reader):
             inputs[argument] = ids[name]
             if padding is not None:
                 inputs[argument.replace("input_ids", "attention_mask")] = ids[name] != padding
-        exact = ", ".join(ids)
-        return Sequences(self.model, inputs, tokenizer, prompt=prompt, exact=exact), samples
+        return Sequences(self.model, inputs, tokenizer, prompt=prompt), samples
 
     def write(
         self, arguments: Arguments, tokens: int, begin: Callable[[int], None]

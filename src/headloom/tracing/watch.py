@@ -20,35 +20,23 @@ from headloom.mechanism.received import LastQueries
 from headloom.mechanism.watching import layers_of
 from headloom.tracing.arguments import Arguments, Inputs, cache_among, positions_in
 from headloom.tracing.description import describe
-from headloom.tracing.huggingface import TransformersReader
-from headloom.tracing.model_state import Hook, as_written, unwrapped
+from headloom.tracing.huggingface import TransformersReader, reader_of
+from headloom.tracing.model_state import Hook, as_written
 from headloom.tracing.options import TraceOptions, Verify
-from headloom.tracing.readers import HeadloomReader, ModuleReader, Reader, check_visible
+from headloom.tracing.readers import Reader
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.session import Session
 from headloom.tracing.recording.texts import Text
 from headloom.tracing.sources.functions import Functions, recorded
 from headloom.tracing.sources.source import excused
-from headloom.tracing.sources.transformers import is_transformers_model, routes, without_peft
+from headloom.tracing.sources.transformers import routes
 
-__all__ = ["Watched", "reader_of", "watch"]
+__all__ = ["Watched", "watch"]
 
 _TWO_THREADS = (
     "two threads called it at once, and only the call that began first is in a trace; watch one at "
     "a time."
 )
-
-
-def reader_of(model: object, operation: str) -> Reader:
-    """How a model is read, out of its wrappers.
-
-    Raises: InputError: it is no model, or one that runs past every watch.
-    """
-    inner = without_peft(unwrapped(model, operation))
-    check_visible(inner, operation)
-    if is_transformers_model(inner):
-        return TransformersReader(inner)
-    return HeadloomReader(inner) if HeadloomReader.reads(inner) else ModuleReader(inner)
 
 
 class Watched:

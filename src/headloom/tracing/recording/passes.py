@@ -34,6 +34,8 @@ __all__ = ["Passes"]
 TOGETHER = 16
 #: Bytes of a tensor from which on it waits in the file.
 LARGE = 2**14
+#: Bytes that are written before the memory that they took is given back, in some milliseconds.
+GIVEN_BACK = 2**26
 _OTHER_KEYS = (
     "trace: the cache holds other keys than the passes before computed: it was thinned, cropped, "
     "quantised or filled elsewhere. Generate with another cache, as the dynamic one, or trace the "
@@ -356,6 +358,7 @@ class _CallFile:
         with disk_errors(path, NOT_WRITABLE):
             self._file = tempfile.TemporaryFile(dir=self._path.parent)  # noqa: SIM115
         finalize(self, self._file.close)
+        self._written_since = 0
 
     def put(self, call: LayerCall) -> int:
         """Write the large tensors of a call, leave their shapes in it; returns their place."""
@@ -363,7 +366,9 @@ class _CallFile:
             place = self._file.seek(0, os.SEEK_END)
             self._change(call, self._written)
             self._file.flush()
-        give_back()
+        if self._written_since >= GIVEN_BACK:
+            self._written_since = 0
+            give_back()
         return place
 
     def get(self, call: LayerCall, place: int) -> None:
@@ -383,6 +388,7 @@ class _CallFile:
         if tensor.untyped_storage().nbytes() < tensor.nbytes:
             return tensor
         self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        self._written_since += tensor.nbytes
         return torch.empty_like(tensor, device="meta")
 
     def _read(self, tensor: Tensor) -> Tensor:

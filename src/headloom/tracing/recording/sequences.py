@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from headloom.errors import InputError
 from headloom.formats.tokens import Tokens, shown
 from headloom.formats.traced_images import TracedImage
 from headloom.mechanism.grid import Grid
@@ -121,20 +120,13 @@ class Sequences:
         tokenizer: Any,
         offsets: list[list[int]] | None = None,
         prompt: int | None = None,
-        exact: str | None = None,
     ) -> None:
-        """Args: prompt: how many tokens were given; those after them were generated.
-
-        exact: names of the inputs, for errors, of a model whose positions are its tokens, one each;
-        None: a layer may have others.
-        """
+        """Args: prompt: how many tokens were given; those after them were generated."""
         self._config: Any = getattr(model, "config", None)
         self._inputs, self._tokenizer, self._offsets = inputs, tokenizer, offsets
-        self._prompt, self._exact = prompt, exact
-        self._pair = (
-            bool(getattr(self._config, "is_encoder_decoder", False))
-            if exact is None
-            else "decoder_input_ids" in inputs
+        self._prompt = prompt
+        self._pair = "decoder_input_ids" in inputs or bool(
+            getattr(self._config, "is_encoder_decoder", False)
         )
         #: What may stand before the patches of an image: [CLS], another such token, registers.
         distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
@@ -142,7 +134,8 @@ class Sequences:
         #: Parts of the model that see the image, where others do not, as prompts and masks of SAM.
         self._towers = [name for name, _ in model.named_children() if _has_word(name)]
         self._sound = SoundAxis.of(model, inputs, tokenizer) if is_sound(inputs) else None
-        self._images = images_of_texts(model, inputs, tokenizer, prompt)
+        sees = any(name.startswith("pixel") for name in inputs)
+        self._images = images_of_texts(model, inputs, tokenizer, prompt) if sees else None
         #: The length of each sequence of which no argument says it: that of its first layer.
         self._lengths: dict[str, int] = {}
         #: Where the positions lie of sequences whose layers say it.
@@ -164,8 +157,6 @@ class Sequences:
         """
         if grids is not None:
             return name_of_grid(self._grids, grids[0]), name_of_grid(self._grids, grids[1])
-        if self._exact is not None:
-            self._check_exact(path, kind, queries, keys)
         if self._pair:
             named = {
                 "encoder": ("source", "source"),
@@ -189,24 +180,6 @@ class Sequences:
         """The sequence of a length in a model of which a part sees an image."""
         inside = path.partition(".")[0] in self._towers or self._patches(length) is not None
         return self._of_length("patches" if inside else "positions", length)
-
-    def _check_exact(self, path: str, kind: str, queries: int, keys: int) -> None:
-        """Raise an InputError where the positions of a layer are not the tokens of the inputs."""
-        if kind == "cross" and not self._pair:
-            raise InputError(
-                f"trace: layer {path} looks from a target at a source; the inputs are "
-                f"{self._exact}. Give both, as {{'source': ids, 'target': ids}}."
-            )
-        of_queries, of_keys = (
-            self._given_length("target" if self._pair and kind in kinds else "tokens")
-            for kinds in (("decoder", "cross"), ("decoder",))
-        )
-        if (queries, keys) != (of_queries, of_keys):
-            raise InputError(
-                f"trace: layer {path} ({kind}) has {queries} queries and {keys} keys, its inputs "
-                f"{of_queries} and {of_keys} tokens. trace names positions by input tokens: give "
-                "the inputs as the model reads them."
-            )
 
     def _of_length(self, name: str, length: int) -> str:
         own = self._given_length(name) or self._lengths.setdefault(name, length)

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from headloom.errors import VerificationError
 from headloom.formats.files import JsonObject
+from headloom.mechanism.attention_layer import AttentionLayer
 from headloom.mechanism.function import attend
 from headloom.mechanism.graph import All, AttentionGraph
 from headloom.mechanism.parts import in_float64
-from headloom.mechanism.watching import watching
 from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.model_state import evaluation_mode, same_random_numbers, unchanged
 from headloom.tracing.options import Verify, tokens_to_verify
@@ -304,8 +304,10 @@ class Untouched:
         part, count = cut(inputs, tokens)
         with (
             unchanged(model), evaluation_mode(model), torch.no_grad(), same_random_numbers(),
-            watching(model, None),
         ):  # fmt: skip
+            for module in model.modules():
+                if isinstance(module, AttentionLayer):
+                    module.observer = None
             before = torch.backends.mha.get_fastpath_enabled()
             # Torch's fast paths answer padding in another way, and no watched module takes them.
             torch.backends.mha.set_fastpath_enabled(False)

@@ -22,7 +22,7 @@ from headloom.tracing.arguments import Inputs
 from headloom.tracing.inputs import batch_of
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import layer_kind
-from headloom.tracing.sources.functions import takes_attention
+from headloom.tracing.sources.source import takes_attention
 from headloom.tracing.sources.tensors import is_causal
 from headloom.tracing.sources.transformers import NothingRecordedError
 

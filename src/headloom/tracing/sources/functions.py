@@ -24,30 +24,34 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from headloom.mechanism.attention_layer import AttentionLayer
 from headloom.mechanism.function import attend, attention
 from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.mechanism.module_paths import named_modules
-from headloom.mechanism.watching import layers_of
 from headloom.tracing.model_state import Hook
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.graphs import unknown_layers
 from headloom.tracing.sources.headloom_models import headloom_function
 from headloom.tracing.sources.provenance import Provenance, flat
-from headloom.tracing.sources.source import Excuse, Receive, Receivers, all_sources, never
+from headloom.tracing.sources.source import (
+    Excuse,
+    Modules,
+    Receive,
+    Receivers,
+    all_sources,
+    never,
+    takes_attention,
+)
 from headloom.tracing.sources.torch_functions import FunctionCall, flex, fused_attention, heads
 
-__all__ = ["Functions", "recorded", "takes_attention"]
+__all__ = ["Functions", "recorded"]
 
-#: Words in the names of classes that take attention, in small letters.
-_WORDS = ("attention", "attn")
 #: What softmax(scores) V is made of: functions of torch by name, some of them without its checks.
 _SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
 _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
 _QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
 #: Why a module is not in a trace.
 _OWN = "it takes attention by itself, not by a function or layer that can be recorded"
-_OUTSIDE = "it ran outside of the model's forward"
-_NOT_ASKED_FOR = "it was not asked for"
 _OVER_EDGES = (
     "it takes a softmax over edges, and PyTorch Geometric gives its weights to nobody; those of "
     "GATConv, GATv2Conv and TransformerConv are taken"
@@ -60,12 +64,6 @@ _HANDLERS: dict[object, Callable[[FunctionCall], object]] = {
     attention: headloom_function,
     attend: headloom_function,
 }
-
-
-def takes_attention(module: nn.Module) -> bool:
-    """Whether the name of a module's class says that it takes attention."""
-    name = type(module).__name__.lower()
-    return any(word in name for word in _WORDS)
 
 
 @contextmanager
@@ -81,16 +79,17 @@ def recorded(
     Args: keep: the edges of each query. compute, take, excuse: see `Receivers`.
     Yields: what sees the functions of torch that the model calls.
     """
-    functions = Functions(model, keep, compute, take)
+    modules = dict(named_modules(model))
+    functions = Functions(modules, keep, compute, take)
     receivers = Receivers(functions.compute, functions.take, excuse, functions.aside)
     with ExitStack() as stack:
         stack.callback(functions.stop)
         for source in all_sources():
-            if source.layers(model):
-                stack.enter_context(source.calls(model, keep, receivers))
-        for path, layer in unknown_layers(model).items():
+            if source.layers(modules):
+                stack.enter_context(source.calls(modules, keep, receivers))
+        for path, layer in unknown_layers(modules).items():
             refuse = partial(functions.refuse, path or type(layer).__name__, _OVER_EDGES)
-            stack.callback(layer.register_forward_hook(lambda *_, refuse=refuse: refuse()).remove)
+            stack.callback(layer.register_forward_hook(refuse).remove)
         functions.look()
         yield functions
 
@@ -105,13 +104,14 @@ class Functions(TorchFunctionMode):
 
     def __init__(
         self,
-        model: nn.Module,
+        modules: Modules,
         keep: Keep,
         compute: Receive,
         take: Callable[[LayerCall, AttentionGraph], None],
     ) -> None:
         super().__init__()
-        self._model, self._compute, self._take = model, compute, take
+        self._modules, self._model = modules, modules[""]
+        self._compute, self._take = compute, take
         self.keep = keep
         self.named: dict[str, str] = {}
         self.computed: dict[str, str] = {}
@@ -124,7 +124,11 @@ class Functions(TorchFunctionMode):
         #: What queries and keys are made from, where the module around a call says it.
         self.around: tuple[Tensor, Tensor] | None = None
         #: Headloom's own layers are observed by themselves.
-        self._observed = {path or type(model).__name__ for path, _ in layers_of(model)}
+        self._observed = {
+            path or type(module).__name__
+            for path, module in modules.items()
+            if isinstance(module, AttentionLayer)
+        }
         self._looks, self._aside = False, 0
         self._hooks: dict[nn.Module, list[RemovableHandle]] = {}
         #: The thread whose functions are seen, and its modules that run, innermost last.
@@ -132,8 +136,6 @@ class Functions(TorchFunctionMode):
         self._running: list[tuple[str, str]] = []
         #: Results of softmax, also scaled or reshaped: their module, and how many keys they have.
         self._weights = WeakIdKeyDictionary()
-
-    # What sources hand on
 
     def compute(self, call: LayerCall) -> Tensor | None:
         """Hand a call on; what headloom computes for it is not looked at."""
@@ -153,7 +155,7 @@ class Functions(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             self._take(call, graph)
 
-    def refuse(self, path: str, reason: str) -> None:
+    def refuse(self, path: str, reason: str, *_: object) -> None:
         """A call was seen and cannot be recorded."""
         self.refused[path] = reason
 
@@ -165,8 +167,6 @@ class Functions(TorchFunctionMode):
             yield
         finally:
             self._aside -= 1
-
-    # Which modules run
 
     def where(self) -> str | None:
         """The path of the module that runs, the innermost; None: none does.
@@ -188,7 +188,7 @@ class Functions(TorchFunctionMode):
         if self._looks or self._thread != get_ident():
             return
         self._looks = True
-        for path, module in named_modules(self._model):
+        for path, module in self._modules.items():
             if module not in self._hooks and not isinstance(module, nn.Softmax):
                 self._hooks[module] = list(self._hooked(path, module))
         mode: Any = self
@@ -235,8 +235,6 @@ class Functions(TorchFunctionMode):
 
         yield module.register_forward_pre_hook(Hook(begin), with_kwargs=True)
         yield module.register_forward_hook(Hook(end), always_call=True)
-
-    # Functions
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -303,8 +301,6 @@ class Functions(TorchFunctionMode):
             if is_cut or result.numel() == weights.numel():
                 self._weights[result] = module, result.shape[-1] if is_cut else keys
 
-    # What is in no trace
-
     def nothing_seen(self) -> str:
         """Why a model that ran has no attention in a trace, and what to do."""
         name = type(self._model).__name__
@@ -313,12 +309,11 @@ class Functions(TorchFunctionMode):
             return f"{name}: the attention of {path} cannot be recorded: {reason}."
         if self.computed:
             path, kind = next(iter(self.computed.items()))
-            more = f" and {len(self.computed) - 1} more" if len(self.computed) > 1 else ""
             return (
-                f"{name}: {path or 'it'} ({kind}){more} computes its softmax by hand, which is not "
-                "seen. Let it call torch's scaled_dot_product_attention, or headloom.attention; "
-                "many libraries have an option for that (flash, fused, sdpa). Weights that you "
-                "have are traced by headloom.from_weights."
+                f"{name}: {path or 'it'} ({kind}) computes its softmax by hand, which is not seen. "
+                "Let it call torch's scaled_dot_product_attention, or headloom.attention; many "
+                "libraries have an option for that (flash, fused, sdpa). Weights that you have are "
+                "traced by headloom.from_weights."
             )
         named = ", ".join(f"{path or 'it'} ({kind})" for path, kind in [*self.named.items()][:3])
         ran = f"; its {named} ran, and called none of them" if named else ""
@@ -374,7 +369,7 @@ class Functions(TorchFunctionMode):
             for path, kind in named.items()
             if not any(other != path and _is_inside(other, path) for other in named)
         ]
-        classes = {path: type(module).__name__ for path, module in named_modules(self._model)}
+        classes = {path: type(module).__name__ for path, module in self._modules.items()}
         entries += [(path, classes.get(path, path), reason) for path, reason in refused.items()]
         if entries:
             shown = ", ".join(
@@ -390,7 +385,8 @@ class Functions(TorchFunctionMode):
                 "not_traced.",
                 stacklevel=4,
             )
-        for others, reason in ((outside, _OUTSIDE), (left_out, _NOT_ASKED_FOR)):
+        quiet = {"it ran outside of the model's forward": outside, "it was not asked for": left_out}
+        for reason, others in quiet.items():
             entries += [(path, classes.get(path, path), reason) for path in dict.fromkeys(others)]
         return [{"name": path, "class": kind, "reason": reason} for path, kind, reason in entries]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
@@ -27,7 +27,7 @@ from headloom.mechanism.module_paths import named_modules
 from headloom.mechanism.neighbourhood.call import NeighbourCall
 from headloom.mechanism.neighbourhood.function import neighbour_graph, neighbour_weights
 from headloom.tracing.recording.layer_call import LayerCall
-from headloom.tracing.sources.source import Receivers, Source
+from headloom.tracing.sources.source import Modules, Receivers, Source
 
 __all__ = ["SOURCE", "graph_of_edges", "reads_a_graph", "unknown_layers"]
 
@@ -40,36 +40,36 @@ def _library() -> ModuleType | None:
     return sys.modules.get("torch_geometric.nn.conv")
 
 
-def _own(model: nn.Module) -> dict[str, GraphLayer]:
-    return {path: module for path, module in named_modules(model) if isinstance(module, GraphLayer)}
+def _own(modules: Modules) -> dict[str, GraphLayer]:
+    return {path: module for path, module in modules.items() if isinstance(module, GraphLayer)}
 
 
-def _geometric(model: nn.Module) -> dict[str, nn.Module]:
+def _geometric(modules: Modules) -> dict[str, nn.Module]:
     library = _library()
     if library is None:
         return {}
     known = tuple(getattr(library, name) for name in _KNOWN)
-    return {path: module for path, module in named_modules(model) if isinstance(module, known)}
+    return {path: module for path, module in modules.items() if isinstance(module, known)}
 
 
-def _layers(model: nn.Module) -> Mapping[str, nn.Module]:
-    return {**_own(model), **_geometric(model)}
+def _layers(modules: Modules) -> Modules:
+    return {**_own(modules), **_geometric(modules)}
 
 
 def reads_a_graph(model: nn.Module) -> bool:
     """Whether layers of a model attend over the edges of a graph, which has no beginning."""
-    return bool(_layers(model))
+    return bool(_layers(dict(named_modules(model))))
 
 
-def unknown_layers(model: nn.Module) -> dict[str, nn.Module]:
+def unknown_layers(modules: Modules) -> dict[str, nn.Module]:
     """The layers of a model that take a softmax over edges, and whose weights cannot be taken."""
     library = _library()
     if library is None:
         return {}
-    known = _geometric(model)
+    known = _geometric(modules)
     return {
         path: module
-        for path, module in named_modules(model)
+        for path, module in modules.items()
         if isinstance(module, library.MessagePassing)
         and path not in known
         and any(
@@ -82,14 +82,14 @@ def unknown_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]:
-    own = {layer: path for path, layer in _own(model).items()}
+def _calls(modules: Modules, keep: Keep, receivers: Receivers) -> Iterator[None]:
+    own = {layer: path for path, layer in _own(modules).items()}
     observers = {layer: layer.observer for layer in own}
     nodes: dict[str, Any] = {}
 
     def observe(layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
         graph = _graph_of(call, keep).as_batch()
-        name, kind = own[layer] or type(model).__name__, "encoder" if of_one else "cross"
+        name, kind = own[layer] or type(layer).__name__, "encoder" if of_one else "cross"
         receivers.take(LayerCall.over_edges(name, kind, graph), graph)
 
     def begin(path: str, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]
         receivers.take(*_of_geometric(path, layer, given, keep, two_types))
 
     with ExitStack() as stack:
-        for path, layer in _geometric(model).items():
+        for path, layer in _geometric(modules).items():
             before = layer.register_forward_pre_hook(partial(begin, path), with_kwargs=True)
             hook = layer.register_propagate_forward_hook(partial(take, path))  # type: ignore[operator]
             stack.callback(before.remove)

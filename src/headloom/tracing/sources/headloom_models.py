@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headloom.mechanism.attention_layer import AttentionLayer, Observation
 from headloom.mechanism.function import attend
@@ -17,10 +17,9 @@ from headloom.mechanism.masks import Mask, as_mask
 from headloom.mechanism.positions import ALiBi, Relative, Shaw
 from headloom.mechanism.relative import DistanceBias
 from headloom.mechanism.scores import Bilinear, Dot, ScaledDot, Score
-from headloom.mechanism.watching import layers_of, watching
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import without_hidden
-from headloom.tracing.sources.source import Receivers, Source
+from headloom.tracing.sources.source import Modules, Receivers, Source
 from headloom.tracing.sources.torch_functions import FunctionCall, whence
 
 __all__ = ["SOURCE", "headloom_function"]
@@ -37,10 +36,9 @@ class _LayerObserver:
     keep: the edges that layers keep of each query.
     """
 
-    def __init__(self, model: nn.Module, keep: Keep, receivers: Receivers) -> None:
+    def __init__(self, paths: Mapping[int, str], keep: Keep, receivers: Receivers) -> None:
         self.keep: Keep = keep if isinstance(keep, Top) else _EVERY
-        self._receivers = receivers
-        self._paths = {id(layer): path or type(layer).__name__ for path, layer in layers_of(model)}
+        self._receivers, self._paths = receivers, paths
 
     def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
         """Receive what a layer computed."""
@@ -63,13 +61,23 @@ class _LayerObserver:
         self._receivers.take(call, graph.of_places(graph.length).detach())
 
 
+def _layers(modules: Modules) -> dict[str, AttentionLayer]:
+    return {path: part for path, part in modules.items() if isinstance(part, AttentionLayer)}
+
+
 @contextmanager
-def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]:
-    with watching(model, _LayerObserver(model, keep, receivers)):
+def _calls(modules: Modules, keep: Keep, receivers: Receivers) -> Iterator[None]:
+    layers = _layers(modules)
+    paths = {id(layer): path or type(layer).__name__ for path, layer in layers.items()}
+    observer = _LayerObserver(paths, keep, receivers)
+    with ExitStack() as stack:
+        for layer in layers.values():
+            stack.callback(setattr, layer, "observer", layer.observer)
+            layer.observer = observer
         yield
 
 
-SOURCE = Source(lambda model: dict(layers_of(model)), _calls)
+SOURCE = Source(_layers, _calls)
 
 
 def headloom_function(asked: FunctionCall) -> object:

@@ -18,10 +18,22 @@ from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.tracing import sources
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = ["Excuse", "Receive", "Receivers", "Source", "all_sources", "excused", "never"]
+__all__ = [
+    "Excuse",
+    "Modules",
+    "Receive",
+    "Receivers",
+    "Source",
+    "all_sources",
+    "excused",
+    "never",
+    "takes_attention",
+]
 
 #: From a call to its output, (batch, heads, queries, value_depth); None: the layer computes it.
 Receive = Callable[[LayerCall], Tensor | None]
+#: The modules of a model by their paths.
+Modules = Mapping[str, nn.Module]
 #: Whether the model that runs goes on where a call of it could not be recorded.
 Excuse = Callable[[Exception], bool]
 
@@ -61,14 +73,15 @@ def excused(excuse: Excuse) -> Iterator[None]:
 class Source:
     """A kind of attention layers whose calls can be recorded.
 
-    layers   from a model to those of its modules that are such layers, by their paths
+    layers   from the modules of a model, by their paths (its own is empty), to those that are such
+             layers
     calls    sends every call of a model's layers to `Receivers`, while its block runs, and leaves
              the model as it was. Its second argument: the edges of each query that a layer keeps
              which computes its own graph
     """
 
-    layers: Callable[[nn.Module], Mapping[str, nn.Module]]
-    calls: Callable[[nn.Module, Keep, Receivers], AbstractContextManager[object]]
+    layers: Callable[[Modules], Modules]
+    calls: Callable[[Modules, Keep, Receivers], AbstractContextManager[object]]
 
 
 def all_sources() -> Iterator[Source]:
@@ -78,3 +91,9 @@ def all_sources() -> Iterator[Source]:
         source = getattr(module, "SOURCE", None)
         if isinstance(source, Source):
             yield source
+
+
+def takes_attention(module: nn.Module) -> bool:
+    """Whether the name of a module's class says that it takes attention."""
+    name = type(module).__name__.lower()
+    return "attention" in name or "attn" in name

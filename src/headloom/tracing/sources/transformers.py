@@ -16,7 +16,7 @@ import importlib
 import inspect
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +26,20 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError, installing
-from headloom.mechanism.graph import Keep
 from headloom.mechanism.masks import Mask, causal
 from headloom.mechanism.module_paths import named_modules
 from headloom.tracing.arguments import Arguments
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import lowest_of, score_mask
 from headloom.tracing.recording.sequences import layer_kind
-from headloom.tracing.sources.source import Excuse, Receive, Receivers, Source, excused, never
+from headloom.tracing.sources.source import (
+    Excuse,
+    Modules,
+    Receive,
+    Source,
+    excused,
+    never,
+)
 from headloom.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 __all__ = [
@@ -55,10 +61,8 @@ def transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError:
-        raise InputError(
-            "trace: models of Hugging Face need Transformers, which is not installed. "
-            + installing("hf")
-        ) from None
+        need = "trace: models of Hugging Face need Transformers, which is not installed. "
+        raise InputError(need + installing("hf")) from None
 
 
 def is_transformers_model(model: Any) -> bool:
@@ -113,11 +117,6 @@ class _Implementation(str):
         return not self == other
 
     __hash__ = str.__hash__
-
-
-def _is_eager(name: str | None) -> bool:
-    """Whether an implementation is eager; those that are fused do as torch's does."""
-    return name is None or name == "eager"
 
 
 def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any]:
@@ -346,8 +345,7 @@ def routed(
         excuse: whether the model's own attention goes on where a call could not be read.
         aside: a block in which the model's own attention is not looked at.
 
-    Both functions and the name are there while the block runs, and gone afterwards however it
-    ends; configurations say again what they said.
+    Afterwards, however the block ends, configurations say again what they said.
 
     Raises: InputError: the attention of the model is computed by headloom already.
     """
@@ -376,7 +374,7 @@ def routed(
             # says nothing.
             masks.register(name, eager_masks if eager else masking.sdpa_mask)
         for config, own in zip(configurations, before, strict=True):
-            named = _Implementation(names[_is_eager(own)])
+            named = _Implementation(names[own in (None, "eager")])
             named.own = own
             # Where GPT-2 scales its scores in another order it does so beside the interface.
             if own in ("eager", "sdpa") and not getattr(config, "reorder_and_upcast_attn", False):
@@ -391,13 +389,12 @@ def routed(
                 registry._global_mapping.pop(name, None)
 
 
-def _layers(model: nn.Module) -> Mapping[str, nn.Module]:
+def _layers(modules: Modules) -> Modules:
     """The model itself, where it uses the interface."""
+    model = modules[""]
     return {"": model} if is_transformers_model(model) and routes(model) else {}
 
 
-def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> AbstractContextManager[None]:
-    return routed(model, receivers.compute, receivers.excuse, receivers.aside)
-
-
-SOURCE = Source(_layers, _calls)
+SOURCE = Source(
+    _layers, lambda modules, keep, to: routed(modules[""], to.compute, to.excuse, to.aside)
+)
