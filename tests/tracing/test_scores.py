@@ -176,9 +176,10 @@ def over_edges(layer: Any, x: Tensor, y: Tensor, edges: Tensor) -> Tensor:
     heads, depth = layer.heads, layer.out_channels
     with torch.no_grad():
         if isinstance(layer, headloom.GATConv):
+            projections = (layer.lin or layer.lin_src, layer.lin or layer.lin_dst)
             source, target = (
                 part(nodes.double()).view(-1, heads, depth)
-                for part, nodes in zip(layer.projections, (x, y), strict=True)
+                for part, nodes in zip(projections, (x, y), strict=True)
             )
             by_source, by_target = (
                 (source * layer.att_src).sum(-1),
