@@ -69,9 +69,10 @@ def gradients(
     """
     # Where somebody calls backward() inside autocast, sums would be rounded, which kernels read.
     with without_autocast(native.queries.device):
-        if by_operations(incoming.values()) or by_formulas(native, saved, incoming):
-            return gradients_by_formulas(native, saved.keys, incoming, needs)
-        return _by_kernel(native, saved, incoming, needs)
+        found = None
+        if not (by_operations(incoming.values()) or _too_deep(native, incoming)):
+            found = _by_kernel(native, saved, incoming, needs)
+        return found or gradients_by_formulas(native, saved.keys, incoming, needs)
 
 
 def by_formulas(native: NativeCall, saved: Saved, incoming: Results) -> bool:
@@ -80,17 +81,20 @@ def by_formulas(native: NativeCall, saved: Saved, incoming: Results) -> bool:
     It does where lse has lost the digits that weights are made of, and where it has too many
     columns.
     """
+    far = (saved.lse.abs() > FAR) & saved.lse.isfinite()
+    return _too_deep(native, incoming) or bool(far.any())
+
+
+def _too_deep(native: NativeCall, incoming: Results) -> bool:
     group = native.queries.shape[1] // max(native.keys.shape[1], 1)
     columns = group * sum(name in incoming for name in ("received", "received_last"))
-    if columns + native.values.shape[3] > DEEPEST:
-        return True
-    far = saved.lse.abs() > FAR
-    return bool(far.any()) and bool((far & saved.lse.isfinite()).any())
+    return columns + native.values.shape[3] > DEEPEST
 
 
 def _by_kernel(
     native: NativeCall, saved: Saved, incoming: Results, needs: Sequence[bool]
-) -> Gradients:
+) -> Gradients | None:
+    """None: scores are too far from 0."""
     by_output = incoming.get("output")
     if by_output is None:
         by_output = torch.zeros_like(saved.output)
@@ -104,6 +108,8 @@ def _by_kernel(
         by_output = by_output.contiguous()
     wanted = {name for name, need in zip(NativeCall._fields, needs, strict=False) if need}
     found = _run(asked, saved, incoming, by_output, wanted)
+    if found is None:
+        return None
     for name in ("values", "value_table") if asked is not native else ():
         if name in found:
             found[name] = found[name][..., :depth]
@@ -197,8 +203,8 @@ def _room(native: NativeCall, wanted: set[str], pieces: int) -> dict[str, Tensor
 
 def _run(
     native: NativeCall, saved: Saved, incoming: Results, by_output: Tensor, wanted: set[str]
-) -> dict[str, Tensor]:
-    """The gradients that are wanted, by the names of their tensors."""
+) -> dict[str, Tensor] | None:
+    """The gradients that are wanted, by the names of their tensors; None: scores are too far."""
     # Each row's dO . O, which is subtracted from what its keys give; lse, infinity where no key is
     # seen.
     output, saved_lse = saved.output.contiguous(), saved.lse.contiguous()
@@ -208,7 +214,8 @@ def _run(
     call.by_output, call.output = kernels.strided(by_output), output.data_ptr()
     call.lse, call.far = saved_lse.data_ptr(), FAR
     call.subtract, call.finite_lse = subtract.data_ptr(), lse.data_ptr()
-    kernels.row_terms(call, torch.get_num_threads(), native.instruction_set)
+    if not kernels.row_terms(call, torch.get_num_threads(), native.instruction_set):
+        return None
 
     read, gradients = {"lse": lse, "subtract": subtract}, {}
     to = kernels.Gradients()

@@ -271,10 +271,12 @@ class _Attend(native.AutogradAttend):
     """As on the CPU, by other kernels, of which none is backward."""
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
         call, (kept, received, _) = NativeCall(*arguments[:-3]), arguments[-3:]
         found = forward_graph(call, kept, received)
-        return tuple(found.get(name) for name in native.KERNEL_NAMES)
+        results = tuple(found.get(name) for name in native.KERNEL_NAMES)
+        native.keep(ctx, arguments, results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *by_result: Tensor | None) -> tuple[Tensor | None, ...]:
