@@ -52,22 +52,6 @@ def test_block_means_are_those_of_the_dense_matrix(
         assert torch.allclose(found.double(), block_means(expected[head], 3, 7), atol=1e-7)
 
 
-def test_a_bias_is_in_the_means_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BAND_CELLS", 200)
-    torch.manual_seed(4)
-    queries, keys, bias = torch.randn(1, 30, 4), torch.randn(1, 30, 4), torch.randn(1, 30, 30)
-    matrix = AttentionMatrix(queries, keys, bias=bias)
-    weights = (queries[0].double() @ keys[0].double().T / 2 + bias[0].double()).softmax(-1)
-    found = matrix_means(matrix, 0, (4, 4)).double()
-    assert torch.allclose(found, block_means(weights, 4, 4), atol=1e-7)
-
-
-def test_a_pass_ends_when_it_is_told_to() -> None:
-    matrix = AttentionMatrix(torch.randn(1, 9, 4), torch.randn(1, 9, 4))
-    with pytest.raises(InterruptedError):
-        matrix_means(matrix, 0, (1, 1), lambda: False)
-
-
 def layer(with_queries_and_keys: bool, keep: int = 4) -> tuple[TraceLayer, torch.Tensor]:
     torch.manual_seed(5)
     queries, keys = torch.randn(2, 50, 8) / 4, torch.randn(2, 50, 8)

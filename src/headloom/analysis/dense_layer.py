@@ -8,12 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_text, texts
-from headloom.errors import InputError, ShapeError
+from headloom.errors import InputError
 from headloom.formats.trace import LayerInMemory, TraceLayer
 from headloom.mechanism.function import attend
 from headloom.mechanism.graph import Top
-from headloom.mechanism.shapes import chosen, describe, real_tensor, whole_number
+from headloom.mechanism.shapes import describe
 
 __all__ = ["layer_of_weights"]
 
@@ -41,23 +40,9 @@ def layer_of_weights(
     >>> layer.graph.keys[0].tolist()
     [[0, 1], [1, 0]]
     """
-    real_tensor("layer_of_weights", "the tensor of weights", weights)
-    check_text("layer_of_weights", "mask", mask, '"all" or "causal"')
-    chosen("layer_of_weights", "mask", mask, ("all", "causal"))
-    if keep is not None:
-        keep = whole_number("layer_of_weights", "keep", keep, 0)
-    if weights.ndim != 3:
-        raise ShapeError(
-            f"layer_of_weights: the weights are {describe(weights)}; expected (heads, queries, "
-            "keys)."
-        )
     heads, queries, keys = weights.shape
-    names = [f"#{i}" for i in range(queries)]
-    if tokens is not None:
-        names = texts("layer_of_weights", "tokens", tokens)
-    columns = names
-    if key_tokens is not None:
-        columns = texts("layer_of_weights", "key_tokens", key_tokens)
+    names = [f"#{i}" for i in range(queries)] if tokens is None else list(tokens)
+    columns = names if key_tokens is None else list(key_tokens)
     if (len(names), len(columns)) != (queries, keys):
         raise InputError(
             f"layer_of_weights: {len(names)} tokens of queries and {len(columns)} of keys for "

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_layer
 from headloom.errors import InputError
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.parts import with_tensors
@@ -170,7 +169,6 @@ def worked_row(
     Raises: InputError: they were not kept, or something else enters the scores that was not; the
     line says the remedy.
     """
-    check_layer("worked_row", layer)
     head = place_of("layer", "worked_row", "head", head, layer.heads)
     query = place_of("layer", "worked_row", "query", query, layer.shape[1])
     queries, keys, terms = layer.queries, layer.keys, layer.terms

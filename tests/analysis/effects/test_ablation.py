@@ -111,7 +111,7 @@ def test_groups_of_heads_and_their_names() -> None:
     for wrong in ([(0, 2)], [(1, 0)], [(-1, 0)]):
         with pytest.raises(headloom.InputError, match="no head"):
             ablate(model, size, heads=wrong)
-    wrongs: Any = ((0, 1), [(0,)], [(0, 1, 2)], [("a", 0)], [(0, 0), [(0, 1), 3]], [True], "01", 3)
+    wrongs: Any = ((0, 1), [(0,)], [(0, 1, 2)], [("a", 0)], [(0, 0), [(0, 1), 3]], [True], "01")
     for no_pairs in wrongs:
         with pytest.raises(
             headloom.InputError, match=r"^heads=.*; expected \[\(layer, head\), \.\.\."

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from headloom.analysis.effects.relevance import relevance
-from headloom.errors import InputError
 from headloom.models.classifier import Classifier
 from headloom.models.configuration import Architecture, PoolingKind
 
@@ -77,11 +76,6 @@ def test_the_pooling_is_one_more_layer(pooling: PoolingKind, weights: str) -> No
     assert found.shape == (1, len(outputs))
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-6)
     assert expected.max() > 1.5 * expected.min()
-
-
-def test_rows_that_are_not_one_for_each_position() -> None:
-    with pytest.raises(InputError, match=r"rows= has shape \(2,\); the last layer has 6 positions"):
-        relevance(model_of("mean"), IDS, target=0, rows=torch.ones(2))
 
 
 def test_contributions_of_padded_texts_add_up_to_the_logits() -> None:

@@ -157,71 +157,6 @@ def test_what_is_replaced_at_some_positions(made: Callable[[], Model]) -> None:
             call(model, run, positions=[7])
 
 
-def albert() -> Odd:
-    """One block that runs three times."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AlbertConfig(
-        vocab_size=16, embedding_size=16, hidden_size=32, num_hidden_layers=3,
-        num_attention_heads=HEADS, intermediate_size=32, initializer_range=0.3,
-    )  # fmt: skip
-    model = transformers.AlbertForMaskedLM(config).double()
-    block = model.albert.encoder.albert_layer_groups[0].albert_layers[0]
-    return model, [block.attention.dense], lambda: model(IDS).logits[0].sin().sum()
-
-
-def t5() -> Odd:
-    """Biases of positions, three kinds of layers."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.T5Config(
-        vocab_size=16, d_model=32, d_kv=DEPTH, num_heads=HEADS, num_layers=1, d_ff=32,
-        dropout_rate=0, decoder_start_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    model = transformers.T5ForConditionalGeneration(config).double()
-    encoder, decoder = model.encoder.block[0].layer[0], model.decoder.block[0].layer
-    into = [encoder.SelfAttention.o, decoder[0].SelfAttention.o, decoder[1].EncDecAttention.o]
-    return model, into, lambda: model(input_ids=IDS, labels=IDS.flip(1), use_cache=False).loss
-
-
-def gpt_oss() -> Odd:
-    """Sinks, a window, grouped heads, experts; in float32, which its experts need."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GptOssConfig(
-        vocab_size=16, hidden_size=32, intermediate_size=16, num_hidden_layers=2, head_dim=DEPTH,
-        num_attention_heads=HEADS, num_key_value_heads=2, num_local_experts=2, sliding_window=4,
-        num_experts_per_tok=1, initializer_range=0.3, pad_token_id=0,
-    )  # fmt: skip
-    model = transformers.GptOssForCausalLM(config)
-    into = [block.self_attn.o_proj for block in model.model.layers]
-    return model, into, lambda: model(IDS, use_cache=False).logits[0, -1].sin().sum()
-
-
-@pytest.mark.parametrize("made", [albert, t5, gpt_oss])
-def test_odd_models_by_the_gradients_of_torch_alone(made: Callable[[], Odd]) -> None:
-    """-(dm/do) o by what W_O reads in the model's own attention, summed over its runs."""
-    torch.manual_seed(6)
-    model, into, measure = made()
-    model.eval()
-    read: dict[nn.Module, list[Tensor]] = {linear: [] for linear in into}
-
-    def keep(linear: nn.Module, inputs: tuple[Tensor]) -> None:
-        inputs[0].retain_grad()
-        read[linear].append(inputs[0])
-
-    handles = [linear.register_forward_pre_hook(keep) for linear in into]
-    measure().backward()
-    for handle in handles:
-        handle.remove()
-    expected = torch.cat([
-        -sum((x * x.grad).detach().unflatten(-1, (HEADS, DEPTH)).sum((0, 1, 3)) for x in read[each])
-        for each in into
-    ])  # fmt: skip
-    found = estimate(model, measure).effects
-    changes = torch.tensor([effect.change for effect in found], dtype=expected.dtype)
-    assert float(expected.abs().max()) > 0.01
-    assert torch.allclose(changes, expected, atol=1e-5 if expected.dtype == torch.float32 else 1e-7)
-    assert all(len(effect.at) == (0 if made is albert else IDS.shape[1]) for effect in found)
-
-
 def linear_model() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(5)
     return MultiHeadAttention(32, HEADS, kind="decoder"), torch.randn(3, 6, 32)
@@ -245,14 +180,6 @@ def test_a_measure_that_is_linear_in_the_outputs_is_estimated_exactly(kind: Any)
         assert effect.heads == measured.heads and effect.at == () and effect.most_at is None
         assert effect.change == pytest.approx(measured.change, rel=1e-4, abs=1e-4)
     assert "most_at" not in found.to_pandas().columns
-
-
-def test_the_position_that_adds_most_stands_in_the_table() -> None:
-    layer, states = linear_model()
-    found = estimate(layer, lambda: layer(states[:1])[0, 4].sum())
-    frame = found.by_change(2).to_pandas()
-    assert list(frame["most_at"]) == [4, 4]
-    assert list(frame["there"]) == pytest.approx(list(frame["change"]))
 
 
 def test_what_cannot_be_estimated() -> None:

@@ -99,27 +99,6 @@ def test_every_family_runs_the_same_and_its_heads_are_reached(family: Any) -> No
         assert not torch.allclose(changed[real], before[real], atol=1e-4)
 
 
-def test_zero_in_gpt2_and_uniform_in_bert(family_named: Callable[[str], Any]) -> None:
-    family = family_named("GPT-2")
-    model, inputs = family.build(), family.inputs(padded=False)
-    with intervening(model, [Intervention("transformer.h.1.attn", 1)]):
-        found = model(**inputs).logits
-    with torch.no_grad():
-        model.transformer.h[1].attn.c_proj.weight[8:16] = 0
-        assert torch.allclose(found, model(**inputs).logits, atol=1e-5)
-    family = family_named("BERT")
-    model, inputs = family.build(), family.inputs()
-    path = "encoder.layer.0.attention.self"
-    with intervening(model, [Intervention(path, 3, "uniform")]):
-        hidden = model(**inputs).last_hidden_state
-    query = model.encoder.layer[0].attention.self.query
-    with torch.no_grad():
-        query.weight[24:] = 0
-        query.bias[24:] = 0
-        real = inputs["attention_mask"].bool()
-        assert torch.allclose(hidden[real], model(**inputs).last_hidden_state[real], atol=1e-5)
-
-
 @pytest.mark.parametrize("which", ["own", "transformers"])
 def test_the_model_is_as_it_was_also_after_an_exception(
     which: str, language_model: nn.Module, family_named: Callable[[str], Any]

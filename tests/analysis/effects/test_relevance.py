@@ -189,31 +189,6 @@ def finite_slopes(model: Reader, number: int, head: int, step: float = 1e-4) -> 
     return slopes
 
 
-def test_long_layers_are_made_some_rows_at_a_time(monkeypatch) -> None:
-    model = build(*CASES["decoder"])
-    whole = relevance(model, {"input_ids": IDS}, 3)
-    monkeypatch.setattr(module, "KEPT_CELLS", 0)
-    monkeypatch.setattr(module, "TILE", (2, 3))
-    assert torch.allclose(relevance(model, {"input_ids": IDS}, 3), whole, rtol=1e-5, atol=1e-7)
-
-
-def test_the_largest_logit_and_a_function() -> None:
-    model = build(*CASES["classifier"])
-    with torch.no_grad():
-        best = int(model(input_ids=IDS).logits.argmax())
-    named = relevance(model, {"input_ids": IDS}, best)
-    assert torch.equal(relevance(model, {"input_ids": IDS}), named)
-    asked = relevance(model, {"input_ids": IDS}, lambda output: output.logits[0, best], rows=0)
-    assert torch.equal(asked, named)
-
-
-def test_frozen_models_can_be_asked() -> None:
-    model = build(*CASES["decoder"])
-    expected = relevance(model, {"input_ids": IDS}, 3)
-    model.requires_grad_(False)
-    assert torch.allclose(relevance(model, {"input_ids": IDS}, 3), expected, rtol=1e-5)
-
-
 def test_blocks_are_computed_again_and_left_as_they_were() -> None:
     model = build(*CASES["decoder"])
     runs: list[int] = []
@@ -229,41 +204,6 @@ def test_blocks_are_computed_again_and_left_as_they_were() -> None:
         relevance(model, {"input_ids": IDS}, lambda _: 1 / 0)
     assert ["forward" in vars(block) for block in model.transformer.h] == [False, True, False]
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-class Alone(nn.Module):
-    """Attention layers that are no list of blocks, the last of which the logits do not need."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(40, 16)
-        self.first = MultiHeadAttention(16, 4, kind="decoder")
-        self.second = MultiHeadAttention(16, 4, kind="decoder")
-        self.unused = MultiHeadAttention(16, 4, kind="decoder")
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        state: Tensor = self.embedding(tokens)
-        for layer in (self.first, self.second):
-            state = state + layer(state, mask=headloom.causal())
-        self.unused(state)
-        return state @ self.embedding.weight.T
-
-
-def test_layers_that_are_no_blocks_or_not_needed() -> None:
-    torch.manual_seed(2)
-    model = Alone()
-    layers, _ = weighted_layers(model, IDS, 17)
-    assert [layer.name for layer in layers] == ["first", "second"]
-    expected = torch.eye(7)
-    for layer in layers:
-        expected = expected + layer.dense() @ expected
-    assert torch.allclose(relevance(model, IDS, 17)[0], expected[-1], rtol=1e-5, atol=1e-7)
-    with pytest.raises(headloom.InputError, match="depends on no attention layer"):
-        relevance(model, IDS, lambda output: torch.ones(1))
-    with torch.no_grad():
-        model.second.w_v.weight.fill_(torch.nan)
-    with pytest.raises(headloom.InputError, match="no finite number"):
-        relevance(model, IDS, 17)
 
 
 @pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "buckets", "rotary"])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.analysis.effects.test_relevance import CASES, IDS, PAIR, build, positive
+from tests.analysis.effects.test_relevance import CASES, IDS, build, positive
 
 from headloom.analysis.effects.relevance import relevance
 from headloom.analysis.effects.relevance_levels import relevance_levels
-from headloom.errors import InputError
-from headloom.studio.flows import RelevanceShown
 
 pytest.importorskip("transformers")
 
@@ -37,13 +35,6 @@ def test_levels_and_edges(case: str) -> None:
     whole = relevance(model, {"input_ids": IDS}, target, position=4)[0]
     assert torch.allclose(found.levels[0], whole, rtol=1e-5, atol=1e-7)
     assert float(found.levels[0].sum()) > 1.001
-
-
-def test_what_has_no_levels() -> None:
-    model = build("BartForConditionalGeneration", "BartConfig", PAIR)
-    inputs = {"input_ids": IDS, "decoder_input_ids": torch.tensor([[1, 12, 30]])}
-    with pytest.raises(InputError, match="encoder-decoder"):
-        relevance_levels(model, inputs, 9)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.8, 1.0])
@@ -75,35 +66,3 @@ def test_it_can_be_ended_at_any_moment(share: float) -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert [parameter.requires_grad for parameter in model.parameters()] == parameters
     assert torch.equal(relevance_levels(model, {"input_ids": IDS}, 11).levels, whole)
-
-
-def test_what_is_drawn() -> None:
-    """What layers add, beside the one that adds most; the strongest come first."""
-    levels = torch.tensor([[2.0, 1.25, 1.75], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
-    edges = (
-        torch.tensor([[0, 0, 0], [1.5, 0.25, 0], [0.5, 0, 0.75]]),
-        torch.tensor([[0, 0, 0], [0, 0, 0], [0, 1.0, 0]]),
-    )
-    shown = RelevanceShown(("a", "b", "c"), "d", -1.5, 2, None, levels, edges).as_drawn("tokens")
-    assert shown["relevance"] == [2.0, 1.25, 1.75] and shown["totals"] == [5.0, 2.0, 1.0]
-    # 4 are added in all, 3 of them by the first layer.
-    assert shown["shares"] == [[0.5, 0.3125, 0.1875], [0.0, 0.25, 0.0], [0.0, 0.0, 0.0]]
-    assert shown["edges"] == [
-        [[1, 0, 0.5], [2, 2, 0.25], [2, 0, 0.166667], [1, 1, 0.0833333]],
-        [[2, 1, 0.333333]],
-    ]
-    assert shown["sums"] == [0.0, 1.0, 0.333333]
-    assert shown["tokens"] == [["tokens", 0], ["tokens", 1], ["tokens", 2]]
-    assert (shown["predicted"], shown["logit"], shown["position"]) == ("d", -1.5, 2)
-
-
-def test_of_long_texts_some_tokens_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headloom.studio.flows._TOKENS", 2)
-    levels = torch.tensor([[0.5, 0.1, 1.4], [0.0, 0.0, 1.0]])
-    edges = (torch.tensor([[0, 0, 0], [0, 0, 0], [0.5, 0.1, 0.4]]),)
-    shown = RelevanceShown(("a", "b", "c"), "d", 0.0, 2, None, levels, edges).as_drawn("t")
-    assert shown["tokens"] == [["t", 0], ["t", 2]]
-    assert shown["relevance"] == pytest.approx([0.5, 0.1, 1.4])
-    (drawn,) = shown["edges"]
-    assert [edge[:2] for edge in drawn] == [[1, 0], [1, 1]]
-    assert [edge[2] for edge in drawn] == pytest.approx([0.5, 0.4], abs=1e-7)

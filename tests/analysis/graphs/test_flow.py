@@ -12,7 +12,7 @@ import torch
 import headloom
 from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.graphs.flow import attention_flow
-from headloom.analysis.graphs.paths import Network, strongest_paths
+from headloom.analysis.graphs.paths import strongest_paths
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.reference import graphs as reference
@@ -133,13 +133,8 @@ def test_paths_between_two_sequences(pair_trace: Any) -> None:
     )
     first = found.paths[0]
     assert tuple(at + 7 * (name == "target") for name, at in first.steps) == expected[0][1]
-    network = Network(pair_trace)
-    shares = network.shares(network.node("target", 3))
-    held = np.eye(11)[10]
-    for level in (2, 1, 0):
-        held = held @ steps[level]
-        assert shares[level] == pytest.approx(held, rel=1e-5, abs=1e-9)
-    assert network.own(shares[0]) == pytest.approx(held[7:].sum(), rel=1e-5)
+    held = (steps[2] @ steps[1] @ steps[0])[10]
+    assert found.together == pytest.approx(held[6], rel=1e-5)
 
 
 def test_of_kept_edges_paths_are_along_these_and_what_is_lacking_is_said() -> None:

@@ -11,12 +11,8 @@ from torch import Tensor
 
 from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.heads.chance import (
-    RATES,
     bennett,
-    chernoff,
-    holm,
     log_means,
-    set_log_means,
     set_moments,
 )
 from headloom.analysis.heads.measures import layer_scores
@@ -90,14 +86,6 @@ def test_mean_variance_and_tail_against_shuffles(measure: str, causal: bool) -> 
         assert at.p.item() >= share - 4 * (share / SHUFFLES) ** 0.5
 
 
-def test_shuffled_heads_are_significant_no_more_often_than_they_may() -> None:
-    heads = shuffled(peaked(False), False)[:1000]
-    layer = layer_of_weights(heads, TOKENS)
-    p = torch.cat([score(layer, name).p for name in ("previous", "induction")])
-    assert bool((holm(p) > 0.01).all())
-    assert float((p < 0.05).double().mean()) <= 0.05
-
-
 def test_one_key_in_n_is_a_coin() -> None:
     mean, variance = set_moments(torch.tensor(3), torch.tensor(10), torch.tensor(1.0))
     assert mean.item() == pytest.approx(0.3)
@@ -132,31 +120,6 @@ def test_chernoff_of_one_key_in_n_is_the_product() -> None:
     assert exact <= scores.p.item() <= 1.001 * exact
 
 
-def test_chernoff_bounds_the_tail_of_a_set_of_several_keys() -> None:
-    """20 rows on one key of 9 each, sets of 5: the binomial tail, and the set's complement."""
-    weights = torch.zeros(20, 9)
-    weights[:, 3] = 1
-    nothing, counts = torch.zeros(20), torch.full((20,), 9)
-    up, down = (log_means(weights, nothing, nothing, counts, sign) for sign in (1, -1))
-    means = set_log_means(torch.full((20,), 5), counts, 1.0, up, down).sum(-1)
-    for k in range(12, 21):
-        exact = sum(math.comb(20, j) * 5**j * 4 ** (20 - j) for j in range(k, 21)) / 9**20
-        bound = chernoff(torch.tensor([float(k)]), means[:, None]).item()
-        assert exact <= bound <= 1
-
-
-def test_rows_of_few_keys_are_summed_without_loss() -> None:
-    """Beside places that a row of two keys does not have, e^-154 and e^-102 must not be lost."""
-    row = torch.full((1, 32), -1.0)
-    row[0, :2] = torch.tensor([0.6, 0.4])
-    nothing, two = torch.zeros(1), torch.tensor([2])
-    for sign in (1, -1):
-        expected = [math.log((math.exp(sign * a * 0.6) + math.exp(sign * a * 0.4)) / 2)
-                    for a in RATES.tolist()]  # fmt: skip
-        found = log_means(row, nothing, nothing, two, sign)[:, 0].tolist()
-        assert found == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_tail_of_short_causal_rows_is_exact_or_larger(seed: int) -> None:
     """Six causal rows have 720 orders: the share of those that score as much, counted."""
@@ -184,13 +147,3 @@ def test_weights_that_are_not_known_make_the_bound_larger() -> None:
         kept = log_means(weights[:, :8], weights[:, 8:].sum(-1), weights[:, 7], counts, sign)
         assert bool((kept >= whole - 1e-9).all())
         assert bool((kept[:4] < whole[:4] + 0.5).all())
-
-
-def test_more_rows_of_the_same_kind_are_better_evidence() -> None:
-    layer = layer_of_weights(torch.eye(6).roll(-1, 1)[None])
-    scores = score(layer, "previous")
-    both = scores + scores
-    assert both.score.item() == scores.score.item()
-    assert both.chance.item() == scores.chance.item()
-    assert both.chance_sd.item() == pytest.approx(scores.chance_sd.item() / 2**0.5)
-    assert both.p.item() <= scores.p.item()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import pytest
 import headloom
 from headloom.analysis.heads.corpus import QUANTILES, CorpusLayer
 from headloom.api.trace import Trace
-from headloom.errors import InputError
 
 TEXTS = [
     "[CLS] the cat saw the dog [SEP]",
@@ -134,17 +132,3 @@ def test_words_are_of_all_weights_or_of_the_kept_edges(whole: bool) -> None:
         assert word.share == pytest.approx(float(dense[0, :, int(word.word)].sum()) / 30, abs=1e-6)
     assert layer.spreads(0)["previous"].bounds == (not whole)
     assert layer.spreads(0)["entropy"].bounds == 0
-
-
-def test_other_models_and_odd_texts(make_trace: Callable[..., Trace], traces: list[Trace]) -> None:
-    layer = CorpusLayer(traces[0], 1)
-    other = make_trace(["a", "b"])
-    assert not layer.fits(other)
-    with pytest.raises(InputError, match=r"corpus: text 7 has no layer layers\.1 of 3 heads"):
-        layer.add(7, other)
-    assert layer.exemplars(0, sinks=True) == [] and layer.words(0, sinks=True) == []
-    assert layer.spreads(0) == {}
-    only_sinks = trace_of("[CLS] [SEP]", 9)
-    layer.add(0, only_sinks)
-    assert layer.exemplars(0, sinks=False) == [] and layer.words(0, sinks=False) == []
-    assert len(layer.exemplars(0, sinks=True)) == 1

@@ -384,21 +384,6 @@ def test_weights_given_without_a_mask_may_look_where_some_head_does() -> None:
     assert scores(layer)["next"].rows.tolist() == [3, 3]
 
 
-def test_cells_that_some_head_looks_at_need_not_lie_side_by_side() -> None:
-    """As in Longformer: the first token and the neighbours, and nobody may look elsewhere."""
-    i = torch.arange(9)
-    cells = ((i[:, None] - i).abs() <= 1) | (i == 0) | (i[:, None] == 0)
-    weights = torch.where(cells, torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(1)), 0)
-    weights /= weights.sum(-1, keepdim=True)
-    layer = headloom.from_weights(weights, kind="encoder").layers[0]
-    found = scores(layer)["local"]
-    assert torch.allclose(
-        found.score, (weights * ((i[:, None] - i).abs() <= 2)).sum(-1).mean(-1).double()
-    )
-    sizes = (cells & ((i[:, None] - i).abs() <= 2)).sum(-1)
-    assert torch.allclose(found.chance, (sizes / cells.sum(-1)).mean().double().expand(2))
-
-
 @pytest.mark.parametrize(("measure", "key"), [("previous", -1), ("same", 0), ("first", None)])
 def test_a_head_by_hand_that_looks_at_one_key_has_its_role(measure: str, key: int | None) -> None:
     """Rows with one key each tell of no mask; none looks ahead, so it is taken as causal."""
@@ -408,9 +393,3 @@ def test_a_head_by_hand_that_looks_at_one_key_has_its_role(measure: str, key: in
     assert (head["role"], head["score"]) == (measure, 1.0)
     rows = torch.arange(2 if measure == "previous" else 1, 13, dtype=torch.float64)
     assert head["chance"] == pytest.approx(float((1 / rows).mean()))
-
-
-def test_a_reach_beyond_all_tokens_is_all_of_them() -> None:
-    weights = torch.rand(2, 12, 12, generator=torch.Generator().manual_seed(3)).softmax(-1)
-    local = layer_scores(layer_of_weights(weights), reach=10**11)["local"]
-    assert torch.allclose(local.score, torch.ones(2, dtype=torch.float64))

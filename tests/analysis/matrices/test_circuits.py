@@ -86,27 +86,6 @@ def test_minilm_known_values(minilm) -> None:
     assert (table["symmetry"] > 0.2).all()
 
 
-def test_random_matrices_are_neither_symmetric_nor_antisymmetric(minilm) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    model = transformers.AutoModel.from_config(minilm[0].config)
-    table = weight_measures(matrices_of(model))
-    assert table["symmetry"].abs().max() < 0.01
-    heads = weight_measures(matrices_of(model), by="head")
-    assert len(heads) == 72
-    assert heads["symmetry"].abs().max() < 0.05
-
-
-def test_the_table_by_head_and_by_layer(translator) -> None:
-    layers = matrices_of(translator)
-    heads, table = weight_measures(layers, by="head"), weight_measures(layers)
-    assert len(heads) == 12
-    assert list(table["kind"]) == ["encoder", "decoder", "cross"]
-    assert heads["qk_rank"].between(1, 4.001).all()
-    with pytest.raises(headloom.InputError, match="by='token'"):
-        weight_measures(layers, by="token")
-
-
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 def test_matrices_that_are_not_finite_are_refused_by_name(
     layer: LayerMatrices, broken: float

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import headloom
 from headloom.formats.history import History
 from headloom.formats.reports import Reports
-from headloom.mechanism.multihead import MultiHeadAttention
 
 transformers = pytest.importorskip("transformers", reason="needs Transformers")
 
@@ -134,37 +133,6 @@ def test_padding_counts_nowhere(tmp_path: Path) -> None:
     }
     expected["largest_score"] = torch.maximum(*(text["largest_score"] for _, text in total))
     same(measures, expected)  # type: ignore[arg-type]
-
-
-class OneLayer(nn.Module):
-    """A causal layer of headloom with rotary positions and fewer heads of keys."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(30, 16)
-        self.layer = MultiHeadAttention(16, 4, kv_heads=2, kind="decoder", relative="rotary")
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.layer(self.embedding(tokens), mask=headloom.causal())
-
-
-def test_a_model_of_headloom(tmp_path: Path) -> None:
-    torch.manual_seed(9)
-    model, tokens = OneLayer(), torch.arange(12)[None] % 30
-    with torch.no_grad():
-        model.layer.w_q.weight.mul_(6)
-    with headloom.monitor(model, tmp_path / "run", probe=tokens):
-        pass
-    (report,) = measured(tmp_path / "run")
-    trace = headloom.trace(model, tokens)
-    assert isinstance(trace, headloom.Trace)
-    queries, keys = trace.layers[0].queries, trace.layers[0].keys
-    assert queries is not None and keys is not None
-    scores = queries.double() @ keys.double().repeat_interleave(2, 0).mT / 2
-    causal = torch.ones(12, 12, dtype=torch.bool).tril()
-    same(report["layers"]["layer"], dense(scores, causal))
-    matrices = {name: matrix.detach().double() for name, matrix in model.layer.matrices().items()}
-    same(report["layers"]["layer"], dense_matrices(matrices["W_Q"], matrices["W_K"]))
 
 
 def test_a_snapshot_holds_the_matrices_and_the_graph(

@@ -23,10 +23,6 @@ from headloom.formats.history import History
 from headloom.formats.reports import Reports
 from headloom.formats.run import RunFolder
 from headloom.mechanism.head_matrices import product_cells
-from headloom.training.config import check_config
-from headloom.training.inference import open_run
-from headloom.training.loop import train
-from headloom.training.progress import SilentListener
 
 Train = Callable[..., None]
 
@@ -93,31 +89,6 @@ def test_losses_are_reported(
     assert [report["step"] for report in reports[1:]] == [20, 25]
     assert reports[1]["loss"] == pytest.approx(sum(losses[:20]) / 20)
     assert reports[2]["loss"] == pytest.approx(sum(losses[20:]) / 5)
-
-
-def test_steps_that_are_told_now_and_then(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
-    """At the first step that is told of after one that is due."""
-    model = gpt2()
-    with headloom.monitor(model, tmp_path / "run", every=30) as monitor:
-        model(input_ids=batches[0])
-        for step in range(5, 100, 10):
-            monitor.reach(step, float(step))
-            assert len(monitor._losses) < 3
-    assert steps_of(tmp_path / "run") == [0, 5, 15, 25, 35, 65, 95]
-    assert History(tmp_path / "run" / "history").steps == [0, 5, 15, 25, 35, 65, 95]
-    reports = RunFolder(tmp_path / "run").read_metrics()
-    expected = [(25, 15), (45, 40), (65, 60), (85, 80), (95, 95)]
-    assert [(report["step"], report["loss"]) for report in reports] == expected
-
-
-def test_it_measures_as_often_as_it_is_asked(
-    tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train
-) -> None:
-    """However long that takes: at each multiple, at the powers of two of snapshots, at the end."""
-    model = gpt2()
-    with headloom.monitor(model, tmp_path / "run", every=3) as monitor:
-        trained(model, batches[:20], monitor)
-    assert steps_of(tmp_path / "run") == [0, 1, 2, 3, 4, 6, 8, 9, 12, 15, 16, 18, 20]
 
 
 def test_a_training_that_is_taken_up_again_is_measured_as_if_it_never_stopped(
@@ -211,34 +182,6 @@ def test_trainings_are_not_mixed(tmp_path: Path, gpt2: Any, batches: list[Tensor
         headloom.monitor(gpt2(), folder, probe=probe, overwrite=True),
     ):
         pass
-
-
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path, gpt2: Any) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "mine.txt").write_text("mine")
-    for options in ({}, {"overwrite": True}):
-        with (
-            pytest.raises(InputError, match="exists and is not a run"),
-            headloom.monitor(gpt2(), tmp_path / "notes", **options),
-        ):
-            pass
-    own = RunFolder.create(tmp_path / "own", {"task": {}})
-    with (
-        pytest.raises(InputError, match="a training of headloom's own"),
-        headloom.monitor(gpt2(), own.path, overwrite=True),
-    ):
-        pass
-    assert own.config() == {"task": {}}
-
-
-def test_a_watched_training_is_no_model(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
-    with headloom.monitor(gpt2(), tmp_path / "run", probe={"input_ids": batches[0][:1]}):
-        pass
-    with pytest.raises(InputError, match=r"headloom\.monitor watched: it holds what the heads did"):
-        open_run(tmp_path / "run")
-    config = check_config({"task": {"kind": "dates", "train_examples": 2, "test_examples": 2}}, "x")
-    with pytest.raises(InputError, match=r"of a training that headloom\.monitor watches"):
-        train(config, tmp_path / "run", SilentListener())
 
 
 def test_what_fails_while_it_trains_is_warned_of_once(
@@ -386,19 +329,6 @@ def test_what_cannot_be_watched(tmp_path: Path, gpt2: Any, batches: list[Tensor]
 def probe_of(batches: list[Tensor]) -> dict[str, Tensor]:
     """The first text."""
     return {"input_ids": batches[0][:1]}
-
-
-def test_a_loss_that_is_no_number_is_warned_of_once(
-    tmp_path: Path, gpt2: Any, batches: list[Tensor]
-) -> None:
-    model, text = gpt2(), probe_of(batches)
-    with (
-        pytest.warns(UserWarning, match="step 20: loss is nan") as warned,
-        headloom.monitor(model, tmp_path / "run", probe=text) as monitor,
-    ):
-        for _ in range(40):
-            monitor.step(math.nan)
-    assert len([w for w in warned if "loss is nan" in str(w.message)]) == 1
 
 
 @pytest.mark.parametrize("given", [False, True])

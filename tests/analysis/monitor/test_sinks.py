@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 import headloom
-from headloom.analysis.monitor import sinks
 from headloom.errors import InputError
 from headloom.formats.reports import Reports
 
@@ -85,27 +83,6 @@ def test_tensorboard_keeps_the_step_that_a_training_goes_on_from(
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert [scalar.step for scalar in events.Scalars("attention/entropy")] == [0, 1, 2, 3]
-
-
-def test_tensorboard_that_goes_on_within_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tenth file of a process has a name before that of the ninth."""
-    pytest.importorskip("tensorboard", reason="needs tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.summary.writer import event_file_writer
-
-    counted = type(event_file_writer._global_uid)(9)
-    monkeypatch.setattr(event_file_writer, "_global_uid", counted)
-    time.sleep(1 - time.time() % 1)  # both within one second
-    for values in ({20: 3.0, 40: 2.0}, {20: 3.0, 40: 2.5, 60: 1.0}):
-        board = sinks.TensorBoard(tmp_path, 1)
-        for step, value in values.items():
-            board.log(step, {"loss": value})
-        board.close()
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert [(one.step, one.value) for one in events.Scalars("loss")] == list(values.items())
 
 
 def test_a_sink_that_fails_does_not_stop_a_training(

@@ -77,19 +77,6 @@ def test_a_training_ends_with_the_same_bits_and_leaves_a_run(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_half_precision_checkpointing_and_accumulation(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "bf16": True, "activation_checkpointing": True, "gradient_accumulation_steps": 2,
-        "max_steps": 4,
-    }  # fmt: skip
-    alone = train(tmp_path / "alone", **options)
-    callback = headloom.MonitorCallback(tmp_path / "run", every=1)
-    assert same(alone, train(tmp_path / "out", callback, **options))
-    reports = Reports(tmp_path / "run" / "measures.jsonl", "measures").read()
-    assert [report["step"] for report in reports] == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.slow
 def test_a_training_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """It goes on in its folder; begun anew, the folder is another training's."""
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 6}

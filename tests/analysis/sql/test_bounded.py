@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -12,9 +11,7 @@ from pathlib import Path
 import pytest
 
 import headloom
-from headloom.analysis.sql.bounded import LONGEST, BoundedAnswer, ask_bounded
-from headloom.analysis.sql.query import ask
-from headloom.analysis.sql.questions import QUESTIONS
+from headloom.analysis.sql.bounded import BoundedAnswer, ask_bounded
 from headloom.api.trace import Trace
 from headloom.errors import DataError, InputError
 
@@ -43,38 +40,6 @@ def test_an_answer_is_that_of_headloom_query(trace, asked) -> None:
     assert (answer.columns, answer.rows, answer.more) == (["layer", "edges"], expected, False)
     assert answer.note == ""
     assert asked("select * from received").note.startswith("received is empty: ")
-
-
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: one[0])
-def test_every_question_that_is_ready_has_the_answer_of_this_process(
-    trace, asked, question
-) -> None:
-    answer, here = asked(question[1]), ask(trace, question[1]).table()
-    assert answer.columns == here.column_names
-    # Rows that are equal in what orders them come in any order.
-    assert sorted(map(repr, answer.rows)) == sorted(
-        repr(["nan" if isinstance(cell, float) and math.isnan(cell) else cell for cell in row])
-        for row in zip(*here.to_pydict().values(), strict=True)
-    ) or answer.rows[0] == list(here.slice(0, 1).to_pylist()[0].values())
-
-
-def test_there_are_ten() -> None:
-    assert len(QUESTIONS) == len({sql for _, sql in QUESTIONS}) == 10
-
-
-def test_every_trace_answers_for_itself(make_trace, tmp_path: Path) -> None:
-    """In turn: saved, in memory, another, and views that were not asked for before."""
-    first, second = make_trace(["a", "b"]), make_trace(["c", "d", "e"])
-    second.save(tmp_path / "t")
-    stored = headloom.open(tmp_path / "t")
-    for trace, text in ((first, "a"), (stored, "c"), (second, "c"), (first, "a"), (first, "a")):
-        assert ask_bounded(trace, "select token from tokens where position = 0").rows == [[text]]
-        count = sum(int((layer.graph.keys >= 0).sum()) for layer in trace.layers)
-        assert ask_bounded(trace, "select count(*) from named").rows == [[count]]
-        rows = sum(layer.shape[0] * layer.shape[1] for layer in trace.layers)
-        assert ask_bounded(trace, "select count(*) from rows").rows == [[rows]]
-        # DuckDB takes names of views as texts too.
-        assert ask_bounded(trace, "select count(*) from query_table('edges')").rows == [[count]]
 
 
 def test_a_damaged_trace_says_so_and_the_next_question_is_answered(trace, tmp_path: Path) -> None:
@@ -129,25 +94,6 @@ def test_a_module_in_the_working_folder_is_not_run(trace, tmp_path: Path, monkey
     assert [one.name for one in tmp_path.iterdir()] == ["duckdb.py"]
 
 
-def test_what_cannot_start_is_one_line(trace, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(InputError, match=r"/nowhere/python cannot be started.*Use headloom query"):
-        ask_bounded(trace, "select 1")
-    monkeypatch.setattr(sys, "executable", "/bin/true")
-    with pytest.raises(InputError, match="broke off"):
-        ask_bounded(trace, "select 1")
-
-
-def test_what_duckdb_itself_refuses_is_one_line(asked) -> None:
-    with pytest.raises(InputError, match=r"^query: out of memory: [^.]*\d.*Ask for less\.$"):
-        asked("select list(range) from range(100000000)")
-
-
-def test_a_long_cell_is_cut(asked) -> None:
-    ((cell,),) = asked("select repeat('x', 100000)").rows
-    assert len(cell) <= 501
-
-
 def test_cells_that_json_does_not_hold(asked) -> None:
     query = (
         "select 'nan'::double, 1e308 * 10, -1e308 * 10, [1, 2], {'a': 1}, chr(0), null, true,"
@@ -193,8 +139,3 @@ def test_nothing_but_the_views_is_read(asked, tmp_path: Path, query: str) -> Non
         asked(query.format(path=path, folder=tmp_path))
     assert "\n" not in str(error.value)
     assert [one.name for one in tmp_path.iterdir()] == ["secret.csv"]
-
-
-def test_a_long_query_is_refused(asked) -> None:
-    with pytest.raises(InputError, match="characters"):
-        asked("select 1 " + " " * LONGEST)

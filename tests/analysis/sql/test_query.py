@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ import torch
 
 import headloom
 from headloom.api.trace import Trace
-from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import manifest_digest
 
@@ -23,10 +20,8 @@ pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from headloom.analysis.sql.answer import cells  # noqa: E402
 from headloom.analysis.sql.database import VIEWS  # noqa: E402
 from headloom.analysis.sql.query import ask, open_traces  # noqa: E402
-from headloom.analysis.sql.questions import QUESTIONS  # noqa: E402
 from headloom.cli import main  # noqa: E402
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "analysis.md"
@@ -64,37 +59,6 @@ def test_edges_and_rows_are_those_of_the_graph(pair_trace) -> None:
         assert entropy == pytest.approx(float(layer.graph.entropy.mean()), abs=1e-6)
 
 
-def test_tokens_stand_at_both_ends_of_the_edges(pair_trace) -> None:
-    cross = pair_trace.sql("select * from named where kind = 'cross'")
-    assert set(cross.query_token) == set(pair_trace.sequences["target"])
-    assert set(cross.key_token) == set(pair_trace.sequences["source"])
-
-
-def test_means_of_heads_by_hand(make_trace) -> None:
-    trace = make_trace(["a", "b", "c"], heads=1)
-    weights = trace.layers[0].graph.dense()[0]
-    (row,) = trace.sql("from heads").to_dict("records")
-    assert row["previous"] == pytest.approx(float(weights[1, 0] + weights[2, 1]) / 2, abs=1e-6)
-    assert row["next"] == pytest.approx(float(weights[0, 1] + weights[1, 2]) / 2, abs=1e-6)
-    assert row["same"] == pytest.approx(float(weights.trace()) / 3, abs=1e-6)
-    assert row["first"] == pytest.approx(float(weights[:, 0].sum()) / 3, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_every_column_is_had_by_its_name_without_quotes(make_trace) -> None:
-    """None is a value in SQL: `select null from heads` is no column of it, and says nothing."""
-    trace = make_trace(["a", "b", "a", "b", "c"])
-    for view in VIEWS:
-        if view in ("keys", "received"):  # this trace knows no values, nor what is received
-            continue
-        table = ask(trace, f"from {view}").table()
-        for name in table.column_names:
-            if name == "end":  # a word of SQL too: without quotes a syntax error
-                continue
-            found = ask(trace, f"select {name} from {view}").table().column(0)
-            assert found.equals(table.column(name)), (view, name)
-
-
 def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     opened = headloom.open(tmp_path / "t")
@@ -121,14 +85,6 @@ def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path) -
     tokens = ask(traces, "select count(*) from named where query_token is null").table()
     assert tokens.column(0).to_pylist() == [0]
     assert isinstance(open_traces(tmp_path / names[1]), TraceData)
-
-
-def test_hostile_tokens(make_trace, hostile_tokens) -> None:
-    trace = make_trace(hostile_tokens)
-    found = trace.sql("select token from tokens order by position").token.tolist()
-    assert found == [token.encode("utf-8", "replace").decode() for token in hostile_tokens]
-    text = "".join("".join(row) for row in cells(ask(trace, "from named").table(), 1000)[1])
-    assert not set(text) & {"\x00", "\x1b", "\u202e", "\r"}
 
 
 @pytest.mark.parametrize(
@@ -184,17 +140,6 @@ def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_trace_that_is_gone_is_called_so(make_trace, tmp_path) -> None:
-    make_trace(["a", "b"]).save(tmp_path / "t")
-    trace = headloom.open(tmp_path / "t")
-    (tmp_path / "t" / "edges.parquet").unlink()
-    with pytest.raises(headloom.DataError, match=r"^query: edges\.parquet is gone, which"):
-        trace.sql("select * from tokens")
-    shutil.rmtree(tmp_path / "t")
-    with pytest.raises(headloom.DataError, match=r"moved or removed since it was opened"):
-        trace.sql("select * from edges")
-
-
 @pytest.mark.parametrize(
     "query", ["from edges", "from named", "select * from EDGES join rows using (layer)"]
 )
@@ -214,17 +159,6 @@ def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query) -> No
     manifest.write_text(json.dumps(content))
     with pytest.raises(headloom.DataError, match=r"edges\.parquet.*does not match its digest"):
         headloom.open(tmp_path / "t").sql(query)
-
-
-def test_names_that_come_twice_are_told_apart(make_trace, tmp_path) -> None:
-    answer = ask(
-        make_trace(["a"], heads=1), "select r.layer, e.layer, 'x' as s from rows r, edges e"
-    )
-    assert answer.columns == ["layer", "layer_2", "s"]
-    assert answer.write(tmp_path / "a.parquet") == 1
-    assert pq.read_table(tmp_path / "a.parquet").to_pylist() == [
-        {"layer": 0, "layer_2": 0, "s": "x"}
-    ]
 
 
 def test_the_command_prints_and_writes(make_trace, tmp_path, capsys, monkeypatch) -> None:
@@ -260,10 +194,6 @@ def main_code(arguments: list[str]) -> int:
     return 0
 
 
-def test_the_documentation_asks_ten_questions() -> None:
-    assert len(DOCUMENTED) == 10
-
-
 @pytest.mark.parametrize("question", DOCUMENTED, ids=lambda pair: pair[0][:40])
 def test_the_questions_of_the_documentation_have_answers(minilm_trace, question) -> None:
     answer = minilm_trace.sql(question[1])
@@ -289,132 +219,6 @@ def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights) ->
     distance = (stack * (ends[:, None] - ends).abs()).sum(-1).mean(-1)
     far = asked["How far away do the heads look?"].iloc[0]
     assert far["distance"] == pytest.approx(float(distance.max()), abs=1e-4)
-
-
-def test_nothing_goes_to_special_tokens_where_there_are_none(pair_trace) -> None:
-    """Null says something else: nobody knows which they are."""
-    asked = dict(DOCUMENTED)["How much goes to special tokens, by layer, at least and at most?"]
-    assert pair_trace.sql(asked).at_least.isna().all()
-    special = {"source": [False] * 7, "target": [False] * 4}
-    positions = {name: {"special": flags} for name, flags in special.items()}
-    none = dataclasses.replace(pair_trace, positions=positions).sql(asked)
-    assert none.at_least.tolist() == none.at_most.round(5).tolist() == [0, 0, 0]
-    special["target"][0] = True
-    first = dataclasses.replace(pair_trace, positions=positions).sql(asked)
-    expected = pair_trace.layers[1].graph.dense()[..., 0].mean()
-    assert first.at_least.tolist() == pytest.approx([0, float(expected), 0], abs=1e-6)
-
-
-def test_answers_do_not_hang_on_what_was_kept(minilm_top, minilm_weights) -> None:
-    asked = {name: minilm_top.sql(query) for name, query in [*DOCUMENTED, *QUESTIONS]}
-    stack = torch.stack(minilm_weights)
-    places = torch.arange(19)
-    first = stack[..., 0].mean(-1)
-    before = stack.diagonal(-1, 2, 3).mean(-1)
-    distance = (stack * (places[:, None] - places).abs()).sum(-1).mean(-1)
-    for name, columns, expected in (
-        ("Which heads look at the previous token?", ["previous"], before),
-        ("How far away do the heads look?", ["distance", "distance_upper"], distance),
-        ("What the first key gets, by head", ["share"], first),
-        ("What the token before gets, by head", ["share"], before),
-        ("How far each head looks, in tokens", ["at_least", "at_most"], distance),
-    ):
-        assert len(asked[name])
-        for row in asked[name].itertuples():
-            exact = float(expected[row.layer, row.head])
-            for column in columns:
-                assert getattr(row, column) == pytest.approx(exact, abs=6e-3), (name, row)
-            assert getattr(row, "source", "exact") == "exact"
-    special = asked["How much goes to special tokens, by layer, at least and at most?"]
-    both = (stack[..., 0] + stack[..., 18]).mean((1, 2)).numpy()
-    assert (special.at_least < both + 1e-5).all() and (both < special.at_most + 1e-5).all()
-    assert (special.at_most - special.at_least > 0.01).any()
-
-
-def test_ready_questions_sort_by_what_is_not_rounded(minilm_trace, pair_trace) -> None:
-    for trace in (minilm_trace, pair_trace):
-        asked = {name: trace.sql(query) for name, query in QUESTIONS}
-        edges = trace.sql("from named join layers using (layer)")
-        places = ["layer", "head", "query", "key"]
-        other = edges[(edges["query"] != edges.key) | (edges.keys_from != edges.queries_from)]
-        strongest = other.sort_values(["weight", *places], ascending=[False, *[True] * 4])[:20]
-        found = asked["The strongest edges between different tokens"]
-        names = [*places, "query_text", "key_text", "weight"]
-        assert found[names].to_numpy().tolist() == strongest[names].to_numpy().tolist()
-        # A key is one of its sequence: the first of the source is not the first of the target.
-        received = edges.groupby(["keys_from", "key", "key_text"]).weight.sum()
-        most = received.sort_values(ascending=False)[:20]
-        found = asked["The keys that get most in the kept edges, over all heads"]
-        assert found.received.tolist() == pytest.approx(most.tolist(), rel=1e-6)
-        assert found.received.is_monotonic_decreasing
-        entropy = trace.sql("from rows").groupby(["layer", "head"]).entropy.mean()
-        for name, least in (
-            ("The sharpest heads: least entropy", True),
-            ("The broadest heads: most entropy", False),
-        ):
-            nats = entropy.sort_values(ascending=least)[:20].tolist()
-            assert asked[name].nats.tolist() == pytest.approx(nats, rel=1e-6)
-        pairs = asked["Pairs of tokens that look at each other"]
-        kinds = {number: layer.kind for number, layer in enumerate(trace.layers)}
-        assert len(pairs) and "cross" not in {kinds[number] for number in pairs.layer}
-        assert pairs[["there", "back"]].min(axis=1).is_monotonic_decreasing
-
-
-def test_equal_weights_have_one_order() -> None:
-    """Weights that are equal, and such that rounding would make equal."""
-    weights = torch.tensor([[[0.5, 0.5, 0], [0.9999, 1e-4, 0], [0.9996, 2e-4, 2e-4]]] * 2)
-    trace = headloom.from_weights(weights, tokens=["a", "b", "c"])
-    first = trace.sql(QUESTIONS[0][1])
-    ends = first[["head", "query", "key"]].to_numpy().tolist()
-    assert ends == [[0, 1, 0], [1, 1, 0], [0, 2, 0], [1, 2, 0], [0, 0, 1], [1, 0, 1], [0, 2, 1],
-                    [1, 2, 1]]  # fmt: skip
-
-
-def test_views_that_are_joined_by_name_are_there(pair_trace) -> None:
-    both = pair_trace.sql("select h.head from heads h join rows r using (layer, head) limit 1")
-    assert len(both) == 1
-
-
-def test_nested_answers_and_numbers_that_are_none_can_be_written(pair_trace, tmp_path) -> None:
-    query = "select [1, 2] as list, {'a': 'nan'::double} as part, 'inf'::double as far, 1 as one"
-    assert ask(pair_trace, query).write(tmp_path / "a.csv") == 1
-    (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
-    assert (json.loads(row["list"]), json.loads(row["part"])) == ([1, 2], {"a": None})
-    assert row["one"] == "1"
-    ask(pair_trace, query).write(tmp_path / "a.json")
-    expected = [{"list": [1, 2], "part": {"a": None}, "far": None, "one": 1}]
-
-    def none(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=none) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("interval '90 minutes'", "01:30:00"),
-        ("[interval 1 day]", "[1 day]"),
-        ("{'a': [interval 1 day]}", "{'a': [1 day]}"),
-        ("union_value(k := 1)", "1"),
-        ("'101'::bit", "101"),
-        ("'\\xFF'::blob", "ff"),
-    ],
-)
-def test_types_that_only_a_database_has_are_texts(pair_trace, tmp_path, value, text) -> None:
-    query = f'select {value} as "an ""odd"" name", 1 as one'
-    ask(pair_trace, query).write(tmp_path / "a.csv")
-    (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
-    assert row == {'an "odd" name': text, "one": "1"}
-    ask(pair_trace, query).write(tmp_path / "a.json")
-    assert json.loads((tmp_path / "a.json").read_text()) == [{'an "odd" name': text, "one": 1}]
-    assert ask(pair_trace, query).write(tmp_path / "a.parquet") == 1
-    assert pair_trace.sql(query).one.tolist() == [1]
-
-
-def test_a_value_that_cannot_be_names_no_view(pair_trace) -> None:
-    with pytest.raises(InputError, match=r"Could not convert string 'a' to INT32\.$"):
-        pair_trace.sql("select 'a'::int")
 
 
 def test_json_on_the_command_line_has_null_for_what_is_no_number(

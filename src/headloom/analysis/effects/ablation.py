@@ -9,16 +9,17 @@ Source: Michel et al. 2019 (ablation); Vig et al. 2020, Wang et al. 2022 (patchi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, SupportsIndex, cast
 
 from torch import Tensor, nn
 
 from headloom.analysis.effects.interventions import Intervention, Kind, editing_heads, intervening
 from headloom.errors import InputError, ShapeError, optional_package
 from headloom.mechanism.attention_layer import HeadOutputs
-from headloom.mechanism.shapes import chosen, describe, in_words, whole_number
+from headloom.mechanism.shapes import chosen, describe, in_words
 
 if TYPE_CHECKING:
     import pandas
@@ -34,7 +35,6 @@ __all__ = [
     "attention_layers",
     "chosen_logit",
     "groups_of",
-    "head_place",
     "next_token_loss",
     "outputs_of",
     "patch",
@@ -122,7 +122,7 @@ class Ablation:
         return pandas.DataFrame(rows, columns=columns)
 
 
-def attention_layers(model: nn.Module, run: Callable[[], Any]) -> list[RanLayer]:
+def attention_layers(model: nn.Module, run: Callable[[], object]) -> list[RanLayer]:
     """The attention layers of a model in the order of a run, each once."""
     found: dict[str, RanLayer] = {}
 
@@ -180,31 +180,20 @@ def ablate(
     sums = HeadSums()
     with editing_heads(model, sums):
         baseline = float(measure())
-    layers = sums.layers()
-    effects = []
-    groups = groups_of(layers, heads)
-    for done, group in enumerate(groups, 1):
-        interventions = [
-            Intervention(
-                layers[layer].name,
-                head,
-                kind,
-                sums.means(layers[layer].name)[head] if kind == "mean" else None,
-                positions,
-            )
-            for layer, head in group
-        ]
-        with intervening(model, interventions):
-            value = float(measure())
-        effects.append(HeadEffect(group, value, value - baseline))
-        progress(done, len(groups))
-    return Ablation(kind, baseline, tuple(layers), tuple(effects))
+
+    def instead(path: str, head: int) -> Tensor | None:
+        return sums.means(path)[head] if kind == "mean" else None
+
+    effects = _effects(
+        model, measure, kind, instead, sums.layers(), baseline, heads, positions, progress
+    )
+    return Ablation(kind, baseline, tuple(sums.layers()), effects)
 
 
 def patch(
     model: nn.Module,
     measure: Measure,
-    source: Callable[[], Any],
+    source: Callable[[], object],
     *,
     heads: Sequence[Group] | None = None,
     positions: Sequence[int] | None = None,
@@ -227,23 +216,43 @@ def patch(
     layers = [RanLayer(path, output.shape[1]) for path, output in outputs.items()]
     with editing_heads(model, lambda path, heads: heads.output):
         baseline = float(measure())
+
+    def instead(path: str, head: int) -> Tensor | None:
+        return outputs[path][:, head]
+
+    effects = _effects(
+        model, measure, "patch", instead, layers, baseline, heads, positions, progress
+    )
+    return Ablation("patch", baseline, tuple(layers), effects)
+
+
+def _effects(
+    model: nn.Module,
+    measure: Measure,
+    kind: Kind,
+    instead: Callable[[str, int], Tensor | None],
+    layers: Sequence[RanLayer],
+    baseline: float,
+    heads: Sequence[Group] | None,
+    positions: Sequence[int] | None,
+    progress: Callable[[int, int], None],
+) -> tuple[HeadEffect, ...]:
+    """A run for each group of heads. instead: what a head of a layer gives."""
     effects = []
     groups = groups_of(layers, heads)
     for done, group in enumerate(groups, 1):
+        places = [(layers[layer].name, head) for layer, head in group]
         interventions = [
-            Intervention(
-                layers[layer].name, head, "patch", outputs[layers[layer].name][:, head], positions
-            )
-            for layer, head in group
+            Intervention(path, head, kind, instead(path, head), positions) for path, head in places
         ]
         with intervening(model, interventions):
             value = float(measure())
         effects.append(HeadEffect(group, value, value - baseline))
         progress(done, len(groups))
-    return Ablation("patch", baseline, tuple(layers), tuple(effects))
+    return tuple(effects)
 
 
-def outputs_of(model: nn.Module, source: Callable[[], Any]) -> dict[str, Tensor]:
+def outputs_of(model: nn.Module, source: Callable[[], object]) -> dict[str, Tensor]:
     """What the heads of each layer give in a run, by the layer's path."""
     outputs: dict[str, Tensor] = {}
 
@@ -279,20 +288,6 @@ class HeadSums:
         return self._sums[path] / self._counts[path]
 
 
-def head_place(pair: object) -> tuple[int, int] | None:
-    """A layer and a head of it, whole numbers of any kind; None where something else is given.
-
-    >>> head_place([0, 3]), head_place((0, "a")), head_place((0,)), head_place(3)
-    ((0, 3), None, None, None)
-    """
-    if not isinstance(pair, list | tuple) or len(pair) != 2:
-        return None
-    try:
-        return whole_number("heads", "layer", pair[0]), whole_number("heads", "head", pair[1])
-    except InputError:
-        return None
-
-
 def groups_of(
     layers: Sequence[RanLayer], heads: Sequence[Group] | None
 ) -> list[tuple[tuple[int, int], ...]]:
@@ -301,19 +296,18 @@ def groups_of(
     Raises: InputError: no such head, or something else than heads.
     """
     if heads is None:
-        return [
-            ((number, head),) for number, layer in enumerate(layers) for head in range(layer.heads)
-        ]
+        heads = [(n, head) for n, layer in enumerate(layers) for head in range(layer.heads)]
     groups: list[tuple[tuple[int, int], ...]] = []
-    for group in heads if isinstance(heads, Iterable) else [heads]:
-        pairs = [group] if head_place(group) or not isinstance(group, list | tuple) else group
-        found = [head_place(pair) for pair in pairs]
-        places = tuple(place for place in found if place is not None)
-        if len(places) < len(found):
+    for group in heads:
+        try:
+            alone = len(group) == 2 and isinstance(group[0], SupportsIndex)
+            pairs = cast("Sequence[tuple[int, int]]", [group] if alone else group)
+            places = tuple((index(layer), index(head)) for layer, head in pairs)
+        except (TypeError, ValueError):
             raise InputError(
                 f"heads={in_words(heads)}; expected [(layer, head), ...], both from 0, or several "
                 "such pairs in the place of one."
-            )
+            ) from None
         for layer, head in places:
             if not (0 <= layer < len(layers) and 0 <= head < layers[layer].heads):
                 of_layer = layers[layer].heads if 0 <= layer < len(layers) else 0
@@ -366,13 +360,13 @@ def chosen_logit(
     >>> chosen_logit(torch.tensor([[[0.5, 2.0, 1.0]]]), token=1, minus=0)
     tensor(1.5000)
     """
-    for name, index, size in (
+    for name, place, size in (
         ("position", position, logits.shape[1]),
         ("token", token, logits.shape[2]),
         ("minus", minus or 0, logits.shape[2]),
     ):
-        if not -size <= index < size or (index < 0 and name != "position"):
-            raise InputError(f"chosen_logit: {name} {index}; there are {size}, counted from 0.")
+        if not -size <= place < size or (place < 0 and name != "position"):
+            raise InputError(f"chosen_logit: {name} {place}; there are {size}, counted from 0.")
     there = logits[:, position].float()
     found = there[:, token] if minus is None else there[:, token] - there[:, minus]
     return found.mean()

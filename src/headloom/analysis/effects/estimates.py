@@ -14,7 +14,6 @@ patching", and Syed et al. 2023 (by the outputs of another input).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +41,7 @@ def estimate(
     measure: Callable[[], Tensor],
     *,
     kind: Kind = "zero",
-    source: Callable[[], Any] | None = None,
+    source: Callable[[], object] | None = None,
     heads: Sequence[Group] | None = None,
     positions: Sequence[int] | None = None,
 ) -> Ablation:

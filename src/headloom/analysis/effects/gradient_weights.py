@@ -40,8 +40,6 @@ class Weighted:
     name, kind: as a trace names them.
     matrix: the weights; values: (heads, keys, value_depth); gradient: dy/do, (heads, queries,
     value_depth).
-    scale: the factor on the products of queries and keys, where scores are nothing else and
-    everybody may look everywhere but, if `causal`, ahead; None: the matrix makes them.
     causal: whether no query looks ahead, by the rule of its mask.
     value_table: of relative positions that are added to values, and their offset.
     """
@@ -51,7 +49,6 @@ class Weighted:
     matrix: AttentionMatrix
     values: Tensor
     gradient: Tensor
-    scale: float | None = None
     causal: bool = False
     value_table: tuple[Tensor, int] | None = None
     _kept: Tensor | None = field(default=None, repr=False)
@@ -68,8 +65,6 @@ class Weighted:
         table = None
         if isinstance(how.relative, Shaw) and how.relative.value_table is not None:
             table = how.relative.value_table.detach(), how.relative.offset
-        plain = how.bias is None and how.relative is None and how.softcap is None
-        ruled = how.mask == causal()
         values = reached.heads.values.detach().to(matrix.queries.dtype)
         return cls(
             reached.path,
@@ -77,8 +72,7 @@ class Weighted:
             matrix,
             repeat_kv_heads(values, matrix.shape[0])[0],
             gradient[0].detach().to(values.dtype),
-            how.scale if plain and (how.mask is None or ruled) else None,
-            ruled,
+            how.mask == causal(),
             table,
         )
 
@@ -121,47 +115,21 @@ class Weighted:
         yield slice(0, queries), slice(0, keys), self._kept
 
     def _tiles(self, wanted: range) -> Iterator[tuple[slice, slice, Tensor]]:
-        """A in tiles, those alone that hold something; a tile is written over by the next one."""
+        """A in tiles, those alone that hold something."""
         heads, _, keys = self.matrix.shape
         high, wide = TILE
-        spaces = None if self.scale is None else self.values.new_empty(3, high, wide)
         for top in range(wanted.start, wanted.stop, high):
             rows = range(top, min(top + high, wanted.stop))
             # Nothing that is causal is ahead of its row.
             width = min(keys, rows.stop) if self.causal else keys
             for left in range(0, width, wide):
                 columns = range(left, min(left + wide, width))
-                if spaces is None:
-                    tile = self._tile(rows, columns)
-                else:
-                    tile = self._plain(rows, columns, spaces)
+                tile = self._tile(rows, columns)
                 here, there = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
                 yield here, there, tile.div_(max(heads, 1))
 
-    def _plain(self, rows: range, columns: range, spaces: Tensor) -> Tensor:
-        """A tile of scores that are scaled products alone, without new memory."""
-        assert self.scale is not None
-        here, there = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
-        # Contiguous, whatever the size of the tile.
-        cells = len(rows) * len(columns)
-        weights, slope, total = spaces.flatten(1)[:, :cells].view(3, len(rows), -1).unbind()
-        total.zero_()
-        ahead = None
-        if self.causal and columns.stop > rows.start + 1:
-            ahead = self._places(columns) > self._places(rows)[:, None]
-        heads, kv_heads = len(self.values), len(self.matrix.keys)
-        for head in range(heads):
-            keys = self.matrix.keys[head * kv_heads // heads, there]
-            lse = self.matrix.lse[head, here, None]
-            torch.addmm(
-                lse, self.matrix.queries[head, here], keys.T, beta=-1, alpha=self.scale, out=weights
-            ).exp_()
-            torch.mm(self.gradient[head, here], self.values[head, there].T, out=slope)
-            total.addcmul_(weights, slope.clamp_(min=0))
-        return total if ahead is None else total.masked_fill_(ahead, 0)
-
     def _tile(self, rows: range, columns: range) -> Tensor:
-        """A tile of scores of any kind."""
+        """The sum over heads of the cells of A, times the heads."""
         here, there = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         total = self.values.new_zeros(len(rows), len(columns))
         for head in range(len(self.values)):

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from numbers import Integral
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -120,8 +119,7 @@ def first_rows(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
                 "positions. Give a number for each."
             )
         return rows.detach()[:, None]
-    given: Any = [rows] if isinstance(rows, Integral) else rows
-    wanted = [int(row) for row in given]
+    wanted = [int(row) for row in ([rows] if isinstance(rows, SupportsIndex) else rows)]
     if not all(-length <= row < length for row in wanted):
         raise InputError(
             f"relevance: rows {list(wanted)}; the last layer has positions 0 to {length - 1}."

@@ -27,11 +27,11 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse
-from numpy.typing import NDArray
 
 from headloom.analysis.arguments import real_number
 from headloom.analysis.graphs.flow import layer_edges
@@ -39,9 +39,7 @@ from headloom.analysis.graphs.rollout import chosen_layers
 from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import place_of, whole_number
 
-__all__ = ["Network", "Path", "StrongestPaths", "strongest_paths"]
-
-Numbers = NDArray[np.float64]
+__all__ = ["Path", "StrongestPaths", "strongest_paths"]
 
 
 @dataclass(frozen=True)
@@ -95,134 +93,83 @@ def strongest_paths(
     0.5156
     """
     count = whole_number("paths", "count", count, 1)
-    network = Network(trace, kind=kind, exact=exact, residual=residual)
-    chosen_layers(trace, kind, "paths")
-    start = network.node(network.queries, position)
-    return network.strongest(start, network.node(network.keys, target), count)
+    layers, queries, keys, sizes = chosen_layers(trace, kind, "paths")
+    residual = real_number("paths", "residual", residual)
+    # The positions of all sequences that take part, one after the other.
+    starts = np.cumsum([0, *sizes.values()]).tolist()
+    first: dict[str, int] = dict(zip(sizes, starts, strict=False))
+    start, end = (
+        first[name] + place_of("sequence", "paths", "position", at, sizes[name])
+        for name, at in ((queries, position), (keys, target))
+    )
+    steps, known = [], True
+    for layer in layers:
+        # A layer of its own, so that what it reads can be let go.
+        edges, of_all = layer_edges(dataclasses.replace(layer), exact)
+        ends = first[layer.queries_from], first[layer.keys_from]
+        steps.append(_step(edges, *ends, starts[-1], residual))
+        known &= of_all
+    found = _strongest(steps, start, end, count)
+    held = np.zeros(starts[-1])
+    held[start] = 1
+    for step in reversed(steps):
+        held = step.T @ held
+
+    def place(node: int) -> tuple[str, int]:
+        begin, name = max((begin, name) for name, begin in first.items() if begin <= node)
+        return name, node - begin
+
+    paths = [Path(product, tuple(map(place, path))) for product, path in found]
+    rest = 0.0 if known else max(0.0, 1 - float(held.sum()))
+    return StrongestPaths(paths, float(held[end]), rest)
 
 
-class Network:
-    """The positions of all sequences that take part, one after the other, and A_l of each layer.
+def _step(
+    edges: scipy.sparse.csr_array, own: int, other: int, nodes: int, residual: float
+) -> scipy.sparse.csr_array:
+    """A_l, (nodes, nodes): the identity where the layer changes nothing.
 
-    Args: as of `strongest_paths`.
+    edges: W_l; own, other: where the nodes of its queries and of its keys begin.
     """
+    cells = edges.tocoo()
+    past = np.ones(nodes)
+    past[own : own + edges.shape[0]] = residual
+    data = (1 - residual) * cells.data.astype(np.float64)
+    weights = scipy.sparse.coo_array(
+        (data, (own + cells.row, other + cells.col)), shape=(nodes, nodes)
+    )
+    return (weights + scipy.sparse.diags_array(past)).tocsr()
 
-    def __init__(
-        self,
-        trace: TraceData,
-        *,
-        kind: str | None = None,
-        exact: bool | None = None,
-        residual: float = 0.5,
-    ) -> None:
-        self.layers, self.queries, self.keys, self.sizes = chosen_layers(trace, kind)
-        starts = np.cumsum([0, *self.sizes.values()]).tolist()
-        #: The first node of each sequence.
-        self.first: dict[str, int] = dict(zip(self.sizes, starts, strict=False))
-        self.nodes: int = starts[-1]
-        self._exact, self._residual = exact, real_number("paths", "residual", residual)
-        self._steps: dict[int, scipy.sparse.csr_array] = {}
-        self._known: dict[int, bool] = {}
 
-    def node(self, sequence: str, position: int) -> int:
-        """The node of a position; a negative one counts from the end.
-
-        Raises: InputError: no such position.
-        """
-        size = self.sizes[sequence]
-        return self.first[sequence] + place_of("sequence", "paths", "position", position, size)
-
-    def place(self, node: int) -> tuple[str, int]:
-        """The sequence and the position of a node."""
-        first, name = max((first, name) for name, first in self.first.items() if first <= node)
-        return name, node - first
-
-    def step(self, level: int) -> scipy.sparse.csr_array:
-        """A_l of a layer, counted from 1, (nodes, nodes); the identity where it changes nothing."""
-        if level not in self._steps:
-            layer = self.layers[level - 1]
-            # A layer of its own, so that what it reads can be let go.
-            averaged, known = layer_edges(dataclasses.replace(layer), self._exact)
-            edges = averaged.tocoo()
-            self._known[level] = known
-            own = self.first[layer.queries_from]
-            past = np.ones(self.nodes)
-            past[own : own + layer.shape[1]] = self._residual
-            weights = scipy.sparse.coo_array(
-                (
-                    (1 - self._residual) * edges.data.astype(np.float64),
-                    (own + edges.row, self.first[layer.keys_from] + edges.col),
-                ),
-                shape=(self.nodes, self.nodes),
-            )
-            self._steps[level] = (weights + scipy.sparse.diags_array(past)).tocsr()
-        return self._steps[level]
-
-    def shares(self, start: int) -> Numbers:
-        """How much of a node of the last layer comes through each node of each layer.
-
-        Returns: (layers + 1, nodes): row 0 is the input, a row of the rollout; each sums to at most
-        1. What it lacks went along edges that were not kept; or it ended, at sinks and at rows that
-        may look at no key.
-        """
-        found = np.zeros((len(self.layers) + 1, self.nodes))
-        found[-1, start] = 1
-        for level in range(len(self.layers), 0, -1):
-            found[level - 1] = self.step(level).T @ found[level]
-        return found
-
-    def rest(self, shares: Numbers) -> float:
-        """What a row of the rollout lacks of 1, where edges were not kept; 0 of all weights.
-
-        shares: those of the input, (nodes,).
-        """
-        return 0.0 if all(self._known.values()) else max(0.0, 1 - float(shares.sum()))
-
-    def own(self, shares: Numbers) -> float:
-        """What the last layer's sequence holds at the input, where that is another sequence; else
-        0. shares: those of the input, (nodes,).
-        """
-        if self.queries == self.keys:
-            return 0.0
-        first = self.first[self.queries]
-        return float(shares[first : first + self.sizes[self.queries]].sum())
-
-    def strongest(self, start: int, target: int, count: int) -> StrongestPaths:
-        """The strongest paths from a node of the last layer to one of the input."""
-        best = self._best(target)
-        found: list[tuple[float, tuple[int, ...]]] = []
-        waiting: list[tuple[float, tuple[int, ...], float]] = []
-        if best[-1][start] > 0:
-            waiting.append((-1.0, (start,), 1.0))
-        while waiting and len(found) < count:
-            _, path, product = heapq.heappop(waiting)
-            level = len(self.layers) + 1 - len(path)
-            if level == 0:
-                found.append((product, path))
-                continue
-            step = self.step(level)
-            row = slice(*step.indptr[path[-1] : path[-1] + 2])
-            ends = zip(step.indices[row].tolist(), step.data[row].tolist(), strict=True)
-            for node, weight in ends:
-                left = product * weight * best[level - 1][node]
-                if left > 0:
-                    heapq.heappush(waiting, (-_digits12(left), (*path, node), product * weight))
-        paths = [Path(product, tuple(map(self.place, path))) for product, path in found]
-        shares = self.shares(start)[0]
-        return StrongestPaths(paths, float(shares[target]), self.rest(shares))
-
-    def _best(self, target: int) -> list[Numbers]:
-        """The largest product with which each node of each layer reaches the target."""
-        found = [np.zeros(self.nodes)]
-        found[0][target] = 1
-        for level in range(1, len(self.layers) + 1):
-            step = self.step(level)
-            products = step.data * found[-1][step.indices]
-            best = np.zeros(self.nodes)
-            some = np.diff(step.indptr) > 0
-            best[some] = np.maximum.reduceat(products, step.indptr[:-1][some])
-            found.append(best)
-        return found
+def _strongest(
+    steps: Sequence[scipy.sparse.csr_array], start: int, target: int, count: int
+) -> list[tuple[float, tuple[int, ...]]]:
+    """The products and the nodes of the strongest paths."""
+    best = [np.zeros(steps[0].shape[0])]
+    best[0][target] = 1
+    for step in steps:
+        products = step.data * best[-1][step.indices]
+        largest = np.zeros(step.shape[0])
+        some = np.diff(step.indptr) > 0
+        largest[some] = np.maximum.reduceat(products, step.indptr[:-1][some])
+        best.append(largest)
+    found: list[tuple[float, tuple[int, ...]]] = []
+    waiting: list[tuple[float, tuple[int, ...], float]] = []
+    if best[-1][start] > 0:
+        waiting.append((-1.0, (start,), 1.0))
+    while waiting and len(found) < count:
+        _, path, product = heapq.heappop(waiting)
+        level = len(steps) + 1 - len(path)
+        if level == 0:
+            found.append((product, path))
+            continue
+        step = steps[level - 1]
+        row = slice(*step.indptr[path[-1] : path[-1] + 2])
+        for node, weight in zip(step.indices[row].tolist(), step.data[row].tolist(), strict=True):
+            left = product * weight * best[level - 1][node]
+            if left > 0:
+                heapq.heappush(waiting, (-_digits12(left), (*path, node), product * weight))
+    return found
 
 
 def _digits12(number: float) -> float:

@@ -14,11 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import texts
 from headloom.analysis.weights import keeps_all
-from headloom.errors import InputError
 from headloom.formats.trace import TraceLayer
-from headloom.mechanism.shapes import in_words
 
 __all__ = [
     "SEPARATORS",
@@ -198,14 +195,8 @@ def separators(tokens: Sequence[str], special: Sequence[bool] | None = None) -> 
     >>> separators(["[CLS]", "[MASK]", "/s"], [True, True, True])
     [2]
     """
-    tokens = texts("separators", "tokens", tokens)
     if special is None:
         special = [token in SEPARATORS for token in tokens]
-    elif not isinstance(special, Sequence) or len(special) != len(tokens):
-        raise InputError(
-            f"separators: special={in_words(special)}; expected True or False for each of "
-            f"{len(tokens)} tokens."
-        )
     others = ("mask", "pad", "unk")
     return [
         place
@@ -225,5 +216,4 @@ def punctuation_marks(tokens: Sequence[str]) -> list[int]:
         bare = token.strip(" \u0120\u2581")
         return bool(bare) and all(unicodedata.category(letter)[0] == "P" for letter in bare)
 
-    tokens = texts("punctuation_marks", "tokens", tokens)
     return [place for place, token in enumerate(tokens) if is_mark(token)]
