@@ -57,26 +57,6 @@ def test_a_missing_file(headloom_main: Command, train: Command, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_defaults_are_named_when_a_training_begins(headloom_main: Command, tmp_path: Path) -> None:
-    """Not before an error, which is one line."""
-    text, config = tmp_path / "text", tmp_path / "c.toml"
-    config.write_text(f'[task]\nkind = "language"\nfile = "{text}"\nblock = 8\n')
-    steps = ("--set", "training.max_steps=1", "--set", "model.width=8", "--set", "model.heads=1")
-    command = ("train", config, "--run", tmp_path / "run", *steps)
-    assert_one_line(
-        headloom_main(*command), "no such text (task.file says where, in headloom evaluate --data)"
-    )
-    text.write_text("the cat sees the dog. " * 20)
-    config.write_text(config.read_text().replace("8\n", "8\n[training]\nwarmup = 1\n"))
-    begun = headloom_main(
-        "train", config, "--run", tmp_path / "run", "--set", "training.max_steps=1"
-    )
-    lines = begun.err.splitlines()
-    assert begun.code == 0
-    assert lines[0].startswith(f"No [model] in {config}: width 256")
-    assert lines[1].startswith("Data: ")
-
-
 def test_files_that_do_not_pair(train: Command, data: Path) -> None:
     (data / "short.de").write_text("das cat\n")
     result = train("translation", 'task.train=["train.en", "short.de"]')
@@ -110,29 +90,6 @@ def test_configurations(train: Command, headloom_main: Command, tmp_path: Path) 
     assert_one_line(train("dates", "training.seed"), "--set", "training.seed=2")
     (tmp_path / "c.toml").write_text("[task\n")
     assert_one_line(headloom_main("train", tmp_path / "c.toml"), "c.toml: not TOML")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "is empty, so there is nothing to learn"),
-        ("# nothing but words\n", "is empty"),
-        ("[model]\nwidth = 16\nheads = 2\n", "names no task"),
-        ("[training]\nmax_steps = 1\n", "names no task"),
-        ("[task]\n", "task.kind is None; expected one of dates"),
-    ],
-)
-def test_a_configuration_without_a_task(
-    headloom_main: Command, tmp_path: Path, content: str, message: str
-) -> None:
-    config, run = tmp_path / "c.toml", tmp_path / "run"
-    config.write_text(content)
-    result = headloom_main("train", config, "--run", run)
-    assert_one_line(result, str(config), message)
-    assert not run.exists()
-    result = headloom_main("train", config, "--run", run, "--set", "training.max_steps=1")
-    assert result.code == 2
-    assert not run.exists()
 
 
 def test_another_configuration_in_the_same_folder(
@@ -330,15 +287,6 @@ def test_a_finished_run_without_its_weights(
     result = headloom_main("train", data / "translation.toml", "--run", broken.path)
     assert_one_line(result, f"{name}", "missing", "--run")
     assert not (broken.path / name).exists()
-
-
-def test_a_finished_run_with_damaged_weights(
-    headloom_main: Command, data: Path, broken: RunFolder
-) -> None:
-    broken.set_state("finished")
-    broken.best.write_bytes(b"no weights")
-    result = headloom_main("train", data / "translation.toml", "--run", broken.path)
-    assert_one_line(result, "best.safetensors: damaged; the run's best", "--run")
 
 
 def test_a_training_that_diverges(headloom_main: Command, data: Path, tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
     model = build_model(config, description)
     if not folder.best.exists():
         raise DataError(
-            f"{folder.path}: no {folder.best.name} is there; it comes with the first validation. "
-            "Let the run train on, or put a copy back."
+            f"{folder.path}: this run has kept no weights yet; they come with its first "
+            f"validation. Let it train on, or put a copy of {folder.best.name} back."
         )
     step = int(load_weights(folder.best, model)["step"])
     nn.Module.eval(model)

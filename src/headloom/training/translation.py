@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError
+from headloom.errors import HeadloomError, InputError
 from headloom.models.decoding import Hypothesis, Stepper, WithoutTokens, beam_hypotheses, greedy
 from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor, other_kind
@@ -139,11 +139,20 @@ def translated_windows(
         search: how.
         window: lines at once.
 
-    Raises: InputError: a line of a window is longer than the model's positions.
+    Raises: InputError: a line of a window is longer than the model's positions; whatever `lines`
+        raises, after the lines before it.
     """
     translator = _translator(model)
     room, number, rest = translator.architecture.room, 1, iter(lines)
-    while texts := [line.strip() for line in islice(rest, window)]:
+    error: HeadloomError | None = None
+    while error is None:
+        texts: list[str] = []
+        try:
+            texts.extend(line.strip() for line in islice(rest, window))
+        except HeadloomError as problem:
+            error = problem
+        if not texts:
+            break
         sources = vocabulary.encode_all(texts)
         for place, source in enumerate(sources):
             if room is not None and len(source) >= room:
@@ -158,6 +167,8 @@ def translated_windows(
             for place, line in enumerate(zip(texts, sources, ranked, strict=True))
         ]
         number += len(texts)
+    if error is not None:
+        raise error
 
 
 def _translator(model: Predictor) -> Transformer:

@@ -193,7 +193,7 @@ def language_task(
     border = int(len(text) * (1 - config.valid_share))
     train_text, valid_text = text[:border], text[border:]
     if not train_text.strip():
-        raise InputError(f"{config.file}: no text to learn from. Give a file with more text.")
+        raise InputError(f"{config.file}: the text is empty, or all held out. Give more text.")
     digests = {
         name: hashlib.sha256(part.encode()).hexdigest()
         for name, part in (("text", train_text), ("held_out", valid_text))
