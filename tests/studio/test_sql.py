@@ -11,7 +11,7 @@ from tests.studio.test_links import link_of
 from tests.studio.windows import until
 
 from headloom.analysis.sql.bounded import ask_bounded
-from headloom.analysis.sql.questions import QUESTIONS
+from headloom.analysis.sql.query import QUESTIONS
 from headloom.api.trace import Trace
 from headloom.studio import routes
 from headloom.studio.page import collect

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from headloom.analysis.sql.bounded import LONGEST as LONGEST_QUERY
 from headloom.analysis.sql.bounded import ask_bounded
-from headloom.analysis.sql.questions import QUESTIONS
+from headloom.analysis.sql.query import QUESTIONS
 from headloom.errors import DataError, HeadloomError
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceLayer

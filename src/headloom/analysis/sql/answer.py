@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +15,9 @@ from headloom.analysis.sql.database import one_line
 from headloom.errors import InputError
 from headloom.formats.files import atomic_file, finite
 from headloom.formats.tokens import visible
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
 
 __all__ = [
     "WRITERS",
@@ -32,7 +35,7 @@ class Answer:
     """
 
     reader: pa.RecordBatchReader
-    connection: Any
+    connection: Connection
     note: str = ""
 
     @property
@@ -118,26 +121,26 @@ def _write_json(answer: Answer, path: Path) -> int:
     return len(rows)
 
 
-def rows_of_csv(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+def rows_of_csv(table: pa.Table) -> Iterator[tuple[object, ...]]:
     """Its rows as CSV has them: lists and structures as JSON, bytes as hexadecimal."""
     for row in zip(*table.to_pydict().values(), strict=True):
         yield tuple(_cell_of_csv(cell) for cell in row)
 
 
-def _cell_of_csv(cell: Any) -> Any:
+def _cell_of_csv(cell: object) -> object:
     if isinstance(cell, bytes):
         return cell.hex()
     return _json(cell) if isinstance(cell, list | dict | tuple) else cell
 
 
-def _json(value: Any, indent: int | None = None) -> str:
+def _json(value: object, indent: int | None = None) -> str:
     """A value as JSON, which has no number that is none."""
     return json.dumps(
         finite(value), ensure_ascii=False, default=_text, indent=indent, allow_nan=False
     )
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
@@ -164,7 +167,7 @@ def cells(table: pa.Table, limit: int) -> tuple[list[str], list[list[str]], list
     return header, rows, words
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, float):

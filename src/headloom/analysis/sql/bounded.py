@@ -15,7 +15,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ from headloom.analysis.sql.database import VIEWS, connect, made_without, stateme
 from headloom.analysis.sql.views import view_parts
 from headloom.analysis.sql.worker import TOO_LONG, TOO_MUCH
 from headloom.errors import DataError, InputError
+from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceData
 
 __all__ = ["LONGEST", "BoundedAnswer", "ask_bounded"]
@@ -43,7 +43,7 @@ class BoundedAnswer:
     """
 
     columns: list[str]
-    rows: list[list[Any]]
+    rows: list[list[object]]
     more: bool
     note: str
 
@@ -85,7 +85,7 @@ def ask_bounded(
     return BoundedAnswer(**answer, note=made_without(parts, asked))
 
 
-def _answered(request: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _answered(request: JsonObject, seconds: float) -> JsonObject:
     """What the process answers to a request."""
     # The packages that this process finds, and none that lies in the working folder.
     paths = os.pathsep.join(path for path in sys.path if path)
@@ -112,5 +112,5 @@ def _answered(request: dict[str, Any], seconds: float) -> dict[str, Any]:
     if done.returncode or not done.stdout:
         why = "took too much memory" if done.returncode == TOO_MUCH else "DuckDB broke off"
         raise InputError(f"query: {why}. Ask for less, or use headloom query.")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: JsonObject = json.loads(done.stdout)
     return answer

@@ -10,14 +10,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headloom.errors import DataError, InputError, optional_package
 
 if TYPE_CHECKING:
-    import duckdb
+    from duckdb import DuckDBPyConnection as Connection
+    from duckdb import Statement
 
 __all__ = ["VIEWS", "Part", "connect", "made_without", "make_views", "one_line", "reader_of",
            "statement_of", "views_in"]  # fmt: skip
@@ -49,7 +50,7 @@ class Part:
     data: str | pa.Table
 
 
-def connect(memory: str | None = None) -> Any:
+def connect(memory: str | None = None) -> Connection:
     """A new database in memory. memory: how much it may take, as "512MB", on one thread.
 
     Raises: InputError: DuckDB is missing.
@@ -64,7 +65,7 @@ def connect(memory: str | None = None) -> Any:
         return connection
 
 
-def statement_of(connection: Any, query: str) -> Any:
+def statement_of(connection: Connection, query: str) -> Statement:
     """The one statement that a query is. Raises: InputError: it is none, or no SELECT."""
     with one_line():
         statements = connection.extract_statements(query)
@@ -78,7 +79,7 @@ def statement_of(connection: Any, query: str) -> Any:
     return statements[0]
 
 
-def views_in(connection: Any, query: str) -> set[str]:
+def views_in(connection: Connection, query: str) -> set[str]:
     """The views that a query needs, and perhaps others."""
     import duckdb
 
@@ -106,7 +107,9 @@ def made_without(views: Mapping[str, Sequence[Part]], asked: Collection[str]) ->
     return " ".join(said)
 
 
-def make_views(connection: Any, views: Mapping[str, Sequence[Part]], *, column: bool) -> None:
+def make_views(
+    connection: Connection, views: Mapping[str, Sequence[Part]], *, column: bool
+) -> None:
     """Give a database in memory the views, and close it to everything else.
 
     Parquet files are read where they lie. No other file can be read, none can be written, no
@@ -140,7 +143,7 @@ def make_views(connection: Any, views: Mapping[str, Sequence[Part]], *, column: 
 
 
 def _make_view(
-    connection: duckdb.DuckDBPyConnection,
+    connection: Connection,
     view: str,
     parts: Sequence[Part],
     column: bool,
@@ -182,34 +185,10 @@ def _pattern(path: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
 
 
-def reader_of(connection: Any, statement: Any) -> pa.RecordBatchReader:
-    """The answer to a statement, computed while it is read.
-
-    Columns of types that only DuckDB has, or that no file has a form for, are texts, as DuckDB
-    writes them.
-    """
-    relation = connection.sql(statement)
-    if any(map(_as_text, relation.types)):
-        columns = [
-            f"#{place}::varchar as {_name(name)}" if _as_text(kind) else f"#{place}"
-            for place, (name, kind) in enumerate(
-                zip(relation.columns, relation.types, strict=True), 1
-            )
-        ]
-        relation = relation.project(", ".join(columns))
-    return relation.to_arrow_reader(100_000)
-
-
-def _as_text(kind: Any) -> bool:
-    """Whether a type of DuckDB is, or holds, one that is written as a text."""
-    if kind.id in ("list", "array", "struct", "map"):
-        return any(_as_text(part) for _, part in kind.children if hasattr(part, "id"))
-    return kind.id in ("interval", "union", "bit")
-
-
-def _name(name: str) -> str:
-    """A name as SQL writes it."""
-    return '"' + name.replace('"', '""') + '"'
+def reader_of(connection: Connection, statement: Statement) -> pa.RecordBatchReader:
+    """The answer to a statement, computed while it is read."""
+    reader: pa.RecordBatchReader = connection.sql(statement).to_arrow_reader(100_000)
+    return reader
 
 
 #: Statements that DuckDB's errors advise.

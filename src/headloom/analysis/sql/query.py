@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headloom.analysis.arguments import check_text, check_trace
 from headloom.analysis.sql.answer import Answer
 from headloom.analysis.sql.database import (
     connect,
@@ -22,12 +20,11 @@ from headloom.analysis.sql.views import view_parts
 from headloom.errors import optional_package
 from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import MANIFEST
-from headloom.mechanism.shapes import check_type
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ask", "open_traces", "sql"]
+__all__ = ["QUESTIONS", "ask", "open_traces", "sql"]
 
 
 def sql(trace: TraceData | Mapping[str, TraceData], query: str) -> pandas.DataFrame:
@@ -54,13 +51,6 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
 
     Raises: InputError: the query is no SELECT, or asks for what there is not; DuckDB is missing.
     """
-    if isinstance(trace, Mapping):
-        for name, one in trace.items():
-            check_text("query", "the name of a trace", name)
-            check_trace("query", one, f"{name!r}")
-    else:
-        check_trace("query", trace)
-    check_text("query", "the query", query, 'a text, as "select * from layers"')
     connection = connect()
     statement = statement_of(connection, query)
     with one_line():
@@ -75,7 +65,6 @@ def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:
 
     Raises: DataError: there is none, or one is damaged.
     """
-    check_type("open", "the path", path, str | os.PathLike, "that of a trace, as 't.loom'")
     folder = Path(path)
     if (folder / MANIFEST).exists() or not folder.is_dir():
         return TraceData.open(folder)
@@ -88,3 +77,44 @@ def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:
     if not folders:
         return TraceData.open(folder)
     return {str(trace.relative_to(folder)): TraceData.open(trace) for trace in folders}
+
+
+#: Questions that fit every trace: what each asks, and its SQL. A sum over `edges` lacks what was
+#: not kept; what share of its mass a head gives somewhere is asked of `heads`, where it is of all
+#: weights, or `source` says that it is not.
+QUESTIONS = (
+    ("The strongest edges between different tokens",
+     "select layer, head, query, query_text, key, key_text, weight\n"
+     "from named where query <> key or kind = 'cross'\n"
+     "order by weight desc, layer, head, query, key limit 20"),
+    ("The keys that get most in the kept edges, over all heads",
+     "select keys_from, key, key_text, sum(weight) as received\n"
+     "from named join layers using (layer) group by all\n"
+     "order by received desc, keys_from, key limit 20"),
+    ("The sharpest heads: least entropy",
+     "select layer, head, avg(entropy) as nats\n"
+     "from rows group by all order by nats, layer, head limit 20"),
+    ("The broadest heads: most entropy",
+     "select layer, head, avg(entropy) as nats\n"
+     "from rows group by all order by nats desc, layer, head limit 20"),
+    ("How far each head looks, in tokens",
+     "select layer, head, distance, source\n"
+     "from heads where distance is not null order by distance desc, layer, head limit 20"),
+    ("What the first key gets, by head",
+     "select layer, head, first as share, source\n"
+     "from heads where first is not null order by first desc, layer, head limit 20"),
+    ("What the token before gets, by head",
+     "select layer, head, previous as share, source\n"
+     "from heads where previous is not null order by previous desc, layer, head limit 20"),
+    ("Pairs of tokens that look at each other",
+     "select a.layer, a.head, a.query as one, a.query_text as one_text,\n"
+     "    a.key as other, a.key_text as other_text, a.weight as there, b.weight as back\n"
+     "from named a join named b on a.layer = b.layer and a.head = b.head\n"
+     "    and a.query = b.key and a.key = b.query and a.query < a.key\n"
+     "where a.kind <> 'cross'\n"
+     "order by least(there, back) desc, a.layer, a.head, one, other limit 20"),
+    ("Roles: how many heads have each",
+     "select role, count(*) as heads from heads group by role order by heads desc, role"),
+    ("What the kept edges leave out, by layer",
+     "select layer, avg(rest) as left_out from rows group by layer order by layer"),
+)  # fmt: skip

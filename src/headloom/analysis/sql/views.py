@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -177,7 +176,7 @@ _PATCHES = {"image": "images", "tile": "tiles", "patch_row": "rows", "patch_colu
 
 
 def _tokens(trace: TraceData) -> pa.Table:
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         name: [] for name in ("sequence", "position", "token", "text", "special", "start", "end",
                               "seconds", *_PATCHES)
     }  # fmt: skip

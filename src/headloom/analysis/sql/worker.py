@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headloom.analysis.sql.answer import Answer
 from headloom.analysis.sql.database import (
@@ -31,7 +31,11 @@ from headloom.analysis.sql.database import (
     statement_of,
 )
 from headloom.errors import DataError, HeadloomError
+from headloom.formats.files import JsonObject
 from headloom.formats.tokens import visible
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
 
 __all__ = ["TOO_LONG", "TOO_MUCH", "main"]
 
@@ -47,13 +51,13 @@ TOO_MUCH = 77
 _STATM = Path("/proc/self/statm")
 
 
-def _answer(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(connection: Connection, request: JsonObject) -> JsonObject:
     views = {view: [Part(None, path)] for view, path in request["views"].items()}
     with one_line():
         statement = statement_of(connection, request["query"])
         make_views(connection, views, column=False)
         answer = Answer(reader_of(connection, statement), connection)
-        rows: list[list[Any]] = []
+        rows: list[list[object]] = []
         limit = request["rows"]
         for batch in answer.batches():
             part = batch.slice(0, limit + 1 - len(rows))
@@ -63,7 +67,7 @@ def _answer(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"columns": answer.columns, "rows": rows[:limit], "more": len(rows) > limit}
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """What JSON holds of a cell: numbers as they are, all else as a text that is not too long.
 
     Of numbers that JSON has not, the text is that of CSV: nan, inf, -inf.
