@@ -71,7 +71,7 @@ def test_a_line_that_is_too_long_is_named() -> None:
         with pytest.raises(InputError, match=r"line 4 has 7 tokens .* end at 6\. Split it"):
             for part in windows:
                 found += part
-        assert [line.source for line in found] == texts[: 3 // window * window]
+        assert [line.source for line in found] == texts[:3]
 
 
 def test_nothing_to_translate(model: Transformer) -> None:

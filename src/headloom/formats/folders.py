@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -86,7 +86,8 @@ def own_folder(path: Path | str, purpose: str) -> Iterator[Path]:
     path = Path(path)
     with disk_errors(path, "Choose another folder."):
         path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / ".lock", blocking=False)
+        beside = path.absolute().with_name(f".{path.absolute().name}.lock")
+        lock = FileLock(beside, blocking=False)
         try:
             lock.acquire()
         except Timeout:
@@ -96,6 +97,8 @@ def own_folder(path: Path | str, purpose: str) -> Iterator[Path]:
     try:
         yield path
     finally:
+        with suppress(OSError):  # of Windows, where it is open
+            beside.unlink()
         lock.release()
 
 

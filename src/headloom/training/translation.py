@@ -139,8 +139,8 @@ def translated_windows(
         search: how.
         window: lines at once.
 
-    Raises: InputError: a line of a window is longer than the model's positions; whatever `lines`
-        raises, after the lines before it.
+    Raises: InputError: a line is longer than the model's positions; whatever `lines` raises; each
+        after the lines before it.
     """
     translator = _translator(model)
     room, number, rest = translator.architecture.room, 1, iter(lines)
@@ -156,11 +156,13 @@ def translated_windows(
         sources = vocabulary.encode_all(texts)
         for place, source in enumerate(sources):
             if room is not None and len(source) >= room:
-                raise InputError(
+                error = InputError(
                     f"line {number + place} has {len(source) + 1:,} tokens with its end, the "
                     f"model's positions end at {room:,}. Split it, or train with a larger "
-                    "model.max_length."
+                    "model.max_length; the lines before it are translated."
                 )
+                texts, sources = texts[:place], sources[:place]
+                break
         ranked = hypotheses_of(translator, vocabulary, sources, search)
         yield [
             TranslatedLine(number + place, *line)
