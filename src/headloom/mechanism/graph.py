@@ -144,23 +144,23 @@ class AttentionGraph:
         """How many edges of a row are kept at most."""
         return self.keys.shape[-1]
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(self, **kwargs: object) -> object:
         """What a notebook shows: the view that is installed for graphs, or the text.
 
         Views are entry points of the group "headloom.notebook"; headloom's own are in
         `headloom.studio.notebook`. So this floor does not know the studio.
         """
-        bundle: tuple[dict[str, Any], dict[str, Any]] | None = self._viewed("graph")
-        return bundle or ({"text/plain": repr(self)}, {})
+        return self._viewed("graph") or ({"text/plain": repr(self)}, {})
 
-    def _display_(self) -> Any:
+    def _display_(self) -> object:
         """What marimo shows: the same."""
         return self._viewed("graph_marimo") or repr(self)
 
-    def _viewed(self, name: str) -> Any:
+    def _viewed(self, name: str) -> object:
         """What the installed view of a name makes of the graph; None: there is none."""
         for view in entry_points(group="headloom.notebook", name=name):
-            return view.load()(self)
+            shown: object = view.load()(self)
+            return shown
         return None
 
     def __repr__(self) -> str:

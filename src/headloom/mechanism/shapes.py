@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, SupportsIndex
+from types import UnionType
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -116,7 +117,9 @@ def in_words(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def check_type(operation: str, name: str, value: object, kind: Any, expected: str) -> None:
+def check_type(
+    operation: str, name: str, value: object, kind: type | UnionType, expected: str
+) -> None:
     """Raise an InputError where something is of another type. expected: what it should be."""
     if not isinstance(value, kind):
         raise InputError(f"{operation}: {name} is {in_words(value)}; expected {expected}.")
@@ -139,9 +142,8 @@ def finite_number(
     >>> finite_number("layer", "dropout", 0, 0, 1)
     0.0
     """
-    given: Any = number
     try:
-        real = float(given)
+        real = float(number)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
         real = math.nan
     fits = math.isfinite(real) and least <= real < below

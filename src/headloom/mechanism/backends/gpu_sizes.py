@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from headloom.mechanism.backends.compiled import NativeCall
 
 __all__ = [
     "MUCH_SHARED",
+    "Constants",
     "Device",
     "Sizes",
     "band_of",
@@ -31,6 +31,10 @@ LONGEST_LIST = 256
 #: Bytes of shared memory of a program on devices that have much: A100 has 166,912, H100 232,448;
 #: and on the least since Ampere.
 MUCH_SHARED, LEAST_SHARED = 166_912, 101_376
+
+
+#: Names and values that a kernel is compiled for.
+Constants = dict[str, int | str]
 
 
 def interpreted() -> bool:
@@ -80,9 +84,9 @@ class Sizes:
     rows: int
     tile: int
     tiles: int
-    common: dict[str, Any]
-    softmax: dict[str, Any]
-    edges: dict[str, Any]
+    common: Constants
+    softmax: Constants
+    edges: Constants
 
 
 def sizes_of(native: NativeCall, kept: int, device: Device) -> Sizes:
@@ -137,7 +141,7 @@ def _sizes(
         rows, tile, warps, stages = 128, 64, 8, 2
     else:
         rows, tile, warps, stages = 64, 32, 4, 2 if deepest <= 128 else 1
-    common: dict[str, Any] = {
+    common: Constants = {
         "ROWS": rows, "TILE": tile, "DEPTH": widths[0],
         # Of float32 all digits: three products of fewer bits for one, where there are registers;
         # AMD's matrix units multiply float32 itself.
@@ -175,10 +179,10 @@ def _sizes(
     return Sizes(rows, tile, tiles, common, softmax, edges)
 
 
-def candidates(rows: int, sizes: dict[str, Any]) -> int:
+def candidates(rows: int, sizes: Constants) -> int:
     """Numbers of 8 bytes of a program: candidates and two more of each row; lists of threads."""
-    of_lists: int = sizes["LISTS"] * (8 * sizes["LIST"] + 1)
-    of_rows: int = rows * (sizes["CAPACITY"] + 2)
+    lists, length, capacity = (int(sizes[name]) for name in ("LISTS", "LIST", "CAPACITY"))
+    of_lists, of_rows = lists * (8 * length + 1), rows * (capacity + 2)
     return of_lists + of_rows
 
 

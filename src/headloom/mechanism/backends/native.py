@@ -67,6 +67,8 @@ TENSORS, FIELDS = 11, len(NativeCall._fields)
 LAST_QUERIES = NativeCall._fields.index("last_queries")
 
 Tensors = tuple[Tensor | None, ...]
+#: The fields of a call, one after the other, then `kept`, `received` and `learns`.
+Arguments = Sequence[Any]
 
 
 def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Results:
@@ -126,8 +128,7 @@ def _threads(native: NativeCall) -> int:
     return threads
 
 
-# What follows is given a call as its fields, one after the other, then `kept`, `received` and
-# `learns`; and gives the results in the order of KERNEL_NAMES.
+# What follows gives the results in the order of KERNEL_NAMES.
 
 
 #: Names of the results of a call: by whether it keeps a graph, sums what keys receive, and what
@@ -144,7 +145,7 @@ ASKED = {
 }
 
 
-def results_of(arguments: Sequence[Any], tensors: Tensors) -> Results:
+def results_of(arguments: Arguments, tensors: Tensors) -> Results:
     """Those of some results that were asked for; a compiled program has empty ones too."""
     last = arguments[LAST_QUERIES]
     kept, received, _ = arguments[FIELDS:]
@@ -153,7 +154,7 @@ def results_of(arguments: Sequence[Any], tensors: Tensors) -> Results:
     return {name: tensor for name, tensor in pairs if tensor is not None and name in asked}
 
 
-def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+def keep(ctx: Any, inputs: Arguments, output: Tensors) -> None:
     """Keep what the backward pass needs."""
     ctx.set_materialize_grads(False)
     ctx.arguments = (*[None] * TENSORS, *inputs[TENSORS:])
@@ -256,7 +257,7 @@ CALL = ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(Nativ
 RESULTS = ", ".join(["Tensor"] * len(KERNEL_NAMES))
 
 
-def _checked(arguments: Sequence[Any]) -> NativeCall:
+def _checked(arguments: Arguments) -> NativeCall:
     """A call whose ranges have numbers only now that the program runs."""
     native = NativeCall(*arguments[:FIELDS])
     keys = native.keys.shape[2]

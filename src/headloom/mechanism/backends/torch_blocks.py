@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ __all__ = [
     "strongest",
     "weigh",
 ]
+
+Result = TypeVar("Result")
 
 #: Numbers that one block of rows may hold: 64 MiB of float32.
 BLOCK_CELLS = 2**24
@@ -109,21 +111,22 @@ def blocks(call: AttentionCall) -> list[range]:
 
 
 def run_block(
-    step: Callable[..., Any],
+    step: Callable[[AttentionCall, Tensor, Tensor, Tensor, range], Result],
     call: AttentionCall,
     keys: Tensor,
     values: Tensor,
     rows: range,
     recompute: bool,
-) -> Any:
+) -> Result:
     """One block of rows, its inner tensors recomputed in the backward pass where asked."""
     queries = call.queries[:, :, rows.start : rows.stop]
     if recompute and torch.is_grad_enabled():
         # The state of the random numbers is needed again only where they drop weights.
         random = call.dropout > 0
-        return checkpoint(
+        result: Result = checkpoint(
             step, call, queries, keys, values, rows, use_reentrant=False, preserve_rng_state=random
         )
+        return result
     return step(call, queries, keys, values, rows)
 
 

@@ -21,6 +21,7 @@ from headloom.mechanism.backends import native, torch_ops
 from headloom.mechanism.backends.compiled import NativeCall, why_wrapped
 from headloom.mechanism.backends.formulas import gradients_by_formulas
 from headloom.mechanism.backends.gpu_sizes import (
+    Constants,
     Device,
     band_of,
     candidates,
@@ -175,7 +176,7 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Resu
     heads_and_rows = blocks, batch, heads, heads // kv_heads, query_count, length
     scores = native.scale, native.softcap, *band_of(native), k
 
-    groups = min(tiles, sizes.tiles) * sizes.softmax["PARTS"]
+    groups = min(tiles, sizes.tiles) * int(sizes.softmax["PARTS"])
     room, running = _room(
         4 * sizes.rows * groups if k else 0, programs, sizes.softmax, found, device
     )
@@ -227,10 +228,10 @@ def _launch(kernel: Any, programs: int, *given: Any, **sizes: Any) -> None:
 
 
 def _room(
-    of_program: int, programs: int, sizes: dict[str, Any], device: Device, where: torch.device
+    of_program: int, programs: int, sizes: Constants, device: Device, where: torch.device
 ) -> tuple[Tensor, int]:
     """Memory for the programs that run at once, in numbers of 8 bytes, and how many run."""
-    running = min(programs, device.processors * max(1, 8 // sizes["num_warps"]))
+    running = min(programs, device.processors * max(1, 8 // int(sizes["num_warps"])))
     if of_program:
         running = max(1, min(running, ROOM // of_program))
     return torch.empty(-(-running * of_program // 8), dtype=torch.int64, device=where), running
