@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import networkx
 import numpy as np
@@ -178,26 +177,6 @@ class TestNetworkx:
         assert networkx.is_directed_acyclic_graph(graph)
 
 
-class _Data:
-    """Stands in for torch_geometric.data.Data."""
-
-    def __init__(self, **fields: object) -> None:
-        self.__dict__.update(fields)
-
-
-def test_to_pyg_numbers_the_keys_after_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    import types
-
-    module = types.ModuleType("torch_geometric.data")
-    module.Data = _Data  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch_geometric", types.ModuleType("torch_geometric"))
-    monkeypatch.setitem(sys.modules, "torch_geometric.data", module)
-    data = by_hand().to_pyg(0)
-    assert data.edge_index.tolist() == [[0, 0, 1], [4, 2, 3]]
-    assert data.edge_weight.tolist() == [0.5, 0.25, 1.0]
-    assert data.num_nodes == 5
-
-
 def test_pyg_sums_what_a_query_looks_at_over_flipped_edges() -> None:
     pyg = pytest.importorskip("torch_geometric")
     q, k = torch.randn(2, 1, 6, 4)
@@ -206,20 +185,3 @@ def test_pyg_sums_what_a_query_looks_at_over_flipped_edges() -> None:
     given = pyg.nn.SimpleConv(aggr="add")(x, data.edge_index.flip(0), data.edge_weight)
     assert torch.allclose(given, graph.dense()[0] @ x, atol=1e-6)
     assert graph.to_pyg(0, one_sequence=False).edge_index[1].min() == 6
-
-
-def test_one_head_of_a_graph() -> None:
-    generator = torch.Generator().manual_seed(5)
-    q, k, v = torch.randn(3, 3, 4, 2, generator=generator)
-    _, graph = headloom.attend(q, k, v, keep=headloom.Top(2), received=headloom.LastQueries(2))
-    names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
-    asked = ("received", "received_most", "received_last")
-    for head in range(3):
-        _, alone = headloom.attend(
-            *(part[head][None] for part in (q, k, v)),
-            keep=headloom.Top(2), received=headloom.LastQueries(2),
-        )  # fmt: skip
-        own = graph.of_head(head)
-        assert own.shape == (1, 4, 4)
-        for name in (*names, *asked):
-            torch.testing.assert_close(getattr(own, name), getattr(alone, name))

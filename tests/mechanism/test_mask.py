@@ -121,27 +121,6 @@ def test_every_mask_of_headloom_is_here() -> None:
     assert kinds - {Mask, Padding, NativeMask} == set(MASKS) - {Striped, Flat, ByHead}
 
 
-@pytest.mark.parametrize("sizes", [(3, 1, 4), (2, 1, 1, 1), (1, 4, 3, 4)])
-def test_blocks_of_other_heads_or_batches(sizes: tuple[int, ...]) -> None:
-    """The kernels read a mask of each head that there is: of fewer they read past the end."""
-
-    class Own(Mask):
-        def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-            cells = torch.ones(sizes, dtype=torch.bool)
-            return cells if sizes[-2] == 1 else cells[..., rows.start : rows.stop, :]
-
-    queries, keys = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 4, 4)
-    for mask in (Own(), ~Own() & headloom.causal(), Own() | headloom.causal()):
-        for ask in (
-            lambda mask: headloom.attention(queries, keys, keys, mask=mask, backend="torch"),
-            lambda mask: headloom.attend(queries, keys, keys, mask=mask),
-            lambda mask: headloom.AttentionMatrix(queries, keys, mask=mask),
-            lambda mask: headloom.from_queries_keys(queries[0], keys[0], mask=mask),
-        ):
-            with pytest.raises(headloom.ShapeError, match="the call has a batch of 1 and 2 heads"):
-                ask(mask)
-
-
 @pytest.mark.parametrize(
     ("block", "message"),
     [

@@ -76,14 +76,6 @@ def test_the_formula_of_the_paper(
         torch.testing.assert_close(own(decoder)[b], expected, rtol=0, atol=1e-12)
 
 
-def test_values_may_come_from_elsewhere() -> None:
-    layer = layer_of(4, 2)
-    x, y = random(1, 3, 4), random(1, 3, 4, seed=2)
-    assert torch.equal(layer(x, x, x), layer(x))
-    assert not torch.allclose(layer(x, x, y), layer(x))
-    torch.testing.assert_close(layer(x, y, y), layer(x, y))
-
-
 class TestTorch:
     """torch.nn.MultiheadAttention."""
 

@@ -6,14 +6,12 @@ them by their weights, and what they are multiplied by - distances, keys - multi
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.backends import compiled, native
+from headloom.mechanism.backends import compiled
 
 #: Those whose forward kernels multiply the values by weights as they are.
 WHOLE = [name for name in compiled.instruction_sets() if name not in ("avx512_bf16", "amx")]
@@ -81,32 +79,3 @@ def test_keys_and_values_that_have_much_in_common(instruction_set: str, shaw: bo
     for n, (mine, true) in enumerate(zip(found, exact, strict=True)):
         # Those of queries, keys and values are rounded at the end.
         assert (mine - true).norm() < (3e-3 if n < 3 else 1e-4) * true.norm()
-
-
-def test_where_kernels_round_weights_slopes_are_learned_in_float32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Buckets are not, nor are slopes used otherwise: float32 takes longer."""
-    monkeypatch.setattr(native, "ROUNDS_WEIGHTS", True)
-    types: list[torch.dtype] = []
-    run = native.forward
-
-    def noting(call: Any, *rest: Any) -> Any:
-        types.append(call.queries.dtype)
-        return run(call, *rest)
-
-    monkeypatch.setattr(native, "forward", noting)
-    *qkv, by_output = drawn()
-    qkv[0].requires_grad_()
-    slopes, table = torch.tensor([0.5, 0.25]), torch.randn(32, HEADS)
-    for learned in (slopes, table):
-        learned.requires_grad_()
-    kinds = headloom.ALiBi(slopes), headloom.Buckets(table), headloom.ALiBi(slopes.detach())
-    for relative in kinds:
-        output = headloom.attention(*qkv, relative=relative)
-        assert output.dtype == torch.bfloat16
-        output.backward(by_output)
-    with torch.no_grad():
-        headloom.attention(*qkv, relative=kinds[0])
-    assert types == [torch.float32, *[torch.bfloat16] * 3]
-    assert qkv[0].grad is not None and qkv[0].grad.dtype == torch.bfloat16

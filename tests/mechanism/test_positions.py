@@ -120,21 +120,6 @@ def test_shaw_is_the_literal_tensor(
         torch.testing.assert_close(output[:, head], expected, rtol=0, atol=1e-12)
 
 
-def test_shaw_attention_of_the_paper() -> None:
-    torch.manual_seed(0)
-    inputs = torch.randn(7, 5, dtype=torch.float64)
-    W_Q, W_K, W_V = torch.randn(3, 5, 4, dtype=torch.float64)
-    key_table, value_table = torch.randn(2, 5, 4, dtype=torch.float64)
-    expected = reference.shaw_attention(inputs, W_Q, W_K, W_V, key_table, value_table)
-    ours = headloom.attention(
-        (inputs @ W_Q)[None],
-        (inputs @ W_K)[None],
-        (inputs @ W_V)[None],
-        relative=headloom.Shaw(key_table, value_table),
-    )
-    torch.testing.assert_close(ours[0], expected, rtol=0, atol=1e-12)
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), offsets)
 def test_biases_of_blocks_are_rows_of_the_whole(queries: int, keys: int, offset: int) -> None:

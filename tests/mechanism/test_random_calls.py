@@ -38,14 +38,6 @@ def test_random_calls_are_those_of_float64(script: Any, calls: int) -> None:
         assert problems(case) == [], f"call {number} of seed 11: {case}"
 
 
-def test_a_call_is_the_same_when_drawn_again(script: Any) -> None:
-    draw, _ = script
-    for number in range(20):
-        first, second = (draw(7, number, ["baseline"]) for _ in range(2))
-        assert str(first) == str(second)
-        assert (first.queries == second.queries).all() and (first.visible == second.visible).all()
-
-
 @pytest.mark.parametrize(
     ("fault", "share"), (("mask", 0.6), ("scale", 0.4), ("edges", 0.15), ("nan", 0.9))
 )

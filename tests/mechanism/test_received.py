@@ -215,26 +215,6 @@ def test_gradients(backend: str, name: str, several: str) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * max(size, 1))
 
 
-@every_backend
-def test_second_derivatives(backend: str) -> None:
-    inputs = random_inputs(12, 20, 2, 1, 8, 1.0)
-    first = [tensor.clone().requires_grad_() for tensor in inputs]
-    exact = [tensor.double().requires_grad_() for tensor in inputs]
-    with kernels_of(backend) as named:
-        graph = headloom.attend(*first, received=headloom.LastQueries(5), backend=named)[1]
-        assert graph.received is not None and graph.received_last is not None
-        loss = graph.received.square().sum() + graph.received_last.sin().sum()
-        once = torch.autograd.grad(loss, first[:2], create_graph=True)
-        twice = torch.autograd.grad(sum(part.square().sum() for part in once), first[:2])
-    received, _, last = of_columns(dense(*exact)[1], 5)
-    by_formula = torch.autograd.grad(
-        received.square().sum() + last.sin().sum(), exact[:2], create_graph=True
-    )
-    expected = torch.autograd.grad(sum(part.square().sum() for part in by_formula), exact[:2])
-    for found, wanted in zip(twice, expected, strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
 def test_gradients_take_the_kernels_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """And where there is no room for a column a head, torch's."""
@@ -255,20 +235,3 @@ def test_gradients_take_the_kernels_way(monkeypatch: pytest.MonkeyPatch) -> None
         found.append(torch.autograd.grad(graph.received.square().sum(), queries)[0])
     assert calls == ["torch"]
     torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("last", [1, LAST])
-def test_over_the_edges_of_a_graph(last: int) -> None:
-    generator = torch.Generator().manual_seed(2)
-    nodes = 100
-    edge_index = torch.randint(0, nodes, (2, 200), generator=generator).unique(dim=1)
-    allowed = torch.zeros(nodes, nodes, dtype=torch.bool)
-    mask = headloom.neighbours(edge_index, nodes=nodes)
-    allowed |= mask.block(range(nodes), nodes, torch.device("cpu"))[0, 0]
-    inputs = random_inputs(nodes, nodes)
-    _, graph = headloom.attend(*inputs, mask=mask, received=headloom.LastQueries(last))
-    weights = dense(*inputs, allowed=allowed)[1]
-    found = (graph.received, graph.received_most, graph.received_last)
-    for tensor, wanted in zip(found, of_columns(weights, last), strict=True):
-        assert tensor is not None
-        torch.testing.assert_close(tensor.double(), wanted, rtol=1e-5, atol=1e-5)

@@ -257,8 +257,3 @@ def test_several_gradients_at_once(name: str, backend: str, kind: str) -> None:
             for part in (mine, expected)
         )
         torch.testing.assert_close(twice, expected_twice, rtol=1e-3, atol=1e-4)
-
-
-def some_edges() -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return (torch.rand(300, 300, generator=generator) < 0.02) | torch.eye(300, dtype=torch.bool)

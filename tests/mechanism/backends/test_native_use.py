@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 import headloom
-from headloom.mechanism.backends import compiled, native_request
+from headloom.mechanism.backends import compiled
 
 pytestmark = pytest.mark.skipif(
     not compiled.instruction_sets(), reason="built without the native kernels"
@@ -47,29 +45,6 @@ def test_a_named_backend_never_falls_back() -> None:
         headloom.attention(y, y, y, **options)  # type: ignore[arg-type]
     with pytest.raises(headloom.BackendError, match="dense weights"):
         headloom.attend(x, x, x, keep=headloom.All(), backend="native")
-
-
-def test_what_is_too_large_for_the_kernels_is_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generator = torch.Generator().manual_seed(3)
-    deep = torch.randn(1, 2, 3, 1025, generator=generator)
-    x = torch.randn(2, 2, 4, 8, generator=generator)
-    mask = torch.rand(2, 1, 4, 4, generator=generator) > 0.5
-    mask = mask | torch.eye(4, dtype=torch.bool)
-    monkeypatch.setattr(native_request, "MASK_CELLS", 31)
-    calls: list[tuple[str, torch.Tensor, dict[str, Any]]] = [
-        ("the depths are 1025 and 1025, the kernels take 1 to 1024", deep, {}),
-        (r"the mask has 32 cells, the kernels take up to 31", x, {"mask": mask}),
-    ]
-    for message, y, options in calls:
-        with pytest.raises(headloom.BackendError, match=message):
-            headloom.attention(y, y, y, backend="native", **options)
-        expected = scaled_dot_product_attention(y, y, y, options.get("mask"))
-        torch.testing.assert_close(headloom.attention(y, y, y, **options), expected)
-    # One mask for both inputs is within bounds.
-    one = headloom.attention(x, x, x, mask=mask[:1], backend="native")
-    torch.testing.assert_close(one, scaled_dot_product_attention(x, x, x, mask[:1]))
 
 
 def test_wrapped_tensors_are_left_to_torch() -> None:

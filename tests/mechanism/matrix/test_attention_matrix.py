@@ -213,15 +213,6 @@ def test_reciprocity_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
     close(AttentionMatrix(queries, keys[:2]).reciprocity(), whole.double())
 
 
-def test_rows_of_more_than_1_by_a_log_sum_exp_that_was_given() -> None:
-    zeros = torch.zeros(1, 17, 4)
-    lse = headloom.AttentionMatrix(zeros, zeros).lse
-    matrix = headloom.AttentionMatrix(zeros, zeros, lse=lse - 2)  # each weight is e^2 / 17 = 0.43
-    assert matrix.above(0.4).keys.shape[-1] == 17
-    top = matrix.top(2)
-    torch.testing.assert_close(top.weights.sum(-1) + top.rest, torch.full((1, 17), math.e**2))
-
-
 def test_rows_with_an_infinite_sink_are_no_numbers() -> None:
     queries, keys = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     matrix = AttentionMatrix(queries, keys, sinks=torch.tensor([torch.inf, 0.0]))

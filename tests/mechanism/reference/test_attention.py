@@ -57,18 +57,6 @@ def test_matrix_and_vector_form_are_equal(seed: int, rows: int, length: int, sca
     torch.testing.assert_close(vector, formulas.attention(own, keys, values), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 999), st.sampled_from((1e-4, 1.0, 1e4, 1e300)))
-def test_softmax_is_torchs(seed: int, size: float) -> None:
-    scores = random(seed, 4, 6) * size
-    torch.testing.assert_close(formulas.softmax(scores), scores.softmax(-1), rtol=1e-12, atol=0)
-
-
-def test_softmax_of_nothing() -> None:
-    assert formulas.softmax(torch.full((2, 3), -math.inf)).tolist() == [[0.0] * 3] * 2
-    assert formulas.softmax(torch.zeros(2, 0)).shape == (2, 0)
-
-
 def test_multi_head_is_torchs_layer() -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(6, 3, bias=False, batch_first=True).double()
