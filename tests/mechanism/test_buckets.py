@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import headloom
-from headloom.mechanism.multihead import KeyValueCache, MultiHeadAttention
+from headloom.mechanism.multihead import KeyValueCache, MultiHeadAttention, PositionSizes
 from headloom.mechanism.reference import attention as reference
 from headloom.mechanism.reference.positions import bucket_bias
 
@@ -35,7 +35,7 @@ def inputs_of(length: int = LENGTH, width: int = 12) -> Tensor:
 @pytest.mark.parametrize(("kind", "ahead"), [("encoder", True), ("decoder", False)])
 def test_a_layer_is_the_formula(kind: str, ahead: bool) -> None:
     """Row by row, with the bias of every cell by its bucket; also with a cache."""
-    layer, inputs = layer_of(kind, buckets=8, max_distance=20), inputs_of()
+    layer, inputs = layer_of(kind, positions=PositionSizes(buckets=8, max_distance=20)), inputs_of()
     bias = bucket_bias(
         layer.bucket_table.detach(), LENGTH, LENGTH, bidirectional=ahead, max_distance=20
     )
@@ -80,8 +80,10 @@ def ours_of(theirs: Any, kind: Any) -> MultiHeadAttention:
     """The same layer of headloom, as the docstring says: T5 does not divide by sqrt(depth)."""
     layer = MultiHeadAttention(
         12, 3, depth=4, bias=False, relative="buckets", kind=kind,
-        buckets=theirs.relative_attention_num_buckets,
-        max_distance=theirs.relative_attention_max_distance,
+        positions=PositionSizes(
+            buckets=theirs.relative_attention_num_buckets,
+            max_distance=theirs.relative_attention_max_distance,
+        ),
     ).double()  # fmt: skip
     layer.load_state_dict(
         {

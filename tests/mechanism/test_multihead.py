@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headloom
-from headloom.mechanism.multihead import KeyValueCache, MultiHeadAttention, RelativeKind
+from headloom.mechanism.multihead import (
+    KeyValueCache,
+    MultiHeadAttention,
+    PositionSizes,
+    RelativeKind,
+)
 from headloom.mechanism.reference import attention as reference
 
 RELATIVES: list[RelativeKind] = ["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
@@ -132,7 +137,9 @@ class TestCache:
     def test_steps_equal_the_whole(
         self, relative: RelativeKind, kv_heads: int, steps: list[int]
     ) -> None:
-        layer = layer_of(8, 4, kv_heads=kv_heads, relative=relative, clip=2)
+        layer = layer_of(
+            8, 4, kv_heads=kv_heads, relative=relative, positions=PositionSizes(clip=2)
+        )
         inputs = random(3, 6, 8)
         whole = layer(inputs, mask=headloom.causal())
         cache, outputs, done = KeyValueCache(), [], 0
@@ -145,7 +152,7 @@ class TestCache:
 
     @pytest.mark.parametrize("relative", RELATIVES)
     def test_beams_that_change_places(self, relative: RelativeKind) -> None:
-        layer = layer_of(8, 2, relative=relative, clip=2)
+        layer = layer_of(8, 2, relative=relative, positions=PositionSizes(clip=2))
         inputs = random(3, 5, 8)
         order = torch.tensor([2, 0, 0, 1])
         cache = KeyValueCache()

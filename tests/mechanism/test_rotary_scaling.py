@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import headloom
 from headloom.mechanism.backends import compiled, native_rotary
 from headloom.mechanism.key_value_cache import KeyValueCache
+from headloom.mechanism.multihead import PositionSizes
 from headloom.mechanism.reference import attention as reference
 from headloom.mechanism.rotary import rotary_frequencies
 
@@ -91,7 +92,11 @@ def test_a_layer_is_the_formula(scaling: headloom.RotaryScaling) -> None:
     """Also with a cache, whose keys are turned by the positions that they have."""
     torch.manual_seed(0)
     layer = headloom.MultiHeadAttention(
-        12, 2, relative="rotary", rotary_base=300.0, rotary_scaling=scaling, kind="decoder"
+        12,
+        2,
+        relative="rotary",
+        kind="decoder",
+        positions=PositionSizes(rotary_base=300.0, rotary_scaling=scaling),
     ).double()
     inputs = torch.randn(1, 40, 12, dtype=torch.float64)
     queries, keys, values = (

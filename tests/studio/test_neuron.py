@@ -18,7 +18,7 @@ import headloom
 from headloom.analysis.effects.head_outputs import reaching
 from headloom.api.trace import Trace
 from headloom.api.trained_head import before_turn
-from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
 from headloom.studio.arrays import Layers
 from headloom.studio.neuron import LayerNumbers, Neurons
 from headloom.studio.page import collect
@@ -179,7 +179,9 @@ class Shifted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(30, 16)
-        self.layer = MultiHeadAttention(16, 4, kind="encoder", relative="shaw", clip=3)
+        self.layer = MultiHeadAttention(
+            16, 4, kind="encoder", relative="shaw", positions=PositionSizes(clip=3)
+        )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.layer(self.embedding(tokens))

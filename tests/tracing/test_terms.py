@@ -11,7 +11,7 @@ import headloom
 from headloom.api.trace import Trace
 from headloom.formats.terms import Terms
 from headloom.mechanism.masks import Ranges, Window
-from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
 from headloom.tracing.recording.score_terms import cut_terms, ranges_of, rule_of_ranges
 
 
@@ -88,7 +88,9 @@ def test_the_matrix_of_headlooms_own_layers(relative, tmp_path) -> None:
         def __init__(self):
             super().__init__()
             self.embedding = torch.nn.Embedding(20, 16)
-            self.layer = MultiHeadAttention(16, 4, kv_heads=2, relative=relative, clip=3)
+            self.layer = MultiHeadAttention(
+                16, 4, kv_heads=2, relative=relative, positions=PositionSizes(clip=3)
+            )
 
         def forward(self, tokens):
             real = headloom.padding(tokens != 0)

@@ -23,12 +23,13 @@ from headloom.mechanism.masks import Mask, ends_before
 from headloom.mechanism.positions import (
     ALiBi,
     Buckets,
+    PositionSizes,
     Relative,
     Shaw,
     alibi_slopes,
     check_buckets,
 )
-from headloom.mechanism.rotary import RotaryScaling, checked_base, checked_scaling, rotary
+from headloom.mechanism.rotary import checked_base, checked_scaling, rotary
 from headloom.mechanism.shapes import (
     chosen,
     describe,
@@ -38,7 +39,14 @@ from headloom.mechanism.shapes import (
     whole_number,
 )
 
-__all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind", "WeightsKind"]
+__all__ = [
+    "KeyValueCache",
+    "LayerKind",
+    "MultiHeadAttention",
+    "PositionSizes",
+    "RelativeKind",
+    "WeightsKind",
+]
 
 WeightsKind = Literal["learned", "uniform"]
 
@@ -55,13 +63,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         dropout: probability that a weight is set to 0 in training.
         relative: relative positions: "none", "shaw" (of keys and values), "shaw-keys" (of keys
             alone), "alibi", "buckets" (T5's) or "rotary".
-        clip: the largest distance that Shaw's positions tell apart.
-        buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A
-            layer of kind "decoder" has one for all keys after the query, any other as many for
-            keys after it as for keys before it.
-        max_distance: all keys farther away share the last bucket.
-        rotary_base: of rotary positions, see `headloom.rotary`.
-        rotary_scaling: of rotary positions: slows the turns down, see `headloom.RotaryScaling`.
+        positions: sizes of the relative positions.
         source_width: width of what keys and values are made from. None: width.
         kind: what the layer is in its model: "encoder", "decoder" or "cross".
         softcap: bounds the scores, softcap tanh(s / softcap), before the mask; None: no bound.
@@ -105,11 +107,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         bias: bool = True,
         dropout: float = 0.0,
         relative: RelativeKind = "none",
-        clip: int = 16,
-        buckets: int = 32,
-        max_distance: int = 128,
-        rotary_base: float = 10_000.0,
-        rotary_scaling: RotaryScaling | None = None,
+        positions: PositionSizes = PositionSizes(),  # noqa: B008 - frozen
         source_width: int | None = None,
         kind: LayerKind = "encoder",
         softcap: float | None = None,
@@ -145,10 +143,9 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         super().__init__(heads, kv_heads, kind, relative)
         self.width, self.source_width, self.depth = width, source_width, depth
         self.dropout = finite_number(name, "dropout", dropout, 0, 1)
-        self.rotary_base = checked_base(name, rotary_base)
-        checked_scaling(name, rotary_scaling, self.rotary_base)
-        self.rotary_scaling = rotary_scaling
-        self.max_distance = max_distance
+        self.rotary_base = checked_base(name, positions.rotary_base)
+        checked_scaling(name, positions.rotary_scaling, self.rotary_base)
+        self.rotary_scaling, self.max_distance = positions.rotary_scaling, positions.max_distance
         self.scale = 0.0 if weights == "uniform" else None
         self.w_q = nn.Linear(width, heads * self.depth, bias)
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
@@ -156,11 +153,12 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         self.w_o = nn.Linear(heads * self.depth, width, bias)
         self.value_table: nn.Parameter | None = None
         if relative in ("shaw", "shaw-keys"):
-            self.key_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
+            self.key_table = nn.Parameter(torch.empty(2 * positions.clip + 1, self.depth))
         if relative == "shaw":
-            self.value_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
+            self.value_table = nn.Parameter(torch.empty(2 * positions.clip + 1, self.depth))
         if relative == "buckets":
-            check_buckets(name, buckets, max_distance, bidirectional=kind != "decoder")
+            buckets, both = positions.buckets, kind != "decoder"
+            check_buckets(name, buckets, self.max_distance, bidirectional=both)
             self.bucket_table = nn.Parameter(torch.empty(buckets, heads))
         self.softcap = softcap
         self.linear_maps = linear_maps

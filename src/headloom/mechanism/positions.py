@@ -25,7 +25,7 @@ from headloom.mechanism.relative import (
     Relative,
     distances,
 )
-from headloom.mechanism.rotary import checked_base
+from headloom.mechanism.rotary import RotaryScaling, checked_base
 from headloom.mechanism.shapes import describe, real_tensor, whole_number
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Buckets",
     "ByDistance",
     "DistanceBias",
+    "PositionSizes",
     "Relative",
     "Shaw",
     "alibi_slopes",
@@ -41,6 +42,25 @@ __all__ = [
     "distances",
     "sinusoidal",
 ]
+
+
+@dataclass(frozen=True)
+class PositionSizes:
+    """Sizes of the relative positions of a layer, of which it reads those of its kind.
+
+    clip: the largest distance that Shaw's positions tell apart.
+    buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A layer
+        of kind "decoder" has one for all keys after the query, any other as many for keys after it
+        as for keys before it.
+    max_distance: all keys farther away share the last bucket.
+    rotary_base, rotary_scaling: of rotary positions, see `headloom.rotary`.
+    """
+
+    clip: int = 16
+    buckets: int = 32
+    max_distance: int = 128
+    rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
 
 
 def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.functional import gelu, silu
 
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.masks import Mask
-from headloom.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
+from headloom.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention, PositionSizes
 from headloom.models.configuration import ActivationKind, Architecture
 from headloom.models.dense import Dropout, linear_maps
 
@@ -126,14 +126,16 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
         kv_heads=architecture.kv_heads,
         depth=architecture.depth,
         bias=architecture.biases,
-        rotary_base=architecture.rotary_base,
-        rotary_scaling=None if kind == "cross" else architecture.rotary_scaling,
         dropout=architecture.attention_dropout,
         # Between two texts there is no distance to speak of.
         relative="none" if kind == "cross" else architecture.relative,
-        clip=architecture.clip,
-        buckets=architecture.buckets,
-        max_distance=architecture.max_distance,
+        positions=PositionSizes(
+            architecture.clip,
+            architecture.buckets,
+            architecture.max_distance,
+            architecture.rotary_base,
+            None if kind == "cross" else architecture.rotary_scaling,
+        ),
         kind=kind,
         weights=architecture.weights,
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import headloom
 from headloom.analysis.effects import gradient_weights as module
 from headloom.analysis.effects.relevance import relevance, weighted_layers
-from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
 
 transformers = pytest.importorskip("transformers")
 
@@ -133,7 +133,9 @@ class Reader(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(40, 16)
         self.layers = nn.ModuleList(
-            MultiHeadAttention(16, 4, kv_heads=2, kind="decoder", relative="shaw", clip=2)
+            MultiHeadAttention(
+                16, 4, kv_heads=2, kind="decoder", relative="shaw", positions=PositionSizes(clip=2)
+            )
             for _ in range(2)
         )
 
@@ -212,7 +214,9 @@ def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch
     """A of one layer, in tiles, against autograd through a dense softmax of the same scores."""
     monkeypatch.setattr(module, "TILE", (3, 2))
     torch.manual_seed(4)
-    layer = MultiHeadAttention(16, 4, kv_heads=2, relative=relative, clip=2).double()
+    layer = MultiHeadAttention(
+        16, 4, kv_heads=2, relative=relative, positions=PositionSizes(clip=2)
+    ).double()
     states = torch.randn(1, 7, 16, dtype=torch.float64) * 3
 
     class One(nn.Module):
