@@ -128,7 +128,8 @@ def from_queries_keys(
             added = added.reshape((1,) * (4 - added.ndim) + tuple(added.shape))
             own_mask, added = without_hidden(own_mask, added, (*rows.shape[:3], lengths[1]))
         places = relatives[number]
-        own_values = stacks["values"][number] if "values" in stacks else None
+        known = "values" in stacks
+        own_values = stacks["values"][number] if known else columns.new_zeros(*columns.shape[:3], 1)
         position = "none" if added is None else "bias"
         if places is not None:
             position = {Shaw: "shaw", ALiBi: "alibi"}.get(type(places), "bias")
@@ -139,9 +140,7 @@ def from_queries_keys(
                 kind="",
                 queries=rows,
                 keys=columns,
-                values=columns.new_zeros(*columns.shape[:3], 1)
-                if own_values is None
-                else own_values,
+                values=own_values,
                 scale=rows.shape[3] ** -0.5 if scale is None else scale,
                 mask=own_mask,
                 bias=added,
@@ -150,7 +149,7 @@ def from_queries_keys(
                 sinks=None if own_sinks is None else as_tensor("sinks", own_sinks),
                 positions=position,
                 is_causal=mask_is_causal(own_mask, *lengths),
-                values_known=own_values is not None,
+                values_known=known,
             )
         )
     layers = _layers(names, kind, [_lengths(call) for call in calls], [c.is_causal for c in calls])

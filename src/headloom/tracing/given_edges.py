@@ -131,9 +131,8 @@ def from_edges(
             graph = _graph(f"edges of layer {number}", own, shape, own_mask, strongest)
             session.take(weights_call(path, kinds[number], graph, own_mask), graph)
 
-    return given_traces(
-        sequences, record, "edges", model, All(), save, overwrite=overwrite
-    )[0]  # fmt: skip
+    (trace,) = given_traces(sequences, record, "edges", model, All(), save, overwrite=overwrite)
+    return trace
 
 
 def _checked(table: Mapping[str, ArrayLike]) -> _Edges:

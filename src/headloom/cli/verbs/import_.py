@@ -66,9 +66,7 @@ def import_(
 
     named = {"queries": queries, "keys": keys, "weights": weights}
     patterns = {role: pattern for role, pattern in named.items() if pattern is not None}
-    options = ImportOptions(
-        patterns, tokens, tokenizer, mask, layout, strongest, keep, overwrite
-    )  # fmt: skip
+    options = ImportOptions(patterns, tokens, tokenizer, mask, layout, strongest, keep, overwrite)
     with working("making the trace"):
         report = import_files(path, output, options)
     for line in report.lines:
