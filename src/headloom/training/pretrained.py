@@ -27,7 +27,7 @@ from headloom.training.data import DataDescription, classes_of
 from headloom.training.pretrained_vocabulary import NO_TOKEN, PretrainedVocabulary
 from headloom.training.sections import LabelsConfig, LanguageConfig, PretrainedConfig
 
-__all__ = ["Pretrained", "build_pretrained", "check_room", "fill_pretrained", "read_pretrained"]
+__all__ = ["build_pretrained", "check_room", "fill_pretrained", "read_pretrained"]
 
 
 @dataclass(frozen=True, eq=False)

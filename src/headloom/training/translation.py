@@ -18,7 +18,7 @@ from headloom.training.batches import bucketed, padded
 from headloom.training.pretrained_vocabulary import PretrainedVocabulary
 from headloom.training.text import Vocabulary
 
-__all__ = ["Search", "TranslatedLine", "hypotheses_of", "translate", "translated_windows"]
+__all__ = ["Search", "TranslatedLine", "translate", "translated_windows"]
 
 _Told = Callable[[int, int], None]
 

@@ -13,7 +13,7 @@ from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.optimisation import smoothed_cross_entropy
 
-__all__ = ["Evaluation", "TargetScores", "evaluate_batches", "mean_loss", "score_targets"]
+__all__ = ["Evaluation", "evaluate_batches", "mean_loss", "score_targets"]
 
 
 @dataclass(frozen=True)
