@@ -288,48 +288,6 @@ def test_reference_values_of_minilm(minilm_trace: Trace) -> None:
     assert math.log(19) == pytest.approx(2.944, abs=5e-4)
 
 
-def hand_built(tokens: Tensor, sharpness: float = 40.0) -> TraceLayer:
-    """An induction head with weights set by hand: key j stands for the token before it.
-
-    Token t is the unit vector e_t. Queries are the tokens, keys the tokens one place earlier, as a
-    previous-token head of the layer below would have put them there, so the score of (i, j) is
-    `sharpness` where t_(j-1) = t_i. A key before the first token scores half of that, for queries
-    without a copy.
-    """
-    vectors = torch.eye(int(tokens.max()) + 2)
-    queries = vectors[tokens]
-    queries[:, -1] = 0.5
-    keys = torch.cat((vectors[-1:], vectors[tokens[:-1]]))
-    weights = headloom.attend(
-        queries[None],
-        keys[None],
-        keys[None],
-        mask=headloom.causal(),
-        scale=sharpness,
-        keep=headloom.All(),
-    )[1]
-    return layer_of_weights(weights, [str(t) for t in tokens.tolist()], mask="causal")
-
-
-def test_a_hand_built_induction_head_scores_near_one_and_a_random_one_near_chance() -> None:
-    generator = torch.Generator().manual_seed(3)
-    half = torch.randperm(60, generator=generator)[:30]
-    tokens = half.repeat(2)
-    layer = hand_built(tokens)
-    built = scores(layer)["induction"]
-    assert built.score.item() > 0.999
-    assert built.rows.item() == 30
-    assert built.p.item() < 1e-20
-    random = torch.rand(8, 60, 60, generator=generator).tril()
-    random /= random.sum(-1, keepdim=True)
-    drawn = layer_of_weights(random, layer.query_tokens, mask="causal")
-    chance = scores(drawn)["induction"]
-    expected = torch.tensor([1 / (i + 1) for i in range(30, 60)]).mean().item()
-    assert chance.chance[0].item() == pytest.approx(expected, rel=1e-5)
-    assert chance.score.tolist() == pytest.approx([expected] * 8, abs=0.01)
-    assert bool((chance.p > 0.01).all())
-
-
 def test_under_a_mask_of_cells_only_rows_that_may_look_there_count() -> None:
     count = 12
     cells = torch.eye(count, dtype=torch.bool) | torch.eye(count, dtype=torch.bool).roll(3, 1)

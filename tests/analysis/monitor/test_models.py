@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import headloom
-from headloom.analysis.heads.formation import formation
 from headloom.analysis.monitor.probe import Probe
 from headloom.formats.history import History
-from headloom.mechanism.multihead import MultiHeadAttention
 
 STEPS = 4
 
@@ -36,33 +33,6 @@ def same_state(model: nn.Module, other: nn.Module) -> bool:
     """Whether two models have the same parameters, bit for bit."""
     pairs = zip(model.state_dict().values(), other.state_dict().values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_a_training_of_headloom(tmp_path: Path) -> None:
-    """A model of headloom's layers in a loop of one's own, where a word is read twice by a
-    layer."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(30, 16)
-            self.layer = MultiHeadAttention(16, 2, kind="decoder")
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            x = self.embedding(tokens)
-            return self.layer(x + self.layer(x, mask=headloom.causal()), mask=headloom.causal())
-
-    torch.manual_seed(0)
-    alone = Twice()
-    watched = copy.deepcopy(alone)
-    tokens = torch.randint(0, 30, (4, 9))
-
-    train(alone, tokens)
-    with headloom.monitor(watched, tmp_path / "run", every=1) as monitor:
-        train(watched, tokens, monitor)
-    assert same_state(alone, watched)
-    names = [layer.name for layer in History(tmp_path / "run" / "history")[STEPS].layers]
-    assert names == ["layer", "layer (2)"]
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -86,16 +56,3 @@ def test_a_module_of_torch(tmp_path: Path, batch_first: bool) -> None:
     assert seen.graph.shape == (2, 6, 6)
     own = watched.layers[1].self_attn.in_proj_weight.detach()[8:16]  # type: ignore[index,union-attr]
     assert torch.equal(seen.matrices["W_K"], own.T.unflatten(1, (2, 4)).transpose(0, 1))
-
-
-@pytest.mark.filterwarnings("ignore:.*NaN|.*not a number")
-def test_a_head_of_numbers_that_are_none_has_no_score(tmp_path: Path) -> None:
-    """Not 0, which would be a head that looks elsewhere."""
-    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    with headloom.monitor(model, tmp_path / "run", probe=torch.randn(1, 5, 8)) as monitor:
-        model.layers[1].self_attn.in_proj_weight.data.fill_(torch.nan)  # type: ignore[union-attr,operator]
-        monitor.step()
-    before, after = formation(History(tmp_path / "run" / "history"), "previous")
-    assert not any(map(math.isnan, before.scores.values()))
-    assert {head for head, score in after.scores.items() if math.isnan(score)} == {(1, 0), (1, 1)}

@@ -329,27 +329,3 @@ def test_what_cannot_be_watched(tmp_path: Path, gpt2: Any, batches: list[Tensor]
 def probe_of(batches: list[Tensor]) -> dict[str, Tensor]:
     """The first text."""
     return {"input_ids": batches[0][:1]}
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_a_graph_is_measured_whole(tmp_path: Path, given: bool) -> None:
-    class Nodes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = headloom.GATConv(8, 4, heads=2)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.layer(x, edge_index)
-
-    model, call = Nodes(), (torch.randn(6, 8), torch.tensor([[0, 1, 2, 5], [1, 2, 3, 4]]))
-    optimiser = torch.optim.SGD(model.parameters(), 0.1)
-    probe = call if given else None
-    with headloom.monitor(model, tmp_path / "run", every=1, probe=probe) as monitor:
-        model(*call).pow(2).mean().backward()
-        optimiser.step()
-        monitor.step(loss=1.0)
-    layer = History(tmp_path / "run" / "history")[0].layers[0]
-    probe = Probe.open(tmp_path / "run" / "probe.safetensors", torch.device("cpu"))
-    assert torch.equal(probe.inputs["x"], call[0])
-    assert torch.equal(probe.inputs["edge_index"], call[1])
-    assert len(layer.query_tokens) == 6
