@@ -46,9 +46,8 @@ def test_a_missing_file(headloom_main: Command, train: Command, tmp_path: Path) 
     assert_one_line(train("language", "task.file=no.txt"), "no.txt: no such text", "Check the path")
     assert_one_line(train("translation", "task.valid=['no.tsv']"), "no.tsv: no such text")
     for verb in (
-        ("translate", tmp_path / "no"),
         ("evaluate", tmp_path / "no"),
-        ("generate", tmp_path / "no", "--prompt", "a"),
+        ("predict", tmp_path / "no"),
         ("trace", tmp_path / "no", "--text", "a", "-o", tmp_path / "t"),
     ):
         assert_one_line(headloom_main(*verb), f"{tmp_path / 'no'}: no such run", "headloom train")
@@ -66,7 +65,7 @@ def test_files_that_do_not_pair(train: Command, data: Path) -> None:
 def test_an_empty_corpus(train: Command, data: Path) -> None:
     (data / "empty").write_text("\n")
     assert_one_line(train("translation", 'task.train=["empty", "empty"]'), "no pairs")
-    assert_one_line(train("language", f"task.file={data / 'empty'}"), "empty", "the text is empty")
+    assert_one_line(train("language", f"task.file={data / 'empty'}"), "no text to learn from")
 
 
 def test_text_that_is_not_utf8(
@@ -75,12 +74,10 @@ def test_text_that_is_not_utf8(
     (data / "latin").write_bytes(b"das\nM\xe4dchen\n")
     result = train("translation", 'task.valid=["latin"]')
     assert_one_line(result, "latin: line 2 is not UTF-8", "iconv")
-    result = headloom_process("translate", runs / "translation", stdin=b"das\nM\xe4dchen\n")
+    result = headloom_process("predict", runs / "translation", stdin=b"das\nM\xe4dchen\n")
     # What comes before it is translated.
     assert len(result.out.splitlines()) == 1
     assert_one_line(replace(result, out=""), "standard input: line 2 is not UTF-8", "iconv")
-    result = headloom_process("generate", runs / "language", "--prompt", os.fsdecode(b"M\xe4d"))
-    assert_one_line(result, "is not UTF-8 text")
 
 
 def test_configurations(train: Command, headloom_main: Command, tmp_path: Path) -> None:
@@ -175,23 +172,9 @@ def test_a_damaged_trace(headloom_main: Command, trace_path: Path, tmp_path: Pat
     assert_one_line(headloom_main("export", tmp_path, "--html", page), str(tmp_path))
 
 
-def test_the_wrong_kind_of_run(
-    headloom_main: Command, headloom_process: Command, runs: Path, tmp_path: Path
-) -> None:
-    result = headloom_process("translate", runs / "language", stdin=b"a\n")
-    assert_one_line(result, "headloom generate")
-    result = headloom_main("generate", runs / "dates", "--prompt", "a")
-    assert_one_line(result, str(runs / "dates"), "headloom translate")
-    options = ("--text", "the", "-o", tmp_path / "t")
-    result = headloom_main("trace", runs / "language", *options, "--target", "x")
-    assert_one_line(result, "--target", "language model")
-    assert not (tmp_path / "t").exists()
-
-
 def test_nothing_to_read_or_write(
     headloom_main: Command, runs: Path, trace_path: Path, tmp_path: Path
 ) -> None:
-    assert_one_line(headloom_main("generate", runs / "language", "--prompt", ""), "prompt is empty")
     result = headloom_main("trace", runs / "dates", "--text", "", "-o", tmp_path / "t")
     assert_one_line(result, "the text is empty")
     options = ("--text", "3 May 2001", "--target", " ", "-o", tmp_path / "t")
@@ -202,14 +185,6 @@ def test_nothing_to_read_or_write(
     result = headloom_main("trace", runs / "dates", "--text", "x", "-o", tmp_path / "no" / "t")
     assert_one_line(result, "cannot write", "exists and is writable")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_debug_shows_where(headloom_process: Command, tmp_path: Path) -> None:
-    result = headloom_process("evaluate", tmp_path / "no", "--debug")
-    assert result.code != 0
-    assert "Traceback" in result.err
-    assert "DataError" in result.err
-    assert_one_line(headloom_process("evaluate", tmp_path / "no"), "no such run")
 
 
 def test_a_disk_that_fills_while_a_checkpoint_is_written(
@@ -303,15 +278,13 @@ def test_a_training_that_diverges(headloom_main: Command, data: Path, tmp_path: 
 
 
 def test_numbers_out_of_range(headloom_process: Command, runs: Path) -> None:
-    result = headloom_process("translate", runs / "translation", "--length-penalty", "nan")
-    assert_one_line(result, "--length-penalty nan", "from 0 to 10")
     result = headloom_process("evaluate", runs / "language", "--split", "test")
     assert result.code == 2
     assert "use --split valid" in result.err.splitlines()[-1]
 
 
 def test_output_that_cannot_be_written(loaded: Loaded, runs: Path) -> None:
-    command = ("generate", runs / "language", "--prompt", "a")
+    command = ("heads", runs / "language")
     with (
         Path("/dev/full").open("wb") as full,
         loaded.start(*command, stdout=full.fileno()) as process,

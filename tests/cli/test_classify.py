@@ -60,21 +60,19 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def test_lines_to_classes_and_probabilities(headloom_process: Command, run: Path) -> None:
     lines = b"a Warm film\n\na cold zebra\n"
-    result = headloom_process("classify", run, stdin=lines)
+    result = headloom_process("predict", run, stdin=lines)
     assert result.code == 0
     first, empty, second, rest = result.out.split("\n")
     assert empty == rest == ""
     (label, share), (other, _) = first.split("\t"), second.split("\t")
     assert (label, other) == ("for", "against")
-    predictions = json.loads(headloom_process("classify", run, "--json", stdin=lines).out)[
-        "predictions"
-    ]
-    assert predictions[1] is None
+    described = headloom_process("predict", run, "--json", stdin=lines).out.splitlines()
+    predictions = [json.loads(line) for line in described]
+    assert predictions[1]["label"] is None
     assert predictions[0]["label"] == "for"
     assert set(predictions[0]["probabilities"]) == {"for", "against"}
     assert float(share) == pytest.approx(predictions[0]["probabilities"]["for"], abs=1e-4)
-    assert "zebra" in result.err
-    assert "1 word that is not in the vocabulary" in result.err
+    assert "1 word that is not in the vocabulary" in result.err and "zebra" in result.err
 
 
 def test_it_is_measured(headloom_main: Command, run: Path) -> None:
@@ -132,12 +130,11 @@ def test_heads_are_taken_away(headloom_main: Command, run: Path) -> None:
             "no such label; there are against, for.",
         ),
         (("relevance", "--text", "film", "--token", "1"), "a classifier predicts one label"),
-        (("trace", "--text", "film", "--target", "y", "-o", "{}"), "this run is a classifier"),
-        (("trace", "--text", "film", "--generate", "3", "-o", "{}"), "a classifier writes nothing"),
-        (("trace", "--text", "x y", "--window", "2", "-o", "{}"), "is a run of a classifier"),
+        (("trace", "--text", "film", "--target", "y", "-o", "{}"), "--target: this run classifies"),
+        (("trace", "--text", "film", "--generate", "3", "-o", "{}"), "--generate: this run class"),
+        (("trace", "--text", "x y", "--window", "2", "-o", "{}"), "a whole text at once"),
         (("trace", "--text", " ", "-o", "{}"), "the text is empty"),
         (("ablate", "--text", "film"), "the loss of a text needs its label. Give it as --target"),
-        (("generate", "--prompt", "x"), "classifies texts (headloom classify)"),
     ],
 )
 def test_what_a_classifier_does_not_do(
@@ -152,22 +149,4 @@ def test_a_file_of_translations_is_not_measured_by_a_classifier(
 ) -> None:
     (tmp_path / "a.de").write_text("ein Hund\n")
     line = headloom_main("evaluate", run, tmp_path / "a.de").one_line()
-    assert f"{run} classifies texts (headloom classify); it does not translate" in line
-
-
-def test_other_runs_do_not_classify(headloom_process: Command, runs: Path) -> None:
-    result = headloom_process("classify", runs / "language", stdin=b"x\n")
-    assert (
-        f"{runs / 'language'}: this run continues text (headloom generate); it does not classify "
-        "texts. Use headloom generate, or give a run of a classifier." in result.one_line()
-    )
-
-
-def test_a_classifier_neither_translates_nor_continues_text(
-    headloom_main: Command, run: Path
-) -> None:
-    remedy = "Use headloom classify, or give a run of a"
-    for words in (("translate",), ("translate", "--json"), ("generate", "--prompt", "a")):
-        line = headloom_main(*words, run).one_line()
-        assert f"{run}: this run classifies texts (headloom classify)" in line
-        assert remedy in line
+    assert f"{run} classifies texts (headloom predict); it does not translate" in line

@@ -1,279 +1,312 @@
-"""The verbs at work: what they print, and where."""
+"""The command itself: help, its options, JSON alone, and how a verb ends that cannot go on."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
 
 import pytest
+import torch
 import typer.main
+from tests.cli.conftest import Command
+from tests.cli.test_demo import small_demo
 from tests.forked import Loaded
 
 import headloom
-import headloom.cli
-from headloom.formats.run import RunFolder
+import headloom.cli.verbs
+from headloom.api import demo
+from headloom.api.trace import Trace
+from headloom.cli import commands
+from headloom.cli.output import print_table, progress_bar, say
+from headloom.cli.safe_text import safe, safe_console, safe_output
+from headloom.formats.trace import LayerInMemory, TraceLayer
 
-Command = Callable[..., Any]
-
-VERBS = tuple(
-    name
-    for name, command in vars(typer.main.get_command(headloom.cli.app))["commands"].items()
-    if not command.hidden
-)
-
-ONE_STEP = ("--set", "training.max_steps=1", "--set", "training.warmup=1")
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help(headloom_main: Command, verb: str) -> None:
-    result = headloom_main(verb, "--help")
-    assert result.code == 0
-    assert verb in result.out
-    assert "Usage" in result.out
+COMMAND: Any = typer.main.get_command(commands.app)
+VERBS: dict[str, Any] = COMMAND.commands
+EVIL = "\x1b[2J\x07\u202egnp.exe\x9b31m\r"
+UNSAFE = set("\x1b\x07\u202e\x9b\r")
 
 
-def test_headloom_alone_prints_its_help(headloom_main: Command) -> None:
-    """Who types the name alone wants to know what there is."""
+def options_of(verb: str) -> dict[str, Any]:
+    """The options of a verb by their longest names."""
+    params = [param for param in VERBS[verb].params if param.param_type_name == "option"]
+    return {max(param.opts, key=len): param for param in params}
+
+
+def kind_of(verb: str, option: Any) -> type:
+    """The type of what an option takes."""
+    kind = get_type_hints(VERBS[verb].callback.__wrapped__)[option.name]
+    while parts := [part for part in get_args(kind) if part is not type(None)]:
+        kind = parts[0]  # of a list, or of what may be left out
+    assert isinstance(kind, type)
+    return kind
+
+
+def test_every_file_is_a_verb_of_120_lines_and_12_options() -> None:
+    files = list(Path(headloom.cli.verbs.__path__[0]).glob("[a-z]*.py"))
+    assert {path.stem.removesuffix("_") for path in files} == set(VERBS)
+    assert len(VERBS) == 19
+    for path in files:
+        assert len(path.read_text("utf-8").splitlines()) <= 120, path
+    for verb in VERBS:
+        assert len(options_of(verb)) <= 12, verb
+
+
+def test_an_option_means_the_same_everywhere() -> None:
+    kinds: dict[str, set[type]] = defaultdict(set)
+    for verb in VERBS:
+        for name, option in options_of(verb).items():
+            kinds[name].add(kind_of(verb, option))
+    # Some take a name too, where others take a number alone.
+    assert kinds.pop("--token") == kinds.pop("--layer") == {int, str}
+    assert {name for name, found in kinds.items() if len(found) > 1} == set()
+    assert {verb for verb in VERBS if "--json" not in options_of(verb)} == {"steps", "view"}
+
+
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help(headloom_main: Command, verb: str | None) -> None:
+    result = headloom_main(*([verb] if verb else []), "--help")
+    assert (result.code, result.err) == (0, "")
+    named = options_of(verb) if verb else VERBS
+    assert "Usage: headloom" in result.out and all(name in result.out for name in named)
+
+
+def test_headloom_alone_prints_its_help_and_its_version(headloom_main: Command) -> None:
     assert headloom_main() == headloom_main("--help")
-
-
-def test_help_of_all_names_every_verb(headloom_process: Command) -> None:
-    result = headloom_process("--help")
-    assert result.code == 0
-    assert all(verb in result.out for verb in VERBS)
-
-
-def test_the_version(headloom_main: Command) -> None:
     result = headloom_main("--version")
     assert (result.code, result.out) == (0, f"headloom {headloom.__version__}\n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named", "verb"),
+    ("words", "message"),
     [
-        (("trian",), "trian", ""),
-        (("--foo",), "--foo", ""),
-        (("--foo", "train"), "--foo", ""),
-        (("train",), "CONFIG", " train"),
-        (("evaluate", "x", "--no"), "--no", " evaluate"),
-        (("demo", "--seed", "-1"), "--seed", " demo"),
+        ("trian", "trian: no such command. Did you mean train? See headloom --help."),
+        ("qqqqq", "qqqqq: no such command. See headloom --help."),
+        ("--foo", "No such option: --foo. See headloom --help."),
+        ("train", "Missing argument 'CONFIG'. See headloom train --help."),
+        ("evaluate x --no", "No such option: --no"),
+        ("demo --seed -1", "Invalid value for '--seed'"),
+        ("heads a --csv --json", "--csv and --json: a command prints one of them."),
+        ("trace runs/demo text -o t.loom", "See headloom trace --help."),
+        ("trace r -o t --text a --generate 1000000000", "Invalid value for '--generate'"),
+        ("train c.toml --threads 99999999999999999999", "--threads"),
+        ("heads one\x1btwo", "one\\u001btwo: no such trace or run. Check the path."),
+        ("heads one\ntwo", "one\\ntwo: no such trace or run. Check the path."),
     ],
 )
-def test_verbs_and_options_that_there_are_not(
-    headloom_main: Command, arguments: tuple[str, ...], named: str, verb: str
-) -> None:
-    line = headloom_main(*arguments).one_line()
-    assert named in line
-    assert line.endswith(f"See headloom{verb} --help.")
-
-
-def last_json(out: str) -> dict[str, Any]:
-    content = json.loads(out)
-    assert isinstance(content, dict)
-    return content
-
-
-def test_train_reports_and_a_second_start_does_nothing(
-    headloom_main: Command, data: Path, runs: Path
-) -> None:
-    result = headloom_main("train", data / "dates.toml", "--run", runs / "dates", "--json")
-    assert result.code == 0
-    report = last_json(result.out)
-    assert result.out.count("\n") == 1  # progress goes to standard error
-    assert report["run"] == str(runs / "dates")
-    assert (report["steps"], report["reason"]) == (3, "max_steps")
-    assert report["best_loss"] > 0
-    assert RunFolder(runs / "dates").state == "finished"
-
-
-def test_train_names_the_run_after_the_configuration(
-    headloom_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = headloom_main("train", data / "language.toml", *ONE_STEP)
-    assert result.code == 0
-    assert RunFolder.open(Path("runs/language")).config()["training"]["max_steps"] == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "asked"),
-    [
-        ("float32-tiles", "has_matrix_unit"),
-        ("bfloat16", "multiplies_bfloat16"),
-    ],
-)
-def test_train_says_where_products_are_not_those_asked_for(
-    headloom_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    kind: str, asked: str,
+def test_words_that_cannot_be(
+    headloom_main: Command, words: str, message: str, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(f"headloom.models.dense.kinds.{asked}", lambda: False)
-    command = ("train", data / "language.toml", *ONE_STEP, "--run")
-    result = headloom_main(*command, tmp_path / "a", "--set", f"training.products={kind}")
-    assert f'Products are torch\'s in float32, not "{kind}": no ' in result.err
-    assert "Products" not in headloom_main(*command, tmp_path / "b").err
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").touch()
+    assert message in headloom_main(*words.split(" ")).one_line()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_translate_keeps_the_lines(headloom_process: Command, runs: Path) -> None:
-    """Also empty ones, and those with characters that other programs take for line ends."""
-    text = "the cat\n\nthe dog\r\n\x0cthe\u2028cow\x85sees\n\nlast"
-    result = headloom_process("translate", runs / "translation", "--beam", 2, stdin=text.encode())
-    assert result.code == 0
-    lines = result.out.split("\n")
-    assert len(lines) == 7
-    assert [bool(line) for line in (lines[1], lines[4], lines[6])] == [False] * 3
-    alone = headloom_process("translate", runs / "translation", "--beam", 2, stdin=b"the dog\n")
-    assert alone.out == lines[2] + "\n"
+#: What no option of a type takes, and what some take.
+REFUSED = {int: ("x", "", "1.5", "²", "9" * 5_000), float: ("x", "", "1,5", "\u202e1")}
+STRANGE = {int: ("99999999999999999999", "-1"), float: ("nan", "-inf", "1e400"),
+           str: ("", "\x1b[31m\u202e", "\udcff")}  # fmt: skip
+#: What a verb needs besides its arguments.
+NEEDED = {
+    "demo": "--run N/run", "export": "--graphml F", "relevance": "--text a", "view": "--no-browser",
+    "trace": "--text a -o N/t", "predict": "--file F",
+}  # fmt: skip
 
 
-def test_translate_nothing(headloom_process: Command, runs: Path) -> None:
-    for text, lines in ((b"", 0), (b"\n", 1), (b"\n\n", 2)):
-        result = headloom_process("translate", runs / "dates", "--beam", 1, stdin=text)
-        assert (result.code, result.out) == (0, "\n" * lines)
+@pytest.mark.parametrize("verb", sorted(set(VERBS) - {"demo"}))  # which would train
+def test_strange_values_end_well(
+    headloom_main: Command, verb: str, small_trace: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    named = {"TRACE": str(small_trace), "TRACE...": str(small_trace), "SQL": "select 1",
+             "MEASURE": "rollout"}  # fmt: skip
+    words = [verb]
+    arguments = [param for param in VERBS[verb].params if param.param_type_name == "argument"]
+    words += [named.get(param.metavar, "./nowhere") for param in arguments]
+    words += NEEDED.get(verb, "").split()
+    for name, option in options_of(verb).items():
+        if option.is_flag:
+            continue
+        kind = kind_of(verb, option)
+        own = [(value, True) for value in REFUSED.get(kind, ())]
+        own += [(value, False) for value in STRANGE.get(kind, ())]
+        for value, refused in own:
+            result = headloom_main(*words, f"{name}={value}")
+            assert result.code == 2 or (result.code == 0 and not refused), (words, name, value)
+            if result.code:
+                assert name in result.one_line() or not refused
+            assert not UNSAFE & set(result.out + result.err), (words, name, value)
 
 
-def test_translate_into_a_reader_that_leaves(loaded: Loaded, runs: Path) -> None:
-    ours, theirs = os.pipe()
-    with loaded.start("translate", runs / "translation", "--beam", 1, stdin=ours) as process:
-        process.stdout.close()
-        os.write(theirs, b"the cat\n" * 50)
-        os.close(theirs)
-        assert process.wait() == 0
-        assert process.errors() == b""
-    os.close(ours)
+@pytest.fixture(scope="module")
+def small_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace whose names would command a terminal."""
+    queries, keys, values = torch.randn(3, 2, 4, 2, generator=torch.Generator().manual_seed(1))
+    _, graph = headloom.attend(queries, keys, values, keep=headloom.Top(2))
+    tokens = [EVIL, "a", "b", "c"]
+    layer = TraceLayer(
+        f"layer {EVIL}", "encoder", 0, (2, 4, 4), "tokens", "tokens", tokens, tokens, 2**-0.5,
+        LayerInMemory(graph, (queries, keys)), mask="all",
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("evil") / "t.loom"
+    Trace({"tokens": tokens}, (layer,), {"name": EVIL}).save(path)
+    return path
 
 
-def test_a_finished_run_given_again_says_so(headloom_main: Command, runs: Path, data: Path) -> None:
-    said = headloom_main("train", data / "language.toml", "--run", runs / "language").err
-    assert "Finished already, after 3 steps." in said
-    assert "To train again: --run FOLDER; further: a larger training.max_steps. Run: " in said
+#: What verbs with --json are asked: T is a trace, D that of a translator, R the folder of runs, O a
+#: file or folder to be.
+ASKED = {
+    "ablate": "R/language --text hog",
+    "align": "R/translation --source-file T/../en --target-file T/../de -o O",
+    "compare": "T T",
+    "demo": "--run O",
+    "doctor": "",
+    "evaluate": "R/dates --beam 1",
+    "evict": "D --budget 2",
+    "export": "T --html O.html",
+    "heads": "T",
+    "import": "T/../edges.csv --mask all -o O",
+    "map": "T --layer 0 --token 0 -o O.png",
+    "measure": "rollout T",
+    "predict": "R/dates --file T/../en",
+    "query": "T select+*+from+tokens,layers",
+    "relevance": "R/language --text hog",
+    "trace": "R/dates --text de:+3.4.2024 -o O",
+    "train": "R/../dates.toml --run O",
+}
 
 
-def test_generate(headloom_main: Command, runs: Path) -> None:
-    arguments = ("generate", runs / "language", "--prompt", "the c", "--length", 12)
-    first = headloom_main(*arguments, "--json")
-    assert first.code == 0
-    report = last_json(first.out)
-    assert report["prompt"] == "the c"
-    assert len(report["text"]) <= 12
-    assert headloom_main(*arguments).out == "the c" + report["text"] + "\n"
-    texts = {headloom_main(*arguments, "--seed", seed).out for seed in range(5)}
-    assert len(texts) > 1
-    cold = {headloom_main(*arguments, "--seed", s, "--temperature", 0).out for s in range(3)}
-    assert len(cold) == 1
-    # A nucleus of one token is the likeliest; one of all is what is drawn without it.
-    assert {headloom_main(*arguments, "--seed", s, "--top-p", 1e-9).out for s in range(3)} == cold
-    assert headloom_main(*arguments, "--top-p", 1).out == headloom_main(*arguments).out
-    for share in (0, -1, 1.5, "nan", "inf"):
-        line = headloom_main(*arguments, "--top-p", share).one_line()
-        assert f"--top-p {float(share)}: expected a number above 0, 1 at most." in line
+@pytest.mark.parametrize("verb", sorted(ASKED))
+def test_json_is_alone_on_standard_output(
+    headloom_main: Command, small_trace: Path, trace_path: Path, runs: Path,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str,
+) -> None:  # fmt: skip
+    """One object, and nothing else: no table, and nothing that others print in the process."""
+    (small_trace.parent / "en").write_text("the cat\n")
+    (small_trace.parent / "de").write_text("das cat\n")
+    (small_trace.parent / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
+    monkeypatch.setattr(demo, "demo_config", small_demo)
+    drawn = SimpleNamespace(line="the word", content={"mass": 1.0})
+    monkeypatch.setattr(
+        "headloom.api.word_map.draw_word_map", lambda *_, **__: print("also") or drawn
+    )
+    places = {"T": small_trace, "D": trace_path, "R": runs, "O": tmp_path / "o"}
+    words = [re.sub(r"^[TDRO]\b", lambda name: str(places[name[0]]), word.replace("+", " "))
+             for word in ASKED[verb].split()]  # fmt: skip
+    result = headloom_main(verb, *words, "--json")
+    assert result.code == 0, result.err
+    assert isinstance(json.loads(result.out), dict)
+    assert result.out.count("\n") == 1
+    assert not UNSAFE & set(result.out + result.err)
+    assert set(ASKED) == {name for name in VERBS if "--json" in options_of(name)}
+
+
+@pytest.mark.parametrize("words", ["measure rollout T", "measure graph T", "heads T --all",
+                                   "compare T T", "query T select+*+from+tokens"])  # fmt: skip
+def test_names_command_no_terminal(headloom_main: Command, small_trace: Path, words: str) -> None:
+    line = [str(small_trace) if word == "T" else word.replace("+", " ") for word in words.split()]
+    result = headloom_main(*line)
+    assert result.code == 0, result.err
+    assert not UNSAFE & set(result.out + result.err)
+
+
+def test_safe_leaves_text_and_shows_what_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert safe("März\t日本\n") == "März\t日本\n"
+    assert safe(EVIL) == "\\u001b[2J\\u0007\\u202egnp.exe\\u009b31m\\u000d"
+    assert json.loads(safe(json.dumps(EVIL, ensure_ascii=False))) == EVIL
+    out = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", out)
+    with safe_output():
+        print(EVIL, "März")
+        safe_console().print(EVIL, markup=False)
+        sys.stdout.writelines([EVIL])
+    assert sys.stdout is out
+    written = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert not UNSAFE & set(written)
+    assert written.count("\\u202e") == 3 and "M\\xe4rz" in written
+
+
+def test_a_table_is_aligned_and_no_number_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("name", "share"), [("日本", "0.25"), ("x" * 90, "12.5")], left=("name",))
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "share"] and first.startswith("日本 ")
+    assert first.endswith("   0.25") and second == "x" * 90 + "   12.5"
+
+
+def test_a_bar_commands_the_terminal_and_lines_go_above_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with safe_output(), progress_bar("parts") as show:
+        show(1, 2)
+        say("a line \x1b[2J")
+    written = capsys.readouterr()
+    assert "\x1b[2J" not in written.out + written.err
+    assert "a line" in written.out + written.err
+    assert "\x1b[2K" in written.err  # the bar is taken away
 
 
 @pytest.mark.parametrize(
-    ("task", "measures"),
+    ("error", "line"),
     [
-        ("dates", {"exact_match", "loss"}),
-        ("translation", {"bleu", "bleu_lowercase_tokenised", "chrf", "ter", "loss", "signatures"}),
-        ("language", {"bits_per_byte", "loss", "perplexity", "accuracy"}),
+        (RecursionError(), "the input is nested too deeply to be read. Give a flatter one."),
+        (FileNotFoundError(2, "No such file", "x"), "x: no such file. Check the path"),
+        (OverflowError("Python int too large"), "a number is too large"),
+        (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "no"), "a\udcff: not UTF-8 text."),
+        (MemoryError(), "not enough memory."),
+        # A fault of headloom's own is not hidden.
+        (KeyError("a"), None),
+        (AssertionError(), None),
     ],
 )
-def test_evaluate(headloom_main: Command, runs: Path, task: str, measures: set[str]) -> None:
-    result = headloom_main("evaluate", runs / task, "--beam", 1, "--json")
-    assert result.code == 0
-    report = last_json(result.out)
-    assert measures <= report.keys()
-    assert report["step"] in (2, 3)
-    assert report["loss"] > 0
-    low, high = report["intervals"].get("loss", (0, 99))
-    assert low <= report["loss"] <= high
-    lines = headloom_main("evaluate", runs / task, "--beam", 1).out.splitlines()
-    (line,) = (line for line in lines if line.startswith("loss, nats"))
-    assert f"{report['loss']:.4f}" in line
+def test_what_a_user_can_mend_is_one_line(error: BaseException, line: str | None) -> None:
+    said = commands.one_line(error)
+    assert said is None if line is None else said is not None and said.startswith(line)
 
 
-def test_trace(headloom_main: Command, runs: Path, tmp_path: Path) -> None:
-    path = tmp_path / "t.loom"
-    arguments = ("trace", runs / "translation", "--text", "the cat", "-o", path)
-    result = headloom_main(*arguments, "--target", "das cat", "--keep", 2, "--json")
-    assert result.code == 0
-    assert last_json(result.out)["layers"] == 3
-    opened = headloom.open(path)
-    assert opened.sequences["source"][-1] == "<end>"
-    assert opened.sequences["target"][0] == "<start>"
-    assert opened.layer("cross", 0).graph.k == 2
-    again = headloom_main(*arguments)
-    assert again.code == 2
-    assert "exists already" in again.err
-    assert headloom_main(*arguments, "--overwrite").code == 0
+def test_a_reader_that_leaves_at_once_is_no_error(loaded: Loaded) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with loaded.start("steps", stdout=writing) as process:
+        os.close(writing)
+        assert (process.wait(), process.errors()) == (0, b"")
 
 
-def test_trace_of_a_language_model(headloom_main: Command, runs: Path, tmp_path: Path) -> None:
-    path = tmp_path / "t.loom"
-    assert headloom_main("trace", runs / "language", "--text", "the", "-o", path).code == 0
-    assert headloom.open(path).tokens == ["t", "h", "e"]
+@pytest.mark.slow
+def test_standard_files_that_are_closed(small_trace: Path) -> None:
+    for end, code in ((">&-", 0), ("2>&-", 0), ("<&-", 2)):
+        done = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m headloom query {small_trace} - {end}"]
+            if code else ["sh", "-c", f"{sys.executable} -m headloom heads {small_trace} {end}"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code
+        assert done.stderr.count("\n") == (code == 2), done.stderr
 
 
-def test_paths_with_brackets_are_shown_as_they_are(
-    headloom_main: Command, data: Path, runs: Path, tmp_path: Path
+@pytest.mark.parametrize("words", [("heads",), ("export", "--html", "p"), ("ablate",),
+                                   ("measure", "projections")])  # fmt: skip
+def test_what_is_missing_is_told_before_torch_is_loaded(
+    headloom_process: Command, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """Square brackets are markup to the console, and a slash after one would be an error."""
-    path = tmp_path / "[" / "bold] t.loom"
-    path.parent.mkdir()
-    result = headloom_main("trace", runs / "language", "--text", "the", "-o", path)
-    assert result.code == 0
-    assert f"Trace: {path}\n" in result.err
-    run = tmp_path / "[" / "b] [red]"
-    result = headloom_main("train", data / "language.toml", "--run", run)
-    assert result.code == 0
-    assert f"Run: {run}\n" in result.err
-
-
-def test_export(headloom_main: Command, trace_path: Path, tmp_path: Path) -> None:
-    files = {
-        "--html": tmp_path / "p.html",
-        "--picture": tmp_path / "p.png",
-        "--parquet": tmp_path / "p.parquet",
-        "--graphml": tmp_path / "p.graphml",
-    }
-    options = [part for pair in files.items() for part in pair]
-    result = headloom_main("export", trace_path, *options, "--layer", 2, "--head", 1)
-    assert result.code == 0, result.err
-    assert result.out.splitlines() == [str(file) for file in files.values()]
-    assert all(file.stat().st_size > 0 for file in files.values())
-    assert files["--picture"].read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_head_to_export_needs_its_layer(
-    headloom_main: Command, trace_path: Path, tmp_path: Path
-) -> None:
-    for option in ("--picture", "--graphml"):
-        result = headloom_main("export", trace_path, option, tmp_path / "p.png", "--head", "1")
-        assert result.one_line() == "headloom: --head 1 of no layer; give its --layer too."
-    assert not list(tmp_path.iterdir())
-
-
-def test_json_of_a_comparison_has_as_many_rows_as_the_table(
-    headloom_main: Command, runs: Path, tmp_path: Path, trace_path: Path
-) -> None:
-    other = tmp_path / "dog.loom"
-    words = ("trace", runs / "translation", "--text", "the dog", "-o", other)
-    assert headloom_main(*words).code == 0
-    for options, rows in (((), 6), (("--limit", "2"), 2), (("--limit", "0"), 0)):
-        result = headloom_main("compare", trace_path, other, "--kept", *options, "--json")
-        assert result.code == 0, result.err
-        content = json.loads(result.out)
-        assert len(content["heads"]) == rows
-    words = ("trace", runs / "translation", "--text", "the", "-o", tmp_path / "the.loom")
-    assert headloom_main(*words).code == 0
-    line = headloom_main("compare", trace_path, tmp_path / "the.loom").one_line()
-    assert f"in {trace_path}, " in line and f"in {tmp_path / 'the.loom'}. Compare traces" in line
-    assert "JSON is whole" not in headloom_main("compare", "--help").out
-    for verb in ("rollout", "flow", "relevance", "clusters", "query", "align"):
-        assert "JSON is whole" in " ".join(headloom_main(verb, "--help").out.split())
+    result = headloom_process(*words, tmp_path / "nowhere", PYTHONPROFILEIMPORTTIME="1")
+    assert result.code == 2 and "/nowhere: no such" in result.err
+    assert " torch\n" not in result.err
 
 
 def test_ctrl_c_says_that_a_training_goes_on(loaded: Loaded, data: Path, tmp_path: Path) -> None:
@@ -289,3 +322,9 @@ def test_ctrl_c_says_that_a_training_goes_on(loaded: Loaded, data: Path, tmp_pat
     assert errors.decode().splitlines()[-1] == (
         "headloom: stopped. The same command goes on with what is kept."
     )
+
+
+def test_debug_shows_where(headloom_process: Command) -> None:
+    result = headloom_process("--debug", "evaluate", "nowhere")
+    assert "Traceback" in result.err
+    assert "DataError" in result.err

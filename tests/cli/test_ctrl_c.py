@@ -49,28 +49,3 @@ def test_the_face_is_whole_and_loads_torch_only_when_it_is_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-@pytest.mark.parametrize(
-    ("set_before", "looks"),
-    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
-)
-def test_threads_sleep_soon_unless_the_environment_says_how_they_wait(
-    set_before: dict[str, str], looks: str | None
-) -> None:
-    program = (
-        "import os, sys\n"
-        "from headloom.__main__ import main\n"
-        "sys.argv = ['headloom', '--version']\n"
-        "try: main()\n"
-        "except SystemExit: print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n"
-    )
-    unset = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    }
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=unset | set_before, capture_output=True, text=True
-    )
-    assert result.stdout.splitlines()[-1] == f"{looks} False"

@@ -38,29 +38,6 @@ def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> 
     assert set(facts["extras"]) == set(extras or []) - {"dev", "docs", "all", "test-notebooks"}
 
 
-def test_a_quicker_instruction_set_is_named_and_not_taken(
-    headloom_main: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the clock that it is given: the second of the list takes half of the first one's time."""
-    names = compiled.instruction_sets()
-    if len(names) < 2:
-        pytest.skip("one instruction set")
-    times = iter([0.0, 2.0, 2.0, 3.0] * 2)
-    monkeypatch.setattr(compiled, "instruction_sets", lambda: names[:2])
-    found = self_check.instruction_set_seconds(2, lambda: next(times))
-    assert found == {names[0]: 2.0, names[1]: 1.0}
-    monkeypatch.setattr(self_check, "instruction_set_seconds", lambda: found)
-    result = headloom_main("doctor", "--json")
-    speed = json.loads(result.out)["findings"]["attention"]["speed"]
-    assert speed.startswith(f"{names[0]} 1.00, {names[1]} 0.50 of the time of {names[0]}")
-    assert speed.endswith(f"HEADLOOM_INSTRUCTION_SET={names[1]} is quicker here now")
-    assert result.code == 0
-    monkeypatch.setattr(
-        self_check, "instruction_set_seconds", lambda: {names[0]: 1.0, names[1]: 0.95}
-    )
-    assert "quicker" not in headloom_main("doctor").out
-
-
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="asks Linux what it has")
 def test_the_instruction_sets_are_those_that_the_system_names() -> None:
     """The kernels ask the processor; Linux asked it too."""
@@ -146,29 +123,6 @@ def test_packages_that_are_missing_or_too_old(
     # An extra may be missing: that is told, and nothing is wrong.
     assert found["findings"]["extras"]["pictures"] == (
         'pip install ".[pictures]" in the clone of headloom; missing: matplotlib'
-    )
-
-
-def test_a_torch_that_another_package_replaced(
-    headloom_main: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By a build for CUDA where there is no such device, and a torchvision of another torch."""
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (tmp_path / "torchvision.py").write_text(
-        'raise RuntimeError("operator torchvision::nms does not exist\\nmore")\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    result = headloom_main("doctor", "--json")
-    facts = json.loads(result.out)["findings"]["attention"]
-    assert facts["accelerators"] == (
-        f"none that torch can use, though torch {torch.__version__} is built for CUDA"
-    )
-    assert facts["torchvision"] == "does not load"
-    assert result.code == 1
-    assert result.err == (
-        "headloom: torchvision does not load beside this torch: operator torchvision::nms does not "
-        "exist. pip uninstall torchvision, or see docs/install.md.\n"
     )
 
 

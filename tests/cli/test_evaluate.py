@@ -61,15 +61,6 @@ def test_two_files(headloom_main: Command, files: dict[str, Path]) -> None:
     assert f"{second:.2f}" in table[1]
 
 
-def test_a_file_and_itself(headloom_main: Command, files: dict[str, Path]) -> None:
-    result = headloom_main(
-        "evaluate", files["good"], files["good"], "--reference", files["reference"], "--json"
-    )
-    report = last_json(result.out)
-    assert {part["p"] for part in report["comparison"].values()} == {1}
-    assert "are equal by BLEU" in report["in_words"]
-
-
 def test_one_file(headloom_main: Command, files: dict[str, Path]) -> None:
     result = headloom_main(
         "evaluate", files["reference"], "--reference", files["reference"], "--json"
@@ -164,7 +155,7 @@ def test_what_cannot_be_compared(
         ((runs / "dates", runs / "language"), "differ (task.kind dates and language)"),
         (
             (runs / "language", files["good"]),
-            "continues text (headloom generate); it does not translate",
+            "continues text (headloom predict); it does not translate",
         ),
         ((runs / "translation", files["good"]), "has 30 lines, the test data of"),
         ((files["good"],), "Add --reference FILE"),
@@ -173,6 +164,7 @@ def test_what_cannot_be_compared(
         ((files["empty"], "--reference", files["good"]), "empty.de: the file is empty"),
         ((files["good"], tmp_path / "no", "--reference", files["good"]), "no such run"),
         ((runs / "dates", "--reference", files["good"]), "a run has its own held-out data"),
+        ((runs / "dates", "--data", tmp_path), "data that it draws. Leave it out"),
     ]
     for arguments, message in cases:
         assert_one_line(headloom_main("evaluate", *arguments), message)
@@ -208,17 +200,6 @@ def test_a_run_finds_its_data_from_any_folder(
     assert "valid.tsv: no such text (task.folder says where, in headloom evaluate --data)" in line
     assert measured(moved / "run", "--data", texts) == expected
     assert headloom_main("trace", moved / "run", "--text", "the cat", "-o", "a.loom").code == 0
-
-
-def test_no_data_are_asked_for_that_nothing_reads(
-    headloom_main: Command, runs: Path, files: dict[str, Path], tmp_path: Path
-) -> None:
-    dates, here = runs / "dates", ("--data", tmp_path)
-    assert_one_line(headloom_main("evaluate", dates, *here), "data that it draws. Leave it out")
-    result = headloom_main("evaluate", files["good"], "--reference", files["reference"], *here)
-    assert_one_line(result, "is a file, not a run")
-    result = headloom_main("trace", dates, "--text", "a", "-o", tmp_path / "a.loom", *here)
-    assert_one_line(result, "--data: only a run that reads a graph")
 
 
 def test_a_run_whose_text_changed(

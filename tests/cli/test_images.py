@@ -72,7 +72,7 @@ def test_it_is_measured(folder, headloom_main: Command) -> None:
 @pytest.mark.parametrize("image", ["right.png", "train.npz:3"])
 def test_it_is_traced(folder, tmp_path, headloom_main: Command, image: str) -> None:
     path = tmp_path / "t.loom"
-    result = headloom_main("trace", folder / "run", "--image", folder / image, "-o", path)
+    result = headloom_main("trace", folder / "run", "--file", folder / image, "-o", path)
     assert result.code == 0, result.err
     assert "patches: 24 tokens: patch 0,0 patch 0,1" in result.err
     trace = headloom.open(path)
@@ -83,7 +83,14 @@ def test_it_is_traced(folder, tmp_path, headloom_main: Command, image: str) -> N
     assert trace.model["image"] == str(folder / image)
     assert trace.deviation < 1e-5
     assert headloom_main("heads", path, "--all").code == 0
-    assert headloom_main("measures", path).code == 0
+    assert headloom_main("measure", "graph", path).code == 0
+
+
+def test_the_same_image_gives_the_same_trace(folder, tmp_path, headloom_main: Command) -> None:
+    for name, image in (("a", "right.png"), ("b", "train.npz:3")):
+        headloom_main("trace", folder / "run", "--file", folder / image, "-o", tmp_path / name)
+    one, other = (headloom.open(tmp_path / name).layers[0].graph for name in "ab")
+    np.testing.assert_array_equal(one.weights, other.weights)
 
 
 def test_its_history_and_its_heads(folder, headloom_main: Command) -> None:
@@ -91,7 +98,7 @@ def test_its_history_and_its_heads(folder, headloom_main: Command) -> None:
     assert result.code == 0 and "1 of 1 heads; 1 text, 24 tokens" in result.out
     result = headloom_main("heads", folder / "run", "--measure", "previous")
     assert result.code == 0, result.err
-    assert headloom_main("projections", folder / "run").code == 0
+    assert headloom_main("measure", "projections", folder / "run").code == 0
     history = History(folder / "run" / "history")
     shown = training_history(run_snapshots(history), {}, probe_trace(history)).description
     assert shown["layers"][0]["shape"] == [1, 24, 6]
@@ -106,23 +113,19 @@ def test_its_heads_are_ablated(folder, headloom_main: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("trace", "--text", "x"), "--text: RUN is a run that sees images and reads no text"),
-        (("trace", "--image", "small.png"), "the picture has 4 x 12 pixels; this run sees 8 x 12"),
-        (("trace", "--image", "train.npz:80"), "train.npz:80: the file has images 0 to 79"),
-        (
-            ("trace", "--image", "train.npz"),
-            "train.npz: a file of arrays. Name one of its images, as ",
-        ),
-        (("relevance", "--text", "x"), "--text: RUN is a run that sees images"),
+        (("trace", "--text", "x"), "RUN: this run reads no text. Give one that does."),
+        (("trace", "--file", "small.png"), "the picture has 4 x 12 pixels; this run sees 8 x 12"),
+        (("trace", "--file", "train.npz:80"), "train.npz:80: the file has images 0 to 79"),
+        (("trace", "--file", "train.npz"), "a file of arrays. Name one of its images, as "),
+        (("relevance", "--text", "x"), "RUN: this run reads no text"),
         (("steps", "--model", "run"), "model: RUN reads images, and no text. Give a model that"),
-        (("ablate", "--text", "x"), "--text: RUN is a run that sees images"),
-        (("ablate", "--target", "x"), "--target: RUN is a run that sees images"),
-        (("ablate", "--logit", "x"), "--logit: RUN is a run that sees images"),
+        (("ablate", "--text", "x"), "RUN: this run reads no text"),
+        (("ablate", "--logit", "x"), "--logit needs --text."),
     ],
 )
 def test_what_it_refuses(folder, tmp_path, headloom_main: Command, arguments, message) -> None:
     verb, option, value = arguments
-    if option in ("--image", "--model"):
+    if option in ("--file", "--model"):
         value = folder / value
     out = ("-o", tmp_path / "t.loom") if verb == "trace" else ()
     line = headloom_main(verb, folder / "run", option, value, *out).one_line()

@@ -26,8 +26,8 @@ NOT_HERE = (
     "headloom trace smollm2",
     "headloom heads m.loom",
     "headloom evaluate runs/multi30k",
-    "headloom classify runs/polarity",
-    "headloom generate runs/shakespeare",
+    "headloom predict runs/polarity",
+    "headloom predict runs/shakespeare",
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,18 +23,6 @@ def test_without_an_argument(headloom_main: Command) -> None:
     assert (result.code, result.err) == (0, "")
     assert result.out.rstrip("\n") == str(headloom.steps())
     assert "\x1b" not in result.out
-
-
-def test_a_terminal_gets_colours_and_the_same_text(
-    headloom_main: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    coloured = headloom_main("steps", "a <b>[red] c", "--kind", "decoder").out
-    assert "\x1b[1m" in coloured
-    bare = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
-    expected = str(headloom.steps("a <b>[red] c", kind="decoder"))
-    assert [line.rstrip() for line in bare.splitlines()] == expected.splitlines()
 
 
 def test_pictures_and_pages(headloom_main: Command, tmp_path: Path) -> None:

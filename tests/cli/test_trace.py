@@ -1,16 +1,13 @@
-"""`headloom trace` of models of Hugging Face: generation, images, what Ctrl-C and a terminal
-say."""
+"""`headloom trace`: texts, generations, images, windows, and what cannot be traced."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.conftest import Command, assert_one_line
-from tests.forked import Loaded
+from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
 
 import headloom
 
@@ -41,6 +38,22 @@ def picture(tmp_path: Path) -> Path:
     return tmp_path / "noise.png"
 
 
+def test_a_text_and_its_target(headloom_main: Command, runs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "[" / "bold] t.loom"  # brackets are markup to the console
+    path.parent.mkdir()
+    arguments = ("trace", runs / "translation", "--text", "the cat", "-o", path)
+    result = headloom_main(*arguments, "--target", "das cat", "--keep", 2)
+    assert result.code == 0
+    assert f"Trace: {path}\n" in result.err
+    opened = headloom.open(path)
+    assert len(opened.layers) == 3
+    assert opened.sequences["source"][-1] == "<end>"
+    assert opened.sequences["target"][0] == "<start>"
+    assert opened.layer("cross", 0).graph.k == 2
+    assert_one_line(headloom_main(*arguments), "exists already")
+    assert headloom_main(*arguments, "--overwrite").code == 0
+
+
 def test_generate(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
     result = headloom_main(
@@ -58,55 +71,6 @@ def test_generate(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
     assert "━" not in result.err
     result = headloom_main("trace", writer, "--text", "a b", "--generate", 20, "-o", tmp_path / "u")
     assert_one_line(result, "2 tokens and 20 to generate; GPT2LMHeadModel reads 16 at most")
-
-
-@pytest.mark.parametrize(("asked", "last"), [("all", None), ("3", 3)])
-def test_received(headloom_main: Command, writer: Path, tmp_path: Path, asked, last) -> None:
-    """The sums are those of a softmax in float64, of the queries and keys that were saved."""
-    path = tmp_path / "t"
-    options = ("--text", "a b c", "--generate", 6, "--keep", 2, "--received", asked)
-    assert headloom_main("trace", writer, *options, "-o", path).code == 0
-    for layer in headloom.open(path).layers:
-        scores = layer.scale * layer.queries.double() @ layer.keys.double().mT
-        ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(ahead, -torch.inf).softmax(-1)
-        graph = layer.graph
-        assert torch.allclose(graph.received.double(), weights.sum(1), atol=1e-6)
-        assert torch.allclose(graph.received_most.double(), weights.amax(1), atol=1e-6)
-        assert (graph.received_last is None) == (last is None)
-        if last is not None:
-            window = weights[:, -last:].sum(1)
-            assert torch.allclose(graph.received_last.double(), window, atol=1e-6)
-    result = headloom_main("query", path, "select sum(received) as mass from received", "--csv")
-    assert float(result.out.splitlines()[-1]) == pytest.approx(9 * 2 * 2, abs=1e-4)
-
-
-@pytest.mark.parametrize("asked", ["0", "-1", "x", "1.5", ""])
-def test_received_is_refused_in_one_line(
-    headloom_main: Command, writer: Path, tmp_path: Path, asked: str
-) -> None:
-    result = headloom_main(
-        "trace", writer, "--text", "a b", f"--received={asked}", "-o", tmp_path / "t"
-    )
-    assert_one_line(result, f"--received {asked}: expected all, or a number of last queries")
-    assert not (tmp_path / "t").exists()
-
-
-def test_a_corpus_goes_on_only_with_what_was_asked_of_keys(
-    headloom_main: Command, writer: Path, tmp_path: Path
-) -> None:
-    texts, out = tmp_path / "texts.txt", tmp_path / "traces"
-    texts.write_text("a b c\nb a\n")
-    base = ("trace", writer, "--corpus", texts, "-o", out)
-    assert headloom_main(*base, "--received", "all").code == 0
-    found = sorted(out.glob("*.loom"))
-    assert len(found) == 2
-    assert all(headloom.open(path).layers[0].graph.received is not None for path in found)
-    assert_one_line(headloom_main(*base), "were made with another option")
-    # Lists that were written before there was such an option say nothing of it.
-    other = tmp_path / "other"
-    assert headloom_main(*base[:-1], other).code == 0
-    assert "received" not in json.loads((other / "corpus.json").read_text())["options"]
 
 
 def test_special_tokens_of_headlooms_own_runs(
@@ -131,12 +95,12 @@ def test_generate_of_headlooms_own_runs(headloom_main: Command, runs: Path, tmp_
     result = headloom_main(
         "trace", runs / "translation", "--text", "the", "--generate", 4, "-o", tmp_path / "u"
     )
-    assert_one_line(result, "--generate: a translator writes its translation")
+    assert_one_line(result, "--generate: this run translates")
 
 
 def test_an_image(headloom_main: Command, seer: Path, picture: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
-    assert headloom_main("trace", seer, "--image", picture, "-o", path).code == 0
+    assert headloom_main("trace", seer, "--file", picture, "-o", path).code == 0
     trace = headloom.open(path)
     assert trace.model["image"] == str(picture)
     assert trace.sequences["patches"][:2] == ["[CLS]", "patch 0,0"]
@@ -162,9 +126,9 @@ def test_an_image_and_a_text(
         '"crop_size": {"height": 24, "width": 24}}'
     )
     assert_one_line(
-        headloom_main("trace", folder, "--image", picture, "-o", path), "reads a text too"
+        headloom_main("trace", folder, "--file", picture, "-o", path), "reads a text too"
     )
-    result = headloom_main("trace", folder, "--image", picture, "--text", "a b j", "-o", path)
+    result = headloom_main("trace", folder, "--file", picture, "--text", "a b j", "-o", path)
     assert result.code == 0, result.err
     trace = headloom.open(path)
     assert trace.sequences["tokens"] == ["a", "b", "j"]
@@ -172,28 +136,89 @@ def test_an_image_and_a_text(
     assert {layer.queries_from for layer in trace.layers} == {"tokens", "patches"}
 
 
-def test_images_that_cannot_be_traced(
-    headloom_main: Command, seer: Path, writer: Path, runs: Path, picture: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("model", "words", "message"),
+    [
+        ("seer", "--file no.png", "no.png: no such image"),
+        ("seer", "--file text.png", "not an image that Pillow can"),
+        ("seer", "--file half.png", "damaged, or not readable"),
+        ("seer", "--file noise.png --text a", "a vit sees an image and reads"),
+        ("writer", "--file noise.png", "a gpt2 reads no images (pixel_values)"),
+        ("writer", "", "give what the model reads by --text or --file"),
+        ("writer", "--text a --file text.txt", "give the text by --text or by --file, not by both"),
+        ("writer", "--text a --layers ,", "--layers names no layer"),
+        ("writer", "--text a --layers 9", "no layer 9; the model has layers 0 to 1"),
+        ("writer", "--file text.txt --window 17", "reads 16 at most. Give --window 16 or less."),
+        ("writer", "--file text.txt --window 8 --generate 2", "--window splits one text"),
+        ("writer", "--corpus text.txt --text a", "--corpus has the texts"),
+        (
+            "dates",
+            "--file noise.png",
+            "(headloom predict), and sees no picture",
+        ),
+        ("dates", "--file text.txt --window 8", "a whole text at once"),
+        ("language", "--text a --target b", "--target: this run continues text"),
+    ],
+)
+def test_what_cannot_be_traced(
+    headloom_main: Command, seer: Path, writer: Path, runs: Path, picture: Path, model: str,
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(picture.parent)
+    Path("text.png").write_text("no picture")
+    Path("half.png").write_bytes(picture.read_bytes()[:900])
+    Path("text.txt").write_text("a b c d e f g h i j " * 3)
+    path = {"seer": seer, "writer": writer}.get(model, runs / model)
+    assert_one_line(headloom_main("trace", path, *words.split(), "-o", "t.loom"), message)
+    assert not Path("t.loom").exists()
+
+
+def test_windows(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
+    text = " ".join(LETTERS[i % 10] for i in range(40))
+    folder = tmp_path / "windows"
+    arguments = ("trace", writer, "--text", text, "-o", folder, "--window", 16)
+    result = headloom_main(*arguments)
+    assert result.code == 0
+    assert "3 windows of at most 16 tokens" in result.err
+    traces = [headloom.open(folder / name) for name in traces_in(folder)]
+    # A quarter is shared; together they are the text.
+    assert [trace.tokens for trace in traces] == [
+        text.split()[start : start + 16] for start in (0, 12, 24)
+    ]
+    for trace in traces:
+        offsets = trace.positions["tokens"]["offsets"]
+        assert [text[start:end] for start, end in offsets] == trace.tokens
+    assert [trace.model["window"]["number"] for trace in traces] == [0, 1, 2]
+    # Given again, the same command finds all there; another one replaces nothing.
+    result = headloom_main(*arguments, "--json")
+    assert (result.code, json.loads(result.out)["there"]) == (0, 3)
+    assert_one_line(headloom_main(*arguments, "--keep", 3), "were made with another option")
+    other = ("trace", writer, "--text", text + " a", *arguments[4:])
+    assert_one_line(headloom_main(*other), "is not what it was when it was traced")
+    # Each is what the model does with its window alone.
+    alone = tmp_path / "alone.loom"
+    words = " ".join(text.split()[12:28])
+    assert headloom_main("trace", writer, "--text", words, "-o", alone).code == 0
+    expected, found = headloom.open(alone).layers[0].graph, traces[1].layers[0].graph
+    assert torch.equal(found.weights, expected.weights)
+    # What failed is gone on with, also by workers.
+    (folder / "000001.loom").rename(tmp_path / "before.loom")
+    assert headloom_main(*arguments, "--workers", 1).code == 0
+    assert headloom.open(folder / "000001.loom").tokens == words.split()
+
+
+def test_windows_of_a_language_model_of_headloom(
+    headloom_main: Command, runs: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "t"
-
-    def said(model: Path, *arguments: object) -> object:
-        return headloom_main("trace", model, *arguments, "-o", out)
-
-    assert_one_line(said(seer, "--image", tmp_path / "no.png"), "no.png: no such image")
-    (tmp_path / "text.png").write_text("no picture")
-    assert_one_line(said(seer, "--image", tmp_path / "text.png"), "not an image that Pillow can")
-    (tmp_path / "half.png").write_bytes(picture.read_bytes()[:900])
-    assert_one_line(said(seer, "--image", tmp_path / "half.png"), "damaged, or not readable")
-    assert_one_line(said(writer, "--image", picture), "a gpt2 reads no images (pixel_values)")
-    assert_one_line(said(seer, "--image", picture, "--text", "a"), "a vit sees an image and reads")
-    assert_one_line(said(runs / "dates", "--image", picture), "is a run that reads text")
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((seer / name).read_bytes())
-    assert_one_line(said(bare, "--image", picture), "no processor that makes inputs of an image")
-    assert not out.exists()
+    text, folder = "the cat sees the dog the cow", tmp_path / "windows"
+    arguments = ("trace", runs / "language", "--text", text, "-o", folder)
+    result = headloom_main(*arguments, "--window", 8)
+    assert result.code == 0, result.err
+    traces = [headloom.open(folder / name) for name in traces_in(folder)]
+    assert ["".join(trace.tokens) for trace in traces] == [
+        text[start : start + 8] for start in (0, 6, 12, 18, 24)
+    ]
+    assert traces[1].positions["tokens"]["offsets"][0] == [6, 7]
 
 
 def test_ctrl_c_says_what_is_left_of_a_trace(
@@ -202,7 +227,7 @@ def test_ctrl_c_says_what_is_left_of_a_trace(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headloom.api.trace_request.trace_model", stopped)
+    monkeypatch.setattr("headloom.api.tracing._one", stopped)
     result = headloom_main("trace", writer, "--text", "a b", "-o", tmp_path / "none.loom")
     assert result.code == 130
     assert result.err.splitlines()[-1] == (
@@ -210,27 +235,6 @@ def test_ctrl_c_says_what_is_left_of_a_trace(
         "goes on."
     )
     assert not (tmp_path / "none.loom").exists()
-
-
-@pytest.mark.slow
-def test_a_bar_stands_on_a_terminal_only(loaded: Loaded, writer: Path, tmp_path: Path) -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    command = ("trace", writer, "--text", "a b", "--json", "-o", tmp_path / "t")
-    with loaded.start(*command, stderr=theirs, TERM="xterm") as process:
-        os.close(theirs)
-        said = b""
-        try:
-            while block := os.read(ours, 1 << 16):
-                said += block
-        except OSError:
-            pass  # the other end is closed
-        out = process.stdout.read()
-    os.close(ours)
-    assert b"h.1.attn" in said
-    assert b"2/2" in said
-    assert json.loads(out)["layers"] == 2
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_opened(

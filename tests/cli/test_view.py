@@ -54,7 +54,7 @@ def test_what_is_no_trace_is_told_the_next_step(
     (tmp_path / "models" / "small.gguf").write_bytes(b"GGUF")
     for path, step in (
         (text, f"headloom trace MODEL --file {text} -o PATH."),
-        (picture, f"To trace an image: headloom trace MODEL --image {picture} -o PATH."),
+        (picture, f"To trace an image: headloom trace MODEL --file {picture} -o PATH."),
         ("nowhere", "Check the name, or give a run or a folder."),
         ("someone/Model-0.5B", "Check the name, or give a run or a folder."),
         ("nowhere.loom", "no such trace or run. Check the path."),

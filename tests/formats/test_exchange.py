@@ -114,26 +114,26 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
             "parquet": one,
             "graphml": tmp_path / "link",
         },
-        "--html: the name is empty": {"html": Path()},
+        "a name is empty": {"html": Path()},
         "--layer 3: no such layer; the trace has layers 0 to 2": {
             "parquet": one,
             "graphml": tmp_path / "g",
             "layer": "3",
         },
-        "--head 4: the heads are 0 to 3": {
+        "no head 4; the layer has heads 0 to 3": {
             "parquet": one,
             "graphml": tmp_path / "g",
             "layer": "0",
             "head": 4,
         },
-        "--head 4: the heads are 0 to 3.$": {
+        "export: no head 4": {
             "picture": tmp_path / "p.png",
             "layer": "0",
             "head": 4,
         },
         "--head 1 of no layer": {"picture": tmp_path / "p.png", "head": 1},
         "--layer 1: it chooses what --picture and --graphml write": {"html": one, "layer": "1"},
-        "--head 1: it chooses what": {"parquet": one, "layer": None, "head": 1},
+        "--head 1 of no layer; give": {"parquet": one, "layer": None, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},
     }.items():

@@ -96,8 +96,8 @@ def test_every_verb_takes_the_file(tmp_path: Path, headloom_main: Command) -> No
         ["trace", path, "--corpus", tmp_path / "texts", "-o", tmp_path / "c"],
         ["ablate", path, "--text", TEXT],
         ["relevance", path, "--text", TEXT],
-        ["projections", path],
-        ["heads", out], ["rollout", out],
+        ["measure", "projections", path],
+        ["heads", out], ["measure", "rollout", out],
     ):  # fmt: skip
         done = headloom_main(*verb)
         assert done.code == 0, f"{verb}\n{done.err}"

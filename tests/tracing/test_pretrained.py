@@ -112,13 +112,13 @@ def run(arguments: list[str]) -> None:
 def test_command_line(small, tmp_path, capsys) -> None:
     output = tmp_path / "caught"
     arguments = ["trace", str(small), "--text", "a b c d", "-o", str(output), "--json"]
-    run([*arguments, "--keep", "2", "--layers", "1", "--dtype", "float16"])
+    run([*arguments, "--keep", "2", "--layers", "1"])
     said = json.loads(capsys.readouterr().out)
     assert said["sequences"] == {"tokens": ["a", "b", "c", "d"]}
     assert said["layers"] == 1
     assert said["deviation"] < 1e-5
     (layer,) = headloom.open(output).layers
-    assert (layer.name, layer.graph.k, layer.queries.dtype) == ("h.1.attn", 2, torch.float16)
+    assert (layer.name, layer.graph.k) == ("h.1.attn", 2)
     file = tmp_path / "text.txt"
     file.write_text("e f", "utf-8")
     run(["trace", str(small), "--file", str(file), "-o", str(tmp_path / "second")])
@@ -128,8 +128,7 @@ def test_command_line(small, tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--text", "a", "--stdin"], "one of --text, --file and --stdin"),
-        ([], "one of --text, --file and --stdin"),
+        ([], "give what the model reads by --text or --file"),
         (["--text", ""], "the text is empty"),
         (["--text", " \n "], "the text is empty"),
         (["--text", "a " * 17], "17 tokens in input_ids; GPT2Model reads 16 at most"),

@@ -155,7 +155,7 @@ def remedy(given: str | None) -> str:
             f"The trace was made of {given}, which have none. Trace the model itself, or make the "
             "trace of its queries and keys: headloom.from_queries_keys."
         )
-    return "Trace the model again, without --no-queries-keys."
+    return "Trace the model again, with its queries and keys."
 
 
 def worked_row(

@@ -10,9 +10,8 @@ from torch import Tensor
 from headloom.analysis.effects.ablation import Ablation, Group, ablate, attention_layers, patch
 from headloom.analysis.effects.estimates import estimate
 from headloom.analysis.effects.interventions import Kind
-from headloom.api.model import Measure, Model
-from headloom.api.notices import tell_unknown
-from headloom.api.opening import open_model
+from headloom.api.model import Measure, Model, open_model, tell_unknown
+from headloom.api.relevance import logits_at, place_of
 from headloom.errors import InputError
 from headloom.mechanism.shapes import in_words
 
@@ -23,11 +22,11 @@ __all__ = ["HeadQuestion", "effects_of_heads"]
 class HeadQuestion:
     """What is measured of a model, and of which of its heads.
 
-    text: that the model reads; None: of a run, so many tokens of its validation data.
+    text: that the model reads; None: of a run, some of its validation data.
     target: of an encoder-decoder, what it is to write.
     patch: another text, of as many tokens, whose outputs replace those of the heads.
     logit, against: the token whose logit is measured, less that of another; None: the loss.
-    layer: only heads of this one; together: all heads of a layer at once.
+    layer: only heads of this one, by its number or its path.
     positions: the only ones where heads give something else; None: all.
     estimated: all changes from one gradient, instead of a run for each.
     """
@@ -37,9 +36,7 @@ class HeadQuestion:
     patch: str | None = None
     logit: str | None = None
     against: str | None = None
-    layer: int | None = None
-    together: bool = False
-    tokens: int = 4_096
+    layer: str | None = None
     positions: Sequence[int] | None = None
     estimated: bool = False
 
@@ -59,14 +56,12 @@ def effects_of_heads(
     """
     if question.against is not None and question.logit is None:
         raise InputError("--against needs --logit, the token from whose logit it is subtracted.")
-    if question.patch is not None and question.text is None:
-        raise InputError("--patch needs --text, the text on which the heads are replaced.")
+    if question.text is None and (question.patch is not None or question.positions is not None):
+        raise InputError("--patch and --at need --text, on which the heads are replaced.")
     if question.patch is not None and kind != "zero":
         raise InputError(
             "--patch and --replacement: both say what replaces the outputs of heads. Leave one out."
         )
-    if question.positions is not None and question.text is None:
-        raise InputError("--at needs --text, whose positions it names.")
     model = open_model(name, predicting=True)
     measure = _measure(model, question, question.text)
     if question.estimated and not measure.differentiable:
@@ -74,29 +69,26 @@ def effects_of_heads(
             f"--estimate: the {measure.name} has no gradient where nothing is changed. Leave "
             "--estimate out, or give a model that predicts."
         )
-    result = _effects(model, question, kind, measure, progress)
+    heads = _heads(model, question, measure)
+    network, positions = model.network, question.positions
+    source = None if question.patch is None else _patch(model, question, question.patch)
+    if question.estimated:
+        kind = kind if source is None else "patch"
+        result = estimate(
+            network, measure.run, kind=kind, source=source, heads=heads, positions=positions
+        )
+    elif source is None:
+        result = ablate(
+            network, measure.run, kind=kind, heads=heads, positions=positions, progress=progress
+        )
+    else:
+        result = patch(
+            network, measure.run, source, heads=heads, positions=positions, progress=progress
+        )
     if question.text is not None:
         read = question.text + (question.target or "") + (question.patch or "")
         tell_unknown("the text", model.unknown_parts(read))
     return result, measure
-
-
-def _effects(
-    model: Model,
-    question: HeadQuestion,
-    kind: Kind,
-    measure: Measure,
-    progress: Callable[[int, int], None],
-) -> Ablation:
-    network, run, positions = model.network, measure.run, question.positions
-    heads = _heads(model, question, measure)
-    source = None if question.patch is None else _patch(model, question, question.patch)
-    if question.estimated:
-        kind = kind if source is None else "patch"
-        return estimate(network, run, kind=kind, source=source, heads=heads, positions=positions)
-    if source is None:
-        return ablate(network, run, kind=kind, heads=heads, positions=positions, progress=progress)
-    return patch(network, run, source, heads=heads, positions=positions, progress=progress)
 
 
 def _patch(model: Model, question: HeadQuestion, text: str) -> Callable[[], Tensor]:
@@ -112,18 +104,35 @@ def _patch(model: Model, question: HeadQuestion, text: str) -> Callable[[], Tens
 
 def _measure(model: Model, question: HeadQuestion, text: str | None) -> Measure:
     if question.logit is None:
-        return model.loss(text, question.target, question.tokens)
-    return model.logit_of(question.logit, question.against, text, question.target)
+        return model.loss(text, question.target)
+    if text is None:
+        raise InputError("--logit needs --text, after which the token comes.")
+    prediction = model.prediction(text, question.target, None)
+    token = prediction.number("--logit", question.logit)
+    name, other = f"logit of {question.logit!r}", None
+    if question.against is not None:
+        other = prediction.number("--against", question.against)
+        name += f" less that of {question.against!r}"
+    place = place_of(prediction, None)
+
+    def run() -> Tensor:
+        logits = logits_at(prediction, prediction.network(**prediction.inputs), place)
+        return logits[token] if other is None else logits[token] - logits[other]
+
+    tokens = (
+        prediction.tokens if prediction.tokens == prediction.read or not prediction.read else ()
+    )
+    return Measure(name, run, tokens)
 
 
 def _heads(model: Model, question: HeadQuestion, measure: Measure) -> list[Group]:
-    """The heads that are asked about, those of a layer alone or together."""
+    """The heads that are asked about."""
     layers = attention_layers(model.network, measure.run)
-    if question.layer is not None and question.layer >= len(layers):
-        raise InputError(f"--layer {question.layer}: the model has layers 0 to {len(layers) - 1}.")
-    heads: list[Group] = []
-    for number, layer in enumerate(layers):
-        if question.layer in (None, number):
-            of_layer = [(number, head) for head in range(layer.heads)]
-            heads += [of_layer] if question.together else of_layer
-    return heads
+    names = [(str(number), layer.name) for number, layer in enumerate(layers)]
+    chosen = [n for n, name in enumerate(names) if question.layer in (None, *name)]
+    if not chosen:
+        raise InputError(
+            f"--layer {question.layer}: the model has layers 0 to {len(layers) - 1}: "
+            f"{', '.join(layer.name for layer in layers[:3])} ..."
+        )
+    return [(number, head) for number in chosen for head in range(layers[number].heads)]

@@ -1,4 +1,4 @@
-"""A corpus of many texts: a trace each, in one folder, by one or many processes, resumable.
+"""Many texts, or the windows of a long one: a trace each, in one folder, resumable.
 
     FOLDER/corpus.json     the model, the options, and the SHA-256 of each text
     FOLDER/NAME.loom       the trace of each text
@@ -9,32 +9,23 @@ A trace is there whole or not at all, so what is there is done.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headloom.api.engines import Do, Engine, Processes
-from headloom.api.model import Model, TraceChoices, check_text
-from headloom.api.notices import tell_unknown
-from headloom.api.opening import open_model
-from headloom.api.tracing import VerifiedOnce
+from headloom.api.model import Inputs, Model, TraceChoices, check_text, open_model, tell_unknown
+from headloom.api.processes import results
 from headloom.errors import DataError, HeadloomError, InputError, is_out_of_memory
 from headloom.formats.files import JsonObject, read_json, read_text, remove_leftovers, write_json
 from headloom.formats.folders import own_folder
 from headloom.formats.lines import text_lines
 from headloom.formats.trace_reader import open_folder
+from headloom.formats.verification import ON_ANOTHER_TEXT
 
-__all__ = ["Corpus", "CorpusTraces", "read_corpus", "trace_corpus"]
+__all__ = ["CorpusTraces", "read_corpus", "trace_corpus", "trace_windows"]
 
 _LIST, _FORMAT = "corpus.json", "headloom-corpus"
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Texts by their names, and the names of those that have no character but spaces."""
-
-    texts: dict[str, str]
-    empty: tuple[str, ...] = ()
+_Told = Callable[[int, int], None]
 
 
 @dataclass
@@ -50,8 +41,8 @@ class CorpusTraces:
     empty: tuple[str, ...] = ()
 
 
-def read_corpus(path: Path) -> Corpus:
-    """The texts of a corpus: lines of a file, or the .txt files of a folder.
+def read_corpus(path: Path) -> dict[str, str]:
+    """The texts of a corpus by their names: lines of a file, or the .txt files of a folder.
 
     Empty lines are counted too: the trace of line 7 is 000007. Raises: DataError: no such file,
     not UTF-8, or no text in it.
@@ -67,10 +58,9 @@ def read_corpus(path: Path) -> Corpus:
     else:
         lines = text_lines(read_text(path, "corpus"))
         texts = {f"{number:06d}": line for number, line in enumerate(lines, 1)}
-    written = {name: text for name, text in texts.items() if text.strip()}
-    if not written:
+    if not any(text.strip() for text in texts.values()):
         raise DataError(f"{path}: no text in it; expected a text on each line, or .txt files.")
-    return Corpus(written, tuple(name for name in texts if name not in written))
+    return texts
 
 
 def trace_corpus(
@@ -79,8 +69,8 @@ def trace_corpus(
     output: Path,
     options: TraceChoices,
     *,
-    engine: Engine | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    workers: str = "1",
+    progress: _Told = lambda done, total: None,
 ) -> CorpusTraces:
     """Trace every text of a corpus that has no trace yet.
 
@@ -89,89 +79,176 @@ def trace_corpus(
         corpus: a file with a text a line, or a folder of .txt files.
         output: the folder for the traces; one that an earlier call left is gone on with.
         options: as for one text.
-        engine: does the work by several processes, each of which opens the model; None: this one.
+        workers: processes, each of which opens the model: see `headloom.api.processes.results`.
         progress: told how many texts of how many are done.
 
     A text that cannot be traced is counted, and the others are traced.
 
     Raises: DataError: the folder holds another corpus; workers were killed.
     """
-    read = read_corpus(corpus)
-    texts = read.texts
-    with own_folder(output, "traces this corpus") as folder:
-        content = _listed(folder, name, options, texts)
-        done = CorpusTraces(empty=read.empty)
-        missing = {}
-        for title, text in texts.items():
-            if _is_there(folder / f"{title}.loom"):
-                done.there += 1
-            else:
-                missing[title] = text
+    texts = read_corpus(corpus)
+    empty = tuple(title for title, text in texts.items() if not text.strip())
+    full = {title: text for title, text in texts.items() if text.strip()}
+    done = _trace_all(TracingWork(name, output, options), full, workers, progress)
+    done.empty = empty
+    return done
+
+
+def trace_windows(
+    name: str,
+    text: str,
+    output: Path,
+    options: TraceChoices,
+    *,
+    window: int,
+    workers: str = "1",
+    progress: _Told = lambda done, total: None,
+) -> CorpusTraces:
+    """Split a text into windows that share a quarter, and trace each that has no trace yet.
+
+    Args:
+        window: tokens that the model reads at once, special ones included.
+        name, output, options, workers, progress: see `trace_corpus`.
+
+    Raises: InputError: a translator, or a window that does not fit; DataError: the folder holds
+    something else.
+    """
+    check_text(text)
+    count = len(open_model(name, quiet=True).windows(text, window))
+    work = TracingWork(name, output, options, window, text)
+    return _trace_all(work, {f"{n:06d}": "" for n in range(count)}, workers, progress)
+
+
+@dataclass(frozen=True)
+class TracingWork:
+    """What a process needs to trace texts: it opens the model by its name.
+
+    window, whole: tokens of the windows of a whole text, whose numbers are then the names; None:
+    the texts come one by one.
+    """
+
+    name: str
+    folder: Path
+    options: TraceChoices
+    window: int | None = None
+    whole: str = ""
+
+    def start(self, model: Model | None = None) -> Callable[[tuple[str, str]], str | None]:
+        """A function that traces a text by its name; it returns why it could not, or None."""
+        if model is None:
+            generates = self.options.generate is not None
+            model = open_model(self.name, predicting=generates, quiet=True)
+        parts = [] if self.window is None else model.windows(self.whole, self.window)
+        verified = self.options.verify is False
+
+        def do(task: tuple[str, str]) -> str | None:
+            nonlocal verified
+            title, text = task
+            path = self.folder / f"{title}.loom"
+            try:
+                inputs: Inputs = parts[int(title)] if parts else model.inputs(text, self.options)
+                if not verified:
+                    # Once; which text that is depends on the traces that are there already, so
+                    # every trace says the same of it.
+                    model.verify(inputs, self.options)
+                    verified = True
+                known = None if self.options.verify is False else ON_ANOTHER_TEXT
+                about: JsonObject = {}
+                if parts:
+                    about["window"] = {
+                        "number": int(title), "of": len(parts), "tokens": self.window,
+                    }  # fmt: skip
+                model.trace(
+                    inputs, path, self.options, verification=known,
+                    description=about,
+                )  # fmt: skip
+            except InputError as error:
+                return str(error)
+            except DataError:
+                # A worker of an earlier call that was killed may have ended it meanwhile.
+                if not _is_there(path):
+                    raise
+            except HeadloomError:
+                raise  # of the model, not of this text
+            except (MemoryError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    return "not enough memory. Give a smaller text, or use a larger machine."
+                return " ".join(f"{type(error).__name__}: {error}".split())
+            return None
+
+        return do
+
+
+def _trace_all(
+    work: TracingWork, texts: Mapping[str, str], workers: str, progress: _Told
+) -> CorpusTraces:
+    folder = work.folder
+    with own_folder(folder, "traces there"):
+        content = _listed(folder, work, texts)
+        missing = {
+            title: text for title, text in texts.items() if not _is_there(folder / f"{title}.loom")
+        }
+        done = CorpusTraces(there=len(texts) - len(missing))
         progress(done.there, len(texts))
         if not missing:
             return done
         # Also where workers open it, so that an error of the model is one line, not one of each.
-        model = open_model(name, predicting=options.generate is not None)
+        model = open_model(work.name, predicting=work.options.generate is not None)
         write_json(folder / _LIST, content)
-        work = CorpusWork(name, folder, options)
-        here = work.start(model)
-        for title, reason in (engine or Processes()).results(folder, work, missing, here):
+        for title, reason in results(work, missing, workers, model):
             if reason is None:
                 done.traced += 1
             else:
                 done.failed[title] = reason
             progress(done.there + done.traced + len(done.failed), len(texts))
-    unknown = (part for text in missing.values() for part in model.unknown_parts(text))
+    read = [work.whole] if work.window else missing.values()
+    unknown = (part for text in read for part in model.unknown_parts(text))
     tell_unknown("the corpus", list(dict.fromkeys(unknown)))
     return done
 
 
-def _listed(folder: Path, model: str, options: TraceChoices, texts: dict[str, str]) -> JsonObject:
+def _digests(work: TracingWork, texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The SHA-256 of each text, or of the whole text that each window is a part of."""
+    for title, text in texts.items():
+        yield title, hashlib.sha256((work.whole or text).encode()).hexdigest()
+
+
+def _listed(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonObject:
     """The list of what is traced here; it fits the traces that are there.
 
-    Raises: DataError: the folder holds another corpus, or something else.
+    Raises: DataError: the folder holds other traces, or something else.
     """
-    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    digests = dict(_digests(work, texts))
+    options = work.options.decisive | ({"window": work.window} if work.window else {})
     content: JsonObject = {
-        "format": _FORMAT,
-        "version": 1,
-        "model": model,
-        "options": options.decisive,
-        "texts": digests,
-    }
+        "format": _FORMAT, "version": 1, "model": work.name, "options": options, "texts": digests,
+    }  # fmt: skip
     path = folder / _LIST
     remove_leftovers(folder)
-    if path.exists():
-        before = read_json(path, "list of a corpus")
-        if not isinstance(before, dict) or before.get("format") != _FORMAT:
-            raise DataError(f"{path}: not a list that headloom wrote. Choose another folder.")
-        traced = any(folder.glob("*.loom"))
+    if not path.exists():
+        if any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise DataError(
+                f"{folder}: not empty, and no corpus was traced here. Choose another folder."
+            )
+        return content
+    before = read_json(path, "list of a corpus")
+    known = before.get("texts") if isinstance(before, dict) else None
+    if not isinstance(before, dict) or before.get("format") != _FORMAT or type(known) is not dict:
+        raise DataError(f"{path}: not a list that headloom wrote. Choose another folder.")
+    if any(folder.glob("*.loom")):
         for name in ("model", "options"):
-            if traced and before.get(name) != content[name]:
+            if before.get(name) != content[name]:
                 raise DataError(
                     f"{folder}: its traces were made with another {name.removesuffix('s')}. Give "
                     "the same command again, or choose another folder."
                 )
-        known = before.get("texts")
-        if not isinstance(known, dict):
-            raise DataError(f"{path}: this list of a corpus is damaged. Choose another folder.")
-        changed = [
-            name
-            for name in digests
-            if known.get(name, digests[name]) != digests[name]
-            and (folder / f"{name}.loom").exists()
-        ]
-        if changed:
-            raise DataError(
-                f"{folder}: the text {changed[0]} is not what it was when it was traced. Choose "
-                "another folder, or remove its trace and the list."
-            )
-        content["texts"] = {**known, **digests}
-    elif any(folder.iterdir()):
-        raise DataError(
-            f"{folder}: not empty, and no corpus was traced here. Choose another folder."
-        )
-    return content
+        for title, digest in digests.items():
+            if known.get(title, digest) != digest and (folder / f"{title}.loom").exists():
+                raise DataError(
+                    f"{folder}: the text {title} is not what it was when it was traced. Choose "
+                    "another folder, or remove its trace and the list."
+                )
+    return {**content, "texts": {**known, **digests}}
 
 
 def _is_there(path: Path) -> bool:
@@ -180,47 +257,3 @@ def _is_there(path: Path) -> bool:
         return False
     open_folder(path)
     return True
-
-
-@dataclass(frozen=True)
-class CorpusWork:
-    """What a process needs to trace texts of a corpus: it opens the model by its name."""
-
-    name: str
-    folder: Path
-    options: TraceChoices
-
-    @property
-    def reads(self) -> Sequence[Path]:
-        """The model, where its name is a path."""
-        path = Path(self.name)
-        return [path] if path.exists() else []
-
-    def start(self, model: Model | None = None) -> Do:
-        """A function that traces a text by its title; it returns why it could not, or None."""
-        if model is None:
-            generates = self.options.generate is not None
-            model = open_model(self.name, predicting=generates, quiet=True)
-        verified = VerifiedOnce(model, self.options)
-        return lambda task: (task[0], self._trace(model, verified, *task))
-
-    def _trace(self, model: Model, verified: VerifiedOnce, title: str, text: str) -> str | None:
-        path = self.folder / f"{title}.loom"
-        try:
-            check_text(text)
-            inputs = model.inputs(text, self.options)
-            known = verified.check(inputs)
-            model.trace(inputs, path, self.options, verification=known)
-        except InputError as error:
-            return str(error)
-        except DataError:
-            # A worker of an earlier call that was killed may have ended it meanwhile.
-            if not _is_there(path):
-                raise
-        except HeadloomError:
-            raise  # of the model, not of this text
-        except (MemoryError, RuntimeError) as error:
-            if is_out_of_memory(error):
-                return "not enough memory. Give a smaller text, or use a larger machine."
-            return " ".join(f"{type(error).__name__}: {error}".split())
-        return None

@@ -14,7 +14,7 @@ from rich.table import Table
 from headloom.api.model import TraceChoices
 from headloom.api.run_model import RunModel
 from headloom.formats.files import JsonObject
-from headloom.formats.history import History, LayerSnapshot
+from headloom.formats.history import History
 from headloom.formats.trace import TraceData
 from headloom.training.config import RunConfig, load_config
 from headloom.training.inference import TrainedRun, open_run
@@ -166,13 +166,19 @@ def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
     from headloom.studio.pictures import history
     from headloom.studio.runs import loss_curves
 
-    snapshots = list(History(run.folder.history))
-    name, head = _most_changed(snapshots[0].layers, snapshots[-1].layers)
+    past = History(run.folder.history)
+    snapshots = list(past)
     steps = [snapshot.step for snapshot in snapshots]
+    moved = {
+        (first.name, head): float((last.matrices["W_Q"][head] - matrix).norm())
+        for first, last in zip(snapshots[0].layers, snapshots[-1].layers, strict=True)
+        if first.kind == "cross"
+        for head, matrix in enumerate(first.matrices["W_Q"])
+    }
+    name, head = max(moved, key=lambda key: moved[key])
     layers = [snapshot.layer(name) for snapshot in snapshots]
-    losses = loss_curves(run.folder, History(run.folder.history))["training loss"]
     measures: JsonObject = {
-        "loss": tuple(zip(*losses, strict=True)),
+        "loss": tuple(zip(*loss_curves(run.folder, past)["training loss"], strict=True)),
         "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
         "effective rank": [layer.measures["effective_rank"][head] for layer in layers],
         "symmetry": [layer.measures["symmetry"][head] for layer in layers],
@@ -184,13 +190,3 @@ def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
         history(steps, attention, {"loss": measures["loss"]}, title=f"Weights of {where}"),
         history(steps, products, measures, title=f"W_Q W_K^T of {where}"),
     )
-
-
-def _most_changed(before: list[LayerSnapshot], after: list[LayerSnapshot]) -> tuple[str, int]:
-    changes = {
-        (first.name, head): float((last.matrices["W_Q"][head] - matrix).norm())
-        for first, last in zip(before, after, strict=True)
-        if first.kind == "cross"
-        for head, matrix in enumerate(first.matrices["W_Q"])
-    }
-    return max(changes, key=lambda key: changes[key])

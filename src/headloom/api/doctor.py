@@ -22,8 +22,6 @@ from headloom.version import __version__
 
 __all__ = ["Finding", "examine", "report"]
 
-#: An instruction set that takes less than this share of the chosen one's time is named.
-QUICKER = 0.9
 #: Extras of contributors, and of extras.
 _NOT_SHOWN = {"dev", "docs", "all", "test-notebooks"}
 
@@ -47,7 +45,7 @@ def examine() -> Iterator[Finding]:
     """Every fact, the slow ones last: torch is imported after the first of them."""
     yield from _versions()
     yield from _extras()
-    yield from _processor()
+    yield from _machine()
     yield from _kernels()
     yield from _places()
     yield from _self_check()
@@ -135,41 +133,21 @@ def _package(group: str, requirement: Requirement, *, needed: bool) -> Finding:
     return Finding(group, name, version, problem)
 
 
-def _processor() -> Iterator[Finding]:
+def _machine() -> Iterator[Finding]:
     group = "machine"
-    yield Finding(group, "processor", _processor_name())
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(group, "cores", f"{usable} of {os.cpu_count()} may be used")
-    yield Finding(group, "memory", _memory())
-
-
-def _processor_name() -> str:
     try:
         described = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
         described = ""
     found = re.search(r"^model name\s*: (.+)$", described, re.MULTILINE)
     name = found[1].strip() if found else platform.processor()
-    return ", ".join(dict.fromkeys(part for part in (name, platform.machine()) if part))
-
-
-def _memory() -> str:
-    try:
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if " kB" in line}
-        free = f"{_gib(sizes['MemAvailable'])} free of {_gib(sizes['MemTotal'])}"
-    except (OSError, KeyError, ValueError):
-        pass
-    else:
-        try:  # what a container may take of it
-            most = int(Path("/sys/fs/cgroup/memory.max").read_text("ascii"))
-        except (OSError, ValueError):
-            return free
-        return f"{free}, {_gib(most)} for this container"
-    try:
-        return f"{_gib(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}"
-    except (AttributeError, OSError, ValueError):
-        return "not known"
+    parts = dict.fromkeys(part for part in (name, platform.machine()) if part)
+    yield Finding(group, "processor", ", ".join(parts))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding(group, "cores", f"{usable} of {os.cpu_count()} may be used")
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        yield Finding(group, "memory", _gib(memory))
 
 
 def _gib(count: float) -> str:
@@ -215,50 +193,12 @@ def _kernels() -> Iterator[Finding]:
                 f"take one of {', '.join(runs)}, or unset it."
             )
         yield Finding(group, "chosen", named, problem)
-        if problem is None:
-            yield Finding(group, "speed", _speeds(INSTRUCTION_SET or runs[0]))
-    yield Finding(group, "threads", f"{torch.get_num_threads()} (OMP_NUM_THREADS, --threads)")
-    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    yield Finding(group, "BLAS of torch", blas[1] if blas else "not known")
+    yield Finding(group, "threads", f"{torch.get_num_threads()} (OMP_NUM_THREADS)")
     built = f", though torch {torch.__version__} is built for CUDA" if torch.version.cuda else ""
-    none = f"none that torch can use{built}"
-    yield Finding(group, "accelerators", ", ".join(_accelerators()) or none)
-    if importlib.util.find_spec("torchvision") is not None:
-        yield _torchvision(group)
-
-
-def _torchvision(group: str) -> Finding:
-    """Whether it loads beside torch: another package brings it along, and a torch of its own."""
-    try:
-        return Finding(group, "torchvision", importlib.import_module("torchvision").__version__)
-    except (ImportError, OSError, RuntimeError) as error:
-        problem = f"torchvision does not load beside this torch: {str(error).splitlines()[0]}. "
-        problem += "pip uninstall torchvision, or see docs/install.md."
-        return Finding(group, "torchvision", "does not load", problem)
-
-
-def _speeds(chosen: str) -> str:
-    """The time of each instruction set, of that of the chosen one; and what would be quicker."""
-    from headloom.mechanism.self_check import instruction_set_seconds
-
-    seconds = instruction_set_seconds()
-    ratios = {name: taken / seconds[chosen] for name, taken in seconds.items()}
-    quickest = min(ratios, key=ratios.__getitem__)
-    said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-    said += f" of the time of {chosen} (4 heads of 512 tokens, one thread)"
-    if ratios[quickest] < QUICKER:
-        said += f"; HEADLOOM_INSTRUCTION_SET={quickest} is quicker here now"
-    return said
-
-
-def _accelerators() -> Iterator[str]:
-    import torch
-
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            yield torch.cuda.get_device_name(number)
+    names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
-        yield "Apple's graphics processor (mps)"
+        names.append("Apple's graphics processor (mps)")
+    yield Finding(group, "accelerators", ", ".join(names) or f"none that torch can use{built}")
 
 
 def _places() -> Iterator[Finding]:

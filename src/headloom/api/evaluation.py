@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
 from headloom.training.inference import TrainedRun, open_run
-from headloom.training.measures.corpus import Results
+from headloom.training.measures.corpus import CorpusMeasure, Results
 from headloom.training.measures.language import STRETCH, common_stretches
 from headloom.training.measures.resampling import (
     Comparison,
@@ -22,21 +22,17 @@ from headloom.training.measures.translation import translation_measures
 from headloom.training.tasks.pairs import PairsTask
 from headloom.training.tasks.task import Task
 
-__all__ = [
-    "Evaluated",
-    "Evaluation",
-    "Pair",
-    "evaluate_one",
-    "evaluate_two",
-    "in_words",
-    "resampling_notes",
-]
+__all__ = ["Evaluation", "Report", "evaluate"]
 
 #: Told how much is done, of how much or None, and of what.
 Progress = Callable[..., None]
-
 #: The largest p-value of a difference that counts as shown.
 SIGNIFICANT = 0.05
+#: The facts of a title, and how they are said.
+_FACTS = {
+    "examples": "{:,} examples", "beam": "beam {}", "tokens": "{:,} tokens",
+    "targets": "{:,} targets", "bytes": "{:,} bytes",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,11 +49,39 @@ class Evaluation:
     beam: int = 5
     reference: Path | None = None
     data: Path | None = None
-    resampling: Resampling = field(default_factory=Resampling)
+    resampling: Resampling = Resampling()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluated:
+class Report:
+    """What was measured: titles, a table, what is to be said below it; and all by names."""
+
+    titles: list[str]
+    header: Sequence[str]
+    rows: list[list[str]]
+    notes: list[str]
+    content: JsonObject
+
+
+def evaluate(first: Path, second: Path | None, how: Evaluation, progress: Progress) -> Report:
+    """Measure a run on its held-out data, or a file of translations against a reference; or two.
+
+    Two are measured on the same data, and their difference is tested on its examples in pairs.
+
+    Raises: HeadloomError: no such run, no such data, options that do not fit; two whose data are
+    not the same, or have nothing in common to be measured by.
+    """
+    report = _one(first, how, progress) if second is None else _two(first, second, how, progress)
+    drawn = how.resampling
+    notes = {
+        "level": drawn.level, "resamples": drawn.resamples, "trials": drawn.trials,
+        "seed": drawn.seed,
+    }  # fmt: skip
+    return replace(report, content={**report.content, "resampling": notes})
+
+
+@dataclass(frozen=True, eq=False)
+class _Evaluated:
     """A run, or a file of translations, and what it reached.
 
     notes: what it is: its path, and of a run the step.
@@ -66,52 +90,26 @@ class Evaluated:
     name: str
     notes: JsonObject
     results: Results
-    resampling: Resampling
 
-    def intervals(self) -> dict[str, Confidence]:
-        """The interval of each measure; of one example alone there is none."""
-        measures = [m for m in self.results.measures if len(m.statistics) > 1]
-        return {measure.name: interval(measure, self.resampling) for measure in measures}
+    @property
+    def title(self) -> str:
+        """What was measured, and on what."""
+        facts, parts = self.results.facts, [self.name]
+        if "step" in self.notes:
+            parts.append(f"step {self.notes['step']:,}, {self.results.split} data")
+        parts += [form.format(facts[name]) for name, form in _FACTS.items() if name in facts]
+        return ", ".join(parts)
 
-    def report(self, intervals: Mapping[str, Confidence]) -> JsonObject:
+    @property
+    def signatures(self) -> list[str]:
+        """Which variant a measure is, as its library writes it."""
+        measures = self.results.measures
+        return [f"{m.label}: {m.signature}" for m in measures if m.signature is not None]
+
+    def content(self, intervals: dict[str, Confidence]) -> JsonObject:
         """All numbers, for JSON."""
-        return {
-            **self.notes,
-            **self.results.values(),
-            "intervals": {name: [part.low, part.high] for name, part in intervals.items()},
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class Pair:
-    """Two of them on the same data.
-
-    left_out: labels of measures that cannot be compared.
-    """
-
-    first: Evaluated
-    second: Evaluated
-    comparisons: Sequence[Comparison]
-    left_out: Sequence[str]
-
-    def report(self) -> JsonObject:
-        """All numbers, for JSON."""
-        of_first = {c.measure.name: c.first_interval for c in self.comparisons}
-        of_second = {c.measure.name: c.second_interval for c in self.comparisons}
-        return {
-            "first": self.first.report(of_first),
-            "second": self.second.report(of_second),
-            "comparison": {
-                c.measure.name: {
-                    "difference": c.difference,
-                    "interval": [c.interval.low, c.interval.high],
-                    "p": c.p,
-                }
-                for c in self.comparisons
-            },
-            "not_compared": list(self.left_out),
-            "in_words": in_words(self),
-        }
+        ends = {name: [part.low, part.high] for name, part in intervals.items()}
+        return {**self.notes, **self.results.values(), "intervals": ends}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,22 +121,53 @@ class _Run:
     task: Task
     split: str
 
-    def evaluated(self, how: Evaluation, progress: Progress) -> Evaluated:
+    def evaluated(self, how: Evaluation, progress: Progress) -> _Evaluated:
         def told(done: int, total: int) -> None:
             progress(done, total, f"measuring {self.path}")
 
-        notes = {"run": str(self.path), "step": self.run.step}
         progress(0, None, f"measuring {self.path}")
         results = self.task.results(self.run.model, split=self.split, beam=how.beam, progress=told)
-        return Evaluated(str(self.path), notes, results, how.resampling)
+        return _Evaluated(str(self.path), {"run": str(self.path), "step": self.run.step}, results)
 
 
 def _open(path: Path, how: Evaluation, progress: Progress) -> _Run:
     progress(0, None, f"reading {path}")
     run = open_run(path, how.data)
+    if how.reference is not None:
+        raise InputError("--reference is for files of translations; a run has its own held-out "
+                         "data. Leave it out.")  # fmt: skip
     task = run.task(how.split)
-    split = how.split or ("test" if task.has_test else "valid")
-    return _Run(path, run, task, split)
+    return _Run(path, run, task, how.split or ("test" if task.has_test else "valid"))
+
+
+def _one(path: Path, how: Evaluation, progress: Progress) -> Report:
+    if path.is_file():
+        evaluated = _file(path, how, None, progress)
+    else:
+        evaluated = _open(path, how, progress).evaluated(how, progress)
+    results, facts = evaluated.results, evaluated.results.facts
+    # Of one example alone there is no interval.
+    known = {m.name: interval(m, how.resampling) for m in results.measures if len(m.statistics) > 1}
+    rows = [[m.label, _number(m, m.value), _range(m, known.get(m.name))] for m in results.measures]
+    notes = []
+    if facts.get("unknown_tokens"):
+        notes.append(
+            f"Not in the vocabulary: {facts['unknown_tokens']:,} of the tokens; what they would "
+            "cost is missing in bits per byte."
+        )
+    if "chance" in facts:
+        notes.append(f"Chance: {facts['chance']:.4f} right.")
+    header = ("measure", "value", f"{how.resampling.level:.0%} interval")
+    notes += evaluated.signatures
+    return Report([evaluated.title], header, rows, notes, evaluated.content(known))
+
+
+def _number(measure: CorpusMeasure, value: float) -> str:
+    return f"{value:.{measure.digits}f}"
+
+
+def _range(measure: CorpusMeasure, part: Confidence | None) -> str:
+    return "-" if part is None else f"{_number(measure, part.low)}-{_number(measure, part.high)}"
 
 
 def _lines(path: Path) -> list[str]:
@@ -148,23 +177,10 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
-def _of_file(
-    path: Path, expected: Sequence[str], source: str, task: PairsTask | None, split: str = "test"
-) -> Results:
-    """The measures of a file of translations, a line each."""
-    written = _lines(path)
-    if len(written) != len(expected):
-        raise InputError(
-            f"{path} has {len(written):,} lines, {source} {len(expected):,}; expected a "
-            "translation a line, in the order of the references."
-        )
-    measures = task.measures(written, expected) if task else translation_measures(written, expected)
-    return Results(split, "sentences", measures, {"examples": len(written)})
-
-
-def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> Evaluated:
+def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> _Evaluated:
+    """The measures of a file of translations, a line each, against a run's data or a reference."""
     progress(0, None, f"measuring {path}")
-    notes, resampling = {"file": str(path)}, how.resampling
+    written = _lines(path)
     if run is not None:
         if not isinstance(run.task, PairsTask):
             raise InputError(
@@ -173,51 +189,35 @@ def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> 
             )
         expected = [target for _, target in run.task.pairs(run.split)]
         source = f"the {run.split} data of {run.path}"
-        results = _of_file(path, expected, source, run.task, run.split)
-        return Evaluated(str(path), notes, results, resampling)
-    if how.reference is None:
+    elif how.reference is None:
         raise InputError(
             f"{path} is a file of translations; the right ones are missing. Add --reference FILE."
         )
-    if how.data:
-        raise InputError(f"--data: {path} is a file, not a run. Leave it out.")
-    expected = _lines(how.reference)
-    results = _of_file(path, expected, str(how.reference), None)
-    return Evaluated(str(path), notes, results, resampling)
+    else:
+        expected, source = _lines(how.reference), str(how.reference)
+    if len(written) != len(expected):
+        raise InputError(
+            f"{path} has {len(written):,} lines, {source} {len(expected):,}; expected a "
+            "translation a line, in the order of the references."
+        )
+    measures = translation_measures(written, expected)
+    if run is not None and isinstance(run.task, PairsTask):
+        measures = run.task.measures(written, expected)
+    split = "test" if run is None else run.split
+    results = Results(split, "sentences", measures, {"examples": len(written)})
+    return _Evaluated(str(path), {"file": str(path)}, results)
 
 
-def evaluate_one(path: Path, how: Evaluation, progress: Progress) -> Evaluated:
-    """Measure a run on its held-out data, or a file of translations against a reference.
-
-    Raises: HeadloomError: no such run, no such data, options that do not fit.
-    """
-    if path.is_file():
-        return _file(path, how, None, progress)
-    _check_reference(how)
-    return _open(path, how, progress).evaluated(how, progress)
-
-
-def _check_reference(how: Evaluation) -> None:
-    if how.reference is not None:
-        raise InputError("--reference is for files of translations; a run has its own held-out "
-                         "data. Leave it out.")  # fmt: skip
-
-
-def evaluate_two(first: Path, second: Path, how: Evaluation, progress: Progress) -> Pair:
-    """Measure two on the same data, and test their difference on its examples in pairs.
-
-    Raises: InputError: their data are not the same, or have nothing in common to be measured by.
-    """
-    runs = [None if path.is_file() else _open(path, how, progress) for path in (first, second)]
+def _two(first: Path, second: Path, how: Evaluation, progress: Progress) -> Report:
+    paths = first, second
+    runs = [None if path.is_file() else _open(path, how, progress) for path in paths]
     opened = [run for run in runs if run is not None]
-    if opened:
-        _check_reference(how)
     if len(opened) == 2:
         _check_same_data(*opened)
     # Files first: what is wrong with one is told before a run is measured, which takes minutes.
     done = {
         place: _file(path, how, next(iter(opened), None), progress)
-        for place, path in enumerate((first, second))
+        for place, path in enumerate(paths)
         if runs[place] is None
     }
     done |= {place: run.evaluated(how, progress) for place, run in enumerate(runs) if run}
@@ -226,27 +226,55 @@ def evaluate_two(first: Path, second: Path, how: Evaluation, progress: Progress)
     words = [run.run.data.vocabulary for run in opened]
     same_tokens = len({None if part is None else part.tokenizer.to_str() for part in words}) < 2
     others = {measure.name: measure for measure in two.results.measures}
-    common = [
-        (measure, others[measure.name])
+    comparisons = [
+        compare(measure, others[measure.name], how.resampling)
         for measure in one.results.measures
         if measure.name in others and (same_tokens or not measure.per_token)
     ]
-    if not common:
+    if not comparisons:
         raise InputError(
             f"{first} and {second} have other vocabularies and no measure in common. Compare "
             "models of the same task."
         )
-    compared = {measure.name for measure, _ in common}
-    left_out = [
-        measure.label
-        for measure in (*one.results.measures, *two.results.measures)
-        if measure.name not in compared
-    ]
-    comparisons = [compare(a, b, how.resampling) for a, b in common]
-    return Pair(one, two, comparisons, list(dict.fromkeys(left_out)))
+    compared = {c.measure.name for c in comparisons}
+    measures = (*one.results.measures, *two.results.measures)
+    left_out = list(dict.fromkeys(m.label for m in measures if m.name not in compared))
+    words_of = _in_words(one, two, comparisons[0], how.resampling)
+    level = f"{how.resampling.level:.0%}"
+    rows = [
+        [
+            c.measure.label,
+            _number(c.measure, c.first), _range(c.measure, c.first_interval),
+            _number(c.measure, c.second), _range(c.measure, c.second_interval),
+            f"{c.difference:+.{c.measure.digits}f}", f"{c.p:.4f}",
+        ]
+        for c in comparisons
+    ]  # fmt: skip
+    content = {
+        "first": one.content({c.measure.name: c.first_interval for c in comparisons}),
+        "second": two.content({c.measure.name: c.second_interval for c in comparisons}),
+        "comparison": {
+            c.measure.name: {
+                "difference": c.difference,
+                "interval": [c.interval.low, c.interval.high],
+                "p": c.p,
+            }
+            for c in comparisons
+        },
+        "not_compared": left_out,
+        "in_words": words_of,
+    }
+    return Report(
+        [f"A: {one.title}", f"B: {two.title}"],
+        ("measure", "A", f"{level} of A", "B", f"{level} of B", "B - A", "p"),
+        rows,
+        [*([f"Not comparable: {', '.join(left_out)}."] if left_out else []), words_of,
+         *one.signatures],
+        content,
+    )  # fmt: skip
 
 
-def _on_the_same(first: Evaluated, second: Evaluated) -> tuple[Evaluated, Evaluated]:
+def _on_the_same(first: _Evaluated, second: _Evaluated) -> tuple[_Evaluated, _Evaluated]:
     """Both on the examples that both have whole: windows may end a text at different places.
 
     Raises: InputError: there is none.
@@ -280,9 +308,9 @@ def _check_same_data(first: _Run, second: _Run) -> None:
     )
 
 
-def in_words(pair: Pair) -> str:
-    """What the comparison by the first measure says, in one sentence."""
-    chosen, names = pair.comparisons[0], (pair.first.name, pair.second.name)
+def _in_words(first: _Evaluated, second: _Evaluated, chosen: Comparison, how: Resampling) -> str:
+    """What the comparison by a measure says, in one sentence."""
+    names = first.name, second.name
     label, digits = chosen.measure.label, chosen.measure.digits
     if chosen.difference == 0:
         return f"{names[0]} and {names[1]} are equal by {label}."
@@ -292,7 +320,7 @@ def in_words(pair: Pair) -> str:
     shown = f"{better:.{digits}f}", f"{worse:.{digits}f}"
     if shown[0] == shown[1]:
         shown = f"{better:.6g}", f"{worse:.6g}"
-    trials = pair.first.resampling.trials
+    trials = how.trials
     chance = (
         f"exchanging their results at random makes so large a difference in "
         f"{chosen.p * (trials + 1) - 1:,.0f} of {trials:,} trials (p = {chosen.p:.4f})"
@@ -303,10 +331,3 @@ def in_words(pair: Pair) -> str:
         f"No difference is shown between {names[0]} and {names[1]}: {label} {shown[0]} to "
         f"{shown[1]}; {chance}."
     )
-
-
-def resampling_notes(how: Resampling) -> JsonObject:
-    """How intervals and p-values were drawn, for JSON."""
-    return {
-        "level": how.level, "resamples": how.resamples, "trials": how.trials, "seed": how.seed,
-    }  # fmt: skip

@@ -28,7 +28,7 @@ __all__ = [
     "write_huggingface",
 ]
 
-#: Hypotheses of a translation's search, as `headloom translate` has by default.
+#: Hypotheses of a translation's search, as `headloom predict` has by default.
 BEAM = 5
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headloom.api.dump_names import layers_of_names
-from headloom.api.trace_request import Report, report_of
-from headloom.api.tracing import check_output
+from headloom.api.tracing import Report, check_output, report_of
 from headloom.errors import DataError, InputError, installing, optional_package
 from headloom.formats.edge_lists import SUFFIXES, read_edges
 from headloom.formats.files import check_file, in_brief, is_there, read_json, read_text

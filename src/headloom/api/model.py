@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from torch import nn
+
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, JsonObject
+from headloom.formats.run import is_run
+from headloom.formats.tokens import visible
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image
-    from torch import nn
 
     from headloom.analysis.alignment.words import WordParts
-    from headloom.formats.history import History
     from headloom.formats.trace import TraceData
-    from headloom.mechanism.received import LastQueries
     from headloom.tracing.options import TraceOptions, Verify
 
 __all__ = [
@@ -31,12 +33,13 @@ __all__ = [
     "Progress",
     "TraceChoices",
     "check_text",
-    "logit_name",
     "one_token",
+    "open_model",
+    "tell_unknown",
 ]
 
 #: What a model reads: tensors by the names of its arguments; or a text that its tracer encodes.
-Inputs = Mapping[str, Any] | str
+Inputs = Mapping[str, torch.Tensor] | str
 #: Told the path and the number of each layer that is done, of how many.
 Progress = Callable[[str, int, int | None], None]
 
@@ -49,28 +52,18 @@ class TraceChoices:
     generate: how many tokens the model writes; None: it only reads.
     keep: edges kept of each query.
     layers: numbers and paths with a comma between them; None: all.
-    dtype: "float32", "bfloat16" or "float16", of queries and keys; None: as they are.
     queries_keys: whether to keep queries and keys.
     overwrite: replace a trace that is there, and nothing else.
     verify: how much of the text is read without headloom too: see `headloom.trace`.
-    received: whether to keep what each key receives: "all", or a number, from so many last queries
-        too; None: not.
     """
 
     target: str | None = None
     generate: int | None = None
     keep: int = 32
     layers: str | None = None
-    dtype: str | None = None
     queries_keys: bool = True
     overwrite: bool = False
     verify: Verify = None
-    received: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raise an InputError for a word that says nothing of keys, before a model is opened."""
-        if self.received is not None:
-            received_of(self.received)
 
     @property
     def chosen_layers(self) -> list[int | str] | None:
@@ -86,7 +79,7 @@ class TraceChoices:
             raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
         return [int(name) if name.isascii() and name.isdigit() else name for name in names]
 
-    def as_asked(self, tokenizer: Any, save: Path | None = None) -> TraceOptions:
+    def as_asked(self, tokenizer: object, save: Path | None = None) -> TraceOptions:
         """The options as `headloom.trace` takes them.
 
         tokenizer: who names the ids. save: the folder to write to while the model runs.
@@ -95,34 +88,15 @@ class TraceChoices:
         from headloom.tracing.options import TraceOptions
 
         return TraceOptions(
-            tokenizer,
-            Top(self.keep),
-            self.queries_keys,
-            self.chosen_layers,
-            save,
-            self.stored_dtype,
-            self.overwrite,
-            self.verify,
-            received=self.received is not None and received_of(self.received),
-        )
+            tokenizer, Top(self.keep), self.queries_keys, self.chosen_layers, save,
+            overwrite=self.overwrite, verify=self.verify,
+        )  # fmt: skip
 
     @property
     def decisive(self) -> JsonObject:
-        """The options that a trace depends on; what came later only where it was asked for."""
-        late = ("received",)
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in ("overwrite", "verify") and not (name in late and value is None)
-        }
-
-    @property
-    def stored_dtype(self) -> torch.dtype | None:
-        """The number type of queries and keys on disk."""
-        import torch
-
-        dtype: torch.dtype | None = None if self.dtype is None else getattr(torch, self.dtype)
-        return dtype
+        """The options that a trace depends on."""
+        every = asdict(self)
+        return {name: every[name] for name in every if name not in ("overwrite", "verify")}
 
 
 @dataclass(frozen=True)
@@ -146,7 +120,7 @@ class Pairs:
     inputs: a batch; sources, targets: which tokens the words of each are made of.
     """
 
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, torch.Tensor]
     sources: list[WordParts]
     targets: list[WordParts]
 
@@ -178,7 +152,7 @@ class Prediction:
     """
 
     network: nn.Module
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, torch.Tensor]
     tokens: Sequence[str]
     read: Sequence[str]
     number: Callable[[str, str], int]
@@ -188,7 +162,7 @@ class Prediction:
 
 
 class Model(Protocol):
-    """What commands ask of a model: see `headloom.api.opening`."""
+    """What commands ask of a model: see `open_model`."""
 
     @property
     def network(self) -> nn.Module:
@@ -216,8 +190,8 @@ class Model(Protocol):
         """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
         ...
 
-    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
-        """A long text in windows of so many tokens, each as the model reads it."""
+    def windows(self, text: str, window: int) -> list[dict[str, torch.Tensor]]:
+        """A long text in windows of so many tokens, which share a quarter of them."""
         ...
 
     def verify(self, inputs: Inputs, options: TraceChoices) -> None:
@@ -241,38 +215,13 @@ class Model(Protocol):
         """
         ...
 
-    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
-        """The loss on a text; without one on so many tokens of a run's validation data."""
-        ...
-
-    def logit_of(
-        self, word: str, against: str | None, text: str | None, target: str | None
-    ) -> Measure:
-        """The logit of a token after a text, less that of another."""
+    def loss(self, text: str | None, target: str | None) -> Measure:
+        """The loss on a text; without one on some of a run's validation data."""
         ...
 
     def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
         """The model and its inputs, ready for a question about one of its predictions."""
         ...
-
-    def history(self) -> History:
-        """The snapshots of its training. Raises: InputError: it is not a run."""
-        ...
-
-
-def received_of(word: str) -> bool | LastQueries:
-    """What is asked of keys, as `headloom.trace` takes it, from the word of an option.
-
-    >>> received_of("all"), received_of("64")
-    (True, LastQueries(number=64))
-    """
-    from headloom.mechanism.received import LastQueries
-
-    if word == "all":
-        return True
-    if word.isascii() and word.isdigit() and int(word[:9]) > 0:
-        return LastQueries(int(word[:9]))
-    raise InputError(f"--received {word}: expected all, or a number of last queries, 1 or more.")
 
 
 def check_text(text: str | Sequence[int]) -> None:
@@ -298,6 +247,52 @@ def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:
     return ids[0]
 
 
-def logit_name(word: str, against: str | None) -> str:
-    """The name of the measure of `Model.logit_of`."""
-    return f"logit of {word!r}" + ("" if against is None else f" less that of {against!r}")
+def open_model(
+    name: str,
+    *,
+    predicting: bool = False,
+    labelling: bool = False,
+    reads_text: bool = True,
+    quiet: bool = False,
+) -> Model:
+    """Open a training run by its folder, or a model of Hugging Face by its folder, file or name.
+
+    Args:
+        name: of the folder, of the GGUF file, or of the model.
+        predicting, labelling: see `headloom.tracing.pretrained.load_pretrained`.
+        reads_text: whether a model of Hugging Face needs its tokenizer.
+        quiet: say nothing of quantised weights, as a process beside the one that said it.
+
+    Raises: DataError: no such run or model, or damaged; InputError: Transformers is missing.
+    """
+    if is_run(name):
+        from headloom.api.run_model import model_of_run
+        from headloom.training.inference import open_run
+
+        return model_of_run(open_run(name))
+    from headloom.api.pretrained_model import PretrainedModel
+    from headloom.tracing.description import describe
+    from headloom.tracing.pretrained import load_pretrained
+
+    network, tokenizer = load_pretrained(
+        name, predicting=predicting, labelling=labelling, text=reads_text
+    )
+    if not quiet and (bits := describe(network).get("quantization")):
+        print(
+            f"headloom: {name}: quantised weights, {bits}; they are read as float32",
+            file=sys.stderr,
+        )
+    return PretrainedModel(name, network, tokenizer)
+
+
+def tell_unknown(what: str, parts: Sequence[str]) -> None:
+    """Name, on standard error, the characters or words of a text that a run's vocabulary lacks."""
+    if parts:
+        shown = " ".join(map(visible, parts[:10])) + (" ..." if len(parts) > 10 else "")
+        kind = "character" if all(len(part) == 1 for part in parts) else "word"
+        those = f"{kind} that is" if len(parts) == 1 else f"{kind}s that are"
+        print(
+            f"headloom: {what} has {len(parts)} {those} not in the vocabulary of this run, and "
+            f"that the model reads as unknown: {shown}",
+            file=sys.stderr,
+        )

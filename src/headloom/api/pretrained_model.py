@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from headloom.analysis.alignment.words import WordParts, parts_by_offsets, parts_by_tokens
-from headloom.analysis.effects.ablation import chosen_logit, next_token_loss
+from headloom.analysis.alignment.words import WordParts, parts_by_offsets
+from headloom.analysis.effects.ablation import next_token_loss
 from headloom.analysis.effects.prediction import masked_loss, output_change, target_loss
 from headloom.api.model import (
     Inputs,
@@ -21,12 +21,10 @@ from headloom.api.model import (
     Prediction,
     Progress,
     TraceChoices,
-    logit_name,
     one_token,
 )
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping
-from headloom.formats.history import History
 from headloom.formats.trace import TraceData
 from headloom.tracing.capture import trace_as
 from headloom.tracing.capture import verify as verify_model
@@ -54,12 +52,6 @@ class PretrainedModel:
         """None: what its tokenizer lacks, the tokens of a trace show."""
         return ()
 
-    def history(self) -> History:
-        """Raises an InputError: a model of Hugging Face has no snapshots."""
-        raise InputError(
-            f"{self.name}: --history needs a training run. Give a run's folder, or leave it out."
-        )
-
     def inputs(self, text: str, options: TraceChoices) -> Inputs:
         """See Model."""
         generates = options.generate is not None
@@ -79,9 +71,9 @@ class PretrainedModel:
             )
         return _text_pairs(self.network, self.tokenizer, sources, targets)
 
-    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
+    def windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
         """See Model."""
-        return split_windows(self.network, self.tokenizer, text, window, overlap)
+        return split_windows(self.network, self.tokenizer, text, window, None)
 
     def verify(self, inputs: Inputs, options: TraceChoices) -> None:
         """See Model."""
@@ -110,60 +102,33 @@ class PretrainedModel:
         )
         return cast(TraceData, traced)
 
-    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
+    def loss(self, text: str | None, target: str | None) -> Measure:
         """See Model; of an encoder that predicts no tokens, the change of its output."""
-        text = self._required(text)
+        if text is None:
+            raise InputError("ablate: give the text that the model reads, by --text or --file.")
         inputs = dict(self.tokenizer(text, return_tensors="pt", verbose=False))
         network: Any = self.network
         if self._is_pair:
             if target is None:
-                raise InputError(
-                    "an encoder-decoder is measured by its loss. Give a --target, and no --logit."
-                )
+                raise InputError("the loss of an encoder-decoder is of its --target. Give one.")
             labels = self.tokenizer(text_target=target, return_tensors="pt", verbose=False)
             loss = target_loss(self.network, inputs, labels["input_ids"])
             return Measure("loss of the target", loss)
-        self._refuse_target(target)
+        if target is not None:
+            kind = self._config.model_type
+            raise InputError(f"--target: a {kind} reads one text and has no target. Leave it out.")
         self._drop_unread(inputs)
+        tokens = token_names(inputs["input_ids"][0].tolist(), self.tokenizer)
         if self._is_masked:
             loss = masked_loss(network, inputs, self.tokenizer)
-            return Measure("loss of masked tokens", loss, self._names(inputs))
+            return Measure("loss of masked tokens", loss, tokens)
         if not self._predicts_tokens:
             change = output_change(network, inputs)
             return Measure("change of the output", change, differentiable=False)
         ids = inputs["input_ids"]
         if ids.shape[1] < 2:
             raise InputError("the text has one token; the loss needs two or more. Give more text.")
-        return Measure(
-            "loss", lambda: next_token_loss(network(**inputs).logits, ids), self._names(inputs)
-        )
-
-    def logit_of(
-        self, word: str, against: str | None, text: str | None, target: str | None
-    ) -> Measure:
-        """See Model."""
-        text = self._required(text)
-        if self._is_pair:
-            raise InputError(
-                "an encoder-decoder is measured by its loss. Give a --target, and no --logit."
-            )
-        self._refuse_target(target)
-        if not self._predicts_tokens:
-            raise InputError(
-                f"--logit: {type(self.network).__name__} predicts no tokens. Leave it out."
-            )
-        inputs = dict(self.tokenizer(text, return_tensors="pt", verbose=False))
-        self._drop_unread(inputs)
-        ids = inputs["input_ids"][0].tolist()
-        position = self._masked_place("--logit", ids) if self._is_masked else -1
-        token = self._number("--logit", word)
-        minus = None if against is None else self._number("--against", against)
-
-        def run() -> Tensor:
-            logits = self.network(**inputs).logits
-            return chosen_logit(logits, token, minus=minus, position=position)
-
-        return Measure(logit_name(word, against), run, self._names(inputs))
+        return Measure("loss", lambda: next_token_loss(network(**inputs).logits, ids), tokens)
 
     def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
         """See Model."""
@@ -177,9 +142,21 @@ class PretrainedModel:
         tokens = token_names(ids, self.tokenizer)
         kind = type(self.network).__name__
         if kind.endswith("ForSequenceClassification"):
-            labels = self._config.id2label
+            labels: dict[int, str] = {n: str(name) for n, name in self._config.id2label.items()}
+
+            def number(option: str, name: str) -> int:
+                if name not in labels.values():
+                    known = ", ".join(labels.values())
+                    raise InputError(f"{option} {name}: no such label; there are {known}.")
+                return next(n for n, label in labels.items() if label == name)
+
             return Prediction(
-                self.network, given, tokens, [], self._label, lambda n: [labels[i] for i in n]
+                self.network,
+                given,
+                tokens,
+                [],
+                number,
+                lambda numbers: [labels[n] for n in numbers],
             )
         if not self._predicts_tokens:
             saved = ", ".join(self._config.architectures or [])
@@ -191,20 +168,15 @@ class PretrainedModel:
         read = tokens
         if "decoder_input_ids" in given:
             read = token_names(given["decoder_input_ids"][0].tolist(), self.tokenizer)
-        masked = self._is_masked and position is None
+        mask = None
+        if self._is_masked and position is None:
+            if self.tokenizer.mask_token_id not in ids:
+                raise InputError(f"put {self.tokenizer.mask_token} where the token is predicted.")
+            mask = ids.index(self.tokenizer.mask_token_id)
         return Prediction(
-            self.network,
-            given,
-            tokens,
-            read,
-            self._number,
-            lambda numbers: token_names(numbers, self.tokenizer),
-            self._masked_place("relevance", ids) if masked else None,
-        )
-
-    def _names(self, inputs: Mapping[str, Any]) -> Sequence[str]:
-        """The tokens of one input."""
-        return token_names(inputs["input_ids"][0].tolist(), self.tokenizer)
+            self.network, given, tokens, read, self._number,
+            lambda numbers: token_names(numbers, self.tokenizer), mask,
+        )  # fmt: skip
 
     @property
     def _config(self) -> Any:
@@ -224,16 +196,6 @@ class PretrainedModel:
         network: Any = self.network
         return network.get_output_embeddings() is not None
 
-    def _required(self, text: str | None) -> str:
-        if text is None:
-            raise InputError("ablate: give the text that the model reads, by --text or --file.")
-        return text
-
-    def _refuse_target(self, target: str | None) -> None:
-        if target is not None:
-            kind = self._config.model_type
-            raise InputError(f"--target: a {kind} reads one text and has no target. Leave it out.")
-
     def _drop_unread(self, inputs: dict[str, Any]) -> None:
         """Take out the types of the tokens, where the model does not read them."""
         if "token_type_ids" not in inspect.signature(self.network.forward).parameters:
@@ -245,63 +207,30 @@ class PretrainedModel:
         unknown = None if word == self.tokenizer.unk_token else self.tokenizer.unk_token_id
         return one_token(f"{option} {word}", ids, unknown)
 
-    def _label(self, option: str, name: str) -> int:
-        """The number of a label of a classifier."""
-        labels: dict[str, int] = {
-            str(label): number for number, label in self._config.id2label.items()
-        }
-        if name not in labels:
-            raise InputError(f"{option} {name}: no such label; there are {', '.join(labels)}.")
-        return labels[name]
-
-    def _masked_place(self, option: str, ids: list[int]) -> int:
-        """The position of the first mask of a text."""
-        if self.tokenizer.mask_token_id not in ids:
-            raise InputError(
-                f"{option}: put {self.tokenizer.mask_token} where the token is predicted."
-            )
-        return ids.index(self.tokenizer.mask_token_id)
-
 
 def _text_pairs(
     model: nn.Module, tokenizer: Any, sources: Sequence[str], targets: Sequence[str]
 ) -> Pairs:
     """Sources and targets, padded on the right.
 
-    Raises: InputError: tokens that cannot be joined to the words of a text.
+    Raises: InputError: a tokenizer that does not know where in a text its tokens stand.
     """
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError("align: the tokenizer knows no offsets. Take one with a tokenizer.json.")
     config: Any = model.config
     start = config.decoder_start_token_id
-    first = [] if start is None else [start]
-    source = [_encoded(tokenizer, text, []) for text in sources]
-    target = [_encoded(tokenizer, text, first, as_target=True) for text in targets]
     inputs: dict[str, Tensor] = {}
-    filler = config.pad_token_id or 0
-    for prefix, sides in (("", source), ("decoder_", target)):
-        rows = [torch.tensor(ids) for ids, _ in sides]
+    words: list[list[WordParts]] = []
+    for prefix, option, texts in (("", "text", sources), ("decoder_", "text_target", targets)):
+        first = [start] if prefix and start is not None else []
+        rows, parts = [], []
+        for text in texts:
+            encoded = tokenizer(**{option: text}, return_offsets_mapping=True, verbose=False)
+            rows.append(torch.tensor([*first, *encoded["input_ids"]]))
+            places = [[0, 0] for _ in first] + [list(place) for place in encoded["offset_mapping"]]
+            parts.append(parts_by_offsets(text, places))
         pad = torch.nn.utils.rnn.pad_sequence
-        inputs[f"{prefix}input_ids"] = pad(rows, True, filler)
+        inputs[f"{prefix}input_ids"] = pad(rows, True, config.pad_token_id or 0)
         inputs[f"{prefix}attention_mask"] = pad([torch.ones_like(row) for row in rows], True, 0)
-    return Pairs(inputs, [parts for _, parts in source], [parts for _, parts in target])
-
-
-def _encoded(
-    tokenizer: Any, text: str, first: list[int], as_target: bool = False
-) -> tuple[list[int], WordParts]:
-    """The ids of a text, and its words."""
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    given = {"text_target" if as_target else "text": text}
-    encoded = tokenizer(**given, return_offsets_mapping=fast, verbose=False)
-    ids = [*first, *encoded["input_ids"]]
-    if fast:
-        offsets = [*([[0, 0]] * len(first)), *map(list, encoded["offset_mapping"])]
-        return ids, parts_by_offsets(text, offsets)
-    special = set(tokenizer.all_special_ids) | set(first)
-    parts = parts_by_tokens(token_names(ids, tokenizer), [number in special for number in ids])
-    words = text.split()
-    if len(parts.words) != len(words):
-        raise InputError(
-            f"align: the tokens of {text[:60]!r} make {len(parts.words)} words, and it has "
-            f"{len(words)} between spaces. Use a tokenizer that knows its offsets (tokenizer.json)."
-        )
-    return ids, WordParts(words, parts.share)
+        words.append(parts)
+    return Pairs(inputs, *words)

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from headloom.analysis.effects.relevance import relevance
 from headloom.analysis.effects.relevance_levels import relevance_levels
-from headloom.api.model import Model, Prediction
-from headloom.api.notices import tell_unknown
-from headloom.api.opening import open_model
+from headloom.api.model import Model, Prediction, open_model, tell_unknown
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.studio.flows import RelevanceShown
 
-__all__ = ["Relevance", "relevance_of_levels", "relevance_of_tokens"]
+__all__ = ["Relevance", "logits_at", "place_of", "relevance_of_levels", "relevance_of_tokens"]
 
 #: Tokens, and tokens times parameters of a model, whose relevance is shown by layers: seconds.
 _LONGEST, _LARGEST = 1024, 2**37
@@ -78,7 +76,7 @@ def relevance_of_tokens(
         )
     model = open_model(name, predicting=True, labelling=True)
     prediction = model.prediction(text, target, position)
-    place = _place(prediction, position)
+    place = place_of(prediction, position)
     chosen = None if logit is None else prediction.number("--logit", logit)
     other = None if against is None else prediction.number("--against", against)
     asked = _Asked(prediction, place, chosen, other)
@@ -127,7 +125,7 @@ def relevance_of_levels(model: Model, text: str, position: int) -> RelevanceShow
                 f"relevance."
             )
 
-    place = _place(prediction, position if prediction.read else None)
+    place = place_of(prediction, position if prediction.read else None)
     asked = _Asked(prediction, place)
     inputs = _inputs(prediction, place)
     found = relevance_levels(
@@ -165,7 +163,7 @@ class _Asked:
 
     def score(self, output: Any) -> Tensor:
         """The logit, of a model's output."""
-        logits = _logits(self._prediction, output, self._place)
+        logits = logits_at(self._prediction, output, self._place)
         self.number = int(logits.argmax()) if self._chosen is None else self._chosen
         value = logits[self.number]
         value = value if self._other is None else value - logits[self._other]
@@ -196,7 +194,7 @@ def _name(prediction: Prediction, number: int) -> str:
     return str(name)
 
 
-def _place(prediction: Prediction, position: int | None) -> int | None:
+def place_of(prediction: Prediction, position: int | None) -> int | None:
     """The position that is asked, from 0; None: of a classifier."""
     count = len(prediction.read)
     if not count:
@@ -218,8 +216,8 @@ def _inputs(prediction: Prediction, place: int | None) -> Mapping[str, Any]:
     return prediction.inputs
 
 
-def _logits(prediction: Prediction, output: Any, place: int | None) -> Tensor:
-    """The logits of one position of an output."""
+def logits_at(prediction: Prediction, output: Any, place: int | None) -> Tensor:
+    """The logits of one position of an output; None: those of a classifier."""
     logits: Tensor = output if isinstance(output, Tensor) else output.logits
     if place is None:
         return logits[0]

@@ -5,37 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from headloom.analysis.alignment.words import parts_by_offsets
-from headloom.analysis.effects.ablation import chosen_logit
 from headloom.api.model import (
     Inputs,
     Measure,
     Pairs,
+    Pooling,
     Prediction,
     Progress,
     TraceChoices,
     check_text,
-    logit_name,
     one_token,
 )
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping
-from headloom.formats.history import History
 from headloom.formats.images import image_array
 from headloom.formats.trace import TraceData
+from headloom.models.classifier import Classifier
+from headloom.models.image_classifier import ImageClassifier
 from headloom.models.transformer import Transformer
 from headloom.tracing.capture import trace_as
 from headloom.tracing.capture import verify as verify_model
 from headloom.tracing.names import token_names
 from headloom.training.batches import Batch, padded
+from headloom.training.data import classes_of
 from headloom.training.inference import TrainedRun
-from headloom.training.sections import ClassifierConfig, GraphConfig, TransformerConfig
+from headloom.training.sections import ClassifierConfig, TransformerConfig
 from headloom.training.tasks.images import normalised, shape_of
+from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.text import Vocabulary
 from headloom.training.translation import translate
 from headloom.training.validation import mean_loss
@@ -43,12 +45,26 @@ from headloom.training.validation import mean_loss
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ImageRunModel", "RunModel"]
+__all__ = ["ClassifierModel", "RunModel", "model_of_run"]
+
+#: Tokens of the validation data on which a loss is taken, at least.
+_VALIDATION = 4_096
+#: No target of a batch of classes has it: every example has a class.
+_NONE = -100
+
+
+def model_of_run(run: TrainedRun) -> RunModel:
+    """A run as commands ask it."""
+    return ClassifierModel(run) if run.model.classifies_texts else RunModel(run)
 
 
 @dataclass(frozen=True, eq=False)
 class RunModel:
-    """A run, as `headloom.api.model.Model`; beam: of its own translations."""
+    """A run, as `headloom.api.model.Model`; beam: of its own translations.
+
+    Whatever needs a text raises an InputError for one that reads images or a graph: see
+    `TrainedRun.vocabulary`.
+    """
 
     run: TrainedRun
     beam: int = 5
@@ -60,35 +76,41 @@ class RunModel:
 
     @property
     def tokenizer(self) -> Vocabulary | None:
-        """See Model."""
-        return self.run.vocabulary
+        """See Model: places of an image have names of their own."""
+        return self.run.data.vocabulary
 
     def unknown_parts(self, text: str) -> Sequence[str]:
         """See Model."""
         return self.run.vocabulary.unknown_parts(text)
 
-    def history(self) -> History:
-        """See Model."""
-        return History(self.run.folder.history)
-
     def inputs(self, text: str, options: TraceChoices) -> Inputs:
         """See Model. A translator without a target reads the translation that it writes itself."""
-        if self.run.translates and options.generate is not None:
-            raise InputError(
-                "--generate: a translator writes its translation anyway. Leave it out."
-            )
+        if options.generate is not None and (self.run.translates or self._has_classes):
+            raise InputError(f"--generate: this run {self.run.model.purpose}. Leave it out.")
         return self._ids(text, options.target)
 
     def image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
-        """Raises an InputError: it reads text."""
-        if isinstance(self.run.config.model, GraphConfig):
+        """See Model. The picture is made grey where the run's images are, and scaled to their size
+        where the run scales its own.
+
+        Raises: InputError: a run that sees no images; a text beside it; a picture of another size.
+        """
+        if not isinstance(self.run.model, ImageClassifier):
             raise InputError(
-                f"--image: {self.run.folder.path} reads its graph alone. Leave it out."
+                f"{self.run.folder.path}: this run {self.run.model.purpose}, and sees no picture."
             )
-        raise InputError(
-            f"--image: {self.run.folder.path} is a run that reads text. Give it a --text, or "
-            "choose a run that sees images, or an image model of Hugging Face."
-        )
+        if text is not None:
+            _ = self.run.vocabulary
+        shape = shape_of(self.run.data)
+        picture = picture.convert("L" if shape.channels == 1 else "RGB")
+        if getattr(self.run.config.task, "size", None) is not None:
+            picture = picture.resize((shape.columns, shape.rows))
+        if (picture.height, picture.width) != (shape.rows, shape.columns):
+            raise InputError(
+                f"the picture has {picture.height} x {picture.width} pixels; this run sees "
+                f"{shape.rows} x {shape.columns}. Scale it to that size."
+            )
+        return self, {"images": normalised(image_array(picture)[None], self.run.data)}
 
     def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
         """See Model."""
@@ -117,33 +139,24 @@ class RunModel:
             ],
         )
 
-    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
+    def windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
         """See Model."""
-        if self.run.translates:
+        if self.run.translates or self._has_classes:
             raise InputError(
-                f"--window: {self.run.folder.path} is a run that translates: it writes a target "
-                "for the whole source. Give its texts a line each, as --corpus."
+                f"--window: {self.run.folder.path} {self.run.model.purpose}, a whole text at once. "
+                "Give its texts a line each, as --corpus."
             )
         sizes = self.run.config.model
-        if isinstance(sizes, GraphConfig):
-            raise InputError(f"--window: {self.run.folder.path} reads a graph, which has none.")
-        if (
-            isinstance(sizes, TransformerConfig | ClassifierConfig)
-            and sizes.positions == "learned"
-            and window > sizes.max_length
+        if isinstance(sizes, TransformerConfig | ClassifierConfig) and (
+            sizes.positions == "learned" and window > sizes.max_length
         ):
             raise InputError(
                 f"--window {window}: this run reads {sizes.max_length} at most. Give --window "
                 f"{sizes.max_length} or less."
             )
-        shared = window // 4 if overlap is None else overlap
-        if shared >= window:
-            raise InputError(
-                f"--window {window}: with {shared} of overlap there is no room for new tokens. "
-                "Give a larger --window or a smaller --overlap."
-            )
         ids, offsets = self.run.vocabulary.encode_with_offsets(text)
         check_text(ids)
+        shared = window // 4
         return [
             {
                 "tokens": torch.tensor([ids[start : start + window]]),
@@ -179,50 +192,27 @@ class RunModel:
             known = {**traced.positions.get("tokens", {}), "offsets": offsets}
             traced = replace(traced, positions={**traced.positions, "tokens": known})
         if output is not None:
-            traced.save(output, dtype=options.stored_dtype, overwrite=options.overwrite)
+            traced.save(output, overwrite=options.overwrite)
         return traced
 
-    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
-        """See Model."""
-        if text is None:
-            if target is not None:
-                raise InputError("--logit and --target need --text.")
-            batches = self.validation(tokens)
-        elif self.run.translates:
-            ids = self._ids(text, target)
-            written = ids["target"]
-            end = torch.tensor([[self.run.vocabulary.end]])
-            targets = torch.cat((written[:, 1:], end), 1)
-            count = ids["source"].shape[1] + written.shape[1] + 1
-            batches = [Batch(ids, targets, count)]
-        else:
-            read = self._ids(text, target)["tokens"]
-            if read.shape[1] < 2:
-                raise InputError(
-                    "the text has one token; the loss needs two or more. Give more text."
-                )
-            batches = [Batch({"tokens": read[:, :-1]}, read[:, 1:], read.shape[1])]
-        filler = self.run.vocabulary.pad
+    def loss(self, text: str | None, target: str | None) -> Measure:
+        """See Model. A token of an image is a pixel."""
+        filler = _NONE if self.tokenizer is None else self.tokenizer.pad
+        batches = self._validation() if text is None else [self._batch(text, target)]
         return Measure("loss", lambda: mean_loss(self.run.model, batches, filler))
 
-    def logit_of(
-        self, word: str, against: str | None, text: str | None, target: str | None
-    ) -> Measure:
-        """See Model."""
-        if text is None:
-            raise InputError("--logit and --target need --text.")
+    def _batch(self, text: str, target: str | None) -> Batch:
+        """A text as the training reads it."""
+        ids = self._ids(text, target)
         if self.run.translates:
-            raise InputError(
-                "--logit is for language models; this run is a translator. Leave it out."
-            )
-        inputs = self._ids(text, target)
-        token = self._number("--logit", word)
-        minus = None if against is None else self._number("--against", against)
-        return Measure(
-            logit_name(word, against),
-            lambda: chosen_logit(self.run.model(**inputs), token, minus=minus),
-            token_names(inputs["tokens"][0].tolist(), self.run.vocabulary),
-        )
+            written = ids["target"]
+            end = torch.tensor([[self.run.vocabulary.end]])
+            count = ids["source"].shape[1] + written.shape[1] + 1
+            return Batch(ids, torch.cat((written[:, 1:], end), 1), count)
+        read = ids["tokens"]
+        if read.shape[1] < 2:
+            raise InputError("the text has one token; the loss needs two or more. Give more text.")
+        return Batch({"tokens": read[:, :-1]}, read[:, 1:], read.shape[1])
 
     def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
         """See Model."""
@@ -230,13 +220,13 @@ class RunModel:
         inputs = self._ids(text, target)
         names = [token_names(ids[0].tolist(), words) for ids in inputs.values()]
         return Prediction(
-            self.run.model,
-            inputs,
-            names[0],
-            names[-1],
-            self._number,
+            self.run.model, inputs, names[0], names[-1], self._number,
             lambda numbers: token_names(numbers, words),
-        )
+        )  # fmt: skip
+
+    @property
+    def _has_classes(self) -> bool:
+        return False
 
     def _number(self, option: str, word: str) -> int:
         """The token that the word of an option names."""
@@ -250,9 +240,7 @@ class RunModel:
         check_text(ids)
         if not self.run.translates:
             if target is not None:
-                raise InputError(
-                    "--target: this run is a language model, which has no target. Leave it out."
-                )
+                raise InputError(f"--target: this run {self.run.model.purpose}. Leave it out.")
             return {"tokens": torch.tensor([ids])}
         room = None
         if target is None:
@@ -268,9 +256,9 @@ class RunModel:
             "target": torch.tensor([[words.start, *words.encode(target)][:room]]),
         }
 
-    def validation(self, tokens: int) -> list[Batch]:
-        """Batches of the validation data, of so many tokens at least."""
-        batches = []
+    def _validation(self) -> list[Batch]:
+        """Batches of the validation data."""
+        batches, tokens = [], _VALIDATION
         size = self.run.config.training.batch_tokens
         for batch in self.run.task("valid").validation(size):
             batches.append(batch)
@@ -280,79 +268,55 @@ class RunModel:
         return batches
 
 
+class ClassifierModel(RunModel):
+    """A run of a classifier of texts, whose predictions are labels."""
+
+    @property
+    def _has_classes(self) -> bool:
+        return True
+
+    def _batch(self, text: str, target: str | None) -> Batch:
+        """A text, with the label that is given as its target."""
+        if target is None:
+            raise InputError(
+                "the loss of a text needs its label. Give it as --target, or ask for a --logit."
+            )
+        ids = self._ids(text, None)
+        return Batch(ids, torch.tensor([self._number("--target", target)]), 1)
+
+    def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+        """See Model."""
+        inputs, model = self._ids(text, target), self.run.model
+        labels = classes_of(self.run.data)
+        names = token_names(inputs["tokens"][0].tolist(), self.run.vocabulary)
+        pooling = None
+        if isinstance(model, Classifier):  # others read the class from one token
+            pooling = Pooling(model.pooling, lambda: model.contributions(**inputs)[0])
+        return Prediction(
+            model, inputs, names, [], self._number,
+            lambda numbers: [labels[number] for number in numbers], pooling=pooling,
+        )  # fmt: skip
+
+    def _number(self, option: str, word: str) -> int:
+        """The number of a class."""
+        labels = classes_of(self.run.data)
+        if word not in labels:
+            known = ", ".join([*labels[:20], *["..."][: len(labels) > 20]])
+            raise InputError(f"{option} {word}: no such label; there are {known}.")
+        return labels.index(word)
+
+    def _ids(self, text: str, target: str | None) -> dict[str, Tensor]:
+        """What the classifier reads."""
+        if target is not None:
+            raise InputError(f"--target: this run {self.run.model.purpose}. Leave it out.")
+        check_text(text)
+        longest = longest_text(self.run.data)
+        return {"tokens": torch.tensor([text_ids(self.run.vocabulary, text, longest)])}
+
+
 def _without_offsets(inputs: Inputs) -> dict[str, Tensor]:
     if isinstance(inputs, str):
         raise InputError(
             "the inputs are a text; a model of headloom reads token ids. Encode it first."
         )
     return {name: ids for name, ids in inputs.items() if name != "offset_mapping"}
-
-
-@dataclass(frozen=True, eq=False)
-class ImageRunModel(RunModel):
-    """A run whose model sees images, and reads no text."""
-
-    @property
-    def tokenizer(self) -> None:
-        """See Model: places of an image have names of their own."""
-        return None
-
-    def _no_text(self, option: str) -> NoReturn:
-        raise InputError(
-            f"{option}: {self.run.folder.path} is a run that sees images and reads no text. Give "
-            "it an --image."
-        )
-
-    def unknown_parts(self, text: str) -> Sequence[str]:
-        """See Model."""
-        self._no_text("--text")
-
-    def inputs(self, text: str, options: TraceChoices) -> Inputs:
-        """Raises an InputError: it reads no text."""
-        self._no_text("--text")
-
-    def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> NoReturn:
-        """Raises an InputError: it reads no text."""
-        self._no_text("--source-file")
-
-    def image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
-        """See Model. The picture is made grey where the run's images are, and scaled to their size
-        where the run scales its own.
-
-        Raises: InputError: a text beside it, or a picture of another size.
-        """
-        if text is not None:
-            self._no_text("--text")
-        shape = shape_of(self.run.data)
-        picture = picture.convert("L" if shape.channels == 1 else "RGB")
-        task = self.run.config.task
-        if getattr(task, "size", None) is not None:
-            picture = picture.resize((shape.columns, shape.rows))
-        if (picture.height, picture.width) != (shape.rows, shape.columns):
-            raise InputError(
-                f"--image: the picture has {picture.height} x {picture.width} pixels; this run "
-                f"sees {shape.rows} x {shape.columns}. Scale it to that size."
-            )
-        return self, {"images": normalised(image_array(picture)[None], self.run.data)}
-
-    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
-        """Raises an InputError: it reads no text."""
-        self._no_text("--window")
-
-    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
-        """See Model. A token of an image is a pixel."""
-        if text is not None or target is not None:
-            self._no_text("--text" if text is not None else "--target")
-        batches = self.validation(tokens)
-        # -100: see Task.ignored; every image has a class.
-        return Measure("loss", lambda: mean_loss(self.run.model, batches, -100))
-
-    def logit_of(
-        self, word: str, against: str | None, text: str | None, target: str | None
-    ) -> Measure:
-        """Raises an InputError: it reads no text."""
-        self._no_text("--text" if text is not None else "--logit")
-
-    def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
-        """Raises an InputError: it reads no text."""
-        self._no_text("--text")

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from headloom.analysis.effects.head_outputs import Reached, reaching
 from headloom.analysis.matrices.projections import LayerMatrices, matrices_of, output_projection
-from headloom.api.model import Model, TraceChoices
-from headloom.api.opening import open_model
+from headloom.api.model import Model, TraceChoices, open_model
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer
@@ -97,12 +96,8 @@ def _worked(
 ) -> Worked:
     """The walk of a layer, held against what the model computed itself."""
     how, heads = call.reached.scoring, call.reached.heads
-    if how is None:
-        raise _more(layer, "how it scores could not be told")
-    if how.bias is not None or how.softcap is not None:
-        raise _more(layer, "a bias or a bound enters its scores")
-    if how.relative is not None and not how.relative.only_bias:
-        raise _more(layer, "its positions add vectors to keys or values")
+    if how is None or (how.relative is not None and not how.relative.only_bias):
+        raise _more(layer, "how it scores could not be told, or adds vectors to keys or values")
     module = network.get_submodule(layer.name)
     turn = None
     if isinstance(module, MultiHeadAttention) and module.relative == "rotary":
@@ -117,10 +112,8 @@ def _worked(
         call.queries_from[0], call.keys_from[0], projections, allowed, relative=how.relative,
         turn=turn,
     )  # fmt: skip
-    if abs(how.scale * projections.depth**0.5 - 1) > 1e-6:
-        raise _more(layer, f"its scores are scaled by {how.scale:g}, not by 1 / sqrt(depth)")
     if float((worked.Z - heads.output[0].double()).abs().max()) > _CLOSE * _size(worked.Z):
-        raise _more(layer, "its output is not that of the six steps")
+        raise _more(layer, "its scale, a bias or a bound gives it another output")
     return worked
 
 
@@ -140,7 +133,11 @@ def _projections(
         ("b_V", repeated.W_V, heads.values[0].repeat_interleave(times, 0), call.keys_from[0]),
     ):
         if isinstance(module, MultiHeadAttention):
-            biases[name] = _own_bias(module, name, times)
+            linear = {"b_Q": module.w_q, "b_K": module.w_k, "b_V": module.w_v}[name]
+            own: Tensor | None = linear.bias  # torch's own type forgets that there may be none
+            by_head = None if own is None else own.detach().reshape(-1, module.depth)
+            repeats = 1 if name == "b_Q" else times
+            biases[name] = None if by_head is None else by_head.repeat_interleave(repeats, 0)
             continue
         biases[name], more = after_projection(inputs, matrix, made)
         if more:
@@ -158,16 +155,6 @@ def output_module(network: nn.Module, layer: str, heads: int) -> nn.Module | Non
     if isinstance(module, MultiHeadAttention):
         return module.w_o
     return output_projection(layer, network, heads)
-
-
-def _own_bias(module: MultiHeadAttention, name: str, times: int) -> Tensor | None:
-    """The bias of a projection of headloom's own layer, (heads, depth)."""
-    linear = {"b_Q": module.w_q, "b_K": module.w_k, "b_V": module.w_v}[name]
-    bias: Tensor | None = linear.bias  # torch's own type forgets that there may be none
-    if bias is None:
-        return None
-    by_head = bias.detach().reshape(-1, module.depth)
-    return by_head if name == "b_Q" else by_head.repeat_interleave(times, 0)
 
 
 def after_projection(inputs: Tensor, matrix: Tensor, made: Tensor) -> tuple[Tensor | None, bool]:
@@ -212,8 +199,7 @@ def _size(numbers: Tensor) -> float:
 def _more(layer: TraceLayer, reason: str) -> InputError:
     return InputError(
         f"steps: layer {layer.name} does more than the six steps: {reason}. headloom trace and "
-        f"headloom "
-        "view show its weights."
+        "headloom view show its weights."
     )
 
 

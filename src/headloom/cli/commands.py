@@ -1,151 +1,129 @@
-"""The command `headloom`: finds its verbs in `headloom.cli.verbs`, and ends each of them well.
+"""The command `headloom`: its verbs, and how each of them ends.
 
-A verb is a module of that folder, with a function of its name, and `PLACE`: the panel of
-``headloom --help`` that lists it, and its place there. Where Python has the name for itself, as
-`import`, an underscore follows it.
+A verb is a function of its name in a module of that name in `headloom.cli.verbs`; where Python has
+the name for itself, as `import`, an underscore follows it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import logging
-import pkgutil
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from difflib import get_close_matches
 from functools import cache
-from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from headloom.cli import verbs
-from headloom.cli.endings import left_by_reader, one_line
-from headloom.cli.help_pages import group_page, verb_page
-from headloom.cli.output import JsonAlone
+from headloom.cli.output import JsonAlone, say
 from headloom.cli.safe_text import safe_output
-from headloom.errors import InputError
+from headloom.errors import HeadloomError, InputError, is_out_of_memory
 from headloom.version import __version__
 
-__all__ = ["PANELS", "app", "main"]
+if TYPE_CHECKING:
+    from typing import TextIO
 
-#: The panels of ``headloom --help``, in order.
-PANELS = ("Make", "Trace", "Read", "See")
+__all__ = ["VERBS", "app", "main", "one_line"]
 
-#: What typer raises for an unknown verb or option, or a bad value; it has no public name there.
-_UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
-
+#: The verbs of each panel of ``headloom --help``, in order.
+VERBS = {
+    "Make": ("demo", "train", "evaluate", "predict"),
+    "Trace": ("trace", "import", "ablate", "relevance"),
+    "Read": ("steps", "heads", "measure", "query", "compare", "align", "evict"),
+    "See": ("view", "export", "map", "doctor"),
+}
+#: Characters of an error that are shown: a path may have thousands.
+_LONGEST = 1_200
+#: What the system says of a place to write to; without a file's name, that is standard output.
+_OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
 #: The sentence after "stopped." where a person stops a verb.
-_TRAINING = " The same command goes on with what is kept."
 _GOES_ON = {
-    "train": _TRAINING,
-    "demo": _TRAINING,
+    "train": " The same command goes on with what is kept.",
+    "demo": " The same command goes on with what is kept.",
     "trace": " What is traced is whole; with --corpus and --window the same command goes on.",
 }
 
 
-def _with_value(error: BaseException) -> str:
-    """What typer says of bad words; with the value that an option cannot have, if it left it out.
+def one_line(error: BaseException) -> str | None:
+    """What is said of an error; None: it is a fault of headloom, whose traceback is needed."""
+    text = _text(error)
+    if text is None:
+        return None
+    text = text.replace("\r", "").replace("\n", "\\n")
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    return text
 
-    That is so where typer checks values by pydantic, whose error is then the cause of its own.
-    """
-    message: str = getattr(error, "format_message", error.__str__)()
-    for fault in getattr(error.__cause__, "errors", list)()[:1]:
-        value = repr(str(fault["input"])[:40])
-        if value not in message:
-            start, colon, said = message.partition(": ")
-            about = said.removeprefix("Input ")
-            return f"{start}{colon}{value}{' ' if about != said else ': '}{about}"
-    return message
+
+def _text(error: BaseException) -> str | None:
+    from headloom.formats.files import reason_of
+
+    match error:
+        case HeadloomError():
+            return str(error)
+        case OSError(filename=str() | bytes() as name):
+            return f"{os.fsdecode(name)}: {reason_of(error)}. Check the path, and its permissions."
+        case OSError(errno=number) if number in _OF_OUTPUT:
+            _forget_output()
+            return f"cannot write the output: {reason_of(error)}."
+        case OSError():
+            return f"the system refuses: {reason_of(error)}."
+        case UnicodeEncodeError():
+            return f"{error.object[:200]}: not UTF-8 text. Rename it, or convert it."
+        case RecursionError():
+            return "the input is nested too deeply to be read. Give a flatter one."
+        case OverflowError():
+            return f"a number is too large: {error}. Give a smaller one."
+        case BaseException() if is_out_of_memory(error):
+            return "not enough memory. Give a smaller input, or use a larger machine."
+        case Exception() if hasattr(error, "format_message"):  # words that typer does not take
+            return str(error.format_message())
+    return None
+
+
+def _forget_output() -> None:
+    """Give what is still to be flushed when the interpreter ends a place to go."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Verb(TyperCommand):
-    """A verb, with its page of help; with --json, standard output is JSON alone."""
+    """A verb. With --json, standard output is JSON alone; a reader that leaves is no failure."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(verb_page(self, ctx))
-
-    def invoke(self, ctx: Any) -> Any:
-        output = JsonAlone(sys.stdout) if ctx.params.get("as_json") else sys.stdout
-        with redirect_stdout(output):
-            return super().invoke(ctx)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
+    def invoke(self, ctx: Any) -> object:
         if ctx.params.get("as_csv") and ctx.params.get("as_json"):
             raise InputError("--csv and --json: a command prints one of them. Leave one out.")
-        return rest
+        alone = ctx.params.get("as_json")
+        output = cast("TextIO", JsonAlone(sys.stdout)) if alone else sys.stdout
+        try:
+            with redirect_stdout(output):
+                result: object = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _forget_output()
+            raise SystemExit(0) from None
+        except KeyboardInterrupt:
+            say(f"headloom: stopped.{_GOES_ON.get(self.name or '', '')}")
+            raise SystemExit(130) from None
+        return result
 
 
 class _Verbs(TyperGroup):
-    """The verbs; ends well where the reader of the output leaves, or a person stops us."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed: list[tuple[str, Any]] = list(self.commands.items())
-        panels = [
-            (
-                f"{panel}:",
-                [
-                    (name, (verb.help or "").split("\n\n")[0])
-                    for name, verb in listed
-                    if verb.rich_help_panel == panel
-                ],
-            )
-            for panel in PANELS
-        ]
-        params: list[Any] = self.get_params(ctx)
-        options = [
-            (", ".join(sorted(option.opts, key=len)), option.help or "") for option in params
-        ]
-        panels.append(("Options:", options))
-        formatter.write(group_page(ctx.command_path, self.help or "", panels))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with self._ending_well(ctx):
-            return super().parse_args(ctx, args or ["--help"])
+    """All verbs; words that typer does not take are one line that names the verb's help."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verb = args[0]
-        # A shell that asks what may follow is told nothing of a word that is no verb.
         if verb in self.commands or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         close = get_close_matches(verb[:100], self.commands, 1)
         near = f" Did you mean {close[0]}?" if close else ""
         raise InputError(f"{verb}: no such command.{near} See headloom --help.")
-
-    def _in_one_line(self, error: BaseException, verb: str | None) -> InputError:
-        message = _with_value(error).replace("Value error, ", "").removesuffix(".")
-        end = "" if message.endswith("?") else "."
-        help_of = f"headloom {verb}" if verb in self.commands else "headloom"
-        options = getattr(self.commands.get(verb or ""), "params", [])
-        takes_text = any("--text" in option.opts for option in options)
-        hint = " A text is given by --text." if takes_text and "unexpected extra" in message else ""
-        return InputError(f"{message}{end}{hint} See {help_of} --help.")
-
-    def invoke(self, ctx: Any) -> Any:
-        with self._ending_well(ctx):
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-            return result
-
-    @contextmanager
-    def _ending_well(self, ctx: Any) -> Iterator[None]:
-        """Bad words are one line; a reader that leaves, and Ctrl-C, are no failures."""
-        try:
-            yield
-        except _UsageError as error:
-            raise self._in_one_line(error, ctx.invoked_subcommand) from None
-        except BrokenPipeError as error:
-            # Before typer, which takes it for a failure.
-            left_by_reader(error)
-            raise SystemExit(0) from None
-        except KeyboardInterrupt:
-            goes_on = _GOES_ON.get(ctx.invoked_subcommand or "", "")
-            print(f"headloom: stopped.{goes_on}", file=sys.stderr)
-            raise SystemExit(130) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -168,31 +146,21 @@ def _options(
     """The attention weight matrix: train it, trace it, read it, see it."""
 
 
-def _modules() -> Iterator[tuple[str, ModuleType]]:
-    """The verbs and their modules, in the order of ``headloom --help``."""
-    names = [module.name for module in pkgutil.iter_modules(verbs.__path__)]
-    modules = {name: importlib.import_module(f"{verbs.__name__}.{name}") for name in names}
-
-    def place(name: str) -> tuple[int, int]:
-        panel, number = modules[name].PLACE
-        return PANELS.index(panel), number
-
-    return ((name, modules[name]) for name in sorted(modules, key=place))
-
-
 def _app() -> typer.Typer:
     """All verbs, each as a command of its name."""
     commands = typer.Typer(
         name="headloom",
         cls=_Verbs,
+        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(_options)
-    for name, module in _modules():
-        panel, _ = module.PLACE
-        register = commands.command(name.removesuffix("_"), cls=_Verb, rich_help_panel=panel)
-        register(getattr(module, name))
+    for panel, names in VERBS.items():
+        for name in names:
+            word = {"import": "import_", "map": "map_"}.get(name, name)
+            module = importlib.import_module(f"headloom.cli.verbs.{word}")
+            commands.command(name, cls=_Verb, rich_help_panel=panel)(getattr(module, word))
     return commands
 
 
@@ -200,26 +168,33 @@ app = _app()
 
 
 @cache
-def _command() -> Any:
+def _command() -> TyperGroup:
     """`app` as a command, which a program that runs several makes once."""
-    return get_command(app)
+    return cast(TyperGroup, get_command(app))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. What a user can mend is one line on standard error, exit code 2."""
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
-    if not debug:
-        # Where it may not keep its list of fonts it says so in two lines; pictures are the same.
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    # Where matplotlib may not keep its list of fonts it says so in two lines; pictures are the
+    # same.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with safe_output():
         try:
-            _command()([word for word in words if word != "--debug"], prog_name="headloom")
+            left = [word for word in words if word != "--debug"]
+            code = _command().main(left or ["--help"], "headloom", standalone_mode=False)
+        except typer.Abort:
+            say("headloom: stopped.")
+            raise SystemExit(130) from None
         except Exception as error:
-            if left_by_reader(error):
-                raise SystemExit(0) from None
             line = one_line(error)
             if debug or line is None:
                 raise
-            print(f"headloom: {line}", file=sys.stderr)
+            verb = getattr(getattr(error, "ctx", None), "command_path", None)
+            end = "" if line.endswith((".", "?")) else "."
+            say(f"headloom: {line}{end if verb else ''}{f' See {verb} --help.' if verb else ''}")
             raise SystemExit(2) from None
+    if code == 130:  # Ctrl-C before the verb began
+        say("headloom: stopped.")
+    raise SystemExit(code if isinstance(code, int) else 0)

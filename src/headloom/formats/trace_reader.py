@@ -26,10 +26,10 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
     check_there(folder, "trace")
     if not folder.is_dir():
         picture = (guess_type(folder.name)[0] or "").startswith("image/")
-        what, option = ("an image", "--image") if picture else ("a text", "--file")
+        what = "an image" if picture else "a text"
         raise DataError(
             f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. To trace {what}: "
-            f"headloom trace MODEL {option} {folder} -o PATH."
+            f"headloom trace MODEL --file {folder} -o PATH."
         )
     if not is_there(folder / MANIFEST, "trace"):
         if any((folder / name).exists() for name in (EDGES, ROWS)):

@@ -86,7 +86,7 @@ class Classifier(Predictor):
         padding: the id that fills short sequences; never looked at, never pooled.
     """
 
-    purpose = "classifies texts (headloom classify)"
+    purpose = "classifies texts (headloom predict)"
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class ImageClassifier(Predictor):
     Raises: InputError: fewer than two classes.
     """
 
-    purpose = "classifies images (headloom evaluate, headloom trace --image)"
+    purpose = "classifies images (headloom evaluate, headloom trace --file)"
 
     def __init__(self, shape: ImageShape, classes: int, width: int) -> None:
         super().__init__()

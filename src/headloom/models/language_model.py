@@ -27,7 +27,7 @@ class LanguageModel(Predictor):
     Source: Radford et al. 2018, on the blocks of Vaswani et al. 2017.
     """
 
-    purpose = "continues text (headloom generate)"
+    purpose = "continues text (headloom predict)"
 
     def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
         super().__init__()

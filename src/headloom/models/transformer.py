@@ -28,7 +28,7 @@ class Transformer(Predictor):
     Source: Vaswani et al. 2017.
     """
 
-    purpose = "translates (headloom translate)"
+    purpose = "translates (headloom predict)"
 
     def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
         super().__init__()

@@ -174,7 +174,7 @@ def _check_folder(folder: Path, library: Any) -> None:
             raise DataError(f"{folder}: a folder of GGUF files. Give one of them: {inside[0]}")
         if is_there(folder / "trace.json", "trace"):
             raise DataError(
-                f"{folder}: a trace, not a model. headloom heads, headloom measures and headloom "
+                f"{folder}: a trace, not a model. headloom heads, headloom measure and headloom "
                 "view read it; here give a run's folder, a model's, or the name of a model."
             )
         raise DataError(
@@ -258,12 +258,12 @@ def image_inputs(
     takes = inspect.signature(model.forward).parameters
     kind = getattr(model.config, "model_type", type(model).__name__)
     if "pixel_values" not in takes:
-        raise InputError(f"--image: a {kind} reads no images (pixel_values). Give it a --text.")
+        raise InputError(f"a {kind} reads no images (pixel_values). Give it a --text.")
     level = library.utils.logging.get_verbosity()
     library.utils.logging.set_verbosity_error()
     try:
         if "input_ids" in takes and text is None:
-            raise InputError(f"--image: a {kind} reads a text too: give it as --text.")
+            raise InputError(f"a {kind} reads a text too: give it as --text.")
         if text is not None and getattr(model.config, "image_token_id", None) is not None:
             return _text_with_image(library, source, image, text)
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
@@ -328,7 +328,7 @@ def split_windows(
     if window - special - shared < 1:
         raise InputError(
             f"--window {window}: with {special} special tokens and {shared} of overlap there is no "
-            "room for new ones. Give a larger --window or a smaller --overlap."
+            "room for new ones. Give a larger --window."
         )
     if not text.strip():
         raise InputError("the text is empty; give at least one character that is no space.")

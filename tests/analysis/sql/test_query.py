@@ -235,7 +235,7 @@ def test_a_view_without_data_says_what_would_fill_it(make_trace, tmp_path, capsy
     answer = ask(trace, "select * from received")
     assert answer.table().num_rows == 0
     assert answer.note == (
-        "received is empty: it holds rows of traces that were made with received=True (--received)."
+        "received is empty: it holds rows of traces that were made with received=True."
     )
     assert ask(trace, "select count(*) from edges").note == ""
     with pytest.raises(SystemExit):

@@ -169,7 +169,7 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
     headloom_command("heads", trace)
     for option, said in (
         ("--text", f"{run}: this run reads no text. Give one that does."),
-        ("--image", f"--image: {run} reads its graph alone. Leave it out."),
+        ("--file", f"{run} reads its graph alone. Give it nothing else."),
     ):
         Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
         words = ["trace", run, option, str(tmp_path / "x.png"), "-o", str(tmp_path / "x.loom")]
@@ -190,7 +190,8 @@ def test_a_graph_that_has_moved_is_named(tmp_path: Path) -> None:
     moved = graph.rename(tmp_path / "moved.npz")
     words = ["trace", str(run), "-o", str(output)]
     assert isinstance(CliRunner().invoke(app, words).exception, headloom.DataError)
-    assert CliRunner().invoke(app, [*words, "--data", str(moved)]).exit_code == 0
+    moved.rename(graph)
+    assert CliRunner().invoke(app, words).exit_code == 0
     assert len(headloom.open(output).tokens) == 20
 
 

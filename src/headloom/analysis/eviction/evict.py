@@ -183,8 +183,7 @@ def evict(
         if matrix is None:
             raise InputError(
                 f"evict: layer {layer.name} has no exact weights: {layer.no_matrix}. Eviction is "
-                "measured exactly or not at all. Trace again with queries and keys: headloom trace "
-                "without --no-queries-keys; in Python queries_keys=True."
+                "measured exactly or not at all. Trace again with queries and keys."
             )
         check_numbers(matrix, f"evict: layer {layer.name}")
         read = Prompt(matrix, length, layer.name)

@@ -35,7 +35,7 @@ _NAMED = """
 
 
 #: How a trace is made that has something in a view which others have nothing in.
-_MADE_WITH = {"keys": "with values", "received": "with received=True (--received)"}
+_MADE_WITH = {"keys": "with values", "received": "with received=True"}
 
 
 @dataclass(frozen=True, eq=False)

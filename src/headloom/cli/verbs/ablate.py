@@ -1,61 +1,80 @@
 """`headloom ablate`."""
 
-from __future__ import annotations
+from enum import StrEnum
+from typing import Annotated
 
-from typing import TYPE_CHECKING
+import typer
 
-from headloom.cli import head_options as head
 from headloom.cli import options as option
-from headloom.cli.input import given_text
-from headloom.cli.output import print_json, progress_bar
-from headloom.cli.tables import print_frame, print_table
-from headloom.formats.files import JsonObject
+from headloom.cli.output import print_json, print_table, progress_bar
 from headloom.formats.tokens import shown, visible
 
-if TYPE_CHECKING:
-    from headloom.analysis.effects.ablation import Ablation
-    from headloom.api.model import Measure
 
-PLACE = ("Trace", 3)
+class Replacement(StrEnum):
+    """What a head gives instead of its output."""
+
+    zero = "zero"
+    mean = "mean"
+    uniform = "uniform"
+
+
+HeadReplacement = Annotated[
+    Replacement,
+    typer.Option(
+        "--replacement",
+        help="What a head gives instead of its output: zero, its mean, or the uniform mean of the "
+        "values it may look at.",
+    ),
+]
+Patch = Annotated[
+    str | None,
+    typer.Option(help="Another text with as many tokens: each head gives its output on that one."),
+]
+At = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--at",
+        metavar="N",
+        help="Only at this position of the text does a head give something else; repeat it for "
+        "several; below 0: from the end. Default: at all.",
+    ),
+]
+Estimate = Annotated[
+    bool,
+    typer.Option(
+        "--estimate",
+        help="Estimate all changes at once, by one gradient, and say which position adds most: in "
+        "seconds, and right for small changes.",
+    ),
+]
 
 
 def ablate(
-    model: option.ModelName, text: option.TextOrData = None, file: option.TextFile = None,
-    target: option.Target = None, replacement: head.HeadReplacement = head.Replacement.zero,
-    patch: head.Patch = None, logit: option.MeasuredLogit = None, against: option.Against = None,
-    layer: head.Layer = None, together: head.Together = False, at: head.At = None,
-    estimate: head.Estimate = False, data_tokens: head.ValidationTokens = 4_096,
-    limit: option.Limit = None, threads: option.Threads = None, as_csv: option.AsCsv = False,
-    as_json: option.AsJson = False,
+    model: option.ModelName, text: option.Text = None, file: option.TextFile = None,
+    target: option.Target = None, replacement: HeadReplacement = Replacement.zero,
+    patch: Patch = None, logit: option.Logit = None, against: option.Against = None,
+    layer: option.Layer = None, at: At = None, estimate: Estimate = False,
+    limit: option.AllRows = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Replace the output of each head in turn, and print how the loss of the model changes."""
+    """Replace the output of each head in turn, and print how the loss of the model changes.
+
+    Or how a --logit does. Without a text: the loss of a run on its validation data.
+    """
     from headloom.api.ablation import HeadQuestion, effects_of_heads
 
     question = HeadQuestion(
-        given_text(text, file), target, patch, logit, against, layer, together, data_tokens,
-        at or None, estimate,
-    )  # fmt: skip
+        option.given_text(text, file), target, patch, logit, against, layer, at or None, estimate
+    )
     with progress_bar("runs") as progress:
         result, measure = effects_of_heads(model, question, replacement.value, progress)
     result = result.by_change(limit)
-    if as_csv:
-        print_frame(result.to_pandas(), as_csv)
-        return
-    _print(result, measure)
-    if as_json:
-        print_json(_content(model, result, measure))
-
-
-def _print(result: Ablation, measure: Measure) -> None:
-    """The effects as a table; of estimates also the position that adds most, and how much."""
     tokens = [visible(token) for token in shown(measure.tokens)]
     columns = ["heads", measure.name, "change"]
     places = any(effect.at for effect in result.effects)
     rows = []
     for effect in result.effects:
         row = [effect.name, f"{effect.value:.4f}", f"{effect.change:+.4f}"]
-        place = effect.most_at
-        if place is not None:
+        if (place := effect.most_at) is not None:
             token = f" {tokens[place]}" if len(tokens) == len(effect.at) else ""
             row += [f"{place}{token}", f"{effect.at[place]:+.4f}"]
         elif places:
@@ -64,20 +83,16 @@ def _print(result: Ablation, measure: Measure) -> None:
     print_table(columns + ["most at", "there"] * places, rows, left=("heads",))
     how = f"{result.kind}, estimated by one gradient" if result.estimated else result.kind
     print(f"Whole model: {measure.name} {result.baseline:.4f}. Heads replaced: {how}.")
-
-
-def _content(model: str, result: Ablation, measure: Measure) -> JsonObject:
-    """The same for `--json`."""
-    return {
-        "model": model,
-        "measure": measure.name,
-        "kind": result.kind,
-        "estimated": result.estimated,
-        "baseline": result.baseline,
-        "layers": [layer.name for layer in result.layers],
-        "heads": [
-            {"heads": effect.heads, "value": effect.value, "change": effect.change}
-            | ({"at": effect.at} if effect.at else {})
-            for effect in result.effects
-        ],
-    }
+    if as_json:
+        print_json(
+            {
+                "model": model, "measure": measure.name, "kind": result.kind,
+                "estimated": result.estimated, "baseline": result.baseline,
+                "layers": [layer.name for layer in result.layers],
+                "heads": [
+                    {"heads": effect.heads, "value": effect.value, "change": effect.change}
+                    | ({"at": effect.at} if effect.at else {})
+                    for effect in result.effects
+                ],
+            }
+        )  # fmt: skip

@@ -6,11 +6,8 @@ from typing import Annotated
 
 import typer
 
-from headloom.cli.options import AsJson, RowsOfTable, Threads, is_model
-from headloom.cli.output import print_json, progress_bar
-from headloom.cli.tables import cell, print_table
-
-PLACE = ("Read", 8)
+from headloom.cli import options as option
+from headloom.cli.output import cell, print_json, print_table, progress_bar
 
 
 class AligningStep(StrEnum):
@@ -31,7 +28,7 @@ Aligned = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        callback=is_model,
+        callback=option.is_model,
         help="A run of a translator, an encoder-decoder of Hugging Face, or traces in a folder.",
     ),
 ]
@@ -77,7 +74,7 @@ def align(
     source: Aligned, output: Output, source_file: SourceFile = None,
     target_file: TargetFile = None, gold: Gold = None, heads: Heads = None,
     method: Method = AligningMethod.mutual, step: Step = None, picture: Picture = None,
-    limit: RowsOfTable = 8, threads: Threads = None, as_json: AsJson = False,
+    limit: option.Rows = 8, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Align the words of sources and targets by the heads that look from one at the other."""
     from headloom.analysis.alignment.align import AlignmentOptions

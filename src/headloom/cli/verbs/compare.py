@@ -1,10 +1,8 @@
 """`headloom compare`."""
 
 from headloom.cli.options import AsJson, Exact, Rows, SecondTrace, TracePath
-from headloom.cli.output import print_json, working
-from headloom.cli.tables import print_frame, records, with_layers
+from headloom.cli.output import print_frame, print_json, records, with_layers, working
 
-PLACE = ("Read", 6)
 #: What float32 rounds of a head's change, at most.
 ROUNDED = 1e-6
 

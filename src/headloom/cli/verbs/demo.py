@@ -5,19 +5,14 @@ from typing import Annotated
 
 import typer
 
-from headloom.cli.options import AsJson, Seed, Threads
+from headloom.cli import options as option
 from headloom.cli.output import console, print_json
-
-PLACE = ("Make", 1)
 
 Folder = Annotated[Path, typer.Option("--run", help="The folder for the run, pictures and page.")]
 
 
 def demo(
-    run: Folder = Path("runs/demo"),
-    seed: Seed = 1,
-    threads: Threads = None,
-    as_json: AsJson = False,
+    run: Folder = Path("runs/demo"), seed: option.Seed = 1, as_json: option.AsJson = False
 ) -> None:
     """Train a translator of dates from random matrices, test it, trace it, and draw its weights."""
     from headloom.api.demo import run_demo

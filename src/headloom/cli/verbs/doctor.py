@@ -5,8 +5,6 @@ import textwrap
 from headloom.cli.options import AsJson
 from headloom.cli.output import print_json, say
 
-PLACE = ("See", 9)
-
 #: Characters of a line, and before the values.
 WIDTH, INDENT = 79, 22
 

@@ -1,14 +1,21 @@
 """`headloom evaluate`."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headloom.cli.options import AsJson, Beam, Data, Seed, Split, Threads
-from headloom.cli.output import print_json, progress_bar
+from headloom.cli import options as option
+from headloom.cli.output import print_json, print_table, progress_bar
 
-PLACE = ("Make", 3)
+
+class Split(StrEnum):
+    """Which held-out data."""
+
+    valid = "valid"
+    test = "test"
+
 
 First = Annotated[
     Path, typer.Argument(metavar="RUN", help="A training run, or a file of translations.")
@@ -22,32 +29,27 @@ HeldOut = Annotated[
 Reference = Annotated[
     Path | None, typer.Option(help="For files of translations: the right ones, a line each.")
 ]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Where a run's data are now, as its task.folder, task.file or task.graph."),
+]
 
 
 def evaluate(
-    run: First, second: Second = None, split: HeldOut = None, beam: Beam = 5,
-    reference: Reference = None, data: Data = None, seed: Seed = 1,
-    threads: Threads = None, as_json: AsJson = False,
+    run: First, second: Second = None, split: HeldOut = None, beam: option.Beam = 5,
+    reference: Reference = None, data: Data = None, seed: option.Seed = 1,
+    as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a run on held-out data, or compare two; both with intervals."""
     with progress_bar("starting", lines=True) as progress:
         progress(0, None)
-        from headloom.api.evaluation import Evaluation, evaluate_one, evaluate_two, resampling_notes
-        from headloom.cli.evaluation_report import print_one, print_two
+        from headloom.api.evaluation import Evaluation, evaluate
         from headloom.training.measures.resampling import Resampling
 
-        resampling = Resampling(seed=seed)
-        how = Evaluation(split.value if split else None, beam, reference, data, resampling)
-        if second is None:
-            evaluated = evaluate_one(run, how, progress)
-            intervals = evaluated.intervals()
-        else:
-            pair = evaluate_two(run, second, how, progress)
-    if second is None:
-        print_one(evaluated, intervals)
-        report = evaluated.report(intervals)
-    else:
-        print_two(pair)
-        report = pair.report()
+        how = Evaluation(split and split.value, beam, reference, data, Resampling(seed=seed))
+        report = evaluate(run, second, how, progress)
+    print(*report.titles, sep="\n")
+    print_table(report.header, report.rows, left=("measure",))
+    print(*report.notes, sep="\n")
     if as_json:
-        print_json({**report, "resampling": resampling_notes(resampling)})
+        print_json(report.content)

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headloom.cli.options import AsCsv, AsJson, TracePath
-from headloom.cli.output import print_json, progress_bar
-from headloom.cli.tables import print_frame, records
+from headloom.cli.output import print_frame, print_json, progress_bar, records
 from headloom.errors import InputError
 from headloom.formats.files import in_brief
 
 if TYPE_CHECKING:
     from headloom.analysis.eviction.policies import Rule
 
-PLACE = ("Read", 9)
 
 Budgets = Annotated[
     list[str],

@@ -5,8 +5,6 @@ from headloom.cli.options import AsJson, ForProgram, ModelOutput, TraceOrRun
 from headloom.cli.output import print_json, working
 from headloom.errors import InputError
 
-PLACE = ("See", 2)
-
 
 def export(
     path: TraceOrRun, html: Page = None, picture: Picture = None, parquet: Table = None,

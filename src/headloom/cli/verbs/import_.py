@@ -8,8 +8,6 @@ import typer
 from headloom.cli import options as option
 from headloom.cli.output import print_json, say, working
 
-PLACE = ("Trace", 2)
-
 ArrayFile = Annotated[
     Path,
     typer.Argument(

@@ -8,8 +8,6 @@ import typer
 from headloom.cli.options import AsJson, LayerName, TracePath
 from headloom.cli.output import print_json, working
 
-PLACE = ("See", 3)
-
 Layer = Annotated[
     str, LayerName(help="The layer: its number in the order of the run, or its path.")
 ]

@@ -5,13 +5,8 @@ from typing import Annotated
 
 import typer
 
-from headloom.cli.input import standard_input_lines
-from headloom.cli.options import AsCsv, AsJson, SomeRows, TraceOrFolder, rows_of
-from headloom.cli.output import print_csv, print_json, say, working
-from headloom.cli.tables import print_arrow
-from headloom.errors import InputError
-
-PLACE = ("Read", 2)
+from headloom.cli import options as option
+from headloom.cli.output import print_arrow, print_csv, print_json, say, working
 
 Sql = Annotated[
     str, typer.Argument(metavar="SQL", help="One SELECT statement; - reads standard input.")
@@ -22,35 +17,33 @@ OutputFile = Annotated[
 
 
 def query(
-    path: TraceOrFolder, sql: Sql, output: OutputFile = None, limit: SomeRows = None,
-    as_csv: AsCsv = False, as_json: AsJson = False,
+    path: option.TraceOrFolder, sql: Sql, output: OutputFile = None,
+    limit: option.FewRows = None, as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Ask traces in SQL: edges, rows, keys, received, tokens, layers, heads, named."""
     from headloom.analysis.sql.answer import WRITERS, rows_of_csv
     from headloom.analysis.sql.query import ask, open_traces
+    from headloom.errors import InputError
 
     if output is not None and output.suffix.lower() not in WRITERS:
         raise InputError(f"{output}: expected a file name that ends in {', '.join(WRITERS)}.")
-    question = "\n".join(standard_input_lines()) if sql == "-" else sql
+    question = "\n".join(option.input_lines()) if sql == "-" else sql
     with working("asking"):
         answer = ask(open_traces(path), question)
-    if output is not None:
-        count = answer.write(output)
-        if answer.note:
-            say(answer.note)
+        count = 0 if output is None else answer.write(output)
+        table = None if output is not None else answer.table()
+    if answer.note:
+        say(answer.note)
+    if table is None:
         print(f"{output}: {count:,} rows")
         if as_json:
             print_json({"file": str(output), "rows": count})
         return
-    with working("asking"):
-        table = answer.table()
-    if answer.note:
-        say(answer.note)
-    limit = rows_of(limit, as_csv, 50, table.num_rows)
+    most = option.rows_of(limit, as_csv, table.num_rows)
     if as_csv:
-        print_csv(answer.columns, rows_of_csv(table.slice(0, limit)))
+        print_csv(answer.columns, rows_of_csv(table.slice(0, most)))
     elif as_json:
         rows = list(zip(*table.to_pydict().values(), strict=True))
         print_json({"columns": answer.columns, "rows": rows})
     else:
-        print_arrow(table, limit)
+        print_arrow(table, most)

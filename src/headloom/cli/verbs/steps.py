@@ -8,8 +8,6 @@ import typer
 from headloom.cli import options as option
 from headloom.cli.output import print_lines, say, working
 
-PLACE = ("Read", 0)
-
 Sentence = Annotated[
     str | None, typer.Argument(metavar="TEXT", help="Words; with --model: what it reads.")
 ]

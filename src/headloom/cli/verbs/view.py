@@ -7,8 +7,6 @@ import typer
 
 from headloom.cli.output import say
 
-PLACE = ("See", 1)
-
 Seen = Annotated[
     list[Path],
     typer.Argument(

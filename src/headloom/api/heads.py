@@ -1,14 +1,15 @@
-"""The table of heads: their roles and measures, filtered, sorted and with more columns."""
+"""The table of heads: their roles and measures, filtered and sorted; or one of them in training."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headloom.analysis.heads.roles import NO_NUMBER, ROLES, heads
+from headloom.analysis.heads.formation import Moment, formation, trace_of_snapshot
+from headloom.analysis.heads.retrieval import find_needle, retrieval
+from headloom.analysis.heads.roles import MEASURES, NO_NUMBER, ROLES, heads
 from headloom.errors import DataError, InputError
 from headloom.formats.history import History
 from headloom.formats.run import RunFolder, is_run
@@ -17,10 +18,9 @@ from headloom.formats.trace import TraceData, layer_number
 if TYPE_CHECKING:
     import pandas
 
-    from headloom.analysis.heads.formation import Moment
-
 __all__ = ["HeadChoice", "HeadTable", "find_traces", "head_table", "heads_in_training"]
 
+#: The columns that a needle adds.
 _NEEDLE = ("retrieval", "needle", "needle_chance", "needle_p")
 
 
@@ -33,8 +33,6 @@ class HeadChoice:
     sort: the column to sort by, of equal retrieval by the mass on the needle; None: by layer and
         head, or with a needle by retrieval.
     limit: so many heads at most.
-    clusters: how many clusters of heads that look alike; 0: as many as their distances make; None:
-        no such column.
     needle: a text that stands twice, whose retrieval is measured; "": the longest one; None: none.
     """
 
@@ -43,7 +41,6 @@ class HeadChoice:
     layer: str | None = None
     sort: str | None = None
     limit: int | None = None
-    clusters: int | None = None
     needle: str | None = None
 
 
@@ -51,15 +48,13 @@ class HeadChoice:
 class HeadTable:
     """A table of heads, and what it was made from.
 
-    rows: a row a head; added: the columns of clusters and needle.
-    left_out: whether heads without a role are left out; heads: how many there are in all.
+    rows: a row a head; added: the columns of a needle; heads: how many there are in all.
     roles: how many heads have each role; texts, tokens: of the traces; layers: what they are
         called.
     """
 
     rows: pandas.DataFrame
-    added: list[str]
-    left_out: bool
+    added: Sequence[str]
     heads: int
     roles: dict[str, int]
     texts: int
@@ -68,20 +63,14 @@ class HeadTable:
 
 
 def head_table(
-    paths: Sequence[Path],
-    choice: HeadChoice,
-    *,
-    exact: bool | None,
-    reach: int,
-    alpha: float,
-    least: float,
+    paths: Sequence[Path], choice: HeadChoice, *, exact: bool | None = None
 ) -> HeadTable:
     """The roles and measures of the heads of traces.
 
     Args:
         paths: see `find_traces`.
         choice: see HeadChoice.
-        exact, reach, alpha, least: see `headloom.analysis.heads.roles.heads`.
+        exact: see `headloom.analysis.heads.roles.heads`.
 
     Raises: InputError: no such role, column or layer; DataError: no trace.
     """
@@ -89,32 +78,18 @@ def head_table(
     if choice.role is not None and choice.role not in roles:
         raise InputError(f"--role {choice.role}: no such role; there are {', '.join(roles)}.")
     traces = find_traces(paths)
-    if len(traces) > 1 and (choice.clusters is not None or choice.needle is not None):
-        raise InputError("--clusters and --needle work on one text. Give one trace.")
-    table = heads(traces, exact=exact, reach=reach, alpha=alpha, least=least)
-    added: list[str] = []
-    if choice.clusters is not None:
-        table, added = _with_clusters(table, traces[0], choice.clusters, exact), ["cluster"]
+    every = table = heads(traces, exact=exact)
+    added: Sequence[str] = ()
+    sort = choice.sort
     if choice.needle is not None:
-        table, added = _with_needle(table, traces[0], choice.needle), [*added, *_NEEDLE]
-    of_layer = table
-    if choice.layer is not None:
-        of_layer = table[table["layer"] == layer_number(traces[0], choice.layer)]
-    rows, counts = _chosen(of_layer, choice, added)
-    tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
-    unfiltered = choice.role is None and choice.layer is None and choice.limit is None
-    left_out = unfiltered and len(rows) < len(table)
-    layers = [traces[0].label(number) for number in range(len(traces[0].layers))]
-    return HeadTable(rows, added, left_out, len(table), counts, len(traces), tokens, layers)
-
-
-def _chosen(
-    table: pandas.DataFrame, choice: HeadChoice, added: Sequence[str]
-) -> tuple[pandas.DataFrame, dict[str, int]]:
-    """The rows that are asked for, in order; and how many heads of the layer have each role."""
-    sort = "retrieval" if choice.sort is None and choice.needle is not None else choice.sort
+        if len(traces) > 1:
+            raise InputError("--needle works on one text. Give one trace.")
+        table, added = _with_needle(table, traces[0], choice.needle), _NEEDLE
+        sort = sort or "retrieval"
     if sort is not None and sort not in table.columns:
         raise InputError(f"--sort {sort}: no such column; there are {', '.join(table.columns)}.")
+    if choice.layer is not None:
+        table = table[table["layer"] == layer_number(traces[0], choice.layer)]
     counts = {str(role): int(count) for role, count in table["role"].value_counts().items()}
     if choice.role is not None:
         table = table[table["role"] == choice.role]
@@ -125,7 +100,10 @@ def _chosen(
         columns = ["retrieval", "needle"] if sort == "retrieval" else [sort]
         rising = sort in ("layer", "head", "role")
         table = table.sort_values(columns, ascending=rising, kind="stable")
-    return table if choice.limit is None else table.head(choice.limit), counts
+    rows = table if choice.limit is None else table.head(choice.limit)
+    tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
+    layers = [traces[0].label(number) for number in range(len(traces[0].layers))]
+    return HeadTable(rows, added, len(every), counts, len(traces), tokens, layers)
 
 
 def find_traces(paths: Sequence[Path]) -> list[TraceData]:
@@ -136,8 +114,6 @@ def find_traces(paths: Sequence[Path]) -> list[TraceData]:
     traces = []
     for path in paths:
         if is_run(path):
-            from headloom.analysis.heads.formation import trace_of_snapshot
-
             past = _history(path)
             traces.append(trace_of_snapshot(past[past.steps[-1]]))
             continue
@@ -152,72 +128,30 @@ def find_traces(paths: Sequence[Path]) -> list[TraceData]:
 
 
 def _history(path: Path) -> History:
-    """The history of a run.
-
-    Raises: DataError: not a run, or one without snapshots.
-    """
+    """The history of a run. Raises: DataError: not a run, or one without snapshots."""
     past = History(RunFolder.open(path).history)
     if not past.steps:
         raise DataError(f"{path}: this run has no snapshots. Train with training.history = true.")
     return past
 
 
-def heads_in_training(
-    paths: Sequence[Path], measure: str, choice: HeadChoice, exact: bool | None
-) -> list[Moment]:
+def heads_in_training(paths: Sequence[Path], measure: str) -> list[Moment]:
     """A measure of every head of a run, snapshot by snapshot.
 
-    Raises: InputError: an option of the choice, which this would not regard; several paths.
+    Raises: InputError: no such measure; several paths. DataError: not a run.
     """
-    from headloom.analysis.heads.formation import formation
-    from headloom.analysis.heads.roles import MEASURES
-
     if measure not in MEASURES:
         raise InputError(
             f"--measure {measure}: no such measure of a head. Choose one of {', '.join(MEASURES)}."
-        )
-    options = {
-        "--role": choice.role, "--layer": choice.layer, "--sort": choice.sort,
-        "--limit": choice.limit, "--exact/--kept": exact,
-        "--clusters": choice.clusters, "--needle": choice.needle,
-    }  # fmt: skip
-    named = [name for name, value in options.items() if value is not None]
-    if named:
-        raise InputError(
-            f"--measure prints every head of a run, and takes no {', '.join(named)}. Leave "
-            f"{'it' if len(named) == 1 else 'them'} out."
         )
     if len(paths) != 1:
         raise InputError("--measure works on one run. Give one path.")
     return formation(_history(paths[0]), measure)
 
 
-def _with_clusters(
-    table: pandas.DataFrame, trace: TraceData, count: int, exact: bool | None
-) -> pandas.DataFrame:
-    """With a column: the cluster of each head, from 0 for the largest; NaN where there is none."""
-    from headloom.analysis.heads.similarity import clusters, similarity
-
-    first = trace.layers[0]
-    alike = [
-        number
-        for number, layer in enumerate(trace.layers)
-        if (layer.queries_from, layer.keys_from, layer.shape[1:])
-        == (first.queries_from, first.keys_from, first.shape[1:])
-    ]
-    likeness = similarity(trace, exact=exact, layers=alike)
-    numbers = clusters(likeness, count=count or None)
-    of_head = dict(zip(likeness.heads, numbers.tolist(), strict=True))
-    places = zip(table["layer"], table["head"], strict=True)
-    column = [float(of_head.get(place, math.nan)) for place in places]
-    return table.assign(cluster=column)
-
-
 def _with_needle(table: pandas.DataFrame, trace: TraceData, text: str) -> pandas.DataFrame:
     """With columns: the share of the needle that each head copies, its mass there, and chance's."""
     import pandas
-
-    from headloom.analysis.heads.retrieval import find_needle, retrieval
 
     copied = retrieval(trace, find_needle(trace.tokens, text or None))
     return table.merge(pandas.DataFrame(copied), how="left", on=["layer", "head"])

@@ -1,0 +1,90 @@
+"""`headloom measure`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headloom.cli import options as option
+from headloom.cli.output import print_frame, print_json, records, say, with_layers, working
+
+
+class Name(StrEnum):
+    """The measures."""
+
+    rollout = "rollout"
+    flow = "flow"
+    clusters = "clusters"
+    projections = "projections"
+    graph = "graph"
+    received = "received"
+    pagerank = "pagerank"
+    reciprocity = "reciprocity"
+    rank = "rank"
+    parts = "parts"
+
+
+Measure = Annotated[
+    Name,
+    typer.Argument(
+        metavar="MEASURE",
+        help="rollout: how much of each input position an output position holds, through all "
+        "layers; flow: how much can flow to it; clusters: which tokens look at each other more "
+        "than at others; projections: symmetry, ranks and norms of W_Q W_K^T and W_V W_O; graph: "
+        "all of received, pagerank, reciprocity, rank, parts.",
+    ),
+]
+Measured = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRACE", callback=option.is_model, help="A trace; for projections a run or model."
+    ),
+]
+By = Annotated[
+    str | None,
+    typer.Option(help="A row is a layer, a head, or of projections a pair of heads."),
+]
+Token = Annotated[
+    int | None,
+    typer.Option(help="A position; negative ones count from the end. Default: the last."),
+]
+Reached = Annotated[
+    bool, typer.Option("--reached", help="Of rollout: where the position went, not what it holds.")
+]
+Kind = Annotated[
+    str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
+]
+Count = Annotated[
+    int | None,
+    typer.Option(min=1, max=64, help="How many clusters; default: as the eigenvalues say."),
+]
+
+
+def measure(
+    name: Measure, path: Measured, by: By = None, layer: option.Layer = None,
+    head: option.Head = None, token: Token = None, reached: Reached = False, kind: Kind = None,
+    count: Count = None, exact: option.Exact = None, limit: option.FewRows = None,
+    as_csv: option.AsCsv = False, as_json: option.AsJson = False,
+) -> None:  # fmt: skip
+    """Measure a trace's graphs, or a model's matrices."""
+    from headloom.api.measures import MeasureOptions, measure
+    from headloom.formats.trace import TraceData
+
+    options = MeasureOptions(by, layer, head, token, reached, kind, count, exact)
+    with working("measuring"):
+        result = measure(name.value, path, options)
+    rows = result.rows
+    shown = rows.head(option.rows_of(limit, as_csv, len(rows)))
+    if "layer" in rows and name is not Name.projections and not as_csv:
+        shown = with_layers(shown, TraceData.open(Path(path)))
+    if result.title and not as_csv:
+        print(result.title)
+    print_frame(shown, as_csv)
+    if len(shown) < len(rows) and not as_csv:
+        print(f"and {len(rows) - len(shown):,} more rows")
+    for note in result.notes:
+        (say if as_csv else print)(note)
+    if as_json:
+        print_json({"path": path, "measure": name.value, "rows": records(rows),
+                    "notes": list(result.notes)})  # fmt: skip

@@ -1,0 +1,90 @@
+"""`headloom predict`."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headloom.cli import options as option
+from headloom.cli.output import print_json
+from headloom.cli.safe_text import exact_output
+
+
+class ProductsKind(StrEnum):
+    """How factors of products are rounded."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", callback=option.is_model,
+        help="A training run; or a GPT-2, Llama or Marian in a folder of Transformers.",
+    ),
+]  # fmt: skip
+Lines = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", help="A file with a text a line, of any size, also .gz; default: standard input."
+    ),
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(help="How much long translations are preferred, 0 to 10; default: the run's."),
+]
+NBest = Annotated[int, typer.Option(min=1, max=1_000, help="With --json: translations a line.")]
+Length = Annotated[
+    int, typer.Option(min=1, max=option.MOST_TOKENS, help="Tokens that a language model draws.")
+]
+Temperature = Annotated[
+    float,
+    typer.Option(help="Below 1: likelier tokens; above 1: rarer ones; 0: the likeliest."),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", min=1, help="Draw among this many of the likeliest tokens only."),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p", help="Draw among the likeliest tokens that hold this share of the probability."
+    ),
+]
+Products = Annotated[
+    ProductsKind,
+    typer.Option(
+        help="Of the linear maps. bfloat16: quicker where the processor multiplies it (headloom "
+        "doctor), and a rare translation differs."
+    ),
+]
+Described = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object a line: docs/formats.md.")
+]
+
+
+def predict(
+    model: Run, file: Lines = None, beam: option.Beam = 5, length_penalty: LengthPenalty = None,
+    n_best: NBest = 1, length: Length = 200, temperature: Temperature = 0.8, top_k: TopK = None,
+    top_p: TopP = None, seed: option.Seed = 1, products: Products = ProductsKind.float32,
+    as_json: Described = False,
+) -> None:  # fmt: skip
+    """Translate, continue or classify the lines of standard input, as the model does.
+
+    A translator and a language model print a line for each; a classifier the likeliest class, a
+    tab, and its probability.
+    """
+    from headloom.api.predict import PredictOptions, predict
+
+    options = PredictOptions(
+        beam, length_penalty, n_best, length, temperature, top_k, top_p, seed, products.value
+    )
+    for result in predict(model, option.input_lines(file), options, described=as_json):
+        if as_json:
+            print_json(result.content)
+        else:
+            print(result.line, file=exact_output())
+            sys.stdout.flush()
