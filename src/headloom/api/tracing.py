@@ -22,8 +22,8 @@ from headloom.formats.trace_writer import not_a_trace
 from headloom.formats.verification import in_words
 from headloom.tracing.capture import trace_nodes
 from headloom.training.inference import TrainedRun, open_run
-from headloom.training.tasks.nodes import UNKNOWN, NodesTask
 from headloom.training.sections import NodesConfig
+from headloom.training.tasks.nodes import UNKNOWN, NodesTask
 
 __all__ = ["Report", "TraceRequest", "check_output", "is_image", "report_of", "run_trace"]
 

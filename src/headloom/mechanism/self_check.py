@@ -1,4 +1,4 @@
-"""The attention of this installation held against float64, and how quick its kernels are.
+"""The attention of this installation held against float64.
 
 Every instruction set that this processor runs answers the same small calls, forward and backward,
 and so does torch; the formula in float64 answers them too. The tests hold far more; this finds a
@@ -8,11 +8,9 @@ build, a processor or a torch that computes something else.
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,7 +21,7 @@ from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.masks import causal
 from headloom.mechanism.reference import call as reference
 
-__all__ = ["Check", "check_attention", "instruction_set_seconds"]
+__all__ = ["Check", "check_attention"]
 
 #: How many edges of each row are compared.
 KEPT = 8
@@ -161,40 +159,3 @@ def _gradients(call: AttentionCall, output: Tensor, lse: Tensor) -> dict[str, Te
     total = (output * by_output).sum() + (lse * by_lse).sum()
     found = torch.autograd.grad(total, list(leaves.values()))
     return {f"gradient of {name}": part for name, part in zip(leaves, found, strict=True)}
-
-
-def instruction_set_seconds(
-    repeats: int = 5, clock: Callable[[], float] = time.thread_time
-) -> dict[str, float]:
-    """Median seconds of a call of `headloom.attend`, by the instruction sets that run here.
-
-    4 heads of 512 tokens and depth 64 in float32, 32 edges of each query, on one thread. The
-    instruction sets take turns, so that a slow moment hits all alike. Which is the quickest is not
-    always the widest: a matrix unit that other programs keep busy serves worse than none. headloom
-    never chooses by the clock, since results of two instruction sets differ in their last bits:
-    docs/decisions/0032.
-
-    Args:
-        repeats: calls of each, after one that is not counted.
-        clock: processor time of this thread, in seconds; others that wait for it do not count.
-
-    Returns: in the order of `instruction_sets`, the widest first; empty without kernels.
-    """
-    call = replace(_call((1, _SIZES[0], *_SIZES[:2], *_SIZES[1:]), torch.float32, False,
-                         torch.Generator().manual_seed(0)), keep=Top(32))  # fmt: skip
-    runs = {name: partial(native.attend, call, name) for name in compiled.instruction_sets()}
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            for run in runs.values():
-                run()
-            for _ in range(repeats):
-                for name, run in runs.items():
-                    start = clock()
-                    run()
-                    seconds[name].append(clock() - start)
-    finally:
-        torch.set_num_threads(threads)
-    return {name: statistics.median(times) for name, times in seconds.items()}
