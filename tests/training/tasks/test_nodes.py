@@ -168,7 +168,7 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
     assert opened.layers[0].matrix is None
     headloom_command("heads", trace)
     for option, said in (
-        ("--text", f"{run}: this run reads no text. Give one that does."),
+        ("--text", f"{run} reads its graph alone. Give it nothing else."),
         ("--file", f"{run} reads its graph alone. Give it nothing else."),
     ):
         Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
