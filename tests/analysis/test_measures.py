@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ from headloom.analysis import measures
 from headloom.analysis.graphs.flow import attention_flow
 from headloom.analysis.graphs.table import graph_measures
 from headloom.analysis.graphs.token_clusters import token_clusters
-from headloom.cli import main
 from headloom.mechanism.reference import graphs as reference
 
 pytest.importorskip("pandas")
@@ -159,52 +155,3 @@ def test_rollout_and_flow(minilm_trace, pair_trace) -> None:
     with pytest.raises(headloom.InputError, match="257 input positions"):
         measures.flow(long)
     assert "Along the kept edges" in measures.flow(long, sources=[3]).notes[-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "title", "columns"),
-    [
-        (("measures",), "", {"layer", "kind", "pagerank", "rank"}),
-        (("measures", "--by", "head", "--kept"), "", {"layer", "head", "rest"}),
-        (("rollout", "--token", "0"), "w0 (0) holds:", {"position", "token", "share"}),
-        (("flow", "--from", "-1", "--from", "2"), "To w7 (7)", {"position", "token", "flow"}),
-        (("clusters", "--layer", "0"), "Layer 0, the mean", {"cluster", "position", "token"}),
-    ],
-)
-def test_the_verbs(words, title, columns, odd, capsys) -> None:
-    verb, *options = words
-    assert run(verb, odd, *options) == 0
-    assert title in capsys.readouterr().out
-    assert run(verb, odd, *options, "--csv") == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert columns <= set(rows[0])
-    assert run(verb, odd, *options, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert [set(row) for row in report["rows"]] == [set(rows[0])] * len(rows)
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("measures", "--by", "token"), "token"),
-        (("measures", "--threshold", "0"), "threshold=0"),
-        (("rollout", "--token", "99"), "no position 99"),
-        (("flow", "--from", "12"), "no position 12"),
-        (("clusters", "--layer", "3"), "--layer 3: no such layer"),
-        (("clusters", "--layer", "0", "--head", "9"), "no head 9"),
-        (("clusters", "--head", "1"), "--head 1 of no layer"),
-    ],
-)
-def test_what_is_not_there(words, error, odd, capsys) -> None:
-    verb, *options = words
-    assert run(verb, odd, *options) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert error in line
-
-
-def run(*arguments: object) -> int:
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0

@@ -62,20 +62,21 @@ def test_rollout_and_flow(headloom_main: Command, path: Path, rows: Any) -> None
     expected = attention_flow(trace, 2, range(8))
     for row in table:
         place = int(row["position"])
-        assert float(row["at_least"]) == pytest.approx(float(expected.lower[place]), abs=1e-6)
+        assert float(row["flow"]) == pytest.approx(float(expected[place]), abs=1e-6)
         assert row["token"] == f"w{place}"
     out = headloom_main("measure", "rollout", path, "--token", 2, "--limit", 3).out.splitlines()
-    assert out[0].split() == ["position", "token", "share"]
-    assert out[4:6] == ["and 5 more rows", "w2 (2): what it holds."]
+    assert out[0] == "w2 (2) holds:" and out[1].split() == ["position", "token", "share"]
+    assert out[5] == "and 5 more rows"
 
 
 def test_clusters(headloom_main: Command, path: Path, rows: Any) -> None:
     (row,) = rows("clusters", path, "--count", 2)
     assert row["clusters"] == "2" and row["source"] == "exact"
     table = rows("clusters", path, "--layer", 0, "--head", 0, "--count", 2)
-    assert [row["cluster"] for row in table] == ["0", "1"] * 4
+    assert [int(row["position"]) % 2 for row in table] == [0] * 4 + [1] * 4
+    assert [row["cluster"] for row in table] == ["0"] * 4 + ["1"] * 4
     result = headloom_main("measure", "clusters", path, "--layer", 0, "--head", 0, "--count", 20)
-    assert "8 clusters: no more positions have attention." in result.out
+    assert "8 clusters, not 20: there are no more positions" in result.out
 
 
 def test_graph_measures_by_name(headloom_main: Command, path: Path, rows: Any) -> None:
@@ -85,7 +86,7 @@ def test_graph_measures_by_name(headloom_main: Command, path: Path, rows: Any) -
     for name in ("received", "pagerank", "reciprocity", "rank", "parts"):
         columns = set(rows(name, path, "--by", "head")[0])
         assert {"layer", "kind", "head", "source"} < columns
-        assert all(column.startswith((name, "l", "k", "h", "s")) for column in columns)
+        assert all(column.startswith((name, "l", "k", "h", "s", "rest")) for column in columns)
     assert headloom_main("measure", "graph", path).out.splitlines()[1].startswith("0 ")
 
 
