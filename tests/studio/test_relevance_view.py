@@ -15,7 +15,7 @@ from tests.studio.test_paths import PAINTED, three_digits
 
 from headloom.api import relevance as job
 from headloom.api.asking import open_studio
-from headloom.api.model import open_model
+from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.studio.serving import Viewer
 

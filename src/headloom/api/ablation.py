@@ -10,7 +10,8 @@ from torch import Tensor
 from headloom.analysis.effects.ablation import Ablation, Group, ablate, attention_layers, patch
 from headloom.analysis.effects.estimates import estimate
 from headloom.analysis.effects.interventions import Kind
-from headloom.api.model import Measure, Model, open_model, tell_unknown
+from headloom.api.model import Measure, Model, tell_unknown
+from headloom.api.opening import open_model
 from headloom.api.relevance import logits_at, place_of
 from headloom.errors import InputError
 from headloom.mechanism.shapes import in_words

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from headloom.analysis.matrices.projections import matrices_of
-from headloom.api.model import Model, TraceChoices, check_text, open_model
+from headloom.api.model import Model, TraceChoices, check_text
+from headloom.api.opening import open_model
 from headloom.api.relevance import relevance_of_levels
 from headloom.api.trained_head import (
     LayerCalled,

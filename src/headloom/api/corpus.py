@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headloom.api.model import Inputs, Model, TraceChoices, check_text, open_model, tell_unknown
+from headloom.api.model import Inputs, Model, TraceChoices, check_text, tell_unknown
+from headloom.api.opening import open_model
 from headloom.api.processes import results
 from headloom.errors import DataError, HeadloomError, InputError, is_out_of_memory
 from headloom.formats.files import JsonObject, read_json, read_text, remove_leftovers, write_json
@@ -22,7 +23,7 @@ from headloom.formats.lines import text_lines
 from headloom.formats.trace_reader import open_folder
 from headloom.formats.verification import ON_ANOTHER_TEXT
 
-__all__ = ["CorpusTraces", "read_corpus", "trace_corpus", "trace_windows"]
+__all__ = ["CorpusTraces", "TracingWork", "read_corpus", "trace_corpus", "trace_windows"]
 
 _LIST, _FORMAT = "corpus.json", "headloom-corpus"
 _Told = Callable[[int, int], None]

@@ -10,7 +10,7 @@ from headloom.analysis.matrices.composition import composition_table
 from headloom.analysis.matrices.projections import matrices_of
 from headloom.analysis.matrices.table import weight_measures
 from headloom.analysis.measures import Table
-from headloom.api.model import open_model
+from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import chosen

@@ -13,7 +13,6 @@ from torch import nn
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, JsonObject
-from headloom.formats.run import is_run
 from headloom.formats.tokens import visible
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ __all__ = [
     "TraceChoices",
     "check_text",
     "one_token",
-    "open_model",
     "tell_unknown",
 ]
 
@@ -162,7 +160,7 @@ class Prediction:
 
 
 class Model(Protocol):
-    """What commands ask of a model: see `open_model`."""
+    """What commands ask of a model: see `headloom.api.opening`."""
 
     @property
     def network(self) -> nn.Module:
@@ -245,44 +243,6 @@ def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:
     if ids[0] == unknown:
         raise InputError(f"{option}: not in the vocabulary of this model. Give another word.")
     return ids[0]
-
-
-def open_model(
-    name: str,
-    *,
-    predicting: bool = False,
-    labelling: bool = False,
-    reads_text: bool = True,
-    quiet: bool = False,
-) -> Model:
-    """Open a training run by its folder, or a model of Hugging Face by its folder, file or name.
-
-    Args:
-        name: of the folder, of the GGUF file, or of the model.
-        predicting, labelling: see `headloom.tracing.pretrained.load_pretrained`.
-        reads_text: whether a model of Hugging Face needs its tokenizer.
-        quiet: say nothing of quantised weights, as a process beside the one that said it.
-
-    Raises: DataError: no such run or model, or damaged; InputError: Transformers is missing.
-    """
-    if is_run(name):
-        from headloom.api.run_model import model_of_run
-        from headloom.training.inference import open_run
-
-        return model_of_run(open_run(name))
-    from headloom.api.pretrained_model import PretrainedModel
-    from headloom.tracing.description import describe
-    from headloom.tracing.pretrained import load_pretrained
-
-    network, tokenizer = load_pretrained(
-        name, predicting=predicting, labelling=labelling, text=reads_text
-    )
-    if not quiet and (bits := describe(network).get("quantization")):
-        print(
-            f"headloom: {name}: quantised weights, {bits}; they are read as float32",
-            file=sys.stderr,
-        )
-    return PretrainedModel(name, network, tokenizer)
 
 
 def tell_unknown(what: str, parts: Sequence[str]) -> None:

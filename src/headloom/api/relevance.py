@@ -13,7 +13,8 @@ from torch import Tensor
 
 from headloom.analysis.effects.relevance import relevance
 from headloom.analysis.effects.relevance_levels import relevance_levels
-from headloom.api.model import Model, Prediction, open_model, tell_unknown
+from headloom.api.model import Model, Prediction, tell_unknown
+from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.studio.flows import RelevanceShown

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headloom.api.corpus import CorpusTraces, trace_corpus, trace_windows
-from headloom.api.model import TraceChoices, check_text, open_model, tell_unknown
+from headloom.api.model import TraceChoices, check_text, tell_unknown
+from headloom.api.opening import open_model
 from headloom.errors import DataError, InputError
 from headloom.formats.files import NOT_WRITABLE, JsonObject, disk_errors
 from headloom.formats.images import open_image

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from headloom.analysis.effects.head_outputs import Reached, reaching
 from headloom.analysis.matrices.projections import LayerMatrices, matrices_of, output_projection
-from headloom.api.model import Model, TraceChoices, open_model
+from headloom.api.model import Model, TraceChoices
+from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer

@@ -11,7 +11,8 @@ from torch import nn
 from headloom.analysis.alignment.align import Alignment, AlignmentOptions, align_words, check_choice
 from headloom.analysis.alignment.words import AligningHead, Step, WordWeights, word_weights
 from headloom.api.heads import find_traces
-from headloom.api.model import Model, Pairs, check_text, open_model
+from headloom.api.model import Model, Pairs, check_text
+from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.files import read_text
 from headloom.formats.lines import text_lines
