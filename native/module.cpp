@@ -60,6 +60,22 @@ void field(nb::class_<Owner>& owner, const char* name, Element* Owner::* member)
     __VA_OPT__(HEADLOOM_NEXT HEADLOOM_NOTHING(__VA_ARGS__))
 #define HEADLOOM_FIELDS(...) HEADLOOM_EXPAND(HEADLOOM_EACH(__VA_ARGS__))
 
+// `pairs`: of bfloat16 are multiplied, which not every instruction set has kernels for.
+template <bool pairs = false, typename Asked, typename Result>
+void bind_run(nb::module_& module, const char* name,
+              Result (*run)(const Kernels&, const Asked&, int), const char* what) {
+    module.def(
+        name,
+        [run](const Asked& call, int threads, const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            if (pairs && !kernels.linear->forward_rows)
+                throw nb::value_error("native: no kernels for linear layers");
+            nb::gil_scoped_release unlocked;
+            return run(kernels, call, threads);
+        },
+        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
+}
+
 void bind_gradients(nb::module_& module) {
     using Owner = Gradients;
     nb::class_<Owner> owner(module, "Gradients", "See native/gradients.h.");
@@ -84,15 +100,8 @@ void bind_neighbours(nb::module_& module) {
     owner.def(nb::init<>());
     HEADLOOM_FIELDS(by_output, pieces, state, scores, target_terms, source_terms, queries, keys,
                     values, vector);
-    module.def(
-        "neighbours_forward",
-        [](const NeighbourCall& call, int threads, const std::string& instruction_set) {
-            const Kernels& kernels = kernels_by_name(instruction_set);
-            nb::gil_scoped_release unlocked;
-            neighbours_forward(kernels, call, threads);
-        },
-        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
-        "Fill the results of a call over the neighbours of a graph.");
+    bind_run(module, "neighbours_forward", &neighbours_forward,
+             "Fill the results of a call over the neighbours of a graph.");
     module.def(
         "neighbours_backward",
         [](const NeighbourCall& call, const NeighbourGradients& gradients, int threads,
@@ -103,34 +112,6 @@ void bind_neighbours(nb::module_& module) {
         },
         nb::arg("call"), nb::arg("gradients"), nb::arg("threads"), nb::arg("instruction_set") = "",
         "Fill the gradients of a call over the neighbours of a graph.");
-    module.def(
-        "group_edges",
-        [](uint64_t ends, bool wide, int64_t count, int64_t nodes, uint64_t starts,
-           uint64_t order) {
-            nb::gil_scoped_release unlocked;
-            int64_t* first = address<int64_t>(starts);
-            if (wide)
-                group_edges(address<int64_t>(ends), count, nodes, first, address<int32_t>(order));
-            else
-                group_edges(address<int32_t>(ends), count, nodes, first, address<int32_t>(order));
-        },
-        "A stable sort of edges by one end, 64 or 32 bits wide; see native/neighbours.h.");
-}
-
-// `pairs`: of bfloat16 are multiplied, which not every instruction set has kernels for.
-template <bool pairs = false, typename Asked, typename Result>
-void bind_run(nb::module_& module, const char* name,
-              Result (*run)(const Kernels&, const Asked&, int), const char* what) {
-    module.def(
-        name,
-        [run](const Asked& call, int threads, const std::string& instruction_set) {
-            const Kernels& kernels = kernels_by_name(instruction_set);
-            if (pairs && !kernels.linear->forward_rows)
-                throw nb::value_error("native: no kernels for linear layers");
-            nb::gil_scoped_release unlocked;
-            return run(kernels, call, threads);
-        },
-        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
 }
 
 void bind_linear(nb::module_& module) {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.graph_layer import GraphLayer, Nodes, project
+from headloom.mechanism.graph_layer import GraphLayer, Nodes
 from headloom.mechanism.neighbourhood.call import Edges, NeighbourCall, NeighbourScore
 
 __all__ = ["GATConv", "GATv2Conv"]
@@ -104,10 +104,10 @@ class GATConv(GraphLayer):
     def _projected(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         of_sources, of_targets = self.lin or self.lin_src, self.lin or self.lin_dst
         assert of_sources is not None and of_targets is not None
-        projected = _by_node(project(of_sources, sources), self.heads)
+        projected = self._heads_of(of_sources, sources)
         if targets is sources and of_targets is of_sources:
             return projected, projected
-        return projected, _by_node(project(of_targets, targets), self.heads)
+        return projected, self._heads_of(of_targets, targets)
 
     def _call(
         self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
@@ -178,17 +178,17 @@ class GATv2Conv(GraphLayer):
         return self._run(x, edge_index, edge_attr, bool(return_attention_weights))
 
     def _projected(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        projected = _by_node(project(self.lin_l, sources), self.heads)
+        projected = self._heads_of(self.lin_l, sources)
         if targets is sources and self.share_weights:
             return projected, projected
-        return projected, _by_node(project(self.lin_r, targets), self.heads)
+        return projected, self._heads_of(self.lin_r, targets)
 
     def _call(
         self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
     ) -> NeighbourCall:
         rows = None
         if features is not None and self.lin_edge is not None:
-            rows = _by_node(self.lin_edge(features), self.heads)
+            rows = self._heads_of(self.lin_edge, features)
         return NeighbourCall(
             edges,
             NeighbourScore.VECTOR,
@@ -199,10 +199,6 @@ class GATv2Conv(GraphLayer):
             edge_rows=rows,
             slope=self.negative_slope,
         )
-
-
-def _by_node(projected: Tensor, heads: int) -> Tensor:
-    return projected.reshape(len(projected), heads, projected.shape[1] // heads)
 
 
 def _by_head(vector: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.linear import why_unfit
+from headloom.mechanism.linear import linear_maps
 from headloom.mechanism.neighbourhood.call import Edges, NeighbourCall
 from headloom.mechanism.neighbourhood.function import neighbour_attention, neighbour_weights
 from headloom.mechanism.shapes import describe, finite_number, in_words, whole_number
 
-__all__ = ["GraphLayer", "GraphObserver", "Nodes", "check_features", "project"]
+__all__ = ["GraphLayer", "GraphObserver", "Nodes", "check_features"]
 
 #: Features of the nodes, (nodes, width); or those of the sources and those of the targets.
 Nodes = Tensor | tuple[Tensor, Tensor]
@@ -99,6 +99,11 @@ class GraphLayer(nn.Module):
     def _projected(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Sources and targets, (nodes, heads, out_channels) each."""
 
+    def _heads_of(self, linear: nn.Linear, rows: Tensor) -> Tensor:
+        """A linear map of nodes or edges, (rows, heads, out_channels)."""
+        (projected,) = linear_maps(rows, [linear])
+        return projected.view(len(rows), self.heads, self.out_channels)
+
     def _run(
         self, x: Nodes, edge_index: Tensor, edge_attr: Tensor | None, with_weights: bool
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -118,7 +123,7 @@ class GraphLayer(nn.Module):
         output = neighbour_attention(call)
         output = output.flatten(1) if self.concat else output.mean(1)
         if self.res is not None:
-            output = output + project(self.res, of_targets)
+            output = output + linear_maps(of_targets, [self.res])[0]
         if self.bias is not None:
             output = output + self.bias
         return (output, (edge_index, neighbour_weights(call))) if with_weights else output
@@ -179,18 +184,6 @@ def _in_short(given: object) -> str:
     if not isinstance(given, Tensor):
         return type(given).__name__
     return f"{given.dtype} of shape {describe(given)}"
-
-
-def project(linear: nn.Linear, inputs: Tensor) -> Tensor:
-    """``inputs W^T + b``, dense; the inputs may be sparse: words of a text, say."""
-    try:
-        if inputs.layout == torch.strided:
-            result: Tensor = linear(inputs)
-            return result
-        product: Tensor = torch.sparse.mm(inputs, linear.weight.T)
-    except RuntimeError as error:
-        raise why_unfit(inputs, [linear]) or error from None
-    return product if linear.bias is None else product + linear.bias
 
 
 def _with_self_loops(

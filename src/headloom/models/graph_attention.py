@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
@@ -87,27 +86,16 @@ class GraphAttentionNetwork(Predictor):
         """Scores of the classes, (nodes, classes).
 
         Args:
-            features: (nodes, features); dense or sparse.
+            features: (nodes, features).
             edge_index: (2, edges), sources over targets; each node looks at itself too.
         """
         check_features("GraphAttentionNetwork", "features", features, self.features)
         hidden = features
         for number, convolution in enumerate(self.convolutions[:-1]):
-            result = elu(convolution(self._dropped(hidden), edge_index))
+            result = elu(convolution(self.dropout(hidden), edge_index))
             hidden = hidden + result if self.residual and number > 0 else result
-        scores: Tensor = self.convolutions[-1](self._dropped(hidden), edge_index)
+        scores: Tensor = self.convolutions[-1](self.dropout(hidden), edge_index)
         return scores
-
-    def _dropped(self, inputs: Tensor) -> Tensor:
-        """Dropout; of a sparse tensor on what is not 0, which is the same."""
-        if inputs.layout == torch.strided:
-            dropped: Tensor = self.dropout(inputs)
-            return dropped
-        inputs = inputs.to_sparse(layout=torch.sparse_coo).coalesce()
-        numbers = self.dropout(inputs.values())
-        return torch.sparse_coo_tensor(
-            inputs.indices(), numbers, inputs.shape, is_coalesced=True, check_invariants=False
-        )
 
     def logits(self, outputs: Tensor) -> Tensor:
         """The outputs: the last layer's heads give the scores themselves."""

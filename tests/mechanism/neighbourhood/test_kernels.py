@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -260,17 +259,6 @@ def test_the_graph_keeps_every_edge_strongest_first() -> None:
     assert neighbour_graph(call, 1).rest[0, 0].item() == pytest.approx(1 - expected[0].item())
     weights = neighbour_weights(call)  # in the caller's order
     torch.testing.assert_close(weights[:, 0], expected)
-
-
-def test_the_kernels_and_torch_sort_edges_alike() -> None:
-    module = importlib.import_module("headloom.mechanism.neighbourhood.call")
-    ends = torch.randint(50, (1000,), generator=torch.Generator().manual_seed(0))
-    for kind in (torch.int64, torch.int32):
-        by_kernel = module.grouped(ends.to(kind), 60)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "kernels", None)
-            by_sort = module.grouped(ends.to(kind), 60)
-        assert all(torch.equal(*pair) for pair in zip(by_kernel, by_sort, strict=True))
 
 
 @needs_kernels

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headloom.errors import InputError
-from headloom.mechanism.backends.compiled import kernels, why_wrapped
 from headloom.mechanism.parts import changed
 
 __all__ = ["Edges", "NeighbourCall", "NeighbourScore"]
@@ -33,18 +33,8 @@ def grouped(ends: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     >>> grouped(torch.tensor([1, 0, 1]), 2)
     (tensor([0, 1, 3]), tensor([1, 0, 2], dtype=torch.int32))
     """
-    if kernels is None or ends.device.type != "cpu" or why_wrapped((ends,)) is not None:
-        order = torch.sort(ends, stable=True).indices.int()
-        counts = torch.bincount(ends, minlength=nodes)
-        return torch.nn.functional.pad(counts.cumsum(0), (1, 0)), order
-    ends = ends.contiguous()
-    starts = torch.empty(nodes + 1, dtype=torch.int64)
-    order = torch.empty(len(ends), dtype=torch.int32)
-    wide = ends.dtype == torch.int64
-    kernels.group_edges(
-        ends.data_ptr(), wide, len(ends), nodes, starts.data_ptr(), order.data_ptr()
-    )
-    return starts, order
+    counts = torch.bincount(ends, minlength=nodes)
+    return pad(counts.cumsum(0), (1, 0)), torch.sort(ends, stable=True).indices.int()
 
 
 @dataclass(frozen=True, eq=False)

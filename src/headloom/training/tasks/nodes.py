@@ -34,9 +34,6 @@ UNKNOWN = -1
 _NAMES = {"train": ("train", "train_mask"), "valid": ("val", "val_mask", "valid", "valid_mask"),
           "test": ("test", "test_mask")}  # fmt: skip
 
-#: Share of features other than 0 below which they are multiplied as a sparse matrix.
-SPARSE = 0.1
-
 
 @dataclass(frozen=True, eq=False)
 class NodeData:
@@ -179,9 +176,6 @@ class NodesTask(Task):
 
     def __init__(self, data: NodeData, inductive: bool) -> None:
         self.data, self.inductive = data, inductive
-        filled = int((data.features != 0).sum())
-        sparse = filled < SPARSE * data.features.numel()
-        self._features = data.features.to_sparse().coalesce() if sparse else data.features
         self.description = DataDescription(
             facts={"features": data.features.shape[1], "classes": data.classes}
         )
@@ -205,7 +199,7 @@ class NodesTask(Task):
 
     def inputs(self) -> dict[str, Tensor]:
         """What the model reads: the whole graph."""
-        return {"features": self._features, "edge_index": self.data.edge_index}
+        return {"features": self.data.features, "edge_index": self.data.edge_index}
 
     def _training_graph(self) -> dict[str, Tensor]:
         """The same without the edges to and from other nodes than those trained on."""
@@ -213,7 +207,7 @@ class NodesTask(Task):
         known[self.data.splits["train"]] = True
         sources, targets = self.data.edge_index
         edges = self.data.edge_index[:, known[sources] & known[targets]]
-        return {"features": self._features, "edge_index": edges}
+        return {"features": self.data.features, "edge_index": edges}
 
     def _batch(self, split: str, inputs: dict[str, Tensor]) -> Batch:
         chosen = self.data.splits[split]
