@@ -44,7 +44,7 @@ def _along_edges(call: AttentionCall) -> Result:
 
 
 def _why_not_along_edges(call: AttentionCall, named: Backend | None) -> str | None:
-    if isinstance(call.keep, All) or not routing.serves(call):
+    if call.mask is None or isinstance(call.keep, All) or not routing.serves(call):
         return "the mask is no graph of few edges, with a score of the graph kernels"
     wide = named is not None and call.queries.dtype.itemsize == 8
     return f"the tensors are {call.queries.dtype}, the graph kernels take float32" if wide else None

@@ -83,17 +83,18 @@ def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Resu
             rounded, the output before that: an error of dO . O does not cancel in a row's sums,
             and grows with the distances or keys that these multiply.
     """
-    queries, shape = native.queries, native.queries.shape[:3]
-    depth, single = native.values.shape[3], torch.float32
+    queries, depth = native.queries, native.values.shape[3]
     # (The types are the kernels', whatever torch's default is; empty_like takes half of the time of
     # empty, which calls of a few microseconds feel.)
-    alike, whole = torch.empty_like, torch.int32
-    plain = queries.shape[3] == depth and queries.is_contiguous()
-    output = alike(queries) if plain else torch.empty((*shape, depth), dtype=queries.dtype)
+    if queries.shape[3] == depth and queries.is_contiguous():
+        output = torch.empty_like(queries)
+    else:
+        output = torch.empty((*queries.shape[:3], depth), dtype=queries.dtype)
     results = {"output": output}
     if kept < 0 and not learns:
         kernels.forward(native, results, _threads(native))
         return results
+    shape, alike, single, whole = queries.shape[:3], torch.empty_like, torch.float32, torch.int32
     asked: dict[str, Tensor | int] = {"output": output}
     results["lse"] = asked["lse"] = lse = torch.empty(shape, dtype=single)
     if learns and native.bfloat16:
@@ -232,7 +233,7 @@ def attend(call: AttentionCall, instruction_set: str = "") -> tuple[Output, Atte
     native = _prepared(call)
     if instruction_set:
         native = native._replace(instruction_set=instruction_set)
-    kept, received = call.places, call.received is not None
+    kept, received = -1 if call.keep is None else call.places, call.received is not None
     learns = _wants_gradients(native)
     if not (learns or serves_compiled()):
         results = forward(native, kept, received, False)
