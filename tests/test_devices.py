@@ -134,12 +134,11 @@ def test_rotary_positions(gpu: PretendedDevice) -> None:
         lambda matrix: matrix.top(3),
         lambda matrix: [matrix.received(), matrix.entropy(), matrix.sum_of_squares()],
         lambda matrix: matrix.mass([0, 5]),
-        lambda matrix: [matrix.block_means(8), matrix.block_maxima(8)],
         lambda matrix: matrix.block_summaries(0, 8),
         lambda matrix: matrix.of_head(1).dense(),
         lambda matrix: matrix[1, 2:9, 3:30],
     ],
-    ids=["dense", "top", "columns", "mass", "blocks", "summaries", "head", "tile"],
+    ids=["dense", "top", "columns", "mass", "summaries", "head", "tile"],
 )
 def test_the_whole_matrix(gpu: PretendedDevice, ask: Callable[[Any], Any]) -> None:
     def run(queries: Tensor, keys: Tensor, _: Tensor) -> Any:
