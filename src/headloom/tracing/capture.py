@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -274,7 +274,7 @@ def _written(
         return session.end(not_traced, verification)
 
 
-def trace_nodes(model: nn.Module, inputs: Mapping[str, Any], names: Sequence[str]) -> TraceData:
+def trace_nodes(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> TraceData:
     """Run a model of graph layers once, and keep the attention of every layer over the nodes.
 
     Nodes are the positions of the trace: a query is the node that looks, a key one it looks at.

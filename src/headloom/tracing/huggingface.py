@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.mechanism.shapes import in_words
-from headloom.tracing.arguments import Arguments, Inputs
+from headloom.tracing.arguments import Arguments, Inputs, Tokenizer
 from headloom.tracing.inputs import batch_of, check_readable, prefix_of, token_limit
 from headloom.tracing.model_state import unwrapped
 from headloom.tracing.options import checked_tokens, whole_number
@@ -44,7 +44,7 @@ class TransformersReader(Reader):
         """Whether the model reads a source and writes a target."""
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
-    def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
+    def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
         """See Reader. inputs: a text, ids, or what the tokenizer or the processor gives."""
         if isinstance(inputs, str):
             if tokenizer is None:
@@ -100,7 +100,7 @@ class TransformersReader(Reader):
                     f"{limit} at most. Shorten the text, or split it (headloom trace --window)."
                 )
 
-    def called(self, args: tuple[Any, ...], keywords: Inputs) -> Arguments:
+    def called(self, args: tuple[object, ...], keywords: Inputs) -> Arguments:
         """See Reader."""
         arguments = dict(keywords)
         if args and isinstance(args[0], Tensor):
@@ -114,7 +114,7 @@ class TransformersReader(Reader):
     def names(
         self,
         arguments: Inputs,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         calls: Sequence[LayerCall] | None,
         prompt: int | None = None,
     ) -> tuple[NamesOfSequences, int]:

@@ -10,7 +10,6 @@ import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,10 +60,10 @@ class Hook:
     pickle too, while headloom looks on.
     """
 
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+    def __init__(self, call: Callable[..., object] | None = None) -> None:
         self._call = call
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *given: object, **named: object) -> object:
         return None if self._call is None else self._call(*given, **named)
 
     def __deepcopy__(self, memo: object) -> Hook:

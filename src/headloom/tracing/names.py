@@ -14,11 +14,12 @@ from typing import Any
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.formats.tokens import Tokens, texts_of
+from headloom.tracing.arguments import Tokenizer
 
 __all__ = ["special_known", "texts_known", "token_names"]
 
 
-def token_names(ids: Sequence[int], tokenizer: Any = None) -> list[str]:
+def token_names(ids: Sequence[int], tokenizer: Tokenizer = None) -> list[str]:
     """The strings of token ids.
 
     Args:
@@ -65,7 +66,7 @@ def texts_known(names: Sequence[str]) -> dict[str, list[str]]:
     return {"texts": names.texts} if isinstance(names, Tokens) else {}
 
 
-def special_known(ids: Sequence[int], tokenizer: Any) -> dict[str, list[bool]]:
+def special_known(ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, list[bool]]:
     """What `Trace.positions` says of special tokens: nothing where the tokenizer does not know.
 
     tokenizer: of Transformers, or a vocabulary of headloom.
@@ -88,7 +89,7 @@ _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def _texts(ids: list[int], names: list[str], tokenizer: Any) -> list[str] | None:
+def _texts(ids: list[int], names: list[str], tokenizer: Tokenizer) -> list[str] | None:
     """What the tokens say; None: the tokenizer does not show how that is found."""
     # Of Transformers; of a headloom vocabulary; of the tokenizers library.
     fast = next(

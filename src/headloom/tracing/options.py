@@ -66,7 +66,7 @@ class TraceOptions:
         return last_queries(self.received, "trace")
 
 
-def whole_number(value: Any) -> int | None:
+def whole_number(value: object) -> int | None:
     """A whole number of any library as one of Python; None: it is none. True is none.
 
     >>> whole_number(3), whole_number(True), whole_number(3.0)
@@ -75,12 +75,12 @@ def whole_number(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)
+        return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
 
 
-def checked_layers(layers: Any, operation: str) -> tuple[int | str, ...] | None:
+def checked_layers(layers: object, operation: str) -> tuple[int | str, ...] | None:
     """The layers that are asked for: their numbers in the order of the run, or their paths.
 
     Raises: InputError: something else, or none at all.
@@ -121,7 +121,7 @@ def check_save(save: object, operation: str) -> None:
         )
 
 
-def checked_tokens(tokens: Any) -> int:
+def checked_tokens(tokens: object) -> int:
     """How many tokens are to be generated.
 
     Raises: InputError: it is no whole number, or none at all.

@@ -13,7 +13,7 @@ from torch import nn
 
 from headloom.errors import DataError, HeadloomError, InputError
 from headloom.formats.files import JsonObject, check_file, is_there, read_json
-from headloom.tracing.arguments import Arguments
+from headloom.tracing.arguments import Arguments, Tokenizer
 from headloom.tracing.gguf import load_gguf
 from headloom.tracing.inputs import token_limit
 from headloom.tracing.locating import Located, check_memory, locate
@@ -209,7 +209,7 @@ def _check_folder(folder: Path, library: Any) -> None:
 
 
 def text_inputs(
-    model: nn.Module, tokenizer: Any, text: str, target: str | None, generates: bool = False
+    model: nn.Module, tokenizer: Tokenizer, text: str, target: str | None, generates: bool = False
 ) -> Arguments | str:
     """What `headloom.trace` reads for a text, and for an encoder-decoder its target.
 
@@ -302,7 +302,7 @@ def _text_with_image(library: Any, source: str, image: Any, text: str) -> tuple[
 
 
 def split_windows(
-    model: nn.Module, tokenizer: Any, text: str, window: int, overlap: int | None
+    model: nn.Module, tokenizer: Tokenizer, text: str, window: int, overlap: int | None
 ) -> list[Arguments]:
     """A text in overlapping windows, each as a model reads it, special tokens and offsets included.
 

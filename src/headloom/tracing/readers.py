@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.mechanism.module_paths import named_modules
 from headloom.mechanism.watching import layers_of
-from headloom.tracing.arguments import Arguments, Inputs
+from headloom.tracing.arguments import Arguments, Inputs, Tokenizer
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.module_sequences import ModuleSequences, samples_of
 from headloom.tracing.recording.sequences import NamesOfSequences, Sequences, on_device_of
@@ -34,7 +34,7 @@ class Reader(ABC):
         self.model, self.name = model, type(model).__name__
 
     @abstractmethod
-    def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
+    def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
         """What `headloom.trace` is given, by the names of the model's arguments.
 
         generates: whether the model is to write after them.
@@ -44,14 +44,14 @@ class Reader(ABC):
 
     @abstractmethod
     def names(
-        self, arguments: Inputs, tokenizer: Any, calls: Sequence[LayerCall] | None
+        self, arguments: Inputs, tokenizer: Tokenizer, calls: Sequence[LayerCall] | None
     ) -> tuple[NamesOfSequences, int] | None:
         """Who names the positions, and how many inputs there are.
 
         calls: of the run; None: it is still to come. Returns: None: they must have come.
         """
 
-    def called(self, args: tuple[Any, ...], keywords: Inputs) -> Arguments:
+    def called(self, args: tuple[object, ...], keywords: Inputs) -> Arguments:
         """What the model is called with, by the names of its arguments."""
         return _named_arguments(self.model, args, keywords)
 
@@ -99,7 +99,7 @@ def check_visible(model: nn.Module, operation: str) -> None:
             )
 
 
-def _named_arguments(model: nn.Module, given: Sequence[Any], keywords: Inputs) -> Arguments:
+def _named_arguments(model: nn.Module, given: Sequence[object], keywords: Inputs) -> Arguments:
     """What a module was given by the names of its arguments; "input 0" where they have none.
 
     Raises: TypeError: it does not take them.
@@ -120,7 +120,7 @@ def _named_arguments(model: nn.Module, given: Sequence[Any], keywords: Inputs) -
 class ModuleReader(Reader):
     """Any module of torch, of which nothing is known."""
 
-    def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
+    def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
         """See Reader. inputs: a tensor (the first argument), several in a tuple, or a mapping."""
         model, name = self.model, self.name
         if generates:
@@ -164,7 +164,7 @@ class ModuleReader(Reader):
         return arguments
 
     def names(
-        self, arguments: Inputs, tokenizer: Any, calls: Sequence[LayerCall] | None
+        self, arguments: Inputs, tokenizer: Tokenizer, calls: Sequence[LayerCall] | None
     ) -> tuple[NamesOfSequences, int] | None:
         """See Reader: sequences are told by the lengths of the calls."""
         if calls is None:
@@ -186,7 +186,7 @@ class HeadloomReader(Reader):
         """Whether a model is read so."""
         return bool(layers_of(model)) and (hasattr(model, "padding") or hasattr(model, "outputs"))
 
-    def arguments(self, inputs: Any, tokenizer: Any, generates: bool) -> Arguments:
+    def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
         """See Reader. inputs: ids or images, the first argument; or a tensor for each name."""
         if isinstance(inputs, Tensor):
             inputs = {next(iter(inspect.signature(self.model.forward).parameters)): inputs}
@@ -228,7 +228,7 @@ class HeadloomReader(Reader):
     def names(
         self,
         arguments: Inputs,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         calls: Sequence[LayerCall] | None,
         prompt: int | None = None,
     ) -> tuple[NamesOfSequences, int]:

@@ -157,7 +157,7 @@ class Watched:
 
     # Passes
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], keywords: Inputs) -> None:
+    def _before(self, module: nn.Module, args: tuple[object, ...], keywords: Inputs) -> None:
         """The model, its base or its encoder is called."""
         if self._inside is not None:
             if self._thread != get_ident():

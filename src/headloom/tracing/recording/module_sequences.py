@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.grid import Grid
-from headloom.tracing.arguments import Inputs
+from headloom.tracing.arguments import Inputs, Tokenizer
 from headloom.tracing.names import special_known, texts_known, token_names
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import InputSequence, name_of_grid
@@ -68,7 +68,7 @@ class ModuleSequences:
         inputs: Inputs,
         samples: int,
         calls: Sequence[LayerCall],
-        tokenizer: Any,
+        tokenizer: Tokenizer,
     ) -> None:
         self._tokenizer, self._samples = tokenizer, samples
         self._lengths: dict[str, int] = {}

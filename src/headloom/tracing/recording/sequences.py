@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headloom.formats.tokens import Tokens, shown
 from headloom.formats.traced_images import TracedImage
 from headloom.mechanism.grid import Grid
-from headloom.tracing.arguments import BESIDE, Arguments, Inputs
+from headloom.tracing.arguments import BESIDE, Arguments, Inputs, Tokenizer
 from headloom.tracing.names import special_known, texts_known, token_names
 from headloom.tracing.recording.sound import SoundAxis, is_sound
 from headloom.tracing.vision_language.positions import ImagesOfText, images_of_texts
@@ -117,7 +117,7 @@ class Sequences:
         self,
         model: nn.Module,
         inputs: Inputs,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         offsets: list[list[int]] | None = None,
         prompt: int | None = None,
     ) -> None:

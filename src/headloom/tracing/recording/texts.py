@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,7 +117,9 @@ class Text:
         ends: the tokens that end a text, and the one that fills it up after them.
     """
 
-    def __init__(self, is_pair: bool, given: Inputs, ends: tuple[Any, int | None]) -> None:
+    def __init__(
+        self, is_pair: bool, given: Inputs, ends: tuple[int | list[int] | None, int | None]
+    ) -> None:
         self._given_first, self._ends = given, ends
         #: Of each pass, how many positions the text had when it began.
         self._begins: list[int] = []

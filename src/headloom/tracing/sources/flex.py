@@ -8,7 +8,7 @@ tried in every cell, for several scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +53,9 @@ class FlexCall:
     score_mod: Callable[..., Tensor]
     block_mask: tuple[Any, ...]
     scale: float
-    kernel_options: dict[str, Any]
-    score_mod_other_buffers: tuple[Any, ...] = ()
-    mask_mod_other_buffers: tuple[Any, ...] = ()
+    kernel_options: Mapping[str, object]
+    score_mod_other_buffers: tuple[object, ...] = ()
+    mask_mod_other_buffers: tuple[object, ...] = ()
 
     @property
     def asks_for_more(self) -> bool:

@@ -11,7 +11,7 @@ multiply no values.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import get_ident
@@ -28,6 +28,7 @@ from headloom.mechanism.attention_layer import AttentionLayer
 from headloom.mechanism.function import attend, attention
 from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.mechanism.module_paths import named_modules
+from headloom.tracing.arguments import Inputs
 from headloom.tracing.model_state import Hook
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.graphs import unknown_layers
@@ -237,7 +238,7 @@ class Functions(TorchFunctionMode):
         yield module.register_forward_hook(Hook(end), always_call=True)
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch, or send it on if it takes attention."""
         kwargs = kwargs or {}
@@ -258,7 +259,7 @@ class Functions(TorchFunctionMode):
         return result
 
     def _note(
-        self, name: str, func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+        self, name: str, func: object, args: Sequence[object], kwargs: Inputs, result: object
     ) -> None:
         """Look at a function that is not recorded: is it a part of softmax(scores) V?"""
         module = self._running[-1]

@@ -26,6 +26,7 @@ from headloom.mechanism.graph_layer import GraphLayer
 from headloom.mechanism.module_paths import named_modules
 from headloom.mechanism.neighbourhood.call import NeighbourCall
 from headloom.mechanism.neighbourhood.function import neighbour_graph, neighbour_weights
+from headloom.tracing.arguments import Inputs
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.source import Modules, Receivers, Source
 
@@ -85,18 +86,19 @@ def unknown_layers(modules: Modules) -> dict[str, nn.Module]:
 def _calls(modules: Modules, keep: Keep, receivers: Receivers) -> Iterator[None]:
     own = {layer: path for path, layer in _own(modules).items()}
     observers = {layer: layer.observer for layer in own}
-    nodes: dict[str, Any] = {}
+    nodes: dict[str, object] = {}
 
     def observe(layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
         graph = _graph_of(call, keep).as_batch()
         name, kind = own[layer] or type(layer).__name__, "encoder" if of_one else "cross"
         receivers.take(LayerCall.over_edges(name, kind, graph), graph)
 
-    def begin(path: str, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def begin(path: str, _: nn.Module, args: tuple[object, ...], keywords: Inputs) -> None:
         nodes[path] = args[0] if args else keywords.get("x")
 
-    def take(path: str, layer: Any, given: tuple[Any, ...], _: Tensor) -> None:
-        two = nodes[path] if isinstance(nodes[path], tuple) else (None, None)
+    def take(path: str, layer: Any, given: tuple[object, ...], _: Tensor) -> None:
+        given_nodes = nodes[path]
+        two = given_nodes if isinstance(given_nodes, tuple) else (None, None)
         two_types = two[1] is not None and two[0] is not two[1]
         receivers.take(*_of_geometric(path, layer, given, keep, two_types))
 

@@ -65,7 +65,7 @@ def transformers() -> Any:
         raise InputError(need + installing("hf")) from None
 
 
-def is_transformers_model(model: Any) -> bool:
+def is_transformers_model(model: object) -> bool:
     """Whether a model is one of Transformers. The library is not loaded for that."""
     library = sys.modules.get("transformers.modeling_utils")
     return library is not None and isinstance(model, library.PreTrainedModel)
@@ -101,10 +101,10 @@ class _Implementation(str):
     stands_for: str | None = None
     own: str | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> str | None:
+    def __deepcopy__(self, memo: object) -> str | None:
         return self.own
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # What is copied or saved while headloom computes says what it said before.
         return (type(None), ()) if self.own is None else (str, (str(self.own),))
 
@@ -177,13 +177,13 @@ Aside = Callable[[], AbstractContextManager[object]]
 
 def _function(
     paths: dict[int, str], eager: bool, receive: Receive, excuse: Excuse, aside: Aside
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """The attention function to register in place of eager attention, or of the fused one."""
     read: dict[tuple[int, int, int], _Read] = {}
     # A step of a generation asks the same of every layer again.
     kinds: dict[tuple[int, bool], str] = {}
 
-    def attention_forward(module: nn.Module, *args: Any, **options: Any) -> Any:
+    def attention_forward(module: nn.Module, *args: Any, **options: Any) -> object:
         output = None
         with excused(excuse):
             output = received(module, *args, **options)
@@ -205,7 +205,7 @@ def _function(
         softcap: float | None = None,
         s_aux: Tensor | None = None,
         sinks: Tensor | None = None,
-        **options: Any,
+        **options: object,
     ) -> Tensor | None:
         sizes = query.shape[2], key.shape[2]
         flag = is_causal

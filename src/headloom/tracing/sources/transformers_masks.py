@@ -31,7 +31,11 @@ class LazyMask(Tensor):
 
     @staticmethod
     def __new__(
-        cls, shape: tuple[int, ...], dtype: torch.dtype, device: Any, allowed: Tensor | None
+        cls,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        allowed: Tensor | None,
     ) -> LazyMask:
         mask: LazyMask = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=torch.device(device)
@@ -52,12 +56,12 @@ class LazyMask(Tensor):
         """The mask once more: what a view of all of it gives."""
         return LazyMask(tuple(self.shape), self.dtype, self.device, self.allowed)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"LazyMask(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, args: tuple[Any, ...] = (), options: Any = None
+        cls, function: Any, types: object, args: tuple[Any, ...] = (), options: Any = None
     ) -> Any:
         """Compute with the numbers; what changes nothing gives the mask back."""
         options = options or {}
