@@ -83,15 +83,6 @@ def test_flex_attention_whose_rules_can_be_read(rule: str, compiled: bool) -> No
     assert trace.layers[0].deviation <= TOLERANCE
 
 
-def test_a_model_in_float64_keeps_its_digits() -> None:
-    model = Flex(False, *FLEX["causal"][:2]).double().eval()
-    hidden = torch.randn(1, 9, 16, dtype=torch.float64)
-    with torch.no_grad():
-        expected = model(hidden)
-        with headloom.watch(model):
-            assert torch.equal(model(hidden), expected)
-
-
 def test_a_score_of_flex_attention_that_is_no_rule_is_refused() -> None:
     model = Flex(False, score=lambda s, b, h, i, j: s * s)
     with pytest.raises(

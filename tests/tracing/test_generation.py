@@ -269,12 +269,6 @@ def test_headlooms_own_language_model_continues_a_text(positions, tmp_path) -> N
     assert likeliest[2:-1].tolist() == ids[3:].tolist()
 
 
-def test_headlooms_translators_do_not_continue_texts(translator) -> None:
-    inputs = {"source": torch.tensor([3, 4]), "target": torch.tensor([1])}
-    with pytest.raises(headloom.InputError, match="generate= is for language models"):
-        headloom.trace(translator, inputs, generate=3)
-
-
 @pytest.mark.parametrize(
     ("model_class", "config_class"),
     [

@@ -74,15 +74,3 @@ def test_a_batch_gives_a_trace_for_each_image(transformer) -> None:
     alone = headloom.trace(transformer, images[1:])
     found, expected = (trace.layers[1].graph.weights for trace in (both[1], alone))
     torch.testing.assert_close(found, expected)
-
-
-def test_watching_sees_images(convolutional) -> None:
-    with headloom.watch(convolutional.eval()) as watched, torch.no_grad():
-        convolutional(torch.rand(1, 1, 8, 12))
-    assert watched.trace.layers[0].key_tokens[23] == "patch 3,5"
-
-
-def test_own_modules_with_the_block_are_traced() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), headloom.ImageSelfAttention(8), nn.Flatten())
-    trace = headloom.trace(model, torch.rand(1, 3, 6, 7))
-    assert trace.layers[0].name == "1" and trace.layers[0].query_tokens[-1] == "patch 3,4"

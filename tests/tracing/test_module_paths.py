@@ -10,7 +10,6 @@ from torch import nn
 
 import headloom
 from headloom.analysis.matrices.projections import matrices_of
-from headloom.mechanism.module_paths import named_modules
 
 # The compiler's own modules, when it is loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -61,9 +60,3 @@ def test_layers_of_torch_and_of_headloom_that_are_compiled_one_by_one() -> None:
 
     trace = headloom.trace(Own().eval(), torch.arange(5)[None])
     assert [layer.name for layer in trace.layers] == ["attention"]
-
-
-def test_modules_have_the_paths_and_the_order_that_torch_gives_them() -> None:
-    model = llama()
-    model.again = model.model.layers[0]  # a module in two places has one path
-    assert list(named_modules(model)) == list(model.named_modules())

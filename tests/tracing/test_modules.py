@@ -107,12 +107,6 @@ def test_an_encoder_on_the_fast_path_of_torch_is_seen() -> None:
     assert torch.equal(run(model, inputs), fast)
 
 
-def test_nested_tensors_are_refused_in_one_line() -> None:
-    nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
-    with pytest.raises(headloom.InputError, match=r"src is a nested tensor, .* Pad it"):
-        headloom.trace(encoder(), nested)
-
-
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}])
@@ -241,27 +235,6 @@ def test_what_is_dropped_is_drawn_by_torch() -> None:
     with headloom.watch(model, keep=headloom.All(), verify=False) as watched, torch.no_grad():
         assert torch.equal(model(IDS), expected)
     assert float(dense(watched.trace.layers[0]).sum(-1).sub(1).abs().max()) <= TOLERANCE
-
-
-def test_a_row_that_hides_every_key_by_a_finite_number_looks_at_all_of_them() -> None:
-    class Hidden(Own):
-        def scores_added(self, length: int) -> Tensor:
-            added = torch.zeros(4, length, length)
-            added[:, 2] = torch.finfo(torch.float32).min
-            return added
-
-    model = Hidden("numbers").eval()
-    layer = traced(model, IDS).layers[0]
-    torch.testing.assert_close(layer.graph.weights[:, 2], torch.full((4, 7), 1 / 7))
-
-
-@pytest.mark.parametrize("how", ["numbers", "headloom", "headloom numbers"])
-def test_a_model_in_float64_keeps_its_digits(how: str) -> None:
-    model = Own(how, "alibi").double().eval()
-    with torch.no_grad():
-        expected = model(IDS)
-        with headloom.watch(model):
-            assert torch.equal(model(IDS), expected)
 
 
 def test_what_cannot_be_seen_is_named() -> None:

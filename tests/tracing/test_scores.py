@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu, normalize
 
 import headloom
-from headloom.models.graph_attention import GraphAttentionNetwork
 
 HEADS, DEPTH, LENGTH = 2, 4, 7
 
@@ -238,11 +237,3 @@ def test_a_graph_layer_between_two_kinds_of_nodes(kind: Any, targets: int) -> No
     [found] = traced(layer, {"x": (x, y), "edge_index": edges}).layers
     assert found.name == kind.__name__ and found.kind == "cross"
     assert float((dense(found) - over_edges(layer, x, y, edges)).abs().max()) <= TOLERANCE
-
-
-def test_a_graph_attention_network_is_traced_as_any_module() -> None:
-    model, x = GraphAttentionNetwork(8, 3, heads=2, depth=4).eval(), drawn(6, 8)
-    trace = traced(model, (x, EDGES))
-    assert [layer.name for layer in trace.layers] == ["convolutions.0", "convolutions.1"]
-    expected = over_edges(model.convolutions[0], x, x, EDGES)
-    assert float((dense(trace.layers[0]) - expected).abs().max()) <= TOLERANCE
