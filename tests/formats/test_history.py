@@ -80,11 +80,6 @@ def test_from_the_end(history: History) -> None:
         history[-4]
 
 
-def test_going_back(history: History) -> None:
-    history.rewind(4)
-    assert history.steps == [0, 4]
-
-
 def test_unknown_layer_and_step(history: History) -> None:
     with pytest.raises(DataError, match=r"no layer 'third'; it has first\.attention, second"):
         history[0].layer("third")

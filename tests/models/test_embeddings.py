@@ -43,14 +43,6 @@ def test_positions_inside_attention_add_nothing(positions: PositionKind) -> None
     torch.testing.assert_close(vectors, layer.tokens.weight[ids[0]] * math.sqrt(6))
 
 
-def test_sinusoids_grow_beyond_the_first_table() -> None:
-    layer = embedding("sinusoidal")
-    ids = torch.full((1, 300), 2)
-    expected = layer.tokens.weight[2] * math.sqrt(6) + sinusoidal(300, 6)
-    torch.testing.assert_close(layer(ids)[0], expected)
-    assert "sinusoids" not in layer.state_dict()  # a table, not something learned
-
-
 def test_learned_positions_end() -> None:
     layer = embedding("learned", max_length=4)
     assert layer(torch.ones(1, 4, dtype=torch.long)).shape == (1, 4, 6)

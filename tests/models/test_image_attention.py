@@ -108,21 +108,3 @@ def test_spectral_norm_makes_each_largest_singular_value_one() -> None:
     block.eval()
     for matrix in block.matrices().values():
         assert torch.linalg.matrix_norm(matrix[0], 2).item() == pytest.approx(1, abs=1e-3)
-
-
-def test_an_observer_sees_queries_keys_and_where_they_lie() -> None:
-    block = ImageSelfAttention(16, value_channels=5, pooled=True).eval()
-    images = torch.randn(2, 16, 4, 6)
-    recorder = Recorder(block, headloom.All())
-    with watching(block, recorder):
-        block(images)
-    ((_, layer, seen),) = recorder.calls
-    assert layer is block and seen.scale == 1.0
-    assert seen.queries.shape == (2, 1, 24, 2) and seen.keys.shape == (2, 1, 6, 2)
-    assert seen.values.shape == (2, 1, 6, 5)
-    assert seen.grids is not None
-    assert [(grid.rows, grid.columns) for grid in seen.grids] == [(4, 6), (2, 3)]
-    again = (seen.queries @ seen.keys.transpose(-2, -1)).softmax(-1)
-    torch.testing.assert_close(seen.caught, again)
-    # Query 13 is the place in row 2, column 1.
-    torch.testing.assert_close(seen.queries[0, 0, 13], block.g(images)[0, :, 2, 1])

@@ -95,19 +95,6 @@ def test_an_error_is_one_line_and_is_not_tried_again(loaded: Loaded, tmp_path: P
 
 
 @pytest.mark.slow
-def test_where_the_launcher_dies_the_processes_end(loaded: Loaded, tmp_path: Path) -> None:
-    with start(loaded, config_of(tmp_path, max_steps=100_000), tmp_path) as process:
-        until(RunFolder(tmp_path / "run").checkpoint.exists, process)
-        ranks = children(process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    end = time.monotonic() + 60
-    while any(Path(f"/proc/{rank}").exists() for rank in ranks):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dashes", [True, False])
 def test_the_documented_lines_of_torchrun_work(dashes: bool, tmp_path: Path) -> None:
     file, run = tmp_path / "config.toml", tmp_path / "run"

@@ -12,13 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.forked import Loaded
 from tests.training.conftest import toml
 
-from headloom.formats.tensors import read_notes
 from headloom.training.config import RunConfig
 
 COMMANDS = """
@@ -97,26 +95,3 @@ def test_equal_commands_write_equal_files(pair: list[Path]) -> None:
     assert clocks < first.keys()
     different = {str(path) for path in first if first[path] != second[path]}
     assert different <= {str(path) for path in clocks}
-
-
-@pytest.mark.slow
-def test_only_the_clock_differs(pair: list[Path]) -> None:
-    """In the two files that say how long it took."""
-    notes: list[dict[str, Any]] = [
-        read_notes(of / "run/checkpoint.safetensors", "checkpoint") for of in pair
-    ]
-    for note in notes:
-        assert note["position"].pop("seconds") > 0
-    assert notes[0] == notes[1]
-    numbers = []
-    for of in pair:
-        content = (of / "run/checkpoint.safetensors").read_bytes()
-        numbers.append(content[8 + int.from_bytes(content[:8], "little") :])
-    assert numbers[0] == numbers[1]
-    reports = [
-        [json.loads(line) for line in (of / "run/metrics.jsonl").read_text().splitlines()]
-        for of in pair
-    ]
-    for report in reports[0] + reports[1]:
-        report.pop("seconds")
-    assert reports[0] == reports[1]

@@ -72,7 +72,3 @@ def test_a_line_that_is_too_long_is_named() -> None:
             for part in windows:
                 found += part
         assert [line.source for line in found] == texts[:3]
-
-
-def test_nothing_to_translate(model: Transformer) -> None:
-    assert list(translated_windows(model, WORDS, [], SEARCH, 4)) == []

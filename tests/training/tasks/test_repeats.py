@@ -89,10 +89,3 @@ def test_accuracy_is_of_the_repeated_half() -> None:
     assert always["accuracy"] == pytest.approx(1 / 20, abs=0.02)
     with pytest.raises(InputError, match="no test data"):
         drawn.results(Knows(9), split="test", beam=1, progress=lambda done, total: None).values()
-
-
-def test_a_part_cannot_be_longer_than_there_are_symbols() -> None:
-    with pytest.raises(InputError, match=r"task\.longest 9, task\.symbols 8"):
-        task(symbols=8, shortest=3, longest=9)
-    with pytest.raises(InputError, match=r"task\.shortest 5, task\.longest 4"):
-        task(symbols=8, shortest=5, longest=4)
