@@ -64,32 +64,6 @@ def test_token_strings_are_what_a_person_reads() -> None:
         PIECES.token_strings([999])
 
 
-@pytest.mark.parametrize("text", ["an end", " two  spaces", "日本 ☃é", "a"])
-def test_offsets_of_what_was_written(text: str) -> None:
-    """Each token's characters are the text's; one cut by its bytes belongs to every part."""
-    text = unicodedata.normalize("NFC", text)
-    pieces = Vocabulary.of_pieces(["an end an end"], 300)
-    for words in (pieces, Vocabulary.of_characters([text + "x"])):
-        ids = words.encode(text)
-        written, offsets = words.decode_with_offsets([*ids[:1], 1, *ids[1:]])
-        assert written == words.decode(ids)
-        del offsets[1]
-        covered = [written[start:end] for start, end in offsets]
-        names = words.token_strings(ids)
-        for name, part in zip(names, covered, strict=True):
-            if name.startswith("<0x"):
-                byte = bytes.fromhex(name[3:5])
-                assert byte in part.encode()
-                assert len(part) == 1
-            else:
-                assert part in (name, name.removeprefix(" "))
-        # Nothing is left out, and no token stands before the one that was written before it.
-        assert {place for start, end in offsets for place in range(start, end)} == set(
-            range(len(written))
-        )
-        assert offsets == sorted(offsets)
-
-
 def test_a_continuation_keeps_its_space() -> None:
     ids = PIECES.encode("the mat")
     assert PIECES.decode_continuation(ids) == " the mat"

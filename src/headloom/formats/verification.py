@@ -11,12 +11,12 @@ or, of what could not be verified, {"unverified": why}.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 
-from headloom.formats.bounds import outward
 from headloom.formats.files import JsonMapping
 
-__all__ = ["ON_ANOTHER_TEXT", "in_words", "is_verification"]
+__all__ = ["ON_ANOTHER_TEXT", "in_words", "is_verification", "outward"]
 
 #: What a trace says whose model was verified before, on another text.
 ON_ANOTHER_TEXT = {"unverified": "its model was verified, on another text"}
@@ -42,7 +42,7 @@ def in_words(verification: JsonMapping) -> str:
     return f"as without headloom to {difference}{read}{but}"
 
 
-def is_verification(value: Any) -> bool:
+def is_verification(value: object) -> bool:
     """Whether something is what a trace may say, or nothing."""
     if value is None:
         return True
@@ -52,3 +52,19 @@ def is_verification(value: Any) -> bool:
         return True
     numbers = (value.get("tokens"), value.get("difference"))
     return all(isinstance(number, int | float) for number in numbers)
+
+
+def outward(bound: float, form: str, upper: bool = False) -> str:
+    """Format a bound so that it stays true: a lower one is rounded down, an upper one up.
+
+    >>> outward(41.57, ".0f"), outward(41.23, ".0f", upper=True), outward(1.21e-7, ".1e")
+    ('41', '42', '1.2e-07')
+    >>> outward(0.1 + 0.2, ".6g", upper=True)     # a last bit is no digit of the bound
+    '0.3'
+    """
+    if not math.isfinite(bound):
+        return format(bound, form)
+    with localcontext() as context:
+        context.rounding = ROUND_CEILING if upper else ROUND_FLOOR
+        # A decimal writes small numbers in another way than a float.
+        return format(float(format(Decimal(f"{bound:.12g}"), form)), form)

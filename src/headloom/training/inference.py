@@ -26,9 +26,7 @@ from headloom.training.text import Vocabulary
 __all__ = [
     "TrainedRun",
     "generate_text",
-    "open_classifier",
     "open_run",
-    "open_translator",
 ]
 
 
@@ -112,22 +110,6 @@ def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
     step = int(load_weights(folder.best, model)["step"])
     nn.Module.eval(model)
     return TrainedRun(folder, config, description, model, step)
-
-
-def open_classifier(path: Path | str) -> TrainedRun:
-    """As `open_run`, of a classifier of texts. Raises: InputError: another run."""
-    run = open_run(path)
-    if not run.model.classifies_texts:
-        raise InputError(f"{path}: {other_kind(run.model, 'classify texts', 'a classifier')}")
-    return run
-
-
-def open_translator(path: Path | str) -> TrainedRun:
-    """As `open_run`, of a translator. Raises: InputError: another run."""
-    run = open_run(path)
-    if not run.translates:
-        raise InputError(f"{path}: {other_kind(run.model, 'translate', 'a translator')}")
-    return run
 
 
 def generate_text(

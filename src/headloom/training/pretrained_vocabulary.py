@@ -100,20 +100,6 @@ class PretrainedVocabulary(Vocabulary):
         """See Vocabulary.decode; a space before the first word is the tokenizer's affair."""
         return self.decode_continuation(ids)
 
-    def decode_with_offsets(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-        """See Vocabulary.decode_with_offsets; a token's part is what it adds to those before it.
-
-        A character whose bytes are in several tokens belongs to the last one.
-        """
-        text, offsets = "", []
-        for count in range(1, len(ids) + 1):
-            grown = self.decode(ids[:count])
-            whole = grown.rstrip("\ufffd")
-            first = len(text)
-            text = whole if len(whole) > first else text
-            offsets.append((first, len(text)))
-        return self.decode(ids), offsets
-
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """See Vocabulary.token_strings; as the tokenizer has them."""
         names = (self.tokenizer.id_to_token(index) for index in ids)

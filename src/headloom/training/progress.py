@@ -22,7 +22,7 @@ from headloom.mechanism.watching import layers_of
 from headloom.training.checkpoint import Position
 from headloom.training.tasks.task import Task
 
-__all__ = ["ConsoleListener", "Listener", "SeveralListeners", "SilentListener"]
+__all__ = ["ConsoleListener", "Listener", "SilentListener"]
 
 
 class Listener:
@@ -43,33 +43,6 @@ class Listener:
 
 #: Says nothing.
 SilentListener = Listener
-
-
-class SeveralListeners(Listener):
-    """Tells several listeners, in their order."""
-
-    def __init__(self, *listeners: Listener) -> None:
-        self.listeners = listeners
-
-    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
-        """See Listener.started."""
-        for listener in self.listeners:
-            listener.started(task, model, position, last)
-
-    def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """See Listener.stepped."""
-        for listener in self.listeners:
-            listener.stepped(position, loss, rate)
-
-    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """See Listener.validated."""
-        for listener in self.listeners:
-            listener.validated(position, report, better)
-
-    def reported(self, report: JsonObject) -> None:
-        """See Listener.reported."""
-        for listener in self.listeners:
-            listener.reported(report)
 
 
 def _attention_of(model: nn.Module) -> str:

@@ -188,38 +188,6 @@ class Vocabulary:
         """The text of token ids that follow other text: a space before it is kept."""
         return self.tokenizer.decode([index for index in ids if not self.is_special(index)])
 
-    def decode_with_offsets(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-        """The text of token ids, and which of its characters each stands for, from start to end.
-
-        A character whose bytes are in several tokens belongs to each; a special token has none.
-
-        >>> Vocabulary.of_characters(["3 May"]).decode_with_offsets([5, 3, 6])
-        ('3M', [(0, 1), (1, 1), (1, 2)])
-        """
-        text = self.decode(ids)
-        # The space before the first word, which `decode` leaves out.
-        left_out = len(self.decode_continuation(ids)) - len(text)
-        joint = b" " if self.tokenizer.decoder is None else b""  # between words
-        data, parts = b"", []
-        for index in ids:
-            added = b"" if self.is_special(index) else self._bytes(index)
-            if added and data:
-                data += joint
-            parts.append((len(data), len(data) + len(added)))
-            data += added
-        places = [place - left_out for place in _characters_of(data)]
-        return text, [
-            (max(places[first], 0), max(places[end - 1] + 1 if end > first else places[first], 0))
-            for first, end in parts
-        ]
-
-    def _bytes(self, index: int) -> bytes:
-        """The bytes that a token adds to a text. Raises: InputError: there is no such token."""
-        name = self.tokenizer.id_to_token(index)
-        if name is None:
-            raise InputError(f"token id {index}: the vocabulary has 0 to {len(self) - 1}.")
-        return _bytes_of(name) if self.has_pieces else name.encode()
-
     @property
     def has_pieces(self) -> bool:
         """Whether tokens are pieces of words rather than characters."""
@@ -265,29 +233,6 @@ class Vocabulary:
 def _check_text(text: str) -> None:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"the text {text[:40]!r} is not UTF-8 text. Convert it.")
-
-
-def _characters_of(data: bytes) -> list[int]:
-    r"""Which character each byte is a part of, and how many there are.
-
-    Bytes that are not UTF-8 are U+FFFD, as the tokenizer writes them.
-
-    >>> _characters_of(b"\xc3\xa9\xed\xa2a")
-    [0, 0, 1, 2, 3, 4]
-    """
-    places: list[int] = []
-    count = 0
-    while len(places) < len(data):
-        rest = data[len(places) :]
-        try:
-            valid, broken = rest.decode(), 0
-        except UnicodeDecodeError as error:
-            valid, broken = rest[: error.start].decode(), error.end - error.start
-        lengths = [len(character.encode()) for character in valid] + [broken] * (broken > 0)
-        for length in lengths:
-            places += [count] * length
-            count += 1
-    return [*places, count]
 
 
 def _byte_alphabet() -> dict[str, int]:

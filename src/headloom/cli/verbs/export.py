@@ -30,7 +30,7 @@ def export(
             "--parquet or --graphml. Give one kind."
         )
     from headloom.api.model_export import export_model
-    from headloom.formats.bounds import outward
+    from headloom.formats.verification import outward
 
     with working("writing, and comparing its numbers with the run's"):
         written = export_model(path, output, to.value)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headloom.formats.bounds import outward
+from headloom.formats.verification import outward
 
 
 @pytest.mark.parametrize(
