@@ -65,7 +65,7 @@ def test_files_that_do_not_pair(train: Command, data: Path) -> None:
 def test_an_empty_corpus(train: Command, data: Path) -> None:
     (data / "empty").write_text("\n")
     assert_one_line(train("translation", 'task.train=["empty", "empty"]'), "no pairs")
-    assert_one_line(train("language", f"task.file={data / 'empty'}"), "no text to learn from")
+    assert_one_line(train("language", f"task.file={data / 'empty'}"), "the text is empty")
 
 
 def test_text_that_is_not_utf8(
