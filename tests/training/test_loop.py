@@ -302,7 +302,9 @@ def test_a_finished_run_without_its_weights_does_not_train_on(
 ) -> None:
     run(tiny(max_steps=1), tmp_path / "a")
     (tmp_path / "a" / "best.safetensors").unlink()
-    with pytest.raises(DataError, match=r"is finished, but its best\.safetensors is missing\. Put"):
+    with pytest.raises(
+        DataError, match=r"has kept no weights yet; .* put a copy of best\.safetensors"
+    ):
         open_run(tmp_path / "a")
 
 
@@ -319,9 +321,9 @@ def test_what_is_written_is_text_as_long_as_was_asked_for(
 def test_what_is_written_ends_where_the_positions_do(tiny: ConfigMaker, tmp_path: Path) -> None:
     run(tiny(model={"positions": "learned", "max_length": 8}, max_steps=1), tmp_path / "a")
     opened = open_run(tmp_path / "a")
-    message = r"--length 6: after a prompt of 4 tokens .* end at 8\. Give --length 5 or less\."
+    message = r"a prompt of 4 tokens and 6 more: the model's positions end at 8\. Give a shorter"
     with pytest.raises(InputError, match=message):
         generate_text(opened, "the ", length=6)
     assert len(generate_text(opened, "the ", length=5, seed=3)) == 5
-    with pytest.raises(InputError, match=r"the prompt has 9 tokens, .* end at 8\. Give a shorter"):
+    with pytest.raises(InputError, match=r"a prompt of 9 tokens and 1 more: .* end at 8"):
         generate_text(opened, "the cat s", length=1)
