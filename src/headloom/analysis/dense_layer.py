@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -19,9 +18,9 @@ __all__ = ["layer_of_weights"]
 
 def layer_of_weights(
     weights: Tensor,
-    tokens: Sequence[str] | None = None,
+    tokens: list[str] | None = None,
     *,
-    key_tokens: Sequence[str] | None = None,
+    key_tokens: list[str] | None = None,
     mask: Literal["all", "causal"] = "all",
     keep: int | None = None,
 ) -> TraceLayer:
@@ -41,8 +40,8 @@ def layer_of_weights(
     [[0, 1], [1, 0]]
     """
     heads, queries, keys = weights.shape
-    names = [f"#{i}" for i in range(queries)] if tokens is None else list(tokens)
-    columns = names if key_tokens is None else list(key_tokens)
+    names = [f"#{i}" for i in range(queries)] if tokens is None else tokens
+    columns = names if key_tokens is None else key_tokens
     if (len(names), len(columns)) != (queries, keys):
         raise InputError(
             f"layer_of_weights: {len(names)} tokens of queries and {len(columns)} of keys for "

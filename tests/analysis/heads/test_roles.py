@@ -119,7 +119,7 @@ def test_heads_without_numbers_are_called_so(exact: bool | None) -> None:
     clean = head_roles(headloom.trace(model, tokens, keep=headloom.Top(4)), exact=exact)
     with torch.no_grad():
         model.layers[1].w_q.weight[4:8] = torch.nan
-    with pytest.warns(UserWarning, match="is not a number"):
+    with pytest.warns(UserWarning, match="NaN"):
         broken = headloom.trace(model, tokens, keep=headloom.Top(4))
     found = head_roles(broken, exact=exact)
     for place, (before, after) in enumerate(zip(clean, found, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -132,28 +132,36 @@ class LayerWeights:
             rows = range(start, min(start + size, queries))
             yield rows, self._visible(rows)
 
-    def sizes(self, patterns: Sequence[Pattern]) -> Tensor:
-        """How many keys of its set each row may look at, (patterns, heads, queries)."""
+    def measured(self, patterns: Sequence[Pattern]) -> tuple[Tensor, Tensor]:
+        """How many keys of its sets each row may look at, and what it has on them.
+
+        Returns: two of (patterns, heads, queries): int64, and float64.
+        """
         heads, queries, _ = self.layer.shape
         sizes = torch.zeros(len(patterns), heads, queries, dtype=torch.long)
-        for rows, visible in self.visible():
-            for place, pattern in enumerate(patterns):
-                there = (pattern.cells(rows) & visible).sum(-1)
-                sizes[place, :, rows.start : rows.stop] = there
-        return torch.minimum(sizes, self.counts)
-
-    def masses(self, patterns: Sequence[Pattern]) -> Tensor:
-        """What each row has on the keys of its sets, (patterns, heads, queries), float64."""
-        return self._sums([pattern.cells for pattern in patterns])
+        masses = torch.zeros(len(patterns), heads, queries, dtype=torch.float64)
+        for rows, weights, keys in self._blocks():
+            part = slice(rows.start, rows.stop)
+            visible = self._visible(rows)
+            cells = [pattern.cells(rows) for pattern in patterns]
+            for place, of in enumerate(cells):
+                sizes[place, :, part] = (of & visible).sum(-1, dtype=torch.int32).long()
+            masses[:, :, part] = _sums(weights, keys, cells)
+        return torch.minimum(sizes, self.counts), masses
 
     def distance(self) -> Tensor:
         """``sum_j w_ij |i - j|`` of each row, in tokens, (heads, queries)."""
-        keys = torch.arange(self.layer.shape[2])
-
-        def away(rows: range) -> Tensor:
-            return (keys - torch.arange(rows.start, rows.stop)[:, None]).abs()
-
-        return self._sums([away])[0]
+        heads, queries, length = self.layer.shape
+        if self.layer.mask == "causal" and not isinstance(self.weights, AttentionGraph):
+            # Products lose less where the numbers are small.
+            columns = torch.stack((torch.ones(length), torch.arange(length) / length), -1)
+            mass, place = (self.weights @ columns).double().unbind(-1)
+            return mass * torch.arange(queries) - place * length
+        found = torch.zeros(heads, queries, dtype=torch.float64)
+        for rows, weights, keys in self._blocks():
+            away = (torch.arange(length) - torch.arange(rows.start, rows.stop)[:, None]).abs()
+            found[:, rows.start : rows.stop] = _sums(weights, keys, [away])[0]
+        return found
 
     def partners(self) -> Tensor:
         """``sum_(j != i) w_ij w_ji`` of each row; for a sequence that looks at itself."""
@@ -167,31 +175,44 @@ class LayerWeights:
         both = self.weights.reciprocity().double() - self.weights.mass(0).double().square()
         return both.clamp(min=0)
 
-    def _sums(self, factors: Sequence[Callable[[range], Tensor]]) -> Tensor:
-        """``sum_j w_ij f_ij`` for each factor, (factors, heads, queries), float64.
-
-        factors: of some rows, (rows, keys) or (heads, rows, keys).
+    def _blocks(self) -> Iterator[tuple[range, Tensor, Tensor | None]]:
+        """Some rows at a time: the cells, (heads, rows, keys) or the first keys; or, of kept edges,
+        their weights and keys, (heads, rows, places).
         """
-        heads, queries, keys = self.layer.shape
-        sums = torch.zeros(len(factors), heads, queries, dtype=torch.float64)
-        if isinstance(self.weights, AttentionGraph):
-            there = self.graph.keys.clamp(min=0).long()
-            for start in range(0, queries, size := max(1, CELLS // max(1, keys))):
-                rows = range(start, min(start + size, queries))
-                columns, weights = (
-                    part[:, start : rows.stop] for part in (there, self.graph.weights)
-                )
-                for place, factor in enumerate(factors):
-                    cells = factor(rows).expand(heads, -1, -1).gather(-1, columns)
-                    sums[place, :, start : rows.stop] = (weights.double() * cells).sum(-1)
-            return sums
-        for rows, across, tile in row_tiles(self.weights, causal=self.layer.mask == "causal"):
-            part = slice(rows.start, rows.stop)
-            for place, factor in enumerate(factors):
-                cells = factor(rows)[..., : len(across)].to(tile.dtype)
-                of_rows = tile * cells if cells.ndim == 3 else None
-                if of_rows is None:  # one product for all heads
-                    sums[place, :, part] = torch.einsum("hrc,rc->hr", tile, cells).double()
-                else:
-                    sums[place, :, part] = of_rows.sum(-1, dtype=torch.float64)
+        if not isinstance(self.weights, AttentionGraph):
+            causal = self.layer.mask == "causal"
+            for rows, _, tile in row_tiles(self.weights, causal=causal):
+                yield rows, tile, None
+            return
+        _, queries, length = self.layer.shape
+        size = max(1, CELLS // max(1, length))
+        for start in range(0, queries, size):
+            rows = range(start, min(start + size, queries))
+            part = slice(start, rows.stop)
+            keys = self.graph.keys[:, part].clamp(min=0).long()
+            yield rows, self.graph.weights[:, part], keys
+
+
+def _sums(weights: Tensor, keys: Tensor | None, factors: Sequence[Tensor]) -> Tensor:
+    """``sum_j w_ij f_ij`` for each factor, (factors, heads, rows), float64.
+
+    weights: of all cells, keys None; or of edges to these keys. factors: (rows, keys) or (heads,
+    rows, keys).
+    """
+    heads, rows, width = weights.shape
+    sums = torch.zeros(len(factors), heads, rows, dtype=torch.float64)
+    if keys is not None:
+        for place, factor in enumerate(factors):
+            cells = factor.expand(heads, -1, -1).gather(-1, keys)
+            sums[place] = (weights * cells).sum(-1, dtype=torch.float64)
         return sums
+    # Those that are the same for all heads in one product.
+    shared = [place for place, factor in enumerate(factors) if factor.ndim == 2]
+    if shared:
+        together = torch.stack([factors[place][..., :width].to(weights.dtype) for place in shared])
+        sums[shared] = torch.einsum("hrc,prc->phr", weights, together).double()
+    for place, factor in enumerate(factors):
+        if factor.ndim == 3:
+            cells = factor[..., :width].to(weights.dtype)
+            sums[place] = (weights * cells).sum(-1, dtype=torch.float64)
+    return sums

@@ -153,8 +153,7 @@ class Measure:
 
 def on_patterns(weights: LayerWeights, patterns: dict[str, Pattern]) -> dict[str, HeadScores]:
     """The mean mass of the rows of each head on each pattern, over the rows with a key of it."""
-    chosen = list(patterns.values())
-    sizes, masses = weights.sizes(chosen), weights.masses(chosen)
+    sizes, masses = weights.measured(list(patterns.values()))
     return {
         name: _on_pattern(name, weights, sizes[place], masses[place])
         for place, name in enumerate(patterns)
