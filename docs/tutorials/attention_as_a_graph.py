@@ -120,7 +120,7 @@ from headloom.analysis.graphs.rollout import rollout
 it = tokens.index("it")
 flow = attention_flow(trace, it, range(len(tokens)), exact=True)
 rolled = rollout(trace, exact=True)[it]
-pd.DataFrame({"token": tokens, "flow to 'it'": flow.lower, "rollout": rolled}).round(3)
+pd.DataFrame({"token": tokens, "flow to 'it'": flow, "rollout": rolled}).round(3)
 
 # %% [markdown]
 # [Reading the graphs](../analysis.md) lists every measure; [Graph attention](../graphs.md) trains

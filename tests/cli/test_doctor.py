@@ -19,7 +19,7 @@ from tests.cli.conftest import Command
 import headloom
 from headloom.api import doctor
 from headloom.mechanism import self_check
-from headloom.mechanism.backends import compiled, native
+from headloom.mechanism.backends import compiled
 
 
 def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> None:
@@ -36,24 +36,6 @@ def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> 
     assert checks["took"].endswith(" s")
     extras = importlib.metadata.metadata("headloom").get_all("Provides-Extra")
     assert set(facts["extras"]) == set(extras or []) - {"dev", "docs", "all", "test-notebooks"}
-
-
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="asks Linux what it has")
-def test_the_instruction_sets_are_those_that_the_system_names() -> None:
-    """The kernels ask the processor; Linux asked it too."""
-    line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "flags" in line)
-    flags = set(line.split())
-    wide = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma", "avx2"}
-    needed = {
-        "avx2": {"avx2", "fma"},
-        "avx512": wide,
-        "avx512_bf16": wide | {"avx512_bf16"},
-        "amx": wide | {"avx512_bf16", "amx_tile", "amx_bf16"},
-        "baseline": set(),
-    }
-    built = compiled.compiled_instruction_sets()
-    assert built[-1] == "baseline"
-    assert compiled.instruction_sets() == [name for name in built if needed[name] <= flags]
 
 
 @pytest.mark.parametrize("backend", [*compiled.instruction_sets(), "torch"])
@@ -77,30 +59,6 @@ def test_a_small_fault_of_one_backend_is_found(
     (problem,) = found["problems"]
     assert problem["name"] == backend
     assert f"headloom: {backend}: output of the call 'long rows'" in result.err
-
-
-def test_a_fault_below_the_bindings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that keep the wrong keys, and kernels that give NaN."""
-    if not compiled.instruction_sets():
-        pytest.skip("built without the native kernels")
-    right = native.forward
-
-    def shifted(*call: Any) -> Any:
-        results = right(*call)
-        return results | {"keys": results["keys"].roll(1, -1)}
-
-    def undefined(*call: Any) -> Any:
-        results = right(*call)
-        results["lse"][0, 0, 0] = float("nan")
-        return results
-
-    for fault, where in ((shifted, "keys"), (undefined, "log-sum-exp")):
-        monkeypatch.setattr(native, "forward", fault)
-        checks = list(self_check.check_attention(["baseline"]))
-        assert all(not check.passed for check in checks), where
-        assert {check.worst for check in checks} == {where}
-    monkeypatch.setattr(native, "forward", right)
-    assert all(check.passed for check in self_check.check_attention(["baseline"]))
 
 
 def test_packages_that_are_missing_or_too_old(

@@ -202,19 +202,6 @@ def test_a_run_finds_its_data_from_any_folder(
     assert headloom_main("trace", moved / "run", "--text", "the cat", "-o", "a.loom").code == 0
 
 
-def test_a_run_whose_text_changed(
-    headloom_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The held-out text is read again: another one is told by its content, not by its name."""
-    shutil.copy(data / "train.en", tmp_path / "text.txt")
-    (tmp_path / "other.txt").write_text((data / "train.en").read_text() + "one more line, held out")
-    for name in ("text", "other"):
-        headloom_main("train", data / "language.toml", "--run", tmp_path / name,
-                  "--set", f'task.file="{tmp_path / name}.txt"')  # fmt: skip
-    result = headloom_main("evaluate", tmp_path / "text", tmp_path / "other")
-    assert_one_line(result, "their valid data differ")
-
-
 def test_progress_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

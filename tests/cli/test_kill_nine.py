@@ -36,9 +36,9 @@ checkpoint_every = 2
 TEXT = "the cat sat on the mat, the dog lay by the log; "
 COMMANDS = (
     "train config.toml --run new --threads 1",
-    "trace run --corpus texts.txt -o traces --threads 1",
-    "trace run --file text.txt --window 16 -o windows --threads 1",
-    "trace run --file new.txt -o old.loom --overwrite --threads 1",
+    "trace run --corpus texts.txt -o traces",
+    "trace run --file text.txt --window 16 -o windows",
+    "trace run --file new.txt -o old.loom --overwrite",
     "export old.loom --html page.html",
     "export old.loom --parquet edges.parquet",
 )
@@ -99,7 +99,7 @@ def start(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.toml").write_text(CONFIG)
     for command in (
         "train config.toml --run run --threads 1 --set training.max_steps=4",
-        "trace run --file text.txt -o old.loom --threads 1",
+        "trace run --file text.txt -o old.loom",
     ):
         with loaded.start(*command.split(), folder=folder) as process:
             _, errors = process.communicate()

@@ -156,23 +156,3 @@ def test_bad_options(
         arguments = (*arguments[:-1], str(runs / "language" / "config.json"))
     result = headloom_main("relevance", runs / "language", *arguments)
     assert said in result.one_line()
-
-
-def test_tokens_are_shown_by_their_texts(headloom_main: Command, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    from tests.tracing.test_names import byte_level
-
-    tokenizer = byte_level()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=tokenizer.get_vocab_size(), n_embd=8, n_layer=1, n_head=2, n_positions=16,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    command = ("relevance", tmp_path, "--text", "the price of the dog")
-    printed = headloom_main(*command)
-    assert "after ␣dog (" in printed.out and " ␣of " in printed.out
-    table = csv.DictReader(io.StringIO(headloom_main(*command, "--csv").out))
-    words = sorted(table, key=lambda row: int(row["position"]))
-    assert "".join(row["token"] for row in words) == "the price of the dog"
