@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headloom.formats.files import JsonObject
 from headloom.tracing.sources.transformers import is_transformers_model, transformers
 
-__all__ = ["describe", "weights_digest"]
+__all__ = ["describe"]
 
 
 def describe(model: nn.Module) -> JsonObject:
@@ -44,22 +42,3 @@ def _quantization(config: Any) -> JsonObject:
     # Of a file it is a dictionary, of a model that was loaded with one an object.
     method = asked.get("quant_method") if isinstance(asked, dict) else asked.quant_method
     return {"quantization": str(getattr(method, "value", method))}
-
-
-def weights_digest(model: nn.Module) -> str:
-    """SHA-256 of all that a model has learned: of the names, types and bytes of its tensors.
-
-    >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    >>> weights_digest(one) == weights_digest(other)
-    False
-    >>> _ = other.load_state_dict(one.state_dict())
-    >>> weights_digest(one) == weights_digest(other)
-    True
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, Tensor):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -17,7 +17,6 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
@@ -31,7 +30,7 @@ from headloom.mechanism.module_paths import named_modules
 from headloom.tracing.arguments import Inputs
 from headloom.tracing.model_state import Hook
 from headloom.tracing.recording.layer_call import LayerCall
-from headloom.tracing.sources.graphs import unknown_layers
+from headloom.tracing.sources.graphs import UNKNOWN, unknown_layers
 from headloom.tracing.sources.headloom_models import headloom_function
 from headloom.tracing.sources.provenance import Provenance, flat
 from headloom.tracing.sources.source import (
@@ -53,11 +52,6 @@ _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
 _QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
 #: Why a module is not in a trace.
 _OWN = "it takes attention by itself, not by a function or layer that can be recorded"
-_OVER_EDGES = (
-    "it takes a softmax over edges, and PyTorch Geometric gives its weights to nobody; those of "
-    "GATConv, GATv2Conv and TransformerConv are taken"
-)
-
 #: What has a function's calls recorded.
 _HANDLERS: dict[object, Callable[[FunctionCall], object]] = {
     functional.scaled_dot_product_attention: fused_attention,
@@ -89,7 +83,7 @@ def recorded(
             if source.layers(modules):
                 stack.enter_context(source.calls(modules, keep, receivers))
         for path, layer in unknown_layers(modules).items():
-            refuse = partial(functions.refuse, path or type(layer).__name__, _OVER_EDGES)
+            refuse = partial(functions.refuse, path or type(layer).__name__, UNKNOWN)
             stack.callback(layer.register_forward_hook(refuse).remove)
         functions.look()
         yield functions
@@ -144,7 +138,7 @@ class Functions(TorchFunctionMode):
         if by_layer:
             lengths = call.queries.shape[2], call.keys.shape[2]
             call.tracks = self.provenance.call(call.path, call.queries, call.keys, lengths)
-        with torch._C.DisableTorchFunction():
+        with self._left():
             output = self._compute(call)
         if by_layer:
             self.provenance.called(output)
@@ -153,12 +147,26 @@ class Functions(TorchFunctionMode):
     def take(self, call: LayerCall, graph: AttentionGraph) -> None:
         """Hand on a call that its layer has computed itself."""
         self.taken.add(call.path)
-        with torch._C.DisableTorchFunction():
+        with self._left():
             self._take(call, graph)
 
     def refuse(self, path: str, reason: str, *_: object) -> None:
         """A call was seen and cannot be recorded."""
         self.refused[path] = reason
+
+    @contextmanager
+    def _left(self) -> Iterator[None]:
+        """Leave the mode while the block runs, where no mode of somebody else is within it."""
+        innermost: Callable[[], object] = _get_current_function_mode
+        mode: Any = self if self._looks and innermost() is self else None
+        with self.aside():
+            if mode is not None:
+                mode.__exit__(None, None, None)
+            try:
+                yield
+            finally:
+                if mode is not None:
+                    mode.__enter__()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -170,10 +178,7 @@ class Functions(TorchFunctionMode):
             self._aside -= 1
 
     def where(self) -> str | None:
-        """The path of the module that runs, the innermost; None: none does.
-
-        The model itself, whose path is empty, is called by its class.
-        """
+        """The path of the innermost module that runs, of the model itself its class; or None."""
         if not self._running or self._thread != get_ident():
             return None
         path, name = self._running[-1]
@@ -196,10 +201,7 @@ class Functions(TorchFunctionMode):
         mode.__enter__()
 
     def look_away(self, but: Collection[nn.Module] = ()) -> None:
-        """Look at nothing until `look`: a step of one token feels every hook, and the mode.
-
-        but: modules that may be running, whose hooks stay.
-        """
+        """Look at nothing until `look`, but keep the hooks of modules that may be running."""
         innermost: Callable[[], object] = _get_current_function_mode
         # Somebody's own mode that was entered after this one must be left before it.
         if self._looks and self._thread == get_ident() and innermost() is self:
