@@ -80,11 +80,6 @@ SHOTS = {
     "studio-cross-dark": ("demo", "#view=threads&example=1&layer=5&head=1&query=6&lock=1", "dark"),
     "studio-graph-light": ("river", "#view=graph&layer=1&head=7&mass=0.5", "light"),
     "studio-paths-light": ("short", "#view=paths&output=10&input=2", "light"),
-    "studio-relevance-light": (
-        "smollm2 reads",
-        "#view=paths&flow=relevance&text=The+Eiffel+Tower+is+in+the+city+of&output=8",
-        "light",
-    ),
     "studio-matrix-light": (
         "river", "#view=matrix&layer=1&head=7&query=29&key=28&window=28,0,33", "light",
     ),

@@ -118,7 +118,8 @@ export function changeWords(change: number | null, entropy: number | null): stri
     entropy === null || Math.abs(entropy) < 0.005
       ? "The mean entropy of a row is the same."
       : `Mean entropy of a row: ${entropy > 0 ? "+" : ""}${minus(entropy, 2)} nats.`;
-  return `Of a row’s mass ${changeText(change)} is on other keys in the second, on average. ${grown}`;
+  const much = `Of a row’s mass ${changeText(change)} is on other keys in the second, on average.`;
+  return `${much} ${grown}`;
 }
 
 /** A colour for each half-precision number from -1 to 1, and one for what is no number; 0 is in the

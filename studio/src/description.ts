@@ -16,8 +16,6 @@ export interface Opening {
   live: boolean;
   /** The name of a model that reads new texts, where one is open. */
   asks: string | null;
-  /** Whether it can be asked what a prediction comes from. */
-  relevance?: boolean;
   /** What it read first; null: it has examples instead. */
   read: string | null;
   /** Digits of the numbers of an exported page. */

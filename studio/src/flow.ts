@@ -34,7 +34,7 @@ export interface TokenFlow {
   /** What positions of the token's own sequence hold at the input, where that is another sequence;
    * else 0. */
   own?: number;
-  /** What came along edges that are not known; of relevance nothing says it. */
+  /** What came along edges that are not known; else 0. */
   unknown?: number;
 }
 
@@ -278,33 +278,6 @@ export async function networkOf(example: Example, kind: FlowKind): Promise<Netwo
   const layers = kind.layers.map((number) => example.layers[number]);
   const means = await Promise.all(layers.map((layer) => meanOf(example, layer)));
   return new Network(kind, layers, means);
-}
-
-/** What the likeliest prediction at an output comes from: src/headloom/studio/flows.py. Shares are
- * of all that layers add, edges and sums beside the layer that adds most. */
-export interface Relevance extends TokenFlow {
-  predicted: string;
-  logit: number | null;
-  /** The position that it comes after; null: of a classifier, which may pool all positions. */
-  position: number | null;
-  pooling: string | null;
-  /** Of each token of the input, as `headloom relevance` says it; and the sums of the levels. */
-  relevance: number[];
-  totals: number[];
-}
-
-let turn = 0;
-const asker = crypto.randomUUID?.() ?? String(Math.random());
-
-/** Asks the model that is open; null: another position was asked meanwhile. */
-export function relevanceOf(
-  example: Example,
-  kind: FlowKind,
-  output: number,
-  stop: AbortSignal,
-): Promise<Relevance | { problem: string } | null> {
-  const asked = { example: example.number, kind: kind.kind, position: output };
-  return example.source.ask!("relevance", { ...asked, window: asker, turn: ++turn }, stop);
 }
 
 /** How much of a token is of the input, and how much of its own sequence; "": these are one. */

@@ -12,15 +12,11 @@ export interface GraphEdge {
   from: number;
   to: number;
   weight: number;
-  /** Of an undirected edge the weight the other way; null: there is no other way. */
-  back: number | null;
   /** Before the softmax; null: of a mean there is none. */
   score: number | null;
 }
 
 export interface WeightGraph {
-  /** False where the trace says that the score is symmetric and that no pair is masked. */
-  directed: boolean;
   /** What all weights sum to: 1 for each row that may look at some key. */
   mass: number;
   /** What the kept edges hold of it, and how many they are. */
@@ -33,13 +29,6 @@ export interface WeightGraph {
   /** What a key receives along the kept edges. */
   received: (key: number) => number;
 }
-
-/** What an edge holds of the mass. */
-export const massOf = (edge: GraphEdge) => edge.weight + (edge.back ?? 0);
-
-/** Whether an edge has two ends that are alike: only what the trace says counts. */
-export const undirected = (layer: Layer) =>
-  layer.one && layer.symmetric === true && layer.mask === "all";
 
 /** The edges that are drawn: the fewest that together hold a share of the mass. */
 export interface Part {
@@ -63,7 +52,7 @@ export function partOf(graph: WeightGraph, layer: Layer, share: number): Part {
       for (const node of more) ends.add(node);
     }
     edges.push(edge);
-    mass += massOf(edge);
+    mass += edge.weight;
   }
   if (mass >= share * graph.mass - 1e-6 * graph.mass) return { edges, mass, end: "share" };
   return { edges, mass, end: graph.cut ? "room" : "kept" };
@@ -106,21 +95,15 @@ export const endsOf = (layer: Layer, edge: GraphEdge): [from: number, to: number
 
 /** Which way edges lead and why, in words: what the trace says of mask and score. */
 export function directionOf(layer: Layer): string {
-  const { one, mask, symmetric } = layer;
+  const { one, mask } = layer;
   if (!one)
     return `Directed: an edge leads from a token of the ${layer.queries} to the one of the ${
       layer.keys
     } that it looks at.`;
-  if (undirected(layer))
-    return (
-      "Undirected: the trace says that the score is symmetric, score(i, j) = score(j, i), and" +
-      " that no pair is masked. An edge is as wide as its weights both ways together."
-    );
   const leads = "Directed: an edge leads from a token to the one that it looks at.";
-  const some = symmetric ? " The score is symmetric; the mask is not that of all pairs." : "";
   const loops = "The mask is causal: none leads forward, a loop is a token that looks at itself.";
-  if (mask === "causal") return `${leads} ${loops}${some}`;
+  if (mask === "causal") return `${leads} ${loops}`;
   if (mask === "all") return `${leads} No pair is masked: edges lead both ways.`;
-  if (mask === null) return `${leads} The trace does not say what the mask is.${some}`;
-  return `${leads} The mask is of the kind “${mask}”.${some}`;
+  if (mask === null) return `${leads} The trace does not say what the mask is.`;
+  return `${leads} The mask is of the kind “${mask}”.`;
 }

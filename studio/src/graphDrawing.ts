@@ -2,7 +2,7 @@
 
 import { INKS, type Theme } from "./colour";
 import type { Pen } from "./figure/pen";
-import { endsOf, massOf, type GraphEdge } from "./graph";
+import { endsOf, type GraphEdge } from "./graph";
 import { arrowOf, curveOf, type Curve, type Layout, type Placed, type Point } from "./graphLayout";
 import type { Layer } from "./description";
 import { breadth } from "./threads";
@@ -14,7 +14,7 @@ export interface Mark {
   to: Placed;
   width: number;
   opacity: number;
-  /** The head of the arrow; null: the graph is not directed, or the edge is a loop. */
+  /** The head of the arrow; null: the edge is a loop. */
   arrow: [Point, Point, Point] | null;
 }
 
@@ -29,7 +29,6 @@ export function marksOf(
   layer: Layer,
   layout: Layout,
   edges: GraphEdge[],
-  directed: boolean,
   radius: (node: Placed) => number,
 ): Mark[] {
   const places = new Map(layout.nodes.map((node) => [node.id, node]));
@@ -38,11 +37,10 @@ export function marksOf(
     const [from, to] = endsOf(layer, edge).map((id) => places.get(id));
     if (!from || !to) continue;
     const curve = curveOf(layout, from, to);
-    const share = directed ? edge.weight : massOf(edge) / 2;
+    const share = edge.weight;
     const width = breadth(Math.min(share, 1));
     const opacity = 0.22 + 0.68 * Math.min(1, Math.sqrt(share));
-    const arrow =
-      directed && from.id !== to.id ? arrowOf(curve, radius(to) + 1, 4 + 1.3 * width) : null;
+    const arrow = from.id !== to.id ? arrowOf(curve, radius(to) + 1, 4 + 1.3 * width) : null;
     found.push({ edge, curve, from, to, width, opacity, arrow });
   }
   return found.reverse();

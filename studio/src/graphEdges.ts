@@ -1,6 +1,6 @@
 // The edges of a graph: those of a head, of the mean of a layer's heads, and of one token.
 
-import { MOST_EDGES, massOf, nodesOf, undirected, type GraphEdge, type WeightGraph } from "./graph";
+import { MOST_EDGES, nodesOf, type GraphEdge, type WeightGraph } from "./graph";
 import type { Layer } from "./description";
 import { BLOCK, type Edges, type Example } from "./model";
 
@@ -69,7 +69,7 @@ class Collected {
   private readonly weights: number[] = [];
   private readonly strength: Float64Array;
 
-  constructor(private readonly layer: Layer) {
+  constructor(layer: Layer) {
     this.strength = new Float64Array(layer.columns);
   }
 
@@ -87,7 +87,7 @@ class Collected {
   }
 
   graph(): WeightGraph {
-    const { layer, weights, strength } = this;
+    const { weights, strength } = this;
     const order = Array.from(weights, (_, n) => n).sort((a, b) => weights[b] - weights[a] || a - b);
     const edges = order.slice(0, MOST_EDGES).map((n): GraphEdge => {
       const lse = this.lse(this.from[n]);
@@ -95,65 +95,33 @@ class Collected {
         from: this.from[n],
         to: this.to[n],
         weight: weights[n],
-        back: null,
         score: lse === null ? null : Math.log(weights[n]) + lse,
       };
     });
-    let kept = weights.reduce((sum, weight) => sum + weight, 0);
+    const kept = weights.reduce((sum, weight) => sum + weight, 0);
     const mass = kept + this.elsewhere;
-    const both = undirected(layer);
-    if (both) {
-      const known = new Map(this.from.map((row, n) => [row * layer.columns + this.to[n], n]));
-      const back = (edge: GraphEdge) => {
-        const n = known.get(edge.to * layer.columns + edge.from);
-        if (n !== undefined) return weights[n];
-        const lse = this.lse(edge.to);
-        return lse === null || edge.score === null ? null : Math.exp(edge.score - lse);
-      };
-      for (const edge of edges) {
-        const weight = back(edge);
-        if (!known.has(edge.to * layer.columns + edge.from)) kept += weight ?? 0;
-        edge.back = edge.from === edge.to ? null : weight;
-      }
-    }
     return {
-      directed: !both,
       mass,
       kept: Math.min(kept, mass),
       count: weights.length,
-      edges: both ? pairs(edges) : edges,
+      edges,
       cut: weights.length > MOST_EDGES,
       received: (key) => strength[key],
     };
   }
 }
 
-/** Of two edges between the same tokens one, strongest first. */
-function pairs(edges: GraphEdge[]): GraphEdge[] {
-  const found = new Map<string, GraphEdge>();
-  for (const edge of edges) {
-    const name = `${Math.min(edge.from, edge.to)} ${Math.max(edge.from, edge.to)}`;
-    if (!found.has(name)) found.set(name, edge);
-  }
-  return [...found.values()].sort((a, b) => massOf(b) - massOf(a));
-}
-
-/** The kept edges of a node, strongest first; `all`: whether they are all that were kept. */
+/** The kept edges of a node, strongest first. */
 export async function edgesAt(
   example: Example,
   layer: Layer,
   head: number | null,
-  graph: WeightGraph,
   id: number,
-): Promise<{ edges: GraphEdge[]; all: boolean }> {
+): Promise<GraphEdge[]> {
   const { place, side } = nodesOf(layer, [], id).find((node) => node.id === id)!;
-  const own = graph.edges.filter(
-    ({ from, to }) => (side !== "key" && from === place) || (side !== "query" && to === place),
-  );
-  if (!graph.directed) return { edges: own, all: !graph.cut };
   const edges: GraphEdge[] = [];
   const add = (from: number, to: number, weight: number, score: number | null) =>
-    edges.push({ from, to, weight, back: null, score });
+    edges.push({ from, to, weight, score });
   if (head === null) {
     const mean = await meanOf(example, layer);
     for (let row = 0; row < layer.rows; row++)
@@ -169,5 +137,5 @@ export async function edgesAt(
       for (const { row, weight } of await example.queriesOf(layer, head, place))
         if (side === "key" || row !== place) add(row, place, weight, null);
   }
-  return { edges: edges.sort((a, b) => b.weight - a.weight), all: true };
+  return edges.sort((a, b) => b.weight - a.weight);
 }

@@ -38,8 +38,6 @@ export const START = {
   output: -1,
   input: -1,
   path: -1,
-  /** What is followed: half of each layer's mean, or what a prediction comes from. */
-  flow: "" as "" | "relevance",
   scale: "root" as "root" | "linear" | "log",
   /** What a block of cells shows when the matrix is seen from afar. */
   blocks: "max" as "max" | "mass",
@@ -62,7 +60,6 @@ const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
   of: ["weights", "scores"],
   layout: ["", "circle", "line"],
   kind: ["", "encoder", "decoder", "cross"],
-  flow: ["", "relevance"],
   scale: ["root", "linear", "log"],
   blocks: ["max", "mass"],
   order: ["layer", "role", "entropy"],

@@ -6,8 +6,15 @@ import { momentOf } from "./axisTicks";
 import type { Layer } from "./description";
 import type { Place } from "./gestures";
 import {
-  held, plot, showing, wholeZoom, zoomed, type Cell, type Extent, type Viewport,
-} from "./matrixCanvas"; // prettier-ignore
+  held,
+  plot,
+  showing,
+  wholeZoom,
+  zoomed,
+  type Cell,
+  type Extent,
+  type Viewport,
+} from "./matrixView";
 import { clamp, type Studio } from "./studio.svelte";
 import { grouped } from "./text";
 

@@ -110,7 +110,7 @@ interface Watcher<Found> {
   failed: (error: Error) => void;
 }
 
-/** What takes long is asked for layer by layer: one after the other leaves room for what is seen. */
+/** What takes long is asked for one layer after the other, which leaves room for what is seen. */
 let busy: Promise<unknown> = Promise.resolve();
 
 /** The pictures of a layer: of the kept edges at first where exact ones take long. */

@@ -1,6 +1,6 @@
 // What is read of the cell under the pointer.
 
-import type { Cell } from "./matrixCanvas";
+import type { Cell } from "./matrixView";
 
 /** The pointer passes many cells: one is read where it stays so many milliseconds. */
 const STAYS = 30;

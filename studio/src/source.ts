@@ -1,14 +1,11 @@
 // Where the numbers come from: the server beside the page, or the page itself. Both know the
 // same paths.
 
-import { Connection } from "./connection.svelte";
 import { fromBase85, unpacked } from "./unpacked";
 
 export interface Source {
   /** Whether it answers what an exported page does not hold: exact tiles, roles later. */
   live: boolean;
-  /** Whether its server is there; a server's alone. */
-  connection?: Connection;
   json<T>(path: string): Promise<T>;
   bytes(path: string, stop?: AbortSignal): Promise<ArrayBuffer>;
   /** The answer to a question; a server's alone. null: it was overtaken by a newer one. */
@@ -37,14 +34,27 @@ export function packedSource(pack: Pack): Source {
   };
 }
 
+const SILENT = "The studio's server does not answer. Is headloom view still running?";
+
 /** A collection behind the local server. */
 export function servedSource(root: string): Source {
-  const connection = new Connection(root);
-  const get = <T>(path: string, read: (response: Response) => Promise<T>, options?: RequestInit) =>
-    connection.ask(path, async (response) => read(await sound(path, response)), options);
+  /** Which traces the server had when the page was opened: of others it is told to reload. */
+  let traces: string | null = null;
+  async function get<T>(
+    path: string,
+    read: (response: Response) => Promise<T>,
+    options: RequestInit = {},
+  ): Promise<T> {
+    const headers = { ...options.headers, ...(traces && { "Headloom-Traces": traces }) };
+    const response = await fetch(root + path, { ...options, headers }).catch((error) => {
+      // That is what fetch says of a network: of anything else it is an error of another kind.
+      throw error instanceof TypeError ? new Error(SILENT) : error;
+    });
+    traces ??= response.headers.get("Headloom-Traces");
+    return read(await sound(path, response));
+  }
   return {
     live: true,
-    connection,
     json: <T>(path: string) => get(path, (response) => response.json() as Promise<T>),
     bytes: (path, stop) => get(path, (response) => response.arrayBuffer(), { signal: stop }),
     ask: async <T>(path: string, question: object, stop?: AbortSignal) => {

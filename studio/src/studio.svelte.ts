@@ -53,7 +53,6 @@ export class Studio {
     views: readonly string[],
   ) {
     this.address = new Address(linked, start, views);
-    if (source.connection) source.connection.returned = () => this.goOn();
     const dark = window.matchMedia("(prefers-color-scheme: dark)");
     this.system = dark.matches ? "dark" : "light";
     dark.addEventListener("change", () => (this.system = dark.matches ? "dark" : "light"));
@@ -139,23 +138,9 @@ export class Studio {
     }
   }
 
-  /** Goes on after its server was started again: that one has read no text. */
-  private goOn(): void {
-    this.said = "The studio's server is there again.";
-    // A text that waited for it is read now, and so is one that only the server before had read.
-    if (this.read && !this.reading) {
-      this.renewing = true;
-      void this.ask(this.read).finally(() => (this.renewing = false));
-    }
-  }
-
-  /** Whether the text that is shown is being read once more, by a server that never had it. */
-  private renewing = false;
-
   /** What is shown cannot be had. */
   readonly failed = (error: Error): void => {
-    // The server says so of a text that it is yet to read.
-    if (!this.renewing) this.problem = error.message;
+    this.problem = error.message;
   };
 
   /** Tries again what failed. */
@@ -321,7 +306,7 @@ export class Studio {
       if (number >= 0 ? number < count : none < 0 && number === none) return;
       let all = `${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}`;
       if (what === "layer" && example?.several && state.view !== "training")
-        all += `, ${layerName(example, example.layers[0])} to ${layerName(example, example.layers[count - 1])}`;
+        all += `, ${[0, count - 1].map((n) => layerName(example, example.layers[n])).join(" to ")}`;
       if (count) found.push(`There is no ${what} ${number} here: there are ${all}.`);
     };
     if (state.view === "training") {

@@ -88,12 +88,6 @@ export const percent = (share: number) => {
   return `${minus(of, whole ? 0 : 1)}\u00a0%`;
 };
 
-/** A share that is lacking, as short as can be: −12 %, <1 %. */
-export function shareLess(share: number): string {
-  if (share < 0.01) return "<1\u00a0%";
-  return share > 0.99 ? ">99\u00a0%" : `−${Math.round(100 * share)}\u00a0%`;
-}
-
 /** What pictures of kept edges leave out: their shares, of so many heads. */
 export function notShown(shares: number[], heads: number): string {
   if (!shares.length) return "";
@@ -111,7 +105,7 @@ export const short = (share: number) => {
 
 const BERT_PIECE = /^##/;
 const NEW_WORD = /^[ \n]/;
-/** Which part of a character that several tokens share it is, as in 東¹⁄₂: headloom.formats.tokens. */
+/** Which part of a character that several tokens share it is, as in 東¹⁄₂. */
 const FIRST_PART = /¹⁄[₀-₉]+/gu;
 const LATER_PART = /.([⁰¹²³⁴-⁹]+)⁄[₀-₉]+/gu;
 /** A text in which the first part of a character stands for it, each later one is a number. */

@@ -244,7 +244,7 @@ export function sharesOfKeys(count: number, rows: [head: number, row: Presented]
 
 /** What each key gets from all queries on average, the mean over some heads.
  *
- * exact: by head the sums over all weights, where they are known; else they are of the kept edges. */
+ * exact: by head the sums over all weights, where they are known; else of the kept edges. */
 export function meanSharesOfKeys(
   layer: Layer,
   shown: ReadonlyMap<number, Presented[]>,

@@ -4,7 +4,6 @@ import {
   MOST_TOKENS,
   nodesOf,
   partOf,
-  undirected,
   type GraphEdge,
   type WeightGraph,
 } from "../src/graph";
@@ -25,11 +24,9 @@ const edge = (from: number, to: number, weight: number): GraphEdge => ({
   from,
   to,
   weight,
-  back: null,
   score: null,
 });
 const graphWith = (edges: GraphEdge[], mass: number, cut = false): WeightGraph => ({
-  directed: true,
   mass,
   kept: edges.reduce((sum, one) => sum + one.weight, 0),
   count: edges.length,
@@ -62,11 +59,8 @@ describe("the part that is drawn", () => {
   });
 });
 
-test("only what the trace says makes a graph undirected", () => {
-  expect(undirected(layerOf(2, { symmetric: true }))).toBe(true);
-  expect(undirected(layerOf(2))).toBe(false);
-  expect(undirected(layerOf(2, { symmetric: true, mask: "causal" }))).toBe(false);
-  expect(undirected(layerOf(2, { symmetric: true, mask: null }))).toBe(false);
+test("which way edges lead", () => {
+  expect(directionOf(layerOf(2, { mask: "causal" }))).toContain("none leads forward");
   expect(directionOf(layerOf(2, { mask: null }))).toContain("does not say what the mask is");
 });
 

@@ -11,7 +11,6 @@ import {
   paragraphs,
   percent,
   placesOf,
-  shareLess,
   short,
   significant3,
   visible,
@@ -56,13 +55,6 @@ describe("numbers", () => {
       "0.0000",
       "0.5000",
       "1.0e−5",
-    ]);
-    expect([0.003, 0.034, 0.12, 0.95, 0.997].map(shareLess)).toEqual([
-      "<1\u00a0%",
-      "−3\u00a0%",
-      "−12\u00a0%",
-      "−95\u00a0%",
-      ">99\u00a0%",
     ]);
     expect([percent(1), percent(0.123), percent(0.05)]).toEqual([
       "100\u00a0%",

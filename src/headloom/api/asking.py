@@ -13,7 +13,6 @@ from torch import Tensor
 from headloom.analysis.matrices.projections import matrices_of
 from headloom.api.model import Model, TraceChoices, check_text
 from headloom.api.opening import open_model
-from headloom.api.relevance import relevance_of_levels
 from headloom.api.trained_head import (
     LayerCalled,
     after_projection,
@@ -27,14 +26,12 @@ from headloom.formats.run import RunFolder, is_run
 from headloom.formats.trace import TraceData
 from headloom.studio.asking import Asking
 from headloom.studio.collection import Collection
-from headloom.studio.flows import RelevanceShown
 from headloom.studio.neuron import LayerNumbers
 from headloom.studio.page import collect
 from headloom.studio.runs import open_collection, open_traces
 from headloom.tracing.inputs import token_limit
 from headloom.tracing.locating import is_gguf
 from headloom.tracing.packaged import PACKAGED
-from headloom.tracing.pretrained import predicts
 
 __all__ = ["Reader", "is_model", "open_studio"]
 
@@ -50,7 +47,6 @@ class Reader:
 
     def __init__(self, name: str, model: Model | None = None) -> None:
         self._name, self._model = name, model
-        self._predicting: Model | None = None
         self._opening = threading.Lock()
         self._calls: tuple[str, dict[str, LayerCalled]] | None = None
 
@@ -83,16 +79,6 @@ class Reader:
             # What a translator of headloom wrote, and then read.
             written = {"wrote": model.tokenizer.decode(inputs["target"][0].tolist()[1:])}
         return model.trace(inputs, None, options, description=written)
-
-    def relevance(self, text: str, position: int) -> RelevanceShown:
-        """See `relevance_of_levels`. Raises: HeadloomError: there is none."""
-        with self._opening:
-            # A model that reads texts may have been opened without what predicts.
-            if self._predicting is None and not is_run(self._name):
-                self._predicting = open_model(
-                    self._name, predicting=True, labelling=True, quiet=True
-                )
-        return relevance_of_levels(self._predicting or self.model(), text, position)
 
     def through(self, text: str, layer: str) -> LayerNumbers:
         """What a layer, by its path, read and made on a text, on which the model runs once.
@@ -152,7 +138,7 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
         if run.vocabulary.exists() and run.best.exists():
             reader = Reader(name)
             title = path.resolve().name
-            collection.asking = Asking(title, reader, reader.through, reader.relevance)
+            collection.asking = Asking(title, reader, reader.through)
         return collection
     if not is_model(path):
         return open_collection(path)
@@ -161,8 +147,7 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
     title = name if not path.exists() else path.resolve().name
     collection = collect([reader(text)], title, names=[text])
     collection.examples[0].text = text
-    relevance = reader.relevance if predicts(reader.model().network.config) else None
-    collection.asking = Asking(title, reader, reader.through, relevance)
+    collection.asking = Asking(title, reader, reader.through)
     return collection
 
 

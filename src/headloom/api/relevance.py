@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +11,12 @@ import torch
 from torch import Tensor
 
 from headloom.analysis.effects.relevance import relevance
-from headloom.analysis.effects.relevance_levels import relevance_levels
-from headloom.api.model import Model, Prediction, tell_unknown
+from headloom.api.model import Prediction, tell_unknown
 from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
-from headloom.studio.flows import RelevanceShown
 
-__all__ = ["Relevance", "logits_at", "place_of", "relevance_of_levels", "relevance_of_tokens"]
-
-#: Tokens, and tokens times parameters of a model, whose relevance is shown by layers: seconds.
-_LONGEST, _LARGEST = 1024, 2**37
-#: Seconds that it may take, whatever the machine does besides.
-_SECONDS = 20.0
+__all__ = ["Relevance", "logits_at", "place_of", "relevance_of_tokens"]
 
 
 @dataclass(frozen=True)
@@ -95,51 +87,6 @@ def relevance_of_tokens(
         values,
         None if prediction.pooling is None else prediction.pooling.name,
         None if asked.parts is None else asked.parts.tolist(),
-    )
-
-
-def relevance_of_levels(model: Model, text: str, position: int) -> RelevanceShown:
-    """How the relevance of a text's tokens for the likeliest prediction arrives at each layer.
-
-    Args:
-        model: opened to predict.
-        position: of the token that the prediction comes after; of a classifier nothing.
-
-    Raises: InputError: a text or a model that is too large for that, one that predicts nothing, or
-    an encoder-decoder; or it takes too long.
-    """
-    prediction = model.prediction(text, None, position)
-    count = len(prediction.tokens)
-    size = sum(parameter.numel() for parameter in prediction.network.parameters())
-    if count > _LONGEST or count * size > _LARGEST:
-        raise InputError(
-            f"relevance: {count:,} tokens are too many to show by layers with {size:,} parameters; "
-            f"expected {min(_LONGEST, _LARGEST // max(size, 1)):,} at most. Shorten the text, or "
-            "ask headloom relevance."
-        )
-    end = time.monotonic() + _SECONDS
-
-    def check() -> None:
-        if time.monotonic() > end:
-            raise InputError(
-                f"relevance: stopped after {_SECONDS:g} s. Shorten the text, or ask headloom "
-                f"relevance."
-            )
-
-    place = place_of(prediction, position if prediction.read else None)
-    asked = _Asked(prediction, place)
-    inputs = _inputs(prediction, place)
-    found = relevance_levels(
-        prediction.network, inputs, asked.score, rows=asked.rows(), between=check
-    )
-    return RelevanceShown(
-        shown(prediction.tokens),
-        shown([_name(prediction, asked.number)])[0],
-        asked.logit,
-        place,
-        None if prediction.pooling is None else prediction.pooling.name,
-        found.levels,
-        tuple(found.added()),
     )
 
 

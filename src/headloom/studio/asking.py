@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from headloom.formats.trace import TraceData
 from headloom.studio.collection import Example
-from headloom.studio.flows import RelevanceShown
 from headloom.studio.neuron import LayerNumbers, Through
 
 __all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
@@ -35,14 +34,11 @@ class Asking:
     name: what it is called.
     read: a text into a trace; raises a HeadloomError where it cannot.
     through: a text and the path of a layer into what that layer read and made; None: not known.
-    relevance: a text and a position into the relevance for the likeliest prediction there; raises a
-    HeadloomError where the model has none; None: not known.
     """
 
     name: str
     read: Callable[[str], TraceData]
     through: Callable[[str, str], LayerNumbers] | None = None
-    relevance: Callable[[str, int], RelevanceShown] | None = None
     _held: OrderedDict[int, Example] = field(default_factory=OrderedDict, repr=False)
     _latest: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
     #: A page that outlives its server must not be shown what another window asked the next one.
@@ -72,18 +68,6 @@ class Asking:
             while len(self._held) > _HELD:
                 self._held.popitem(last=False)
         return number, example
-
-    def relevant(self, window: str, turn: int, text: str, position: int) -> RelevanceShown | None:
-        """The relevance for the likeliest prediction at a position; None: not known of this model.
-
-        window, turn: as of `ask`, apart from the texts.
-
-        Raises: as `ask`.
-        """
-        if self.relevance is None:
-            return None
-        with self._in_turn(f"relevance {window}", turn):
-            return self.relevance(text, position)
 
     @contextmanager
     def _in_turn(self, window: str, turn: int) -> Iterator[None]:

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headloom.analysis.graphs.rollout import chosen_layers, passed_over
 from headloom.analysis.heads.roles import special_keys
 from headloom.analysis.image_map import has_patches
 from headloom.errors import InputError
@@ -25,7 +26,6 @@ from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import MANIFEST
 from headloom.studio.arrays import Array, Layers
 from headloom.studio.digits import few_digits
-from headloom.studio.flows import flow_kinds
 from headloom.studio.heads import WORDS, head_roles
 from headloom.studio.neuron import Neurons
 from headloom.studio.overviews import Overviews
@@ -90,7 +90,7 @@ class Example:
             "deviation": trace.deviation,
             "side": self.overviews.side,
             "local": self.local,
-            "flows": flow_kinds(trace),
+            "flows": _flow_kinds(trace),
             "read": self.text is not None,
             "verification": None if trace.verification is None else dict(trace.verification),
             "layers": [
@@ -237,7 +237,6 @@ class Collection:
             "history": self.history is not None,
             "damaged": self.damaged,
             "asks": None if self.asking is None else self.asking.name,
-            "relevance": self.asking is not None and self.asking.relevance is not None,
             "read": self.examples[0].text if self.asking and len(self.examples) == 1 else None,
             "live": False,
         }
@@ -246,6 +245,32 @@ class Collection:
         """End what is worked out in threads of their own."""
         for example in self.examples:
             example.settle()
+
+
+def _flow_kinds(trace: TraceData) -> list[JsonObject]:
+    """Through which layers a token can be followed: of each kind of the trace one list.
+
+    kind, layers   the kind, and the numbers of the layers that take part
+    queries, keys  the sequences of the last layer's positions and of the input
+    note           what is passed over, in words, or None
+    """
+    number = {id(layer): number for number, layer in enumerate(trace.layers)}
+    kinds: list[JsonObject] = []
+    for kind in dict.fromkeys(layer.kind for layer in trace.layers):
+        try:
+            layers, queries, keys, _ = chosen_layers(trace, kind)
+        except InputError:
+            continue  # Layers over parts that may not be the same: nothing leads through them.
+        kinds.append(
+            {
+                "kind": kind,
+                "layers": [number[id(layer)] for layer in layers],
+                "queries": queries,
+                "keys": keys,
+                "note": passed_over(trace, kind),
+            }
+        )
+    return kinds
 
 
 def name_of(trace: TraceData) -> str:

@@ -367,25 +367,6 @@ def _ask(opened: Opened, asked: Fields) -> JsonObject:
     return {"example": number, "description": example.description()}
 
 
-def _relevance(opened: Opened, asked: Fields) -> JsonObject:
-    """What the likeliest prediction at a position comes from, layer by layer."""
-    example, asking = opened.example(asked.whole("example")), opened.collection.asking
-    kind, position = asked.text("kind", 64), asked.whole("position")
-    window, turn = asked.text("window", 64, ""), asked.whole("turn", 0)
-    if asking is None or asking.relevance is None or example.text is None:
-        raise HTTPException(404, "no model is open here that read this text: headloom view MODEL")
-    flows = {flow["kind"]: flow for flow in example.description()["flows"]}
-    if kind not in flows:
-        raise HTTPException(404, f"no token can be followed through {kind} layers")
-    sequence = flows[kind]["queries"]
-    above = len(example.trace.sequences[sequence])
-    within("position", position, above)
-    shown = asking.relevant(window, turn, example.text, position)
-    if shown is None or len(shown.tokens) != above:
-        return {"problem": "relevance: the model that predicts cuts this text apart."}
-    return shown.as_drawn(sequence)
-
-
 def _sql(opened: Opened, asked: Fields) -> JsonObject:
     """The first rows of the answer to one SELECT over the views of an example."""
     query = asked.text("query", LONGEST_QUERY)
@@ -415,6 +396,5 @@ def _or_problem(
 #: What the page sends, as JSON, which no page of another site can.
 POSTS: dict[str, Callable[[object, Opened], JsonObject]] = {
     "ask": lambda content, opened: _or_problem(_ask, content, opened),
-    "relevance": lambda content, opened: _or_problem(_relevance, content, opened),
     "sql": lambda content, opened: _or_problem(_sql, content, opened),
 }

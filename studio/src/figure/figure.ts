@@ -1,5 +1,5 @@
-// A view as a figure: what its stage shows, laid out for a width, with a title above and the trace's
-// name in small print below.
+// A view as a figure: what its stage shows, laid out for a width, with a title above and small
+// print below.
 
 import { tick } from "svelte";
 import { INKS, type Theme } from "../colour";

@@ -1,6 +1,6 @@
-// What paints: a canvas on the screen, or a figure as SVG. A view paints each of its pictures by one
-// function, which is kept beside the canvas: a figure calls it again, so that its lines stay lines
-// and its text stays text.
+// What paints: a canvas on the screen, or a figure as SVG. A view paints each of its pictures by
+// one function, which is kept beside the canvas: a figure calls it again, so that its lines stay
+// lines and its text stays text.
 
 export type Pen = Pick<
   CanvasRenderingContext2D,

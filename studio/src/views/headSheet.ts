@@ -198,9 +198,6 @@ function paintStrips(pen: Pen, { sheet, strip }: Paint, cells: Placed[]): void {
 export interface Shown extends Cell {
   label: string;
   words: string;
-  /** What share of its mass is not shown, and the same as far as there is room below the tile. */
-  missing: string;
-  missingShort: string;
 }
 
 /** The buttons of a sheet: one for each head, put up at once, as thousands of them may be. */
@@ -211,8 +208,8 @@ export class SheetButtons {
 
   constructor(private readonly box: HTMLElement) {}
 
-  /** captions: whether words stand below the tiles, and whether in two lines. */
-  put(sheet: Sheet, shown: Shown[], captions: "none" | "one" | "two"): void {
+  /** captioned: whether words stand below the tiles. */
+  put(sheet: Sheet, shown: Shown[], captioned: boolean): void {
     for (const extra of this.buttons.splice(shown.length)) extra.remove();
     const added = document.createDocumentFragment();
     shown.forEach((one, n) => {
@@ -235,25 +232,16 @@ export class SheetButtons {
       if (before?.layer !== one.layer || before.head !== one.head)
         button.dataset.cell = `${one.layer}.${one.head}`;
       if (before?.label !== one.label) button.ariaLabel = one.label;
-      if (captions !== "none" || button.firstChild) button.replaceChildren(...below(one, captions));
+      if (captioned || button.firstChild) button.replaceChildren(...below(one, captioned));
     });
     this.box.append(added);
     this.sheet = sheet;
   }
 }
 
-function below(one: Shown, captions: "none" | "one" | "two"): (HTMLElement | string)[] {
-  if (captions === "none") return [];
-  const line = (text: string, name: string) => {
-    const made = document.createElement("small");
-    made.className = name;
-    made.textContent = text;
-    return made;
-  };
-  const words = line(one.words, captions === "two" ? "two" : "");
-  if (!one.missingShort) return [words];
-  const missing = line(one.missingShort, "partial");
-  missing.title = one.missing;
-  // Words apart, also for who speaks what is seen.
-  return [words, " ", missing];
+function below(one: Shown, captioned: boolean): HTMLElement[] {
+  if (!captioned) return [];
+  const words = document.createElement("small");
+  words.textContent = one.words;
+  return [words];
 }

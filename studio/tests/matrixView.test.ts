@@ -1,15 +1,6 @@
 import { expect, test } from "vitest";
-import {
-  cellAt,
-  held,
-  levelOf,
-  marginOf,
-  plot,
-  showing,
-  turnOf,
-  wholeZoom,
-  zoomed,
-} from "../src/matrixCanvas";
+import { levelOf, turnOf } from "../src/matrixCanvas";
+import { cellAt, held, marginOf, plot, showing, wholeZoom, zoomed } from "../src/matrixView";
 import type { Layer } from "../src/description";
 
 const extent = { width: 512, height: 262, margin: { left: 100, top: 50, right: 12 } };
