@@ -22,7 +22,7 @@ interface HistoryLayer {
   product_beyond?: boolean;
 }
 
-/** What a training that headloom.monitor watches has besides: see studio/watched.py. */
+/** What a training that headloom.monitor watches has besides: see studio/training.py. */
 export interface Watched {
   steps: number[];
   layers: Record<WatchedMeasure, (number | null)[][]>[];

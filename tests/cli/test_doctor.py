@@ -35,7 +35,7 @@ def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> 
     assert set(checks) == {*compiled.instruction_sets(), "torch", "took"}
     assert checks["took"].endswith(" s")
     extras = importlib.metadata.metadata("headloom").get_all("Provides-Extra")
-    assert set(facts["extras"]) == set(extras or []) - {"dev", "docs", "all", "test-notebooks"}
+    assert set(facts["extras"]) == set(extras or []) - {"dev", "docs", "all"}
 
 
 @pytest.mark.parametrize("backend", [*compiled.instruction_sets(), "torch"])

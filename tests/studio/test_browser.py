@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from matplotlib.colors import to_rgb
 from tests.studio.sheet import sheet_dots
 
-import headloom
 from headloom.studio.page import collect
 from headloom.studio.pictures.palette import palette
 
@@ -181,11 +179,3 @@ def test_hostile_tokens_in_every_view(
         shown = page.locator(".queries .word").all_inner_texts()
         assert shown[0] == "<script>alert(1)</script>"
         assert shown[6] == "‹202E›gnp.exe"
-
-
-def test_an_empty_and_a_single_token(studio, make_trace, language_model) -> None:
-    empty = headloom.trace(language_model, torch.tensor([0]))
-    for view in ("heads", "threads", "matrix"):
-        for trace in (empty, make_trace(["a"])):
-            page = studio.file(collect([trace]), f"#view={view}")
-            page.locator(f".stage.{view}").wait_for()

@@ -17,7 +17,6 @@ import pytest
 import torch
 from matplotlib.image import imread
 from tests.studio.sheet import sheet_dots
-from tests.studio.windows import until_right
 
 from headloom.api.trace import Trace
 from headloom.studio.page import collect
@@ -124,48 +123,3 @@ def test_tiles_and_rail_are_the_block_means(
         canvas = page.locator(".rail .tile canvas").nth(head)
         same(painted(page, canvas, blocks), weights[head], theme)
     assert "not shown" not in page.locator("body").inner_text()
-
-
-@places((100, "page"), slow=(480,))
-def test_minimap_and_matrix_are_the_whole_on_the_screen(
-    studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
-) -> None:
-    trace, weights = known_trace(length)
-    collection = collect([trace])
-    count = math.ceil(length / block_of(length))
-    address = "#view=matrix"
-    page = (
-        studio.file(collection, address)
-        if where == "page"
-        else studio.served(serving(collection), address)
-    )
-
-    def check(head: int) -> None:
-        # What is seen, not what the canvas says of itself.
-        screen = pixels_of(page.locator(".minimap canvas").screenshot())
-        step = (screen.shape[1] - 6) / length * block_of(length)
-        same(dots(screen, 3, 3, step, count), weights[head])
-        stage = data_of(page.locator(".stage.matrix canvas"))
-        left, top, zoom = stage_place(stage, length)
-        if where == "page":
-            same(dots(stage, left, top, zoom * block_of(length), count), weights[head])
-        else:
-            assert zoom >= 1  # cells, each at least a pixel
-            found = places_on_the_ramp(dots(stage, left, top, zoom, length))
-            assert np.abs(found - 255 * weights[head].sqrt().numpy()).max() <= 2
-
-    for head in range(3):
-        page.locator(".panel h2", has_text=f"L0 H{head}").wait_for()
-        page.locator('.stage.matrix[aria-busy="false"]').wait_for()
-        page.locator(".panel", has_text="The whole:").wait_for()
-        until_right(page, lambda head=head: check(head))  # type: ignore[misc]
-        page.keyboard.press("PageDown")
-
-
-def stage_place(stage: np.ndarray, length: int) -> tuple[float, float, float]:
-    """Where the matrix lies on its canvas, and how large a cell is: as sheet.ts says."""
-    longest = max(len(f"t{length - 1}"), 3)
-    left = max(74, min(longest * 8 + 22, 128))
-    top = 38 + min(longest * 5 + 12, 62)
-    high, wide = stage.shape[0] - top - 12, stage.shape[1] - left - min(longest * 5 + 6, 58)
-    return left, top, min(wide / length, high / length, 240)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from tests.analysis.test_patch_map import COLUMNS, ROWS, grid_trace
 from tests.studio.test_neuron import ask
 from tests.studio.windows import until
@@ -133,38 +131,3 @@ def test_on_the_screen(studio: Any, viewer: Viewer, grid: headloom.Trace) -> Non
     page.locator(".stage").focus()
     page.keyboard.press("Escape")
     page.locator(".stage.heads").wait_for()
-
-
-def test_the_picture_stays_in_the_page(
-    studio: Any, words: tuple[Viewer, headloom.Trace, int], tmp_path: Path
-) -> None:
-    viewer, _, number = words
-    page = studio.served(viewer, f"#view=image&layer={number}")
-    page.locator(".image-map canvas").wait_for()
-    halves = np.zeros((37, 61, 3), np.uint8)
-    halves[:, :31, 0] = halves[:, 31:, 2] = 255
-    Image.fromarray(halves).save(tmp_path / "halves.png")
-    sent: list[str] = []
-    page.on("request", lambda request: sent.append(f"{request.method} {request.url}"))
-    page.locator("input[type=file]").set_input_files(tmp_path / "halves.png")
-    page.locator(".panel", has_text="original picture").wait_for()
-    until(page, lambda: any(one.endswith("/37/61") for one in sent))
-    page.wait_for_timeout(300)
-    assert all(one.startswith("GET ") for one in sent)
-    canvas = page.locator(".image-map canvas")
-    wide, high = canvas.evaluate("canvas => [canvas.width, canvas.height]")
-    assert wide / high == pytest.approx(61 / 37, rel=0.01)
-    # The halves of the picture are seen through the map: red on the left, blue on the right.
-    left, right = canvas.evaluate(
-        """canvas => [0, canvas.width / 2].map((start) => {
-            const context = canvas.getContext("2d");
-            const { data } = context.getImageData(start, 0, canvas.width / 2, canvas.height);
-            let sum = 0;
-            for (let n = 0; n < data.length; n += 4) sum += data[n] - data[n + 2];
-            return sum / (data.length / 4);
-        })"""
-    )
-    assert left - right > 40
-    (tmp_path / "none.png").write_bytes(b"no picture")
-    page.locator("input[type=file]").set_input_files(tmp_path / "none.png")
-    page.locator("[role=alert]", has_text="none.png is no picture that this browser").wait_for()

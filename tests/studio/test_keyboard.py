@@ -36,21 +36,6 @@ def page(studio, pair_trace, history_of) -> Any:
     return page
 
 
-def test_back_leads_to_the_example_before(studio, pair_trace, make_trace) -> None:
-    page = studio.file(collect([pair_trace, make_trace(["a", "b", "c"])]))
-    page.locator(".stage .tile").first.wait_for()
-    facts = page.locator(".facts")
-    assert facts.get_attribute("title") == facts.inner_text() != ""
-    chosen = "document.querySelector('#headloom-example').value === '%d'"
-    for key, other in (("]", 1), ("[", 0)):
-        page.keyboard.press(key)
-        page.wait_for_function(chosen % other)
-    for other in (1, 0):
-        page.go_back()
-        page.wait_for_function(chosen % other)
-    page.locator(".stage .tile").first.wait_for()
-
-
 def test_the_focus_follows_every_change_of_view(page) -> None:
     for keys, selector in (
         ("ArrowRight Enter", ".short-threads"),  # from the tile that had it, which is gone

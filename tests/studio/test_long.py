@@ -85,24 +85,3 @@ def test_the_matrix_from_the_whole_to_single_cells(studio, viewer: Viewer, trace
     page.keyboard.press("0")
     settled(page)
     assert window_of(page, moved) == []
-
-
-def test_a_text_of_32768_words_flows_and_is_shaded(studio, viewer: Viewer, trace: Trace) -> None:
-    row = 20_000
-    page = studio.served(viewer, f"#view=threads&head=1&query={row}&lock=1&share=1")
-    page.locator("bdi.looks[data-place]").wait_for()
-    page.locator(".panel tbody tr").first.wait_for()
-    graph = trace.layers[0].graph
-    key = int(graph.keys[1, row, 0])
-    first = page.locator(".panel tbody tr").first.inner_text().split()
-    assert first[0] == trace.layers[0].key_tokens[key]
-    words = page.locator("bdi.seen[data-place]")
-    shaded = words.evaluate_all("found => found.map(word => Number(word.dataset.place))")
-    assert sorted(shaded) == sorted(graph.keys[1, row].tolist())
-    # On the screen it is in sight and coloured like a query.
-    word = page.locator("bdi.looks[data-place]")
-    assert word.evaluate("e => getComputedStyle(e).color") == "rgb(10, 113, 110)"
-    box = word.bounding_box()
-    assert 0 < box["y"] < 800
-    page.keyboard.press("ArrowDown")
-    page.locator(f'bdi.looks[data-place="{row + 1}"]').wait_for()

@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.studio.packed import planes
 
-import headloom
 from headloom.studio.page import collect, export_page, page_html
 
 
@@ -198,27 +197,6 @@ def test_history_is_quantised_as_it_says(pair_trace) -> None:
     furthest = float(first[first.abs().argmax()])
     value = np.sign(products[1, 0, 0, 0]) * (products[1, 0, 0, 0] / 127) ** 2
     assert value * layer["product_scale"] == pytest.approx(furthest, rel=0.05)
-
-
-def test_what_does_not_fit_is_refused(pair_trace, make_trace, tmp_path) -> None:
-    good = snapshots(pair_trace, [0, 1])
-    with pytest.raises(headloom.InputError, match="page: no trace; expected one or more"):
-        collect([])
-    with pytest.raises(headloom.InputError, match="2 names for 1 traces"):
-        collect([pair_trace], names=["a", "b"])
-    with pytest.raises(headloom.InputError, match="do not ascend"):
-        collect([pair_trace], history=snapshots(pair_trace, [5, 5]))
-    with pytest.raises(headloom.InputError, match="not in the probe's trace"):
-        collect([pair_trace], history=good, probe=make_trace(["a"]))
-    bad = snapshots(pair_trace, [0, 1])
-    bad[1]["layers"]["cross"]["weights"] = torch.ones(4, 4, 6)
-    with pytest.raises(headloom.InputError, match=r"weights of layer cross .* are \(4, 4, 6\)"):
-        collect([pair_trace], history=bad)
-    del bad[1]["layers"]["cross"]
-    with pytest.raises(headloom.InputError, match="step 1 has other layers"):
-        collect([pair_trace], history=bad)
-    with pytest.raises(headloom.DataError, match="cannot write"):
-        export_page(tmp_path / "missing" / "page.html", [pair_trace])
 
 
 def test_the_file_is_whole_and_replaced(pair_trace, make_trace, tmp_path) -> None:

@@ -23,7 +23,7 @@ from headloom.version import __version__
 __all__ = ["Finding", "examine", "report"]
 
 #: Extras of contributors, and of extras.
-_NOT_SHOWN = {"dev", "docs", "all", "test-notebooks"}
+_NOT_SHOWN = {"dev", "docs", "all"}
 
 
 @dataclass(frozen=True)

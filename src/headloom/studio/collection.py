@@ -24,8 +24,7 @@ from headloom.formats.files import JsonObject
 from headloom.formats.tokens import running_text, shown, visible
 from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import MANIFEST
-from headloom.studio.arrays import Array, Layers
-from headloom.studio.digits import few_digits
+from headloom.studio.arrays import Array, Layers, few_digits
 from headloom.studio.heads import WORDS, head_roles
 from headloom.studio.neuron import Neurons
 from headloom.studio.overviews import Overviews

@@ -10,7 +10,7 @@ from headloom.analysis.heads.roles import MEASURES, ROLE_WORDS, HeadRole
 from headloom.analysis.heads.roles import head_roles as roles_of
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceData
-from headloom.studio.digits import few_digits
+from headloom.studio.arrays import few_digits
 
 __all__ = ["WORDS", "head_roles"]
 

@@ -16,7 +16,7 @@ from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject, finite
 from headloom.formats.trace import TraceData
 from headloom.formats.traced_images import Size
-from headloom.studio.digits import few_digits
+from headloom.studio.arrays import few_digits
 
 __all__ = ["looks", "patches"]
 

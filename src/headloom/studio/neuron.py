@@ -23,8 +23,7 @@ from headloom.errors import HeadloomError, InputError
 from headloom.formats.files import JsonObject, finite
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.positions import Relative
-from headloom.studio.arrays import Layers
-from headloom.studio.digits import few_digits
+from headloom.studio.arrays import Layers, few_digits
 from headloom.studio.tiles import MatrixTiles
 
 __all__ = ["LayerNumbers", "Neurons", "Through"]

@@ -13,7 +13,7 @@ from headloom.errors import InputError, installing, optional_package
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
 from headloom.mechanism.graph import AttentionGraph
-from headloom.studio.digits import as_json
+from headloom.studio.arrays import as_json
 from headloom.studio.pack import pack
 from headloom.studio.page import collect, script, style
 

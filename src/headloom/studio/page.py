@@ -12,8 +12,8 @@ from pathlib import Path
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, atomic_file
 from headloom.formats.trace import TraceData
+from headloom.studio.arrays import as_json
 from headloom.studio.collection import Collection, Example, name_of
-from headloom.studio.digits import as_json
 from headloom.studio.pack import pack
 from headloom.studio.training import training_history
 from headloom.version import __version__
@@ -98,8 +98,8 @@ def collect(
     watched: JsonMapping | None = None,
     state: str | None = None,
 ) -> Collection:
-    """What is to be shown; takes what `export_page` takes, what is known of a training that
-    `headloom.monitor` watches (`headloom.studio.watched.watched_training`), and the state of a run.
+    """What is to be shown; takes what `export_page` takes, what is known of a watched training
+    (`headloom.studio.training.watched_training`), and the state of a run.
     """
     if not traces:
         raise InputError("page: no trace; expected one or more.")

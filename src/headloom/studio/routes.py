@@ -21,12 +21,11 @@ from headloom.analysis.sql.query import QUESTIONS
 from headloom.errors import DataError, HeadloomError
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceLayer
-from headloom.studio.arrays import BLOCK
+from headloom.studio.arrays import BLOCK, as_json
 from headloom.studio.asking import FIRST, LONGEST, SupersededError
 from headloom.studio.collection import Collection, Example
 from headloom.studio.comparing import Comparison
 from headloom.studio.corpus import Corpus
-from headloom.studio.digits import as_json
 from headloom.studio.images import looks, patches
 from headloom.studio.neuron import Through
 from headloom.studio.sums import layer_mean

@@ -19,7 +19,7 @@ from headloom.formats.trace_writer import MANIFEST
 from headloom.mechanism.head_matrices import product_cells, query_key_measures
 from headloom.studio.collection import Collection
 from headloom.studio.page import collect
-from headloom.studio.watched import watched_summary, watched_training
+from headloom.studio.training import watched_summary, watched_training
 
 __all__ = ["loss_curves", "open_collection", "open_traces", "probe_trace", "run_snapshots"]
 

@@ -27,8 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headloom.errors import HeadloomError
 from headloom.formats.files import JsonObject
+from headloom.studio.arrays import as_json
 from headloom.studio.collection import Collection
-from headloom.studio.digits import as_json
 from headloom.studio.page import script, shell, style
 from headloom.studio.routes import POSTS, ROUTES, Answer, Opened, Place, Slow
 

@@ -112,7 +112,7 @@ def serve(
         browser: whether to open one.
         start: how the address ends: the view it starts with, "#view=threads&layer=3".
 
-    Raises: InputError: the port is in use, or FastAPI or uvicorn is missing.
+    Raises: InputError: the port is in use, or Starlette or uvicorn is missing.
     """
     viewer = Viewer(collection, port)
     address = viewer.address + start
@@ -135,7 +135,7 @@ def view(trace: TraceData | Path | str, *, port: int | None = None, browser: boo
 
     Returns: the viewer: its `address`, and `close()`. It ends with the program.
 
-    Raises: DataError: nothing can be read there; InputError: the port is in use, or FastAPI or
+    Raises: DataError: nothing can be read there; InputError: the port is in use, or Starlette or
     uvicorn is missing.
     """
     from headloom.studio.runs import open_collection

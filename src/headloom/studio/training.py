@@ -12,7 +12,11 @@ product_size, product_scale      int8 (snapshots, heads, size, size): W_Q W_K^T 
 127 sign(m) sqrt(|m| / product_scale), which 999 of 1,000 entries do not exceed; or absent
 product_beyond                   whether others do
 state                     of the run, "training" or "finished"; None: not known
-watched                   see `headloom.studio.watched`; absent where headloom itself trained
+watched                   of a training that `headloom.monitor` watches, else absent:
+    steps                 at which heads were measured
+    layers                for each layer of the history, by measure: [steps][heads]
+    warnings              [[step, text], ...], in order
+    notes                 what there is not, a line each
 """
 
 from __future__ import annotations
@@ -26,14 +30,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headloom.errors import InputError
+from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.history import PRODUCT_SIZE
+from headloom.formats.run import RunFolder
 from headloom.formats.trace import TraceData, TraceLayer
-from headloom.studio.arrays import Array
-from headloom.studio.digits import few_digits
+from headloom.studio.arrays import Array, few_digits
 
-__all__ = ["TrainingHistory", "training_history"]
+__all__ = ["TrainingHistory", "training_history", "watched_summary", "watched_training"]
 
 #: Points of a curve at most.
 _CURVE_POINTS = 500
@@ -188,3 +192,101 @@ def _joined(product: Array, layer: TraceLayer) -> Array:
     furthest = np.abs(cells).argmax(-1)[..., None]
     joined: Array = np.take_along_axis(cells, furthest, -1)[..., 0]
     return joined
+
+
+#: Measures that the view draws, and steps of a curve at most.
+_WATCHED = ("entropy", "largest_score", "first_token")
+_STEPS = 500
+
+
+def watched_training(run: RunFolder, layers: Sequence[str]) -> JsonObject | None:
+    """What is known of a watched training; None: it is headloom's own.
+
+    Args: layers: names of those of its history, in order.
+    Raises: DataError: its measures are damaged.
+    """
+    monitored = run.monitored()
+    if monitored is None:
+        return None
+    reports = run.measures.read()
+    try:
+        warnings = [
+            [report["step"], str(warning["text"])]
+            for report in reports
+            for warning in report.get("warnings", [])
+        ]
+        chosen = _some_of(reports)
+        return {
+            "steps": [report["step"] for report in chosen],
+            "layers": [_series(chosen, name) for name in layers],
+            "warnings": warnings,
+            "notes": _notes(monitored),
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{run.measures.path}: these measures are damaged: a report lacks {error}. Restore "
+            "them from a copy."
+        ) from error
+
+
+def watched_summary(monitored: JsonMapping) -> dict[str, str]:
+    """What is said of the model of a watched training."""
+    model = monitored.get("model")
+    if not isinstance(model, Mapping):
+        return {}
+    summary = {"model": str(model.get("name", "unknown"))}
+    if isinstance(model.get("parameters"), int):
+        summary["parameters"] = f"{model['parameters']:,}"
+    return summary
+
+
+def _some_of(reports: list[JsonObject]) -> list[JsonObject]:
+    """At most a few hundred, evenly chosen, the last among them."""
+    if len(reports) <= _STEPS:
+        return reports
+    places = sorted({round(place) for place in np.linspace(0, len(reports) - 1, _STEPS)})
+    return [reports[place] for place in places]
+
+
+def _series(reports: Sequence[JsonMapping], name: str) -> JsonObject:
+    """The measures of a layer's heads, step by step."""
+
+    def numbers(values: Any) -> list[float | None]:
+        return [None if value is None else few_digits(value) for value in values]
+
+    return {
+        measure: [numbers(report["layers"][name][measure]) for report in reports]
+        for measure in _WATCHED
+    }
+
+
+def _notes(monitored: JsonMapping) -> list[str]:
+    """What there is not, a line each."""
+    layers = monitored["layers"]
+    unknown = [layer["name"] for layer in layers if "W_Q" in layer["unknown_matrices"]]
+    notes = []
+    if unknown:
+        which = "any layer" if len(unknown) == len(layers) else _named(unknown)
+        notes.append(
+            f"W_Q and W_K of {which} are not known: headloom does not know what the model calls "
+            f"them."
+        )
+    if not monitored.get("matrices", True) and len(unknown) < len(layers):
+        notes.append(
+            "The matrices are not kept, being large or not asked for: of W_Q W_Kᵀ there is a "
+            "picture, of W_V and W_O nothing."
+        )
+    left = [str(entry["name"]) for entry in monitored.get("not_traced", [])]
+    if left:
+        notes.append(f"Not traced, and not shown: {_named(left)}.")
+    return notes
+
+
+def _named(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are more.
+
+    >>> _named(["a", "b"]), _named(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 import headloom
-from headloom.errors import DataError, InputError, ShapeError
+from headloom.errors import InputError, ShapeError
 
 ONE_HEAD = {"W_Q": [[0.0], [1.0]], "W_K": [[1.0], [0.0]], "W_V": [[1.0], [1.0]], "W_O": [[1.0]]}
 
@@ -184,13 +184,6 @@ def test_input_that_cannot_be_used(options: Any, error: Any, message: str) -> No
     with pytest.raises(error) as raised:
         headloom.steps(**options)
     assert message in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
-    path = tmp_path / "m.npz"
-    np.savez(path, W_Q=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(DataError, match="cannot be read as arrays of numbers"):
-        headloom.steps(matrices=path)
 
 
 class Page(HTMLParser):
