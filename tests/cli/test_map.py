@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trace(folder: Path) -> Path:
     path = folder / "t.loom"
-    words = ["trace", folder / "model", "--image", folder / "a.png", "--text", "a cat", "-o", path]
+    words = ["trace", folder / "model", "--file", folder / "a.png", "--text", "a cat", "-o", path]
     try:
         headloom.cli.main([str(word) for word in words])
     except SystemExit as stop:

@@ -71,7 +71,7 @@ def test_a_manifest_that_says_other_things_of_images_is_refused(change, tmp_path
     forge(tmp_path / "a.loom", change)
     if change.__code__.co_consts and (tmp_path / "a.loom" / "trace.json").read_text() == before:
         raise AssertionError("nothing was changed")
-    with pytest.raises(DataError, match="images that do not fit"):
+    with pytest.raises(DataError, match="trace.json.images is missing"):
         headloom.open(tmp_path / "a.loom")
 
 
