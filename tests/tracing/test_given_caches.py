@@ -1,4 +1,4 @@
-"""Texts that go on from a cache that was filled before, or is changed between two passes."""
+"""Texts that go on from a cache that lets go of keys, or is changed between two passes."""
 
 from __future__ import annotations
 
@@ -47,30 +47,38 @@ def ids(*shape: int) -> Tensor:
 def test_a_window_whose_cache_has_let_go_of_keys(
     before: int, passes: list[int], keep: headloom.Keep, received: bool, tmp_path
 ) -> None:
-    """Keys are those that its cache held, and are called by where they stand in the text."""
-    window = 5
-    model, eager = model_and_eager("Mistral", sliding_window=window)
+    """The cache holds the last keys alone, and each is called by where it stands in the text."""
+    model, eager = model_and_eager("Mistral", sliding_window=5)
     text = ids(1, before + sum(passes))
     cache = transformers.DynamicCache(config=model.config)
-    with torch.no_grad():
-        model(text[:, :before], **cached(model, cache))
     with headloom.watch(model, keep=keep, received=received) as watched, torch.no_grad():
-        for part in text[:, before:].split(passes, 1):
+        for part in text.split([before, *passes], 1):
             model(part, **cached(model, cache))
-    gone = max(0, before - window + 1)
-    expected = [
-        weights[0, :, before:, gone:] for weights in eager(text, output_attentions=True).attentions
-    ]
+    expected = [weights[0] for weights in eager(text, output_attentions=True).attentions]
     watched.trace.save(tmp_path / "t.loom")
     for layer, weights in zip(headloom.open(tmp_path / "t.loom").layers, expected, strict=True):
         assert layer.shape == tuple(weights.shape)
-        assert layer.key_tokens == [f"position {i}" for i in range(gone, text.shape[1])]
+        assert layer.key_tokens == [f"#{token}" for token in text[0].tolist()]
         kept = layer.graph.dense()
         known = kept > 0 if keep == headloom.Top(2) else torch.ones_like(kept, dtype=torch.bool)
         torch.testing.assert_close(kept[known], weights[known], rtol=0, atol=1e-5)
         torch.testing.assert_close(layer.matrix.dense(), weights, rtol=0, atol=1e-5)
         if received:
             torch.testing.assert_close(layer.graph.received, weights.sum(1), rtol=0, atol=1e-5)
+
+
+def test_a_cache_that_was_filled_before_is_refused() -> None:
+    model, _ = model_and_eager("Mistral", sliding_window=5)
+    text = ids(1, 10)
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(text[:, :6], **cached(model, cache))
+        with (
+            pytest.warns(UserWarning, match="a cache that was filled before the block began"),
+            headloom.watch(model) as watched,
+        ):
+            model(text[:, 6:], **cached(model, cache))
+    assert not watched.traces
 
 
 @pytest.mark.parametrize("chosen", [[2, 0], [1], [0, 0], [2, 1, 0, 2]])
@@ -118,25 +126,33 @@ def test_towers_that_run_before_the_model_are_named_so() -> None:
     assert len(headloom.trace(model, inputs).layers) == 4
 
 
-def test_a_family_that_returns_weights_of_another_output_is_refused_with_a_way_out() -> None:
-    """Falcon with ALiBi: with output_attentions=True its logits are others than without."""
+def test_a_family_is_traced_as_it_computes_where_it_returns_other_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Falcon with ALiBi: weights that it returns are not those of its fused attention."""
     sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
-    models = [
+    model, eager = [
         transformers.FalconForCausalLM._from_config(
             transformers.FalconConfig(**sizes, alibi=True), attn_implementation=way
         ).eval()
         for way in ("sdpa", "eager")
     ]
-    with torch.no_grad():
-        if torch.equal(
-            models[0](ids(1, 9)).logits, models[0](ids(1, 9), output_attentions=True).logits
-        ):
-            pytest.skip("this version of Transformers computes both alike")
-    with (
-        pytest.warns(UserWarning, match="does not use the attention interface"),
-        pytest.raises(headloom.VerificationError, match=r'attn_implementation="eager"'),
-    ):
-        headloom.trace(models[0], ids(1, 9))
+    fused, expected = torch.nn.functional.scaled_dot_product_attention, []
+
+    def seen(queries: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor, **more: Any):
+        expected.append((queries @ keys.mT / queries.shape[3] ** 0.5 + attn_mask).softmax(-1)[0])
+        return fused(queries, keys, values, attn_mask, **more)
+
+    with monkeypatch.context() as patched, torch.no_grad():
+        patched.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+        model(ids(1, 9))
+    trace = headloom.trace(model, ids(1, 9), keep=headloom.All())
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        torch.testing.assert_close(layer.graph.dense(), weights, rtol=0, atol=1e-6)
     with pytest.warns(UserWarning, match="does not use the attention interface"):
-        assert headloom.trace(models[1], ids(1, 9)).deviation is None
+        trace = headloom.trace(eager, ids(1, 9), keep=headloom.All())
+    with torch.no_grad():
+        returned = eager(ids(1, 9), output_attentions=True).attentions
+    for layer, own in zip(trace.layers, returned, strict=True):
+        torch.testing.assert_close(layer.graph.dense(), own[0], rtol=0, atol=1e-6)

@@ -279,14 +279,17 @@ class Watched:
         """Warn of what is in no trace: layers outside of the model's calls, and what failed."""
         name, layers = type(self._reader.model).__name__, list(self._outside)
         if layers:
+            what = "watch" if self._generation is None else "trace"
             last = f" ... {layers[-1]}" if len(layers) > 1 else ""
+            if self._generation is not None:
+                remedy = "Without generate=, one pass traces them too."
+            elif isinstance(self._reader, TransformersReader) or self._reader.around is None:
+                remedy = "Call the model itself, or watch the part that is called."
+            else:
+                remedy = self._reader.around
             warnings.warn(
-                f"watch: {len(layers)} attention layer{'s' * (len(layers) > 1)} ran outside of "
-                f"{name}.forward, in no trace: {layers[0]}{last}. "
-                + (
-                    self._reader.around
-                    or "Call the model itself, or watch the part that is called."
-                ),
+                f"{what}: {len(layers)} attention layer{'s' * (len(layers) > 1)} ran outside of "
+                f"{name}.forward, in no trace: {layers[0]}{last}. {remedy}",
                 stacklevel=4,
             )
         if self._unread:
