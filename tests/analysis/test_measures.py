@@ -145,8 +145,9 @@ def test_rollout_and_flow(minilm_trace, pair_trace) -> None:
     by_position = table.rows.sort_values("position")["share"].round(4).tolist()
     assert [by_position[0], by_position[18]] == pytest.approx([0.6555, 0.0876], abs=1e-6)
     assert table.rows["share"].is_monotonic_decreasing
-    column = measures.rollout(pair_trace, column=True, exact=False)
-    assert column.title.endswith("went to:") and any("Rows lack" in note for note in column.notes)
+    column = measures.rollout(pair_trace, column=True)
+    assert column.title.endswith("went to:")
+    assert not any("Rows lack" in note for note in column.notes)
     flows = measures.flow(minilm_trace, token=-1, sources=[2, -1])
     expected = attention_flow(minilm_trace, -1, [2, -1])
     found = dict(zip(flows.rows["position"], flows.rows["flow"], strict=True))
@@ -155,3 +156,8 @@ def test_rollout_and_flow(minilm_trace, pair_trace) -> None:
     with pytest.raises(headloom.InputError, match="257 input positions"):
         measures.flow(long)
     assert "Along the kept edges" in measures.flow(long, sources=[3]).notes[-1]
+    # Half of 1 comes past the layer; of the other half, 2 weights of 257 were kept.
+    (note,) = measures.rollout(long, column=True).notes
+    assert note.startswith(
+        f"Rows lack up to {0.5 * 255 / 257:.2g}: what went along edges that were"
+    )

@@ -163,5 +163,5 @@ def test_what_is_no_number_hides_no_key(number: float, places: tuple[int, ...]) 
 def test_what_was_not_kept_is_said_with_the_remedy() -> None:
     queries, keys = arrays()
     trace = headloom.from_queries_keys(queries, keys, queries_keys=False)
-    with pytest.raises(InputError, match=r"not kept\. Trace the model again, without"):
+    with pytest.raises(InputError, match=r"not kept\. Trace the model again, with its"):
         worked_row(trace.layers[0], 0, 0)

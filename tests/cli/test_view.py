@@ -43,7 +43,7 @@ def test_no_such_path_is_one_line(headloom_main, tmp_path: Path) -> None:
 def test_what_is_no_trace_is_told_the_next_step(
     headloom_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     text = tmp_path / "text.txt"
     text.write_text("The cat sees the dog.")
     picture = tmp_path / "cat.JPG"

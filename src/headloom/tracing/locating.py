@@ -10,7 +10,6 @@ from pathlib import Path
 from headloom.errors import DataError, InputError
 from headloom.formats.files import is_there, open_file
 from headloom.tracing.packaged import PACKAGED, packaged_model
-from headloom.tracing.sources.transformers import transformers
 
 __all__ = ["Located", "check_memory", "check_model_path", "is_gguf", "locate"]
 
@@ -72,6 +71,8 @@ def locate(model: Path | str) -> Located:
     if source in PACKAGED:
         return Located(str(packaged_model(source)), folder=True)
     if find_spec("huggingface_hub") is None:
+        from headloom.tracing.sources.transformers import transformers
+
         transformers()  # says what to install
     # Not yet Transformers itself, whose import takes seconds.
     from huggingface_hub import constants, try_to_load_from_cache

@@ -108,11 +108,8 @@ def align(
         print(f"On {'the other ' * bool(result.chosen_on)}{result.measured_on:,} pairs: {rate}.")
     print(f"{links:,} links of {len(result.links):,} pairs: {output}")
     if as_json:
-        content: dict[str, object] = {
-            "alignment": str(output),
-            "pairs": len(result.links),
-            "links": links,
-        }
+        content: dict[str, object] = {"alignment": str(output), "pairs": len(result.links)}
+        content["links"] = links
         for name in ("chosen_on", "note", "measured_on", "measure"):
             content[name] = getattr(result, name)
         for name in ("aer", "precision", "recall"):
