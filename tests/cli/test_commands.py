@@ -53,7 +53,6 @@ def kind_of(verb: str, option: Any) -> type:
 def test_every_file_is_a_verb_of_120_lines_and_12_options() -> None:
     files = list(Path(headloom.cli.verbs.__path__[0]).glob("[a-z]*.py"))
     assert {path.stem.removesuffix("_") for path in files} == set(VERBS)
-    assert len(VERBS) == 19
     for path in files:
         assert len(path.read_text("utf-8").splitlines()) <= 120, path
     for verb in VERBS:
@@ -186,6 +185,10 @@ ASKED = {
 }
 
 
+def test_json_of_every_verb_is_asked() -> None:
+    assert {*ASKED, "demo"} == {name for name in VERBS if "--json" in options_of(name)}
+
+
 @pytest.mark.parametrize("verb", sorted(ASKED))
 def test_json_is_alone_on_standard_output(
     headloom_main: Command, small_trace: Path, trace_path: Path, runs: Path,
@@ -207,7 +210,6 @@ def test_json_is_alone_on_standard_output(
     assert isinstance(json.loads(result.out), dict)
     assert result.out.count("\n") == 1
     assert not UNSAFE & set(result.out + result.err)
-    assert {*ASKED, "demo"} == {name for name in VERBS if "--json" in options_of(name)}
 
 
 @pytest.mark.parametrize("words", ["measure rollout T", "measure graph T", "heads T --all",
