@@ -225,6 +225,17 @@ def layer_number(trace: TraceData, name: str) -> int:
     raise InputError(f"--layer {visible(name, 60)}: no such layer; {is_now}")
 
 
+class _Layers(tuple[TraceLayer, ...]):
+    """The layers of a trace, whose error says how many there are."""
+
+    def __getitem__(self, place: Any) -> Any:
+        try:
+            return super().__getitem__(place)
+        except IndexError:
+            there = f"this trace has {len(self)}, from 0"
+            raise IndexError(f"trace: no layer {place}; {there}.") from None
+
+
 @dataclass(frozen=True, eq=False)
 class TraceData:
     """Tokens and layers of one input through one model.
@@ -257,6 +268,9 @@ class TraceData:
     not_traced: tuple[Mapping[str, str], ...] = ()
     images: tuple[TracedImage, ...] = ()
     folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", _Layers(self.layers))
 
     @property
     def tokens(self) -> list[str]:
