@@ -198,7 +198,7 @@ class Watched:
         passes = self._session.passes
         # A step of one token feels every hook. Where attention came by a function of torch, not by
         # the interface, it is looked at in every step.
-        if passes is not None and (passes.are_verified or passes.passes < 5):
+        if passes is not None and passes.are_verified:
             self._functions.look()
         elif not self._functions.called:
             self._functions.look_away(self._parts)

@@ -78,6 +78,9 @@ class Passes:
         #: The first bytes of each key that a layer computed, (batch, heads, keys).
         self._keys: dict[tuple[str, int], Tensor] = {}
         self._seen: dict[str, int] = {}
+        #: Ranges of a mask, which layers of a pass share, and where the last of them ends.
+        self._ranges: RowRanges = None
+        self._ranges_end = 0
         #: Which rows of the pass before each row can go on from, by all layers so far: (rows, rows
         #: before); None: each from itself.
         self._goes_on: Tensor | None = None
@@ -90,6 +93,7 @@ class Passes:
         """The model begins a pass; the cache holds so many positions."""
         self.settle()
         self._seen.clear()
+        self._ranges = None
         self.begins.append(before)
         if len(self.begins) % TOGETHER == 0:
             for parts in self._parts.values():
@@ -129,8 +133,10 @@ class Passes:
             # Encoders with a head for language grow too: with a cache, each later token looks at
             # all before it, the prompt at itself.
             first, new = self._own_keys(layer, call, bool(parts))
-            # Copies: views would hold the whole cache of every step.
-            call.keys, call.values = call.keys[:, :, new].clone(), call.values[:, :, new]
+            call.keys, call.values = call.keys[:, :, new], call.values[:, :, new]
+            if self._queries_keys:
+                # A copy: a view would hold the whole cache of every step.
+                call.keys = call.keys.clone()
         elif parts:
             call.keys, call.values = call.keys[:, :, :0], call.values[:, :, :0]
         if call.values_known:
@@ -149,10 +155,11 @@ class Passes:
         of their first ones.
         """
         own, there, before = call.queries.shape[2], call.keys.shape[2], self.begins[-1]
-        ends = [
-            int(rows[1].max()) if rows is not None else there for rows in call.ranges or (None,)
-        ]
-        end = min(there, max(before + own, max(ends, default=0)))
+        if call.ranges is not None and call.ranges is not self._ranges:
+            ends = [there if rows is None else int(rows[1].max()) for rows in call.ranges]
+            self._ranges, self._ranges_end = call.ranges, max(ends, default=0)
+        last = there if call.ranges is None else self._ranges_end
+        end = min(there, max(before + own, last))
         new = slice(end - own if later else 0, end)
         first = max(0, before + own - there) if before else 0
         now = _first_bytes(call.keys)

@@ -135,7 +135,9 @@ class Session:
         return self._options.sampled and (self.passes is None or self.passes.are_verified)
 
     def _record(self, call: LayerCall, graph: AttentionGraph, number: int) -> None:
-        call.graph, call.own_output = graph.detach(), None
+        # (To detach the tensors of a graph takes as long as to compute one row.)
+        call.graph = graph.detach() if graph.weights.requires_grad else graph
+        call.own_output = None
         self.coarsest = max(self.coarsest, tolerance(call.queries.dtype))
         if not (call.weights_only and call.mask is None):
             call.ranges = self._ranges_of(call)

@@ -126,6 +126,8 @@ class Functions(TorchFunctionMode):
         }
         self._looks, self._aside = False, 0
         self._hooks: dict[nn.Module, list[RemovableHandle]] = {}
+        #: Of the model, when it was last looked at: to find them takes a walk through its modules.
+        self._buffers: list[Tensor] = []
         #: The thread whose functions are seen, and its modules that run, innermost last.
         self._thread = get_ident()
         self._running: list[tuple[str, str]] = []
@@ -226,7 +228,9 @@ class Functions(TorchFunctionMode):
             if self._thread != get_ident():
                 return
             if not self._running and module is self._model:
-                self.provenance.begin((args, keywords), module.buffers())
+                if self._looks:
+                    self._buffers = list(module.buffers())
+                self.provenance.begin((args, keywords), self._buffers)
             self._running.append(running)
             if says_so and not self._aside:
                 self.named[path] = running[1]
