@@ -1,11 +1,10 @@
 """What the GPU's kernels are compiled to, without a GPU: registers, memory, instructions of a tile.
 
 Triton compiles for a device that is not here. What comes of it for NVIDIA's is read by cuobjdump,
-which comes with Triton; for AMD's it is assembly. A line for each generation of devices, type and
-depth: the bytes of shared memory of a program, its registers, the bytes that a thread keeps in
-memory since registers do not suffice, and the instructions of the loop over tiles that every row
-sees whole, with those of them that move registers to and from memory. Instructions are not time;
-but a loop of twice as many that waits for memory in between is no faster.
+which comes with Triton; for AMD's it is assembly. A line of JSON for each kernel, device, type and
+depth, whose instructions are those of the loop over tiles that every row sees whole, `moved` those
+of them that move registers to and from memory. Instructions are not time; but a loop of twice as
+many that waits for memory in between is no faster.
 
     python scripts/gpu_code.py                               # needs Triton (scripts/setup-tests)
     python scripts/gpu_code.py --targets sm_90 gfx942 --depths 64 --keep 0 32 512
@@ -17,9 +16,7 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +69,6 @@ class Compiled:
     instructions: int
     moved: int
     asynchronous: int
-    seconds: float
 
 
 class _Absent:
@@ -132,7 +128,7 @@ def compiled(
         (triton_received, "received_kernel"),
         (triton_edges, "edges_kernel"),
     ]
-    made: list[tuple[str, Any, float]] = []
+    made: list[tuple[str, Any]] = []
 
     class Compiling:
         def __init__(self, name: str, kernel: Any) -> None:
@@ -140,9 +136,7 @@ def compiled(
 
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             def warm_up(*given: Any, **named: Any) -> None:
-                began = time.perf_counter()
-                kernel = self.kernel.warmup(*given, grid=grid, **named)
-                made.append((self.name, kernel, time.perf_counter() - began))
+                made.append((self.name, self.kernel.warmup(*given, grid=grid, **named)))
 
             return warm_up
 
@@ -160,14 +154,11 @@ def compiled(
         for module, name, kernel in whole:
             setattr(module, name, kernel)
     tile = sizes_of(prepare(call), keep, device).tile
-    return [
-        _read(name, kernel, seconds, target, dtype, depth, keep, tile)
-        for name, kernel, seconds in made
-    ]
+    return [_read(name, kernel, target, dtype, depth, keep, tile) for name, kernel in made]
 
 
 def _read(
-    name: str, kernel: Any, seconds: float, target: str, dtype: torch.dtype, depth: int, keep: int,
+    name: str, kernel: Any, target: str, dtype: torch.dtype, depth: int, keep: int,
     tile: int,
 ) -> Compiled:  # fmt: skip
     """What one kernel was compiled to."""
@@ -178,7 +169,7 @@ def _read(
         name, target, str(dtype).removeprefix("torch."), depth, keep,
         shared=kernel.metadata.shared, limit=device.shared, registers=registers, stack=stack,
         tile=tile, instructions=len(loop), moved=sum(bool(re.search(MOVES, line)) for line in loop),
-        asynchronous=asm.get("ptx", "").count("cp.async"), seconds=seconds,
+        asynchronous=asm.get("ptx", "").count("cp.async"),
     )  # fmt: skip
 
 
@@ -239,16 +230,6 @@ def _loop_over_tiles(lines: list[str], targets: list[int | None]) -> list[str]:
     return min(multiply, key=len)
 
 
-def said(row: Compiled) -> str:
-    """A line."""
-    return (
-        f"{row.kernel:8} {row.target:7} {row.dtype:8} depth {row.depth:3} top {row.keep:3}: shared "
-        f"{row.shared:7,} of {row.limit:,} bytes, {row.registers:3} registers, stack "
-        f"{row.stack:5,}; {row.instructions:6,} instructions a tile of {row.tile}, "
-        f"{row.moved:4} of them spills ({row.seconds:.0f} s to compile)"
-    )
-
-
 def main() -> None:
     """Compile and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -260,20 +241,14 @@ def main() -> None:
         "--with", dest="added", default="nothing",
         choices=["nothing", "received", *asked_beside(2)],
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     options = parser.parse_args()
-    rows = []
-    where = sys.stderr if options.json else sys.stdout
     for target in options.targets:
         for dtype in options.dtypes:
             for depth in options.depths:
                 for keep in options.keep:
                     made = compiled(target, getattr(torch, dtype), depth, keep, options.added)
-                    rows += made
                     for row in made:
-                        print(said(row), file=where, flush=True)
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows]))
+                        print(json.dumps(asdict(row)), flush=True)
 
 
 if __name__ == "__main__":

@@ -58,12 +58,12 @@ def test_planted_faults_are_found(fault: str) -> None:
 def compiled(*arguments: object) -> list[dict[str, Any]]:
     """What the kernel is compiled to, by the program that prints it; nothing interprets there."""
     done = subprocess.run(
-        [sys.executable, str(COMPILING), "--json", *map(str, arguments)],
+        [sys.executable, str(COMPILING), *map(str, arguments)],
         env={name: of for name, of in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    kernels: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    kernels: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     return kernels
 
 
