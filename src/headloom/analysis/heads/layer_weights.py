@@ -27,7 +27,7 @@ from headloom.mechanism.graph import AttentionGraph
 __all__ = ["LayerWeights"]
 
 #: Cells of a set that are looked at at once.
-CELLS = 2**18
+CELLS = 2**21
 
 
 class LayerWeights:
@@ -143,9 +143,9 @@ class LayerWeights:
         for rows, weights, keys in self._blocks():
             part = slice(rows.start, rows.stop)
             visible = self._visible(rows)
-            cells = [pattern.cells(rows).float() for pattern in patterns]
-            # A product is many times faster than a count of flags, and exact up to 2^24 keys.
-            sizes[:, :, part] = _sums(visible.float(), None, cells).long()
+            cells = [pattern.cells(rows) for pattern in patterns]
+            for place, of in enumerate(cells):
+                sizes[place, :, part] = (of & visible).sum(-1, dtype=torch.int32).long()
             masses[:, :, part] = _sums(weights, keys, cells)
         return torch.minimum(sizes, self.counts), masses
 
@@ -199,8 +199,7 @@ def _sums(weights: Tensor, keys: Tensor | None, factors: Sequence[Tensor]) -> Te
     weights: of all cells, keys None; or of edges to these keys. factors: (rows, keys) or (heads,
     rows, keys).
     """
-    _, rows, width = weights.shape
-    heads = max((len(part) for part in (weights, *factors) if part.ndim == 3), default=1)
+    heads, rows, width = weights.shape
     sums = torch.zeros(len(factors), heads, rows, dtype=torch.float64)
     if keys is not None:
         for place, factor in enumerate(factors):

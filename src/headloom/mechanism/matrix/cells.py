@@ -32,7 +32,7 @@ def cells(call: MatrixCall, lse: Tensor, rows: range, columns: range) -> Tensor:
     """Weights of some rows and columns, (heads, rows, columns)."""
     scores = call.scores(rows, columns)
     lse = lse[:, rows.start : rows.stop, None].to(scores.dtype)
-    return (scores - lse.masked_fill(lse == -math.inf, 0)).exp_()
+    return (scores - lse.masked_fill(lse == -math.inf, 0)).exp()
 
 
 def blocks(call: MatrixCall, lse: Tensor) -> Iterator[tuple[range, Tensor]]:
@@ -65,7 +65,7 @@ def tile(call: MatrixCall, lse: Tensor, rows: Sequence[int], columns: Sequence[i
     parts = [cells(call, lse, run, span) for run in _runs(rows)]
     if not parts:
         return call.queries.new_zeros(call.shape[0], 0, len(columns))
-    found = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    found = torch.cat(parts, 1)
     if list(columns) == list(span):
         return found
     return found[:, :, [column - span.start for column in columns]]
