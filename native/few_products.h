@@ -193,7 +193,7 @@ inline void meet_turned_pairs(const int32_t* queries, int64_t query_row, int row
         for (int row = 0; row < rows; row += group_rows) {
             const int32_t* some = queries + row * query_row;
             float* to = scores + row * score_row + first;
-#define HEADLOOM_ROWS(n)                                                                  \
+#define HEADLOOM_ROWS(n)                                                              \
     case n:                                                                           \
         meet_turned_pairs<n>(some, query_row, panel, vectors * lanes, to, score_row); \
         break
@@ -235,7 +235,7 @@ template <int vectors>
 inline void weigh_rows(int rows, const float* weights, int64_t weight_row, const float* values,
                        int64_t value_row, int64_t count, float* sums, int64_t sums_row,
                        Ahead& ahead, int lines) {
-#define HEADLOOM_ROWS(n)                                                                        \
+#define HEADLOOM_ROWS(n)                                                                    \
     case n:                                                                                 \
         return weigh_block<n, vectors>(weights, weight_row, values, value_row, count, sums, \
                                        sums_row, ahead, lines)
@@ -343,7 +343,7 @@ inline void weigh_pairs(const int32_t* weights, int64_t weight_row, const uint16
 inline void weigh_pairs(int rows, const int32_t* weights, int64_t weight_row,
                         const uint16_t* values, int64_t value_row, int64_t count, int64_t columns,
                         float* sums, int64_t sums_row, Ahead& ahead) {
-#define HEADLOOM_ROWS(n)                                                                        \
+#define HEADLOOM_ROWS(n)                                                                    \
     case n:                                                                                 \
         return weigh_pairs<n>(weights, weight_row, values, value_row, count, columns, sums, \
                               sums_row, ahead)

@@ -56,7 +56,8 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_step, const 
         }
 }
 
-// The cases of a switch over the rows of a group: HEADLOOM_ROWS(n) for each number that there may be.
+// The cases of a switch over the rows of a group: HEADLOOM_ROWS(n) for each number that there may
+// be.
 #if defined(__AVX512F__) || defined(__aarch64__)
 #define HEADLOOM_ROW_COUNTS \
     HEADLOOM_ROWS(1);       \
@@ -81,7 +82,7 @@ template <int vectors, bool accumulate>
 inline void multiply_rows(int rows, const float* a, int64_t a_row, int64_t a_step, const float* b,
                           int64_t b_step, float* c, int64_t c_row, int64_t steps) {
 #define HEADLOOM_ROWS(n) \
-    case n:          \
+    case n:              \
         return multiply_block<n, vectors, accumulate>(a, a_row, a_step, b, b_step, c, c_row, steps)
     switch (rows) { HEADLOOM_ROW_COUNTS; }
 #undef HEADLOOM_ROWS

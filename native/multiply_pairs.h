@@ -31,7 +31,7 @@ constexpr Nothing nothing{};
 // fill a tile past its load.
 #define HEADLOOM_TILE_LOAD(tile, from, stride) \
     asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(from), "r"((int64_t)(stride)) : "memory")
-#define HEADLOOM_TILE_STORE(tile, to, stride)                                                 \
+#define HEADLOOM_TILE_STORE(tile, to, stride)                                             \
     asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(stride)) \
                  : "memory")
 #define HEADLOOM_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)

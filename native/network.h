@@ -48,7 +48,7 @@ inline bool sort_few(const float* candidates, const int32_t* candidate_keys, int
     const auto exchange_lanes = [&](int n, __m512i other, __mmask16 first) {
         v[n] = _mm512_mask_max_epi32(_mm512_min_epi32(v[n], other), first, v[n], other);
     };
-#define HEADLOOM_MERGE(permuted, first)                                                \
+#define HEADLOOM_MERGE(permuted, first)                                            \
     {                                                                              \
         const __m512i turned[4] = {permuted(v[3]), permuted(v[2]), permuted(v[1]), \
                                    permuted(v[0])};                                \
@@ -173,16 +173,16 @@ inline bool sort_few(const float* candidates, const int32_t* candidate_keys, int
     // A vector and what other lanes have: the smaller in the lanes of `mask`, the larger in others.
 #define HEADLOOM_EXCHANGE(own, other, mask) \
     own = _mm256_blend_epi32(_mm256_max_epi32(own, other), _mm256_min_epi32(own, other), mask)
-#define HEADLOOM_MERGE(permuted, mask)                                                 \
+#define HEADLOOM_MERGE(permuted, mask)                                             \
     for (int n = 0; n < 4; ++n) {                                                  \
         const __m256i from_last = permuted(v[7 - n]), from_first = permuted(v[n]); \
-        HEADLOOM_EXCHANGE(v[n], from_last, mask);                                      \
-        HEADLOOM_EXCHANGE(v[7 - n], from_first, mask);                                 \
+        HEADLOOM_EXCHANGE(v[n], from_last, mask);                                  \
+        HEADLOOM_EXCHANGE(v[7 - n], from_first, mask);                             \
     }
-#define HEADLOOM_HALVE(count, permuted, mask)     \
+#define HEADLOOM_HALVE(count, permuted, mask) \
     for (int n = 0; n < count; ++n) {         \
         const __m256i other = permuted(v[n]); \
-        HEADLOOM_EXCHANGE(v[n], other, mask);     \
+        HEADLOOM_EXCHANGE(v[n], other, mask); \
     }
 #define HEADLOOM_BY_1(x) _mm256_shuffle_epi32(x, 0xb1)
 #define HEADLOOM_BY_2(x) _mm256_shuffle_epi32(x, 0x4e)

@@ -28,7 +28,7 @@ inline int64_t item(const nb::object& tuple, Py_ssize_t place) {
 }
 
 // Names of attributes, made once.
-#define HEADLOOM_PYTHON_NAME(name)                                           \
+#define HEADLOOM_PYTHON_NAME(name)                                       \
     static nb::handle name() {                                           \
         static PyObject* const made = PyUnicode_InternFromString(#name); \
         return made;                                                     \
@@ -88,20 +88,20 @@ inline void read(nb::handle value, Element*& to) {
 }
 
 // What a NativeCall has, by the names of its attributes.
-#define HEADLOOM_CALL_FIELDS(field)                                                              \
+#define HEADLOOM_CALL_FIELDS(field)                                                          \
     field(queries) field(keys) field(values) field(bias) field(offset_bias) field(key_table) \
         field(value_table) field(sinks) field(key_range) field(row_range) field(allowed)     \
             field(scale) field(softcap) field(banded) field(left) field(right) field(clip)   \
                 field(relative_offset) field(last_queries) field(bfloat16)
 // Where its results go: tensors by these names, and how many edges of a row are kept.
-#define HEADLOOM_RESULT_FIELDS(field)                                                           \
+#define HEADLOOM_RESULT_FIELDS(field)                                                       \
     field(output) field(exact_output) field(lse) field(entropy) field(rest) field(count)    \
         field(kept) field(kept_keys) field(kept_scores) field(kept_weights) field(received) \
             field(received_most) field(received_last)
 
 inline Call call_of(nb::handle native) {
     Call call;
-#define HEADLOOM_READ(name)                                                  \
+#define HEADLOOM_READ(name)                                              \
     {                                                                    \
         static PyObject* const made = PyUnicode_InternFromString(#name); \
         read(attribute(native, made), call.name);                        \
@@ -126,7 +126,7 @@ inline Call call_of(nb::handle native) {
 
 inline void read_results(nb::dict results, Call& call) {
     size_t known = 0;
-#define HEADLOOM_READ(name)                                                             \
+#define HEADLOOM_READ(name)                                                         \
     {                                                                               \
         static PyObject* const made = PyUnicode_InternFromString(#name);            \
         if (PyObject* const value = PyDict_GetItemWithError(results.ptr(), made)) { \
