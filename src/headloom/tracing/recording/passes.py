@@ -1,7 +1,7 @@
 """Joins the passes of generation with a cache, of which each adds rows to every layer.
 
-The first pass reads the prompt, each later one a token, whose query looks at the keys in the cache.
-The rows of all passes, one below the other, are those of one pass over the whole text.
+The first pass reads the prompt, each later one a token, whose query looks at the keys in the cache:
+the rows of all passes are those of one pass over the whole text.
 """
 
 from __future__ import annotations
@@ -34,23 +34,19 @@ __all__ = ["Passes"]
 TOGETHER = 16
 #: Bytes of a tensor from which on it waits in the file.
 LARGE = 2**14
-#: Bytes that are written before the memory that they took is given back, in some milliseconds.
+#: Bytes that are written before the memory that they took is given back.
 GIVEN_BACK = 2**26
 _OTHER_KEYS = (
     "trace: the cache holds other keys than the passes before computed: it was thinned, cropped, "
-    "quantised or filled elsewhere. Generate with another cache, as the dynamic one, or trace the "
-    "text that was generated."
+    "quantised or filled elsewhere. Take another cache, or trace the text that was generated."
 )
 
 
 @dataclass(eq=False, slots=True)
 class _Part:
-    """What one pass adds to a layer, or several that were joined.
+    """What the pass of a number adds to a layer, with keys and norms of its own positions alone.
 
-    call: of the pass; keys and norms are those of its own positions alone.
-    first: the place of the first key of its graph among all keys.
-    number: of the pass, from 0; of several passes the first.
-    place: where its tensors are in the file; None: they are here.
+    first: of the keys of its graph, among all; place: of its tensors in the file, None: here.
     """
 
     call: LayerCall
@@ -64,8 +60,7 @@ class Passes:
 
     Args:
         queries_keys: whether queries and keys are wanted; else their shapes alone are kept.
-        save: where the trace is to be: long passes, as that of the prompt, wait in a file beside
-            it, which has no name, so that nothing of it is left however the process ends. None:
+        save: where the trace is to be: long passes wait in a file without a name beside it. None:
             in memory.
 
     Raises: DataError: nothing can be written there.
@@ -78,15 +73,13 @@ class Passes:
         #: The first bytes of each key that a layer computed, (batch, heads, keys).
         self._keys: dict[tuple[str, int], Tensor] = {}
         self._seen: dict[str, int] = {}
-        #: Ranges of a mask, which layers of a pass share, and where the last of them ends.
-        self._ranges: RowRanges = None
+        self._ranges: RowRanges = None  # of a mask, which layers of a pass share
         self._ranges_end = 0
-        #: Which rows of the pass before each row can go on from, by all layers so far: (rows, rows
-        #: before); None: each from itself.
+        #: From which rows of the pass before each row can go on, by the layers so far; None: itself
         self._goes_on: Tensor | None = None
         #: Of each pass, how many positions its text had when it began.
         self.begins: list[int] = []
-        #: Of each pass, which row of the pass before it every row goes on from; None: from itself.
+        #: Of each pass, from which row of the pass before every row goes on; None: from itself.
         self.orders: list[Tensor | None] = []
 
     def new_pass(self, before: int) -> None:

@@ -1,11 +1,8 @@
 """Every function of torch that a model calls: attention is recorded, or noticed where it cannot be.
 
-A `TorchFunctionMode` sees every function, wherever the model comes from. Those that take attention
-are sent to the session: see `headloom.tracing.sources.torch_functions`. A module that takes
-attention in another way is told by the name of its class, or by what it computes: a softmax whose
-result is multiplied with a matrix of values, softmax(scores) V, or a function of torch that has
-attention in its name. Gates of experts, vocabularies and samplers take a softmax as well, but
-multiply no values.
+A `TorchFunctionMode` sees every function. Those that take attention are sent to the session
+(`torch_functions.py`). A module that takes attention in another way is told by its class's name, by
+a softmax whose result is multiplied with values, or by a function with attention in its name.
 """
 
 from __future__ import annotations
