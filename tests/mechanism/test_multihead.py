@@ -246,3 +246,13 @@ class TestCache:
             assert branch.keys is not None
             assert torch.equal(branch.keys, torch.cat((start, own), 2))
         assert torch.equal(held, keys)
+
+
+@pytest.mark.parametrize("order", [[-1, 0, 1], [3, 0, 1]])
+def test_a_cache_has_no_sequence_but_its_own(order: list[int]) -> None:
+    cache = KeyValueCache()
+    with torch.no_grad():
+        for _ in range(2):
+            cache.append(torch.randn(3, 2, 1, 4), torch.randn(3, 2, 1, 4))
+        with pytest.raises(IndexError, match="out of range"):
+            cache.reorder(torch.tensor(order))

@@ -126,7 +126,7 @@ class KeyValueCache:
         end, count = self.length, len(order)
         moved = (order != torch.arange(count, device=order.device)).nonzero()[:, 0]
         for part in room:
-            part[moved, :end] = part[order[moved], :end]
+            part[moved, :end] = part[: len(self.keys), :end].index_select(0, order[moved])
         self.keys, self.values = self._use((room[0][:count], room[1][:count]), end)
 
 
