@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -57,7 +58,11 @@ def browser() -> Iterator[Any]:
         missing = pytest.fail if os.environ.get("HEADLOOM_TESTS_NEED_BROWSER") else pytest.skip
         missing("needs the browser chromium: scripts/setup-tests installs it by apt-get")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = None
+        for _ in range(2):  # on a busy machine it now and then crashes while it starts
+            with contextlib.suppress(playwright.Error):
+                browser = browser or driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = browser or driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
 
