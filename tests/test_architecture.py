@@ -17,6 +17,7 @@ import headloom
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(headloom.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text("utf-8")) for path in MODULES}
 #: Functions of the face that stand over tracing's.
 OVER_TRACING = ("trace", "watch", "from_queries_keys", "from_weights", "from_edges")
 #: Names that say nothing of what is inside.
@@ -87,15 +88,9 @@ def public_without_docstring(tree: ast.Module) -> list[str]:
     return missing
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_what_is_public_has_a_docstring(path: Path) -> None:
-    assert public_without_docstring(ast.parse(path.read_text())) == []
-
-
-def test_the_docstring_rule_finds_what_is_missing() -> None:
-    source = '"""M."""\ndef f(): ...\nclass C:\n    """C."""\n    def g(self): ...\n'
-    source += "    def _h(self): ...\ndef _i(): ..."
-    assert public_without_docstring(ast.parse(source)) == ["f", "C.g"]
+def test_what_is_public_has_a_docstring() -> None:
+    missing = {module_name(path): public_without_docstring(tree) for path, tree in TREES.items()}
+    assert {name: names for name, names in missing.items() if names} == {}
 
 
 def exported(tree: ast.Module) -> list[str]:
@@ -107,34 +102,33 @@ def exported(tree: ast.Module) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_exports_exist(path: Path) -> None:
-    """__all__ names what the module defines or imports, each once."""
-    tree = ast.parse(path.read_text())
-    names = exported(tree)
-    assert len(set(names)) == len(names)
-    defined = set()
+def defined(tree: ast.Module) -> set[str]:
+    """The names that a module defines or imports at its top."""
+    names = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            defined.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            defined |= {
-                name.id for t in targets for name in ast.walk(t) if isinstance(name, ast.Name)
-            }
+            names |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-    lazy = any(isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body)
-    assert lazy or set(names) <= defined
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
+
+
+def test_exports_exist() -> None:
+    """__all__ names what the module defines or imports, each once."""
+    for path, tree in TREES.items():
+        names = exported(tree)
+        assert len(set(names)) == len(names), path
+        lazy = "__getattr__" in defined(tree)
+        assert lazy or set(names) <= defined(tree), path
 
 
 def test_what_others_import_is_exported() -> None:
     """`__all__` is what a module gives to others: what it does not name is its own."""
     trees = {
-        f"headloom.{module_name(path)}".replace("/", ".").removesuffix(".__init__"): ast.parse(
-            path.read_text("utf-8")
-        )
-        for path in MODULES
+        f"headloom.{module_name(path)}".replace("/", ".").removesuffix(".__init__"): tree
+        for path, tree in TREES.items()
     }
     exports = {name: set(exported(tree)) for name, tree in trees.items()}
     hidden = {
