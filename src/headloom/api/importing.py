@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,29 +11,36 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headloom.api.dump_names import layers_of_names
 from headloom.api.tracing import Report, check_output, report_of
 from headloom.errors import DataError, InputError, installing, optional_package
 from headloom.formats.edge_lists import SUFFIXES, read_edges
-from headloom.formats.files import check_file, in_brief, is_there, read_json, read_text
+from headloom.formats.files import in_brief, is_there, read_json, read_text
 from headloom.formats.lines import text_lines
 from headloom.formats.stored_arrays import read_arrays
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Top
 from headloom.mechanism.masks import Mask, causal, window
-from headloom.tracing.given import from_queries_keys, from_weights
+from headloom.tracing.given import TokensGiven, from_queries_keys, from_weights
 from headloom.tracing.given_edges import from_edges
 
-__all__ = ["ImportOptions", "import_files"]
+__all__ = ["ImportOptions", "import_files", "layers_of_names"]
 
 _TOKENS = ("tokens", "input_ids", "token_ids")
+_NAME = re.compile(
+    r"(?i)(?P<layer>.*?)[._/ -]*(?<![a-z])((?P<queries>q|query|queries)|(?P<keys>k|keys?)|"
+    r"(?P<values>v|values?)|(?P<weights>weights|attentions?|attn|probs|pattern))"
+    r"(_?(proj|states?|vectors?))?"
+)
+
+#: The names of the arrays of each layer, by what they are, by the name of the layer.
+Layers = dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
 class ImportOptions:
     """How files become a trace: see `headloom import --help`.
 
-    patterns: of the names of arrays, by what they are: see `headloom.api.dump_names`.
+    patterns: of the names of arrays, by what they are: see `layers_of_names`.
     mask: "causal", "all", or "window:N" for a causal window of N keys.
     """
 
@@ -52,7 +60,6 @@ def import_files(path: Path, output: Path, options: ImportOptions) -> Report:
     Args:
         path: a Parquet or CSV table of edges; or a file of arrays, or a folder of them.
         output: the trace folder to write, whole or not at all.
-        options: see ImportOptions.
 
     Returns: what is said of it, with the arrays that were left out.
 
@@ -61,64 +68,54 @@ def import_files(path: Path, output: Path, options: ImportOptions) -> Report:
     check_output(output, options.overwrite)
     if not is_there(path, "file of arrays"):
         raise DataError(f"{path}: no such file or folder. Check the path.")
-    tokens = None if options.tokens is None else _read_tokens(options.tokens)
+    edges = path.suffix.lower() in SUFFIXES
+    arrays = {} if edges else read_arrays(path)
+    in_dump = [name for name in arrays if name.split("/")[-1].lower() in _TOKENS]
+    ids = [np.asarray(arrays.pop(name)).reshape(-1) for name in in_dump]
+    layers = {} if edges else layers_of_names(list(arrays), options.patterns)
+    roles = set().union(*(layer for layer in layers.values()))
+    if options.mask is None and "weights" not in roles:
+        raise InputError(
+            f"import: {'edges' if edges else 'queries and keys'} do not say who may look at whom. "
+            "Give --mask causal for a decoder, as a language model is, or --mask all."
+        )
+    tokens = _read_tokens(options.tokens) if options.tokens else ids[0] if ids else None
     tokenizer = None if options.tokenizer is None else _read_tokenizer(options.tokenizer)
-    model = path.stem or str(path)
-    mask = _mask(options.mask)
-    if path.suffix.lower() in SUFFIXES:
-        _check_mask(options.mask, "edges")
+    mask, model = _mask(options.mask), path.stem or str(path)
+    keep, overwrite = Top(options.keep), options.overwrite
+    if edges:
         trace = from_edges(
             read_edges(path), mask=mask, tokens=tokens, tokenizer=tokenizer,
-            strongest=options.strongest, model=model, save=output, overwrite=options.overwrite,
+            strongest=options.strongest, model=model, save=output, overwrite=overwrite,
         )  # fmt: skip
         return report_of(trace, output)
-    arrays = read_arrays(path)
-    of_tokens = next((name for name in arrays if name.split("/")[-1].lower() in _TOKENS), None)
-    if of_tokens is not None:
-        found = np.asarray(arrays.pop(of_tokens)).reshape(-1)
-        tokens = found.tolist() if tokens is None else tokens
-    layers = layers_of_names(list(arrays), options.patterns)
     # One array without a name of its layer may be a stack of them all.
     whole = list(layers) == [""]
+    names = None if whole else list(layers)
 
     def stack(role: str) -> NDArray[np.generic] | Tensor | list[NDArray[np.generic] | Tensor]:
         own = [arrays[layer[role]] for layer in layers.values()]
         return own[0] if whole else own
 
-    names = None if whole else list(layers)
-    roles = next(iter(layers.values()))
-    keep, overwrite = Top(options.keep), options.overwrite
     if "weights" in roles:
         made = from_weights(
             stack("weights"), mask=mask, tokens=tokens, tokenizer=tokenizer, names=names,
             model=model, keep=keep, save=output, overwrite=overwrite,
         )  # fmt: skip
     else:
-        _check_mask(options.mask, "queries and keys")
         made = from_queries_keys(
             stack("queries"), stack("keys"), stack("values") if "values" in roles else None,
             mask=mask, layout=options.layout, tokens=tokens, tokenizer=tokenizer, names=names,
             model=model, keep=keep, save=output, overwrite=overwrite,
         )  # fmt: skip
     assert isinstance(made, TraceData)  # a batch cannot be saved
-    taken = {name for layer in layers.values() for name in layer.values()}
-    return _with_left_out(report_of(made, output), [name for name in arrays if name not in taken])
-
-
-def _with_left_out(report: Report, names: Sequence[str]) -> Report:
+    report = report_of(made, output)
+    left = sorted(arrays.keys() - {name for layer in layers.values() for name in layer.values()})
     lines = list(report.lines)
-    if names:
-        shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
-        lines.insert(-1, f"left out: {len(names)} arrays, which are not queries or keys: {shown}")
-    return Report(lines, {**report.content, "left_out": list(names)})
-
-
-def _check_mask(mask: str | None, what: str) -> None:
-    if mask is None:
-        raise InputError(
-            f"import: {what} do not say who may look at whom. Give --mask causal for a decoder, "
-            "as a language model is, or --mask all."
-        )
+    if left:
+        shown = ", ".join(left[:5]) + ", ..." * (len(left) > 5)
+        lines.insert(-1, f"left out: {len(left)} arrays, which are not queries or keys: {shown}")
+    return Report(lines, {**report.content, "left_out": left})
 
 
 def _mask(mask: str | None) -> Mask | None:
@@ -130,31 +127,90 @@ def _mask(mask: str | None) -> Mask | None:
     return causal() if kind == "causal" else None
 
 
-def _read_tokens(path: Path) -> list[str] | list[int] | dict[str, list[str] | list[int]]:
+def _read_tokens(path: Path) -> TokensGiven:
     """Tokens from a JSON file, or one from each line of a text."""
     if path.suffix.lower() != ".json":
         return text_lines(read_text(path, "file of tokens"))
     content = read_json(path, "file of tokens")
-    lists = content.values() if isinstance(content, dict) else [content]
-    for tokens in lists:
-        if not isinstance(tokens, list) or not all(type(one) in (str, int) for one in tokens):
+    for tokens in content.values() if isinstance(content, dict) else [content]:
+        if not isinstance(tokens, list) or not all(type(token) in (str, int) for token in tokens):
             raise DataError(
                 f"{path}: expected a list of texts or ids, or an object with such lists for "
                 '"source" and "target".'
             )
-    tokens_of: list[str] | list[int] | dict[str, list[str] | list[int]] = content
+    tokens_of: TokensGiven = content
     return tokens_of
 
 
 def _read_tokenizer(path: Path) -> object:
     """A tokenizer of Hugging Face, from its file, or the file in a folder."""
-    path = path / "tokenizer.json" if path.is_dir() else path
-    check_file(path, "tokenizer")
     with optional_package("import", installing("hf")):
         from tokenizers import Tokenizer
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
     except Exception as error:  # the library raises nothing narrower
         raise DataError(
             f"{path}: cannot be read as a tokenizer ({in_brief(error)}). Give a tokenizer.json."
         ) from error
+
+
+def layers_of_names(names: Sequence[str], patterns: Mapping[str, str]) -> Layers:
+    """Return the layers of a dump, in their order, by the ends of the names of its arrays.
+
+    Args:
+        names: of all its arrays.
+        patterns: of the names of queries, keys or weights: ``{layer}`` stands for the number of the
+            layer, ``*`` for anything. Empty: by the ends of names.
+
+    Raises: InputError: names that do not say what is what; queries without keys.
+
+    >>> layers_of_names(["layer_9_q", "layer_9_k", "mask"], {})
+    {'layer_9': {'queries': 'layer_9_q', 'keys': 'layer_9_k'}}
+    """
+    matches: list[tuple[str, str, str]] = []
+    for role, pattern in patterns.items():
+        regular = re.escape(pattern).replace(r"\*", ".*")
+        regular = regular.replace(r"\{layer\}", r"(?P<layer>\d+)", 1)
+        for name in names:
+            if match := re.fullmatch(regular, name):
+                number = match.groupdict().get("layer")
+                matches.append(("" if number is None else f"layers.{int(number)}", role, name))
+    for name in () if patterns else names:
+        if match := _NAME.fullmatch(name):
+            roles = match.groupdict()
+            layer = roles.pop("layer").replace("/", ".")
+            matches.append((layer, next(role for role, word in roles.items() if word), name))
+    layers: Layers = {}
+    for layer, role, name in matches:
+        other = layers.setdefault(layer, {}).setdefault(role, name)
+        if other != name:
+            raise InputError(
+                f"{name} and {other} are both {role} of one layer, {layer or 'which has no name'}; "
+                "expected one. Say which: --queries 'PATTERN' --keys 'PATTERN'."
+            )
+    if not patterns and any("queries" in own for own in layers.values()):
+        # Weights beside queries and keys are computed again from these.
+        layers = {layer: own for layer, own in layers.items() if set(own) != {"weights"}}
+    roles_of = [set(own) for own in layers.values()]
+    whole = roles_of and (roles_of[0] == {"weights"} or {"queries", "keys"} <= roles_of[0])
+    if not whole or any(own != roles_of[0] for own in roles_of):
+        has = "; ".join(f"{layer or 'all'}: {', '.join(own)}" for layer, own in layers.items())
+        raise InputError(
+            f"import: found {has or 'no queries, keys or weights'} among {', '.join(names)[:200]}; "
+            "expected queries and keys of every layer, as layer_0_q and layer_0_k, or weights. Say "
+            "how they are named: --queries 'PATTERN' --keys 'PATTERN', or --weights 'PATTERN', "
+            "with {layer} for the number."
+        )
+    return dict(sorted(layers.items(), key=lambda entry: _place(entry[0])))
+
+
+def _place(layer: str) -> tuple[bool, list[int], bool, str]:
+    """Where a layer comes: an encoder's before a decoder's, by number, and cross layers last there.
+
+    >>> names = ["decoder.0.self_attn", "decoder.0.encoder_attn", "encoder.10", "encoder.9"]
+    >>> sorted(names, key=_place)
+    ['encoder.9', 'encoder.10', 'decoder.0.self_attn', 'decoder.0.encoder_attn']
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", layer)]
+    cross = re.search("cross|decoder.*encoder|encdec", layer.lower())
+    return "decoder" in layer, numbers, bool(cross), layer
