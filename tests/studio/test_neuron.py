@@ -17,7 +17,7 @@ from torch import nn
 import headloom
 from headloom.analysis.effects.head_outputs import reaching
 from headloom.api.trace import Trace
-from headloom.api.trained_head import before_turn
+from headloom.api.trained_head import projected
 from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
 from headloom.studio.arrays import Layers
 from headloom.studio.neuron import LayerNumbers, Neurons
@@ -118,12 +118,12 @@ def test_the_query_before_its_turn() -> None:
     made = trace.layers[0].queries
     inputs = model.embedding(tokens)[0].detach()
     W_Q = model.layer.w_q.weight.detach().T.reshape(16, 4, 4).transpose(0, 1)
-    q, bias = before_turn(inputs, W_Q, made)
+    q, bias, turned = projected(inputs, W_Q, made)
     expected = model.layer.w_q(inputs).detach().reshape(6, 4, 4).transpose(0, 1)
     assert torch.allclose(q.float(), expected, atol=1e-5)
     assert torch.allclose(bias.float().flatten(), model.layer.w_q.bias, atol=1e-5)
     assert not torch.allclose(made, expected, atol=1e-2)
-    assert before_turn(inputs, W_Q, 2 * made) == (None, None)
+    assert turned and projected(inputs, W_Q, 2 * made) == (None, None, True)
     numbers = LayerNumbers(
         inputs, made, made, None, biases=True, turned=True, projected=q
     )  # fmt: skip
@@ -169,7 +169,7 @@ def test_a_loaded_model_has_the_whole_computation(reading: Viewer) -> None:
         assert through["z_difference"] < 1e-5
         listed = edge["listed"]["keys"]
         assert np.allclose(through["values"], walk.V[3, listed].numpy(), atol=2e-5)
-        part = walk.Z[3, query] @ walk.W_O.reshape(12, 32, 384)[3]
+        part = walk.Z[3, query] @ walk.projections["W_O"].reshape(12, 32, 384)[3]
         assert np.allclose(through["part"], part.numpy(), atol=1e-5)
 
 

@@ -11,8 +11,8 @@
 
 What `headloom steps` says and what the studio says of one head are these words.
 
-Source: Vaswani et al. 2017, equation 1 and section 3.2; Shaw et al. 2018; Raffel et al. 2020; Press
-et al. 2022; Su et al. 2021.
+Source: Vaswani et al. 2017, equation 1 and section 3.2; Shaw et al. 2018; Press et al. 2022; Su et
+al. 2021.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def score(*, shaw: bool) -> Wording:
     return Wording(2, "Score", formula, sentence)
 
 
-def scale(depth: int | None, digits: int, *, alibi: bool, buckets: bool = False) -> Wording:
-    """Scaled scores. depth: None: it is not known. alibi, buckets: a bias by distance is added."""
-    bias = " + B" if alibi or buckets else ""
+def scale(depth: int | None, digits: int, *, alibi: bool) -> Wording:
+    """Scaled scores. depth: None: it is not known. alibi: a bias by distance is added."""
+    bias = " + B" if alibi else ""
     formula, root = f"s = S / √d{bias}", "√d"
     if depth is not None:
         formula += f" = S / √{depth}{bias}"
@@ -121,11 +121,6 @@ def scale(depth: int | None, digits: int, *, alibi: bool, buckets: bool = False)
     if alibi:
         sentence += (
             " ALiBi (Press et al. 2022) then adds B: the further away a key, the less its score."
-        )
-    if buckets:
-        sentence += (
-            " Buckets (Raffel et al. 2020) then add B: a learned number for each distance, and one "
-            "for several where they are far."
         )
     return Wording(3, "Scale", formula, sentence)
 

@@ -7,19 +7,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from headloom.analysis.matrices.projections import matrices_of
 from headloom.api.model import Model, TraceChoices, check_text
 from headloom.api.opening import open_model
-from headloom.api.trained_head import (
-    LayerCalled,
-    after_projection,
-    before_turn,
-    layer_calls,
-    output_module,
-)
+from headloom.api.trained_head import LayerCalled, layer_calls, projected
 from headloom.errors import InputError
 from headloom.formats.folders import was_interrupted
 from headloom.formats.run import RunFolder, is_run
@@ -88,29 +78,24 @@ class Reader:
         model = self.model()
         if self._calls is None or self._calls[0] != text:
             inputs = model.inputs(text, TraceChoices(verify=False))
-            with torch.no_grad():
-                self._calls = text, layer_calls(model, inputs)
-        matrices = {each.name: each for each in matrices_of(model.network)}.get(layer)
+            self._calls = text, layer_calls(model, inputs)
         call = self._calls[1].get(layer)
-        if matrices is None or call is None:
+        if call is None:
             raise InputError(
                 f"layer {layer}: its learned matrices, or what enters it, could not be told."
             )
-        heads, holder = call.reached.heads, output_module(model.network, layer, matrices.heads)
-        bias, turned = after_projection(call.queries_from[0], matrices.W_Q, heads.queries[0])
-        projected: Tensor | None = None
-        if turned:
-            projected, bias = before_turn(call.queries_from[0], matrices.W_Q, heads.queries[0])
+        heads, W_O = call.reached.heads, call.matrices.W_O
+        before, bias, turned = projected(call.X[0], call.matrices.W_Q, heads.queries[0])
         scoring = call.reached.scoring
         return LayerNumbers(
-            call.queries_from[0].detach().cpu(),
+            call.X[0].detach().cpu(),
             heads.values[0].detach().cpu(),
             heads.output[0].detach().cpu(),
-            None if matrices.W_O is None else matrices.W_O.detach().cpu(),
-            b_O=getattr(holder, "bias", None) is not None,
+            None if W_O is None else W_O.detach().cpu(),
+            b_O=call.b_O is not None,
             biases=bias is not None,
             turned=turned,
-            projected=projected,
+            projected=before if turned else None,
             relative=None if scoring is None else scoring.relative,
         )
 

@@ -10,23 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject
-from headloom.mechanism.shapes import finite_number, whole_number
 from headloom.studio.steps.learning import wanted_of
-from headloom.studio.steps.matrices import MATRICES, Matrices, read_matrices, words_of
+from headloom.studio.steps.lesson import SOURCES, Kind
+from headloom.studio.steps.matrices import Matrices, read_matrices, words_of
 from headloom.studio.steps.steps import Steps
-from headloom.studio.steps.walk import Kind
+from headloom.studio.steps.worked import learn as learn_from
 from headloom.studio.steps.worked import work
-from headloom.studio.steps.worked_back import learn as learn_from
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
 
 __all__ = ["steps"]
-
-_KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
-_SENTENCE, _TARGET = "the cat sat", "die Katze saß"
 
 
 def steps(
@@ -45,7 +40,7 @@ def steps(
     seed: int = 1,
     digits: int = 2,
     learn: int = 0,
-    wanted: str | ArrayLike | Tensor | None = None,
+    wanted: str | None = None,
     rate: float = 0.1,
     **arrays: ArrayLike | Tensor | None,
 ) -> Steps:
@@ -62,7 +57,7 @@ def steps(
             model that translates its own.
         query: the word, or its number, that is worked through alone; None: the last.
         head: whose tables are shown; None: both of two, else head 0.
-        matrices: a .npz or .json file with some of the arrays; JSON also "sentence" and "target".
+        matrices: a .npz or .json file with some of the arrays.
         model: a training run, or a model of Hugging Face.
         layer: of a model, which one of the kind, from 0.
         width, heads: of what is drawn; None: 4, and 2 heads.
@@ -72,8 +67,7 @@ def steps(
         learn: steps of gradient descent, worked through backward from the output; 0: none. Not
             with a model, whose training `headloom train` keeps.
         wanted: what each word's output should be: the vector of the word "previous", "next" or
-            "same" (at its place); or vectors, as the output. None: "previous", of a decoder
-            "next", of "cross" "same".
+            "same" (at its place). None: "previous", of a decoder "next", of "cross" "same".
         rate: how far a step of gradient descent goes.
         arrays: embeddings, target_embeddings, W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O; what is
             missing is drawn. See `headloom.studio.steps.matrices.Matrices`.
@@ -87,28 +81,21 @@ def steps(
     >>> walk.weights.tolist(), walk.output.tolist()
     ([[[0.5, 0.5], [0.5, 0.5]]], [[4.0], [4.0]])
     """
-    if kind not in (None, *_KINDS):
-        raise InputError(f"kind={kind!r}; expected one of {', '.join(_KINDS)}.")
+    if kind not in (None, *SOURCES):
+        raise InputError(f"kind={kind!r}; expected one of {', '.join(SOURCES)}.")
     if not 0 <= digits <= 6:
         raise InputError(f"digits={digits}; expected 0 to 6 decimals.")
-    unknown = sorted(set(arrays) - set(MATRICES))
-    if unknown:
-        raise InputError(f"steps: no argument {unknown[0]!r}; arrays are {', '.join(MATRICES)}.")
-    learn = whole_number("steps", "learn", learn, 0)
-    if finite_number("steps", "rate", rate) <= 0:
-        raise InputError(f"rate={rate:g}; expected a number above 0, as 0.1.")
-    if learn and model is not None:
-        raise InputError(
-            "learn: given or drawn matrices learn here; `headloom train` shows how a model's do. "
-            "Leave "
-            "out the model."
-        )
+    if learn < 0 or not 0 < rate < float("inf"):
+        raise InputError(f"learn={learn}, rate={rate:g}; expected 0 or more, and a rate above 0.")
     show = partial(Steps.of, query=query, head=head, digits=digits)
     if model is not None:
         from headloom.api.trained_head import steps_of_model
 
-        if matrices is not None or arrays or width is not None or heads is not None:
-            raise InputError("give matrices, or a model whose matrices they are; not both.")
+        if matrices is not None or arrays or width is not None or heads is not None or learn:
+            raise InputError(
+                "model: its matrices are its own, and `headloom train` shows how they learn. Leave "
+                "out matrices, sizes and learn, or the model."
+            )
         return steps_of_model(str(model), sentence, target, kind, layer, show)
     if layer:
         raise InputError(f"layer {layer}: drawn or given matrices are one layer. Give a model.")
@@ -116,24 +103,19 @@ def steps(
         raise InputError(
             'target: an encoder reads one sentence. Choose the kind "decoder" or "cross".'
         )
-    table: JsonObject = {} if matrices is None else read_matrices(Path(matrices))
-    in_file = table.pop("sentence", None), table.pop("target", None)
-    sentence = in_file[0] if sentence is None else sentence
-    target = in_file[1] if target is None else target
+    if isinstance(positions, str) and positions not in ("sinusoidal", "none"):
+        raise InputError(f'positions={positions!r}; expected "sinusoidal", "none" or an array.')
+    table = {} if matrices is None else read_matrices(Path(matrices))
     if not isinstance(positions, str):
         table["positions"] = positions
-    elif positions not in ("sinusoidal", "none"):
-        raise InputError(f'positions={positions!r}; expected "sinusoidal", "none" or an array.')
     known = Matrices({**table, **arrays}, width, heads, seed)
-    chosen: Kind = next((each for each in _KINDS if each == kind), "encoder")
-    if sentence is None and target is None and chosen == "cross":
-        target = _TARGET
+    chosen: Kind = next((each for each in SOURCES if each == kind), "encoder")
     if sentence is None and "embeddings" not in known.known:
-        sentence = _SENTENCE
+        sentence = "the cat sat"
+        target = "die Katze saß" if target is None and chosen == "cross" else target
     projections = known.projections()
-    placed = not (isinstance(positions, str) and positions == "none")
-    source = known.words(None if sentence is None else words_of(sentence), placed)
-    queries = source
+    placed = not isinstance(positions, str) or positions != "none"
+    queries = source = known.words(None if sentence is None else words_of(sentence), placed)
     if target is not None or (chosen == "cross" and "target_embeddings" in known.known):
         tokens = None if target is None else words_of(target, "target")
         queries = known.words(tokens, placed, "target_embeddings")

@@ -1,9 +1,9 @@
-"""The six steps of a trained layer: its own vectors, matrices and masks, as the model runs."""
+"""What a trained layer reads and makes, with its matrices; and its six steps, as the model runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +21,10 @@ from headloom.mechanism.graph import Top
 from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.studio.steps.matrices import Words, check_length
 from headloom.studio.steps.steps import Steps
-from headloom.studio.steps.worked import Projections, Worked, work
+from headloom.studio.steps.worked import Projections, work
 from headloom.tracing.capture import trace
 
-__all__ = [
-    "LayerCalled",
-    "after_projection",
-    "before_turn",
-    "layer_calls",
-    "output_module",
-    "steps_of_model",
-]
+__all__ = ["LayerCalled", "layer_calls", "projected", "steps_of_model"]
 
 #: Numbers of the model (float32) and of the walk (float64) differ by no more than this.
 _CLOSE = 1e-4
@@ -39,21 +32,98 @@ _CLOSE = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class LayerCalled:
-    """What one layer computed: what it made queries, and keys and values, from; and these."""
+    """What one layer computed in one run.
 
-    queries_from: Tensor
-    keys_from: Tensor
+    X, Y: what queries, and keys and values were made from, (batch, positions, width).
+    reached: these, and the heads' outputs. matrices: by which they were made.
+    b_O: the bias of the output; None: there is none.
+    """
+
+    X: Tensor
+    Y: Tensor
     reached: Reached
+    matrices: LayerMatrices
+    b_O: Tensor | None
+
+
+def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
+    """Run a model once, and keep what every attention layer read and made, by the layer's path.
+
+    Layers whose matrices, or what enters them, could not be told are left out.
+    """
+    network = model.network
+    matrices = {each.name: each for each in matrices_of(network)}
+    entered: dict[str, tuple[Tensor, Tensor]] = {}
+    calls: dict[str, LayerCalled] = {}
+
+    def enter(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def note(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            spare = ("encoder_hidden_states", "key_value_states", "keys_from")
+            own = args[0] if args else options.get("hidden_states")
+            other = next((options[key] for key in spare if options.get(key) is not None), None)
+            if isinstance(module, MultiHeadAttention) and len(args) > 1:
+                other = args[1]
+            if isinstance(own, Tensor):
+                entered[name] = own, own if other is None else other
+
+        return note
+
+    def note(reached: Reached) -> Tensor:
+        path = reached.path
+        if path in entered:
+            module = network.get_submodule(path)
+            holder = (
+                module.w_o
+                if isinstance(module, MultiHeadAttention)
+                else output_projection(path, network, matrices[path].heads)
+            )
+            b_O = getattr(holder, "bias", None)
+            calls[path] = LayerCalled(*entered[path], reached, matrices[path], b_O)
+        return reached.heads.output
+
+    if isinstance(inputs, str):
+        inputs = model.tokenizer(inputs, return_tensors="pt")
+    ready = {name: value for name, value in inputs.items() if name != "offset_mapping"}
+    with torch.no_grad(), ExitStack() as stack:
+        for name in matrices:
+            module = network.get_submodule(name)
+            handle = module.register_forward_pre_hook(enter(name), with_kwargs=True)
+            stack.callback(handle.remove)
+        stack.enter_context(reaching(network, note, operation="steps", scoring=True))
+        network(**ready)
+    return calls
+
+
+def projected(
+    inputs: Tensor, matrix: Tensor, made: Tensor
+) -> tuple[Tensor | None, Tensor | None, bool]:
+    """X W + b, and b, by what a layer made of X; and whether it then turned it by positions.
+
+    Where it did, the first position, which is not turned, gives b; and since a turn leaves lengths
+    as they are, other lengths say that it was none: then neither is known.
+
+    Args: inputs: (positions, width); matrix: (heads, width, depth); made: (heads, positions,
+    depth).
+    Returns: (heads, positions, depth) in float64, or None; (heads, depth), or None; and that.
+    """
+    inputs, matrix, made = (part.detach().cpu().double() for part in (inputs, matrix, made))
+    plain, least = inputs @ matrix, _CLOSE * max(float(made.abs().max()), 1.0)
+    rest = made - plain
+    bias = rest.mean(1)
+    turned = float((rest - bias[:, None]).abs().max()) > least
+    if turned:
+        bias = rest[:, 0]
+    some = float(bias.abs().max()) > least
+    whole = plain + bias[:, None] if some else plain
+    if float((whole.norm(dim=-1) - made.norm(dim=-1)).abs().max()) > least:
+        return None, None, turned
+    return whole, bias if some else None, turned
 
 
 def steps_of_model(
-    name: str,
-    text: str | Sequence[str] | None,
-    target: str | Sequence[str] | None,
-    kind: str | None,
-    layer: int,
-    show: Callable[..., Steps],
-) -> Steps:
+    name: str, text: str | Sequence[str] | None, target: str | Sequence[str] | None,
+    kind: str | None, layer: int, show: Callable[..., Steps],
+) -> Steps:  # fmt: skip
     """The six steps of a layer of a model: see `headloom.api.steps.steps`.
 
     show: `Steps.of`, with what the user chose to see.
@@ -70,131 +140,57 @@ def steps_of_model(
         traced = trace(
             model.network, inputs, tokenizer=model.tokenizer, keep=Top(64), verify=False
         )  # fmt: skip
-        if not isinstance(traced, TraceData):
-            raise InputError(f"{name}: the inputs are a batch. Give one text.")
-        calls = layer_calls(model, inputs)
+    assert isinstance(traced, TraceData)
     kind = traced.layers[0].kind if kind is None else kind
     layers = [each for each in traced.layers if each.kind == kind]
-    if not layers:
-        kinds = ", ".join(sorted({each.kind for each in traced.layers}))
-        raise InputError(f"kind {kind}: {name} has no such layer; its layers are: {kinds}.")
     if not 0 <= layer < len(layers):
-        raise InputError(f"layer {layer}: {name} has {kind} layers 0 to {len(layers) - 1}.")
+        known = ", ".join(dict.fromkeys(f"{each.kind} {each.index}" for each in traced.layers))
+        raise InputError(f"{name} has no {kind} layer {layer}; its layers are: {known}.")
     chosen = layers[layer]
-    matrices = {each.name: each for each in matrices_of(model.network)}
-    if chosen.name not in matrices or chosen.name not in calls:
-        raise _more(chosen, "its learned matrices, or what enters it, could not be told")
     check_length(max(chosen.shape[1:]), "text")
-    worked = _worked(model.network, chosen, matrices[chosen.name], calls[chosen.name])
-    queries = Words(tuple(shown(chosen.query_tokens)), worked.X)
-    keys = Words(tuple(shown(chosen.key_tokens)), worked.Y)
-    origin = f"{kind} layer {chosen.index} of {name} ({chosen.name})"
-    return show(worked, kind, queries, keys, origin)
-
-
-def _worked(
-    network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: LayerCalled
-) -> Worked:
-    """The walk of a layer, held against what the model computed itself."""
+    calls = layer_calls(model, inputs)
+    if chosen.name not in calls:
+        raise _more(chosen, "its learned matrices, or what enters it, could not be told")
+    call = calls[chosen.name]
     how, heads = call.reached.scoring, call.reached.heads
-    if how is None or (how.relative is not None and not how.relative.only_bias):
-        raise _more(layer, "how it scores could not be told, or adds vectors to keys or values")
-    module = network.get_submodule(layer.name)
-    turn = None
-    if isinstance(module, MultiHeadAttention) and module.relative == "rotary":
-        turn = module.turned
+    if how is None or how.relative is not None:
+        raise _more(chosen, "how it scores could not be told, or positions are inside of it")
+    projections = _projections(chosen, call)
     queries, keys = heads.queries.shape[2], heads.keys.shape[2]
     allowed = None
     if how.mask is not None:
         cells = how.mask.cells(range(queries), keys, torch.device("cpu"))
         allowed = cells[0, 0].expand(queries, keys)
-    projections = _projections(network, layer, matrices, call)
-    worked = work(
-        call.queries_from[0], call.keys_from[0], projections, allowed, relative=how.relative,
-        turn=turn,
+    X, Y = (inputs[0].detach().cpu().double() for inputs in (call.X, call.Y))
+    worked = work(X, Y, projections, allowed)
+    if not torch.allclose(worked.Z, heads.output[0].cpu().double(), _CLOSE, _CLOSE):
+        raise _more(chosen, "its scale, a bias or a bound gives it another output")
+    return show(
+        worked, kind, Words(tuple(shown(chosen.query_tokens)), X),
+        Words(tuple(shown(chosen.key_tokens)), Y),
+        f"{kind} layer {chosen.index} of {name} ({chosen.name})",
     )  # fmt: skip
-    if float((worked.Z - heads.output[0].double()).abs().max()) > _CLOSE * _size(worked.Z):
-        raise _more(layer, "its scale, a bias or a bound gives it another output")
-    return worked
 
 
-def _projections(
-    network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: LayerCalled
-) -> Projections:
+def _projections(layer: TraceLayer, call: LayerCalled) -> Projections:
     """W_Q, W_K, W_V, W_O of every head, and their biases."""
-    repeated, module = matrices.repeated(), network.get_submodule(layer.name)
-    holder = output_module(network, layer.name, matrices.heads)
-    if repeated.W_O is None or holder is None:
+    matrices, heads = call.matrices.repeated(), call.reached.heads
+    if matrices.W_O is None:
         raise _more(layer, "its W_O could not be told")
-    times = matrices.heads // len(matrices.W_K)
-    heads, biases = call.reached.heads, {}
+    times = len(matrices.W_K) // len(call.matrices.W_K)
+    found: dict[str, Tensor | None] = {"W_O": matrices.W_O.flatten(0, 1), "b_O": call.b_O}
     for name, matrix, made, inputs in (
-        ("b_Q", repeated.W_Q, heads.queries[0], call.queries_from[0]),
-        ("b_K", repeated.W_K, heads.keys[0].repeat_interleave(times, 0), call.keys_from[0]),
-        ("b_V", repeated.W_V, heads.values[0].repeat_interleave(times, 0), call.keys_from[0]),
+        ("Q", matrices.W_Q, heads.queries[0], call.X[0]),
+        ("K", matrices.W_K, heads.keys[0].repeat_interleave(times, 0), call.Y[0]),
+        ("V", matrices.W_V, heads.values[0].repeat_interleave(times, 0), call.Y[0]),
     ):
-        if isinstance(module, MultiHeadAttention):
-            linear = {"b_Q": module.w_q, "b_K": module.w_k, "b_V": module.w_v}[name]
-            own: Tensor | None = linear.bias  # torch's own type forgets that there may be none
-            by_head = None if own is None else own.detach().reshape(-1, module.depth)
-            repeats = 1 if name == "b_Q" else times
-            biases[name] = None if by_head is None else by_head.repeat_interleave(repeats, 0)
-            continue
-        biases[name], more = after_projection(inputs, matrix, made)
-        if more:
+        _, bias, turned = projected(inputs, matrix, made)
+        if turned:
             raise _more(layer, "it turns or norms its queries and keys after the projection")
-    bias: Any = getattr(holder, "bias", None)
-    return Projections(
-        repeated.W_Q, repeated.W_K, repeated.W_V, repeated.W_O.flatten(0, 1), **biases,
-        b_O=bias if isinstance(bias, Tensor) else None,
-    )  # fmt: skip
-
-
-def output_module(network: nn.Module, layer: str, heads: int) -> nn.Module | None:
-    """The module of a layer, by its path, that holds W_O; None: it could not be told."""
-    module = network.get_submodule(layer)
-    if isinstance(module, MultiHeadAttention):
-        return module.w_o
-    return output_projection(layer, network, heads)
-
-
-def after_projection(inputs: Tensor, matrix: Tensor, made: Tensor) -> tuple[Tensor | None, bool]:
-    """What a layer adds to X W, by what it made of X; and whether it does something else to it.
-
-    Args: inputs: (positions, width); matrix: (heads, width, depth); made: (heads, positions,
-    depth).
-    Returns: the bias, one vector for all positions, (heads, depth), or None; in float64.
-    """
-    inputs, matrix, made = (part.detach().cpu().double() for part in (inputs, matrix, made))
-    rest, least = made - inputs @ matrix, _CLOSE * _size(made)
-    bias = rest.mean(1)
-    if float((rest - bias[:, None]).abs().max()) > least:
-        return None, True
-    return (bias if float(bias.abs().max()) > least else None), False
-
-
-def before_turn(
-    inputs: Tensor, matrix: Tensor, made: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """X W + b, (heads, positions, depth), before a turn by positions; and b, or None.
-
-    The first position is not turned, which gives b; and a turn leaves lengths as they are, which
-    says whether it was one: where it was not, neither is known.
-
-    Args: as of `after_projection`.
-    """
-    inputs, matrix, made = (part.detach().cpu().double() for part in (inputs, matrix, made))
-    plain, least = inputs @ matrix, _CLOSE * _size(made)
-    bias = made[:, 0] - plain[:, 0]
-    some = float(bias.abs().max()) > least
-    found = plain + bias[:, None] if some else plain
-    if float((found.norm(dim=-1) - made.norm(dim=-1)).abs().max()) > least:
-        return None, None
-    return found, bias if some else None
-
-
-def _size(numbers: Tensor) -> float:
-    return max(float(numbers.abs().max()), 1.0)
+        found |= {f"W_{name}": matrix, f"b_{name}": bias}
+    return {
+        name: matrix.detach().cpu().double() for name, matrix in found.items() if matrix is not None
+    }
 
 
 def _more(layer: TraceLayer, reason: str) -> InputError:
@@ -202,53 +198,3 @@ def _more(layer: TraceLayer, reason: str) -> InputError:
         f"steps: layer {layer.name} does more than the six steps: {reason}. headloom trace and "
         "headloom view show its weights."
     )
-
-
-def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
-    """Run a model once, and keep what every attention layer read and made."""
-    network, calls = model.network, {}
-    entered: dict[str, tuple[Tensor, Tensor]] = {}
-    names = {each.name for each in matrices_of(network)}
-
-    def note(reached: Reached) -> Tensor:
-        if reached.path in entered:
-            calls[reached.path] = LayerCalled(*entered[reached.path], reached)
-        return reached.heads.output
-
-    ready: dict[str, Any] = dict(model.tokenizer(inputs, return_tensors="pt")) if isinstance(
-        inputs, str
-    ) else {
-        name: value for name, value in inputs.items() if name != "offset_mapping"
-    }  # fmt: skip
-    with _entering(network, names, entered), reaching(
-        network, note, operation="steps", scoring=True
-    ):  # fmt: skip
-        network(**ready)
-    return calls
-
-
-@contextmanager
-def _entering(
-    network: nn.Module, names: set[str], entered: dict[str, tuple[Tensor, Tensor]]
-) -> Iterator[None]:
-    """Note the vectors that enter each attention layer, those of queries and those of keys."""
-
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def note(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            spare = ("encoder_hidden_states", "key_value_states", "keys_from")
-            own = args[0] if args else options.get("hidden_states")
-            other = next((options[key] for key in spare if options.get(key) is not None), None)
-            if isinstance(module, MultiHeadAttention) and len(args) > 1:
-                other = args[1]
-            if isinstance(own, Tensor):
-                entered[name] = own, own if other is None else other
-
-        return note
-
-    with ExitStack() as stack:
-        for name in names:
-            handle = network.get_submodule(name).register_forward_pre_hook(
-                hook(name), with_kwargs=True
-            )
-            stack.callback(handle.remove)
-        yield

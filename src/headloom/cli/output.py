@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from headloom.formats.trace import TraceData
-    from headloom.studio.steps.text import Span
+    from headloom.studio.steps.steps import Line
 
 __all__ = [
     "JsonAlone",
@@ -152,15 +152,14 @@ _STYLES = {
 }  # fmt: skip
 
 
-def print_lines(lines: Iterable[Iterable[Span]]) -> None:
+def print_lines(lines: Iterable[Line]) -> None:
     """Print lines of styled text: in colour on a terminal, plain elsewhere; none is broken."""
     from rich.text import Text
 
     terminal = safe_console(width=10_000)
     for line in lines:
-        text = Text(no_wrap=True, overflow="ignore")
-        for span in line:
-            text.append(safe(span.text), _STYLES.get(span.style, ""))
+        pieces = [(safe(text), _STYLES.get(style, "")) for text, style in line]
+        text = Text.assemble(*pieces, no_wrap=True, overflow="ignore")
         text.rstrip()
         terminal.print(text, soft_wrap=True)
 

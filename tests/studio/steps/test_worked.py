@@ -1,4 +1,5 @@
-"""Attention worked through: numbers by hand, NumPy in float64, and one query at a time."""
+"""Attention worked through: numbers by hand, NumPy in float64, one query at a time; its gradients
+against differences of losses and automatic differentiation."""
 
 from __future__ import annotations
 
@@ -8,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-import headloom
-from headloom.errors import InputError
-from headloom.studio.steps.worked import Projections, Worked, row_of, work
+from headloom.studio.steps.worked import Worked, learn, row_of, squared_error, work, work_back
 
-HEADS, WIDTH, SOURCE, DEPTH, VALUE = 3, 5, 4, 6, 2
+HEADS, WIDTH, SOURCE, DEPTH, VALUE, OUT = 3, 5, 4, 6, 2, 7
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -28,11 +28,11 @@ def arrays() -> Arrays:
     return {name: generator.normal(size=shape) for name, shape in shapes.items()}
 
 
-def worked_of(arrays: Arrays, allowed: Any = None, **options: Any) -> Worked:
+def worked_of(arrays: Arrays, allowed: Any = None) -> Worked:
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     X, Y = tensors.pop("X"), tensors.pop("Y")
     seen = None if allowed is None else torch.from_numpy(allowed)
-    return work(X, Y, Projections(**tensors), seen, **options)
+    return work(X, Y, tensors, seen)
 
 
 def by_numpy(a: Arrays, allowed: Any) -> Arrays:
@@ -63,10 +63,10 @@ def test_every_matrix_is_that_of_numpy(arrays: Arrays, causal: bool) -> None:
 
 def by_hand(allowed: list[list[bool]] | None = None) -> Worked:
     """Q = (log 3, 0), K = (1, 0), V = (8, 4): the scores of the first row are log 3 and 0."""
-    queries, keys = torch.tensor([[[math.log(3)], [0.0]]]), torch.tensor([[[1.0], [0.0]]])
-    values, output = torch.tensor([[[8.0], [4.0]]]), torch.tensor([[1.0, 2.0]])
+    p = {"W_Q": [[[math.log(3)], [0]]], "W_K": [[[1], [0]]], "W_V": [[[8], [4]]], "W_O": [[1, 2]]}
+    projections = {name: torch.tensor(matrix).double() for name, matrix in p.items()}
     mask = None if allowed is None else torch.tensor(allowed)
-    return work(torch.eye(2), torch.eye(2), Projections(queries, keys, values, output), mask)
+    return work(torch.eye(2).double(), torch.eye(2).double(), projections, mask)
 
 
 def test_numbers_by_hand() -> None:
@@ -90,7 +90,7 @@ def test_under_a_causal_mask_the_first_word_sees_itself_alone() -> None:
 def test_a_row_that_may_look_at_nothing_gives_nothing() -> None:
     worked = by_hand([[False, False], [True, True]])
     assert worked.weights[0, 0].tolist() == [0, 0]
-    assert row_of(worked, 0, 0).output == (0.0,)
+    assert row_of(worked, 0, 0).output == [0.0]
     assert worked.difference == 0
 
 
@@ -101,29 +101,96 @@ def test_scores_that_e_to_the_power_of_would_overflow(arrays: Arrays) -> None:
     assert worked.difference < 1e-10
 
 
-def test_a_bias_by_distance_by_kernel_and_one_query_at_a_time(arrays: Arrays) -> None:
-    relative = headloom.ALiBi(headloom.alibi_slopes(HEADS))
-    worked = worked_of(arrays, relative=relative)
-    expected = headloom.attention(worked.Q, worked.K, worked.V, relative=relative)
-    assert float((worked.Z - expected).abs().max()) < 1e-6
-    plain = headloom.attention(worked.Q, worked.K, worked.V)
-    assert float((worked.Z - plain).abs().max()) > 1e-2
-    assert worked.difference < 1e-12
-    with pytest.raises(InputError, match="Shaw positions add vectors to keys or values"):
-        worked_of(arrays, relative=headloom.Shaw(torch.randn(5, DEPTH), torch.randn(5, VALUE)))
+def drawn(biases: bool, causal: bool) -> tuple[Worked, Tensor]:
+    """A layer whose sizes all differ, and what its output should be."""
+    generator = torch.Generator().manual_seed(biases + 2 * causal)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    projections = {
+        "W_Q": numbers(HEADS, WIDTH, DEPTH), "W_K": numbers(HEADS, SOURCE, DEPTH),
+        "W_V": numbers(HEADS, SOURCE, VALUE), "W_O": numbers(HEADS * VALUE, OUT),
+    }  # fmt: skip
+    if biases:
+        projections |= {
+            "b_Q": numbers(HEADS, DEPTH), "b_K": numbers(HEADS, DEPTH),
+            "b_V": numbers(HEADS, VALUE), "b_O": numbers(OUT),
+        }  # fmt: skip
+    allowed = torch.ones(5, 8).tril(2).bool() if causal else None
+    return work(numbers(5, WIDTH), numbers(8, SOURCE), projections, allowed), numbers(5, OUT)
 
 
-def test_rotary_positions_turn_pairs_of_numbers_as_complex_ones(arrays: Arrays) -> None:
-    worked = worked_of(arrays, turn=headloom.rotary)
-    for made, turned in ((worked.Q, worked.Q_turned), (worked.K, worked.K_turned)):
-        assert turned is not None
-        numbers, half = made.numpy(), DEPTH // 2
-        pairs = numbers[..., :half] + 1j * numbers[..., half:]
-        angle = np.arange(made.shape[1])[:, None] * 10_000.0 ** (-np.arange(half) / half)
-        pairs = pairs * np.exp(1j * angle)
-        expected = np.concatenate((pairs.real, pairs.imag), -1)
-        np.testing.assert_allclose(turned.numpy(), expected, atol=1e-12)
-    assert worked.Q_turned is not None and worked.K_turned is not None
-    product = worked.Q_turned @ worked.K_turned.transpose(1, 2)
-    assert float((worked.scores - product).abs().max()) < 1e-12
-    assert worked.difference < 1e-13
+def loss_of(worked: Worked, wanted: Tensor, changed: dict[str, Tensor]) -> float:
+    projections = worked.projections | changed
+    return squared_error(work(worked.X, worked.Y, projections, worked.allowed).output, wanted)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_how_much_the_loss_grows(biases: bool, causal: bool) -> None:
+    """Each number of each matrix a little up and down: nothing of calculus is shared."""
+    worked, wanted = drawn(biases, causal)
+    back = work_back(worked, wanted)
+    assert back.projections.keys() == worked.projections.keys()
+    for name, matrix in worked.projections.items():
+        gradient = back.projections[name]
+        assert gradient.shape == matrix.shape
+        for place in range(0, matrix.numel(), 3):
+            step = torch.zeros(matrix.numel(), dtype=torch.float64)
+            step[place] = 1e-5
+            step = step.view(matrix.shape)
+            up, down = (loss_of(worked, wanted, {name: matrix + sign * step}) for sign in (1, -1))
+            assert (up - down) / 2e-5 == pytest.approx(
+                float(gradient.flatten()[place]), rel=1e-5, abs=1e-8
+            )
+
+
+def test_what_lies_between_is_that_of_torch() -> None:
+    worked, wanted = drawn(True, True)
+    back = work_back(worked, wanted)
+    p = worked.projections
+    q, k, v = (part.clone().requires_grad_() for part in (worked.Q, worked.K, worked.V))
+    scores = q @ k.mT
+    scaled = scores / DEPTH**0.5
+    weights = scaled.masked_fill(~worked.allowed, -torch.inf).softmax(-1)
+    z = weights @ v
+    joined = z.transpose(0, 1).flatten(1)
+    output = joined @ p["W_O"] + p["b_O"]
+    loss = (output - wanted).square().sum() / (2 * len(wanted))
+    parts = (q, k, v, scores, scaled, weights, z, joined, output)
+    names = ("Q", "K", "V", "scores", "scaled", "weights", "Z", "joined", "output")
+    for name, gradient in zip(names, torch.autograd.grad(loss, parts), strict=True):
+        own = getattr(back, name)
+        shown = own.masked_fill(~worked.allowed, 0) if name == "weights" else own
+        gradient = gradient.masked_fill(~worked.allowed, 0) if name == "weights" else gradient
+        torch.testing.assert_close(shown, gradient, rtol=1e-10, atol=1e-12)
+    # What one key of a row gains, the others lose.
+    assert float(back.scaled.sum(-1).abs().max()) < 1e-12
+
+
+def test_steps_are_those_of_torchs_plain_gradient_descent() -> None:
+    worked, wanted = drawn(True, False)
+    learned = learn(worked, wanted, 5, 0.02)
+    leaves = {name: each.clone().requires_grad_() for name, each in worked.projections.items()}
+    optimiser = torch.optim.SGD(leaves.values(), lr=0.02)
+    losses = []
+    for _ in range(6):
+        queries, keys, values = (
+            inputs @ leaves[f"W_{name}"] + leaves[f"b_{name}"][:, None]
+            for name, inputs in (("Q", worked.X), ("K", worked.Y), ("V", worked.Y))
+        )
+        attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values)
+        output = attended.transpose(0, 1).flatten(1) @ leaves["W_O"] + leaves["b_O"]
+        loss = (output - wanted).square().sum() / (2 * len(wanted))
+        losses.append(loss.item())
+        if len(losses) < 6:
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    assert learned.steps == 5 and learned.losses == pytest.approx(losses, rel=1e-9)
+    for name, leaf in leaves.items():
+        found = learned.last.projections[name]
+        torch.testing.assert_close(found, leaf.detach(), rtol=1e-9, atol=1e-11)
+    assert learned.losses[-1] < learned.losses[0]
+    assert squared_error(learned.next.output, wanted) == pytest.approx(losses[1])

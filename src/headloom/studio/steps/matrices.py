@@ -27,26 +27,15 @@ from headloom.studio.steps.worked import Projections
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = [
-    "MATRICES",
-    "Matrices",
-    "Words",
-    "as_tensor",
-    "check_length",
-    "read_matrices",
-    "words_of",
-]
+__all__ = ["MATRICES", "Matrices", "Words", "check_length", "read_matrices", "words_of"]
 
 #: What may be given, by these names.
 MATRICES = (
     "embeddings", "target_embeddings", "positions",
     "W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O",
 )  # fmt: skip
-#: Words of a sentence at most: more cannot be read as tables.
-_MOST_WORDS = 40
-#: Characters of a token in a table.
-_LONGEST_WORD = 10
-_LARGEST_WIDTH = 4_096
+#: Words of a sentence at most: more cannot be read as tables; and characters of a word in a table.
+_MOST_WORDS, _LONGEST_WORD = 40, 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +65,6 @@ def words_of(sentence: str | Sequence[str], name: str = "sentence") -> tuple[str
     >>> words_of("the cat sat")
     ('the', 'cat', 'sat')
     """
-    listed = isinstance(sentence, list | tuple) and all(isinstance(w, str) for w in sentence)
-    if not isinstance(sentence, str) and not listed:
-        raise InputError(f"the {name} is {sentence!r:.60}; expected a text, or a list of words.")
     words = tuple(sentence.split() if isinstance(sentence, str) else sentence)
     if not words:
         raise InputError(
@@ -101,13 +87,13 @@ def check_length(count: int, name: str) -> None:
 class Matrices:
     """What is known of embeddings and matrices; the rest is drawn from a seed.
 
-    known: arrays, tensors or lists by their names, of MATRICES; None: not known. W_Q, W_K and W_V
+    arrays: arrays, tensors or lists by their names, of MATRICES; None: not known. W_Q, W_K and W_V
         are (width, depth), (width, heads * depth), or (heads, width, depth); W_O (heads * depth,
-        width) or (heads, depth, width).
+        width).
     width, heads: of what is drawn; None: 4, and 2 heads. Of known matrices: as they are.
     seed: of what is drawn.
 
-    Raises: InputError: what is no array of numbers, or no size.
+    Raises: InputError: what is no array of finite numbers.
     """
 
     arrays: InitVar[Mapping[str, ArrayLike | Tensor | None]]
@@ -117,46 +103,48 @@ class Matrices:
     known: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self, arrays: Mapping[str, ArrayLike | Tensor | None]) -> None:
-        known = {
-            name: as_tensor(name, array) for name, array in arrays.items() if array is not None
-        }
+        known = {name: _numbers(name, array) for name, array in arrays.items() if array is not None}
         object.__setattr__(self, "known", known)
-        for name, size in (("width", self.width), ("heads", self.heads)):
-            if size is not None and not 1 <= size <= _LARGEST_WIDTH:
-                raise InputError(f"{name} is {size}; expected 1 to {_LARGEST_WIDTH:,}.")
 
     @property
     def origin(self) -> str:
         """Where the matrices come from, in words."""
-        learned = [name for name in MATRICES if name in self.known]
-        drawn = f"random matrices, seed {self.seed}"
-        if not learned:
-            return drawn
+        given = [name for name in MATRICES if name in self.known]
         missing = [name for name in ("W_Q", "W_K", "W_V", "W_O") if name not in self.known]
+        if not given:
+            return f"random matrices, seed {self.seed}"
         rest = f"; {', '.join(missing)} random, seed {self.seed}" if missing else ""
-        return f"given: {', '.join(learned)}{rest}"
+        return f"given: {', '.join(given)}{rest}"
 
     def projections(self) -> Projections:
-        """W_Q, W_K, W_V, W_O of every head."""
-        known = self.known
-        heads, width, depth = self._sizes()
-        split = {
+        """W_Q, W_K, W_V, W_O of every head, and biases. Raises: ShapeError: they do not fit."""
+        known, (heads, width, depth) = self.known, self._sizes()
+        p = {
             name: _by_head(name, known[name], heads)
             if name in known
             else self._drawn(name, (heads, width, depth))
             for name in ("W_Q", "W_K", "W_V")
         }
-        output = known.get("W_O")
-        if output is None:
-            output = self._drawn("W_O", (heads * split["W_V"].shape[2], width))
-        biases = {name: known[name] for name in ("b_Q", "b_K", "b_V") if name in known}
-        return Projections(
-            **split,
-            W_O=output.flatten(0, 1) if output.ndim == 3 else output,
-            **{name: _by_head(name, bias[None], heads)[:, 0] if bias.ndim == 1 else bias
-               for name, bias in biases.items()},
-            b_O=known.get("b_O"),
-        )  # fmt: skip
+        value_depth = p["W_V"].shape[2]
+        output = heads * value_depth, width
+        p["W_O"] = known["W_O"] if "W_O" in known else self._drawn("W_O", output)
+        for name in ("b_Q", "b_K", "b_V", "b_O"):
+            if name in known:
+                split = name != "b_O" and known[name].ndim == 1
+                p[name] = known[name].reshape(heads, -1) if split else known[name]
+        last = p["W_O"].shape[-1:]
+        expected = {
+            "W_Q": (heads, width, depth), "W_K": (heads, width, depth),
+            "W_V": (heads, width, value_depth), "W_O": (heads * value_depth, *last),
+            "b_Q": (heads, depth), "b_K": (heads, depth), "b_V": (heads, value_depth),
+            "b_O": (*last,),
+        }  # fmt: skip
+        for name, shape in expected.items():
+            if name in p and p[name].shape != shape:
+                raise ShapeError(
+                    f"steps: {name} is {tuple(p[name].shape)}; expected {shape}, to fit the others."
+                )
+        return p
 
     def words(
         self, tokens: Sequence[str] | None, placed: bool = True, name: str = "embeddings"
@@ -170,8 +158,7 @@ class Matrices:
 
         Raises: ShapeError: not an embedding and a position for each token.
         """
-        known, table = self.known.get(name), self.known.get("positions")
-        width = self._sizes()[1]
+        known, table, width = self.known.get(name), self.known.get("positions"), self._sizes()[1]
         if tokens is None:
             if known is None:
                 raise InputError(f"give a sentence, or {name}.")
@@ -180,34 +167,27 @@ class Matrices:
         expected = (len(tokens), width)
         if known is None:
             known = torch.stack([self._drawn(f"word {token}", (width,)) for token in tokens])
-        if not placed:
-            table = None
-        elif table is None:
-            table = sinusoidal(*expected).double()
+        if placed:
+            table = sinusoidal(*expected).double() if table is None else table[: len(tokens)]
         else:
-            table = table[: len(tokens)]
+            table = torch.zeros(expected).double()
         for what, numbers in ((name, known), ("positions", table)):
-            if numbers is not None and numbers.shape != expected:
+            if numbers.shape != expected:
                 raise ShapeError(
                     f"{what} are {tuple(numbers.shape)}; expected {expected}: a row for each of "
                     f"the {len(tokens)} words, of the width of the matrices."
                 )
-        return Words(tuple(tokens), known if table is None else known + table, known, table)
+        return Words(tuple(tokens), known + table, known, table if placed else None)
 
     def _sizes(self) -> tuple[int, int, int]:
         """Heads, width and depth: of the first matrix that is known, else as they are asked for."""
-        names = (name for name in ("W_Q", "W_K", "W_V") if name in self.known)
-        name = next(names, None)
-        if name is not None:
-            matrix = _by_head(name, self.known[name], self.heads or 1)
-            heads, width, depth = matrix.shape
-            if self.heads not in (None, heads):
-                raise ShapeError(f"{name} has {heads} heads; expected {self.heads}.")
-            return heads, width, depth
-        embeddings, heads, width = self.known.get("embeddings"), self.heads or 2, self.width or 4
-        if self.width is None and embeddings is not None and embeddings.ndim == 2:
-            width = embeddings.shape[1]
-        if width % heads:
+        for name in ("W_Q", "W_K", "W_V"):
+            if name in self.known:
+                heads, width, depth = _by_head(name, self.known[name], self.heads or 1).shape
+                return heads, width, depth
+        embeddings, heads = self.known.get("embeddings"), self.heads or 2
+        width = self.width or (4 if embeddings is None else embeddings.shape[-1])
+        if min(width, heads) < 1 or width % heads:
             raise InputError(
                 f"width {width} does not split into {heads} heads. Choose a multiple of {heads}, "
                 "or give W_Q."
@@ -230,7 +210,7 @@ class Matrices:
 
 
 def read_matrices(path: Path) -> JsonObject:
-    """Matrices by their names, of a .npz or a .json file; a JSON file may have the sentence too.
+    """Matrices by their names, of a .npz or a .json file.
 
     Raises: DataError: no such file, damaged, or another format. Nothing is unpickled.
     """
@@ -240,23 +220,27 @@ def read_matrices(path: Path) -> JsonObject:
     content: JsonObject = read(path, "file of matrices")
     if not isinstance(content, dict):
         raise DataError(f'{path}: expected an object, as {{"W_Q": [[1, 0], [0, 1]], ...}}.')
-    for name in content:
-        if name not in (*MATRICES, "sentence", "target"):
-            raise InputError(f"{path}: {name}: no such matrix; there are {', '.join(MATRICES)}.")
     return content
 
 
-def as_tensor(name: str, array: ArrayLike | Tensor) -> Tensor:
-    """An array, a tensor or lists as a tensor in float64; an InputError where it is no numbers."""
-    if isinstance(array, Tensor):
-        return array.detach().cpu().double()
+def _numbers(name: str, array: ArrayLike | Tensor) -> Tensor:
+    """An array, a tensor or lists as a tensor in float64."""
+    if name not in MATRICES:
+        raise InputError(f"steps: no matrix {name!r}; there are {', '.join(MATRICES)}.")
     try:
-        return torch.from_numpy(np.array(array, dtype=np.float64))
+        numbers = torch.as_tensor(
+            array.detach().cpu()
+            if isinstance(array, Tensor)
+            else np.array(array, dtype=np.float64, ndmin=1)
+        ).double()
     except (TypeError, ValueError, OverflowError):
         raise InputError(
             f"{name} is no matrix of numbers. Give rows of one length, as "
             f"{json.dumps([[1, 0], [0, 1]])}."
         ) from None
+    if not bool(numbers.isfinite().all()):
+        raise InputError(f"steps: {name} holds a number that is not finite. Give finite numbers.")
+    return numbers
 
 
 def _by_head(name: str, matrix: Tensor, heads: int) -> Tensor:

@@ -1,31 +1,36 @@
-"""Multi-head attention worked through: every matrix from the inputs to the output, in float64.
+"""Multi-head attention worked through, forward and backward: every matrix of it, in float64.
 
     Q_h = X W_Q_h,  K_h = Y W_K_h,  V_h = Y W_V_h          for each head h
     Z_h = softmax(mask(Q_h K_h^T / sqrt(depth))) V_h
     output = [Z_0 ... Z_(heads-1)] W_O
 
-`work` does so for all positions at once, with the functions of the reference; `row_of` does so for
-one query of one head, number by number, and shares nothing with it but the inputs.
+`work` does so for all positions at once; `row_of` for one query of one head, number by number, and
+shares nothing with it but Q, K and V. `work_back` gives the gradients, `learn` descends by them.
 
-Source: Vaswani et al. 2017, equation 1 and section 3.2.2.
+Source: Vaswani et al. 2017, equation 1 and section 3.2.2; Rumelhart, Hinton and Williams 1986.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError, ShapeError
-from headloom.mechanism.parts import with_tensors
+from headloom.errors import InputError
 from headloom.mechanism.reference import attention as reference
-from headloom.mechanism.relative import Relative
 
-__all__ = ["Projections", "Row", "Worked", "row_of", "work"]
+__all__ = [
+    "Gradients", "Learned", "Projections", "RowOf", "Worked", "learn", "row_of", "squared_error",
+    "work", "work_back",
+]  # fmt: skip
+
+#: The learned matrices of a layer by their names, in float64: W_Q and W_K (heads, width, depth),
+#: W_V (heads, width, value_depth), W_O (heads * value_depth, width of the output); and, where they
+#: are added, b_Q and b_K (heads, depth), b_V (heads, value_depth), b_O (width of the output,).
+Projections = dict[str, Tensor]
 
 #: Scores above this are lowered by the row's largest before e^x, whose numbers would be too long
 #: to read, and beyond e^709 more than float64 holds.
@@ -33,83 +38,20 @@ _LARGEST_POWER = 8.0
 
 
 @dataclass(frozen=True, eq=False)
-class Projections:
-    """The learned matrices of a layer, in float64, as the paper has them.
-
-    W_Q, W_K: (heads, width, depth); W_V: (heads, width, value_depth).
-    W_O: (heads * value_depth, width of the output).
-    b_Q, b_K, b_V: (heads, depth), added to each row of Q, K and V; None: no such bias. b_O:
-    likewise of the output, (width of the output,).
-
-    Raises: ShapeError: they do not fit each other; InputError: a number is not finite.
-    """
-
-    W_Q: Tensor
-    W_K: Tensor
-    W_V: Tensor
-    W_O: Tensor
-    b_Q: Tensor | None = None
-    b_K: Tensor | None = None
-    b_V: Tensor | None = None
-    b_O: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            matrix = getattr(self, field.name)
-            if matrix is not None:
-                object.__setattr__(self, field.name, _numbers(field.name, matrix))
-        for name in ("W_Q", "W_V"):
-            matrix = getattr(self, name)
-            if matrix.ndim != 3 or 0 in matrix.shape:
-                raise ShapeError(
-                    f"steps: {name} is {_shape(matrix)}; expected (heads, width, depth). "
-                    "Give each head its own matrix."
-                )
-        heads, _, depth = self.W_Q.shape
-        _, width, value_depth = self.W_V.shape
-        last = self.W_O.shape[-1:]
-        expected = {
-            "W_K": (heads, width, depth), "W_V": (heads, width, value_depth),
-            "W_O": (heads * value_depth, *last), "b_Q": (heads, depth), "b_K": (heads, depth),
-            "b_V": (heads, value_depth), "b_O": last,
-        }  # fmt: skip
-        for name, shape in expected.items():
-            matrix = getattr(self, name)
-            if matrix is not None and matrix.shape != shape:
-                raise ShapeError(
-                    f"steps: {name} is {_shape(matrix)}; expected {tuple(shape)}, to fit W_Q "
-                    f"{_shape(self.W_Q)}, W_V {_shape(self.W_V)} and W_O {_shape(self.W_O)}."
-                )
-
-    @property
-    def heads(self) -> int:
-        """How many heads there are."""
-        return self.W_Q.shape[0]
-
-    @property
-    def depth(self) -> int:
-        """Numbers of a query and of a key."""
-        return self.W_Q.shape[2]
-
-
-@dataclass(frozen=True, eq=False)
 class Worked:
     """Every matrix of one multi-head attention, in float64.
 
     X, Y            what queries, and what keys and values are made from, (positions, width)
-    projections     W_Q, W_K, W_V, W_O and their biases
+    projections     W_Q, W_K, W_V, W_O and biases, by their names
     Q, K, V         (heads, positions, depth)
     allowed         bool, (queries, keys), True = may look
-    Q_turned, K_turned   with rotary positions: Q and K as they are scored; None: without
     scores          Q K^T, (heads, queries, keys)
     scaled          scores / sqrt(depth)
-    bias            with ALiBi or buckets: what they add to the scaled scores; None: without
-    masked          scaled + bias, minus infinity where a query may not look
+    masked          scaled, minus infinity where a query may not look
     weights         the softmax of each row
     Z               weights V, (heads, queries, value_depth)
     joined          the heads side by side, (queries, heads * value_depth)
     output          joined W_O, (queries, width)
-    relative        relative positions, as `headloom.attention` takes them, or None
     """
 
     X: Tensor
@@ -119,24 +61,13 @@ class Worked:
     K: Tensor
     V: Tensor
     allowed: Tensor
-    Q_turned: Tensor | None
-    K_turned: Tensor | None
     scores: Tensor
     scaled: Tensor
-    bias: Tensor | None
     masked: Tensor
     weights: Tensor
     Z: Tensor
     joined: Tensor
     output: Tensor
-    relative: Relative | None
-
-    @property
-    def scored(self) -> tuple[Tensor, Tensor]:
-        """Queries and keys as they are multiplied: turned, where rotary positions turn them."""
-        if self.Q_turned is None or self.K_turned is None:
-            return self.Q, self.K
-        return self.Q_turned, self.K_turned
 
     @cached_property
     def difference(self) -> float:
@@ -147,98 +78,62 @@ class Worked:
         return float((self.Z - torch.tensor(rows, dtype=torch.float64)).abs().max())
 
 
-def work(
-    queries_from: Tensor,
-    keys_from: Tensor,
-    projections: Projections,
-    allowed: Tensor | None = None,
-    *,
-    relative: Relative | None = None,
-    turn: Callable[[Tensor], Tensor] | None = None,
-) -> Worked:
+def work(X: Tensor, Y: Tensor, projections: Projections, allowed: Tensor | None = None) -> Worked:
     """Work multi-head attention through, for all positions at once.
 
     Args:
-        queries_from: X, (queries, width).
-        keys_from: Y, (keys, width of W_K).
+        X: what queries are made from, (queries, width).
+        Y: what keys and values are made from, (keys, width of W_K).
         projections: the matrices.
         allowed: bool, (queries, keys), True = may look; None: all.
-        relative: relative positions that add a bias by distance to the scores.
-        turn: of rotary positions: turns Q and K, (heads, positions, depth), as `headloom.rotary`.
-
-    Raises: ShapeError: inputs, matrices and mask do not fit; InputError: a number is not finite,
-        or positions add something else than a bias, as Shaw's do.
 
     W_Q = 0: every score is 0, every weight 1/2, and the output the mean of the values, 2 and 6:
 
-    >>> zero, one = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
-    >>> X = torch.tensor([[2.0], [6.0]])
-    >>> work(X, X, Projections(zero, one, one, one[0])).output.tolist()
+    >>> zero, one = torch.zeros(1, 1, 1).double(), torch.ones(1, 1, 1).double()
+    >>> X = torch.tensor([[2.0], [6.0]]).double()
+    >>> work(X, X, {"W_Q": zero, "W_K": one, "W_V": one, "W_O": one[0]}).output.tolist()
     [[4.0], [4.0]]
     """
-    X, Y = _inputs("X", queries_from, projections.W_Q), _inputs("Y", keys_from, projections.W_K)
-    everything = torch.ones(len(X), len(Y), dtype=torch.bool)
-    allowed = everything if allowed is None else allowed
-    if allowed.shape != everything.shape or allowed.dtype != torch.bool:
-        raise ShapeError(
-            f"steps: the mask is {_shape(allowed)} of {allowed.dtype}; expected "
-            f"{_shape(everything)} of bool: a row for each query, a column for each key."
-        )
-    if relative is not None and not relative.only_bias:
-        raise InputError(
-            f"steps: {type(relative).__name__} positions add vectors to keys or values. Take "
-            "positions that add a bias to scores, or rotary ones."
-        )
-    Q = _projected(X, projections.W_Q, projections.b_Q)
-    K = _projected(Y, projections.W_K, projections.b_K)
-    V = _projected(Y, projections.W_V, projections.b_V)
-    Q_turned, K_turned = (None, None) if turn is None else (turn(Q), turn(K))
-    queries, keys = (Q, K) if Q_turned is None or K_turned is None else (Q_turned, K_turned)
-    scores = torch.stack([reference.score(q, k) for q, k in zip(queries, keys, strict=True)])
-    scaled = reference.scale(scores, projections.depth)
-    bias = None
-    if relative is not None:
-        relative = with_tensors(relative, lambda table: table.detach().cpu().double())
-        bias = relative.bias(range(len(X)), len(Y), X.device)
-        bias = None if bias is None else bias.expand(scores.shape)
-    masked = reference.mask(scaled if bias is None else scaled + bias, allowed)
+    p = projections
+    if allowed is None:
+        allowed = torch.ones(len(X), len(Y), dtype=torch.bool)
+    Q, K, V = (
+        inputs @ p[f"W_{name}"] + (p[f"b_{name}"][:, None] if f"b_{name}" in p else 0)
+        for name, inputs in (("Q", X), ("K", Y), ("V", Y))
+    )
+    scores = Q @ K.mT
+    scaled = reference.scale(scores, Q.shape[-1])
+    masked = reference.mask(scaled, allowed)
     weights = reference.softmax(masked)
-    Z = torch.stack([reference.weigh(w, v) for w, v in zip(weights, V, strict=True)])
+    Z = weights @ V
     joined = Z.transpose(0, 1).flatten(1)
-    output = joined @ projections.W_O
-    if projections.b_O is not None:
-        output = output + projections.b_O
-    return Worked(
-        X, Y, projections, Q, K, V, allowed, Q_turned, K_turned, scores, scaled, bias, masked,
-        weights, Z, joined, output, relative,
-    )  # fmt: skip
+    output = joined @ p["W_O"] + p.get("b_O", 0)
+    return Worked(X, Y, p, Q, K, V, allowed, scores, scaled, masked, weights, Z, joined, output)
 
 
 @dataclass(frozen=True)
-class Row:
+class RowOf:
     """One query of one head, number by number; a number for each key, but for the last two.
 
-    allowed: whether the key may be looked at; what follows is None or 0 where it may not.
     dots: q . k_j.
-    scaled: dots / sqrt(depth), plus what ALiBi or buckets add.
+    scaled: dots / sqrt(depth).
     lowered: taken off every scaled score before e^x, since it would be too large; 0: nothing.
-    exponentials: e^(scaled - lowered), and total: their sum.
+    exponentials: e^(scaled - lowered), 0 where the key may not be looked at; total: their sum.
     weights: exponentials / total.
     parts: weight times value, key by key; output: their sum, z.
     """
 
-    allowed: tuple[bool, ...]
-    dots: tuple[float, ...]
-    scaled: tuple[float, ...]
+    dots: list[float]
+    scaled: list[float]
     lowered: float
-    exponentials: tuple[float, ...]
+    exponentials: list[float]
     total: float
-    weights: tuple[float, ...]
-    parts: tuple[tuple[float, ...], ...]
-    output: tuple[float, ...]
+    weights: list[float]
+    parts: list[list[float]]
+    output: list[float]
 
 
-def row_of(worked: Worked, head: int, query: int) -> Row:
+def row_of(worked: Worked, head: int, query: int) -> RowOf:
     """One query of one head in vector form, from Q, K and V by Python's own arithmetic.
 
         z = sum_j ( e^{q . k_j / sqrt(depth)} / sum_l e^{q . k_l / sqrt(depth)} ) v_j
@@ -246,53 +141,138 @@ def row_of(worked: Worked, head: int, query: int) -> Row:
     over the keys j and l that may be looked at. Source: Vaswani et al. 2017, equation 1, written
     out.
     """
-    Q, K = worked.scored
-    q: list[float] = Q[head, query].tolist()
-    keys, values = K[head].tolist(), worked.V[head].tolist()
-    dots = tuple(math.fsum(a * b for a, b in zip(q, key, strict=True)) for key in keys)
-    added = [0.0] * len(keys) if worked.bias is None else worked.bias[head, query].tolist()
-    root = math.sqrt(len(q))
-    scaled = tuple(dot / root + more for dot, more in zip(dots, added, strict=True))
-    allowed = tuple(worked.allowed[query].tolist())
+    q: list[float] = worked.Q[head, query].tolist()
+    keys, values = worked.K[head].tolist(), worked.V[head].tolist()
+    allowed: list[bool] = worked.allowed[query].tolist()
+    dots = [math.fsum(a * b for a, b in zip(q, key, strict=True)) for key in keys]
+    scaled = [dot / math.sqrt(len(q)) for dot in dots]
     visible = [score for score, may in zip(scaled, allowed, strict=True) if may]
-    largest = max(visible, key=abs, default=0.0)
-    lowered = max(visible) if abs(largest) > _LARGEST_POWER else 0.0
-    exponentials = tuple(
+    large = max(map(abs, visible), default=0.0) > _LARGEST_POWER
+    lowered = max(visible) if large else 0.0
+    exponentials = [
         math.exp(score - lowered) if may else 0.0
         for score, may in zip(scaled, allowed, strict=True)
-    )
+    ]
     total = math.fsum(exponentials)
-    weights = tuple(number / total if total else 0.0 for number in exponentials)
-    parts = tuple(
-        tuple(weight * number for number in value)
-        for weight, value in zip(weights, values, strict=True)
-    )
-    output = tuple(map(math.fsum, zip(*parts, strict=True)))
-    return Row(allowed, dots, scaled, lowered, exponentials, total, weights, parts, output)
+    weights = [number / total if total else 0.0 for number in exponentials]
+    parts = [
+        [weight * number for number in value] for weight, value in zip(weights, values, strict=True)
+    ]
+    output = [math.fsum(column) for column in zip(*parts, strict=True)]
+    return RowOf(dots, scaled, lowered, exponentials, total, weights, parts, output)
 
 
-def _projected(inputs: Tensor, matrices: Tensor, biases: Tensor | None) -> Tensor:
-    made = torch.stack([reference.project(inputs, matrix) for matrix in matrices])
-    return made if biases is None else made + biases[:, None]
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """How much the loss grows with each number of a `Worked`; each is shaped as what it is of."""
+
+    output: Tensor
+    joined: Tensor
+    Z: Tensor
+    V: Tensor
+    weights: Tensor
+    scaled: Tensor
+    scores: Tensor
+    Q: Tensor
+    K: Tensor
+    projections: Projections
 
 
-def _inputs(name: str, inputs: Tensor, matrix: Tensor) -> Tensor:
-    numbers = _numbers(name, inputs)
-    if numbers.ndim != 2 or not len(numbers) or numbers.shape[1] != matrix.shape[1]:
-        raise ShapeError(
-            f"steps: the inputs {name} are {_shape(numbers)}; expected (positions, "
-            f"{matrix.shape[1]}), since the matrices are {_shape(matrix)}. Give vectors "
-            f"of width {matrix.shape[1]}."
-        )
-    return numbers
+def squared_error(output: Tensor, wanted: Tensor) -> float:
+    """Half the squared distance of each output from what is wanted, the mean over the words.
+
+        L = 1 / (2 n) sum_i |output_i - T_i|^2
+
+    >>> squared_error(torch.tensor([[3.0], [1.0]]), torch.tensor([[1.0], [1.0]]))
+    1.0
+    """
+    return float((output - wanted).square().sum() / (2 * len(output)))
 
 
-def _numbers(name: str, matrix: Tensor) -> Tensor:
-    numbers = matrix.detach().cpu().double()
-    if not bool(torch.isfinite(numbers).all()):
-        raise InputError(f"steps: {name} holds a number that is not finite. Give finite numbers.")
-    return numbers
+def work_back(worked: Worked, wanted: Tensor) -> Gradients:
+    """Work multi-head attention backward, from the squared error to the matrices.
+
+        dO = (output - T) / n
+        dW_O = J^T dO,  dJ = dO W_O^T                J: the heads side by side, dJ: each its dZ
+        dA = dZ V^T,  dV = A^T dZ
+        ds_ij = A_ij (dA_ij - sum_k A_ik dA_ik)      0 where i may not look at j
+        dS = ds / sqrt(depth)
+        dQ = dS K,  dK = dS^T Q
+        dW_Q = X^T dQ,  dW_K = Y^T dK,  dW_V = Y^T dV
+
+    Those of biases are the sums of the rows of dQ, dK, dV and dO. dA is short for dL / dA: how much
+    the loss L grows with each number of A.
+
+    wanted: T, as the output.
+    Source: Rumelhart, Hinton and Williams 1986 (the chain rule, from the output back).
+    """
+    p, A = worked.projections, worked.weights
+    by_output = (worked.output - wanted) / len(wanted)
+    by_joined = by_output @ p["W_O"].T
+    by_Z = by_joined.reshape(len(by_joined), len(A), -1).transpose(0, 1)
+    by_A, by_V = by_Z @ worked.V.mT, A.mT @ by_Z
+    by_scaled = A * (by_A - (A * by_A).sum(-1, keepdim=True))
+    by_scores = by_scaled / worked.Q.shape[-1] ** 0.5
+    by_Q, by_K = by_scores @ worked.K, by_scores.mT @ worked.Q
+    gradients = {
+        "W_Q": worked.X.T @ by_Q, "W_K": worked.Y.T @ by_K, "W_V": worked.Y.T @ by_V,
+        "W_O": worked.joined.T @ by_output, "b_Q": by_Q.sum(1), "b_K": by_K.sum(1),
+        "b_V": by_V.sum(1), "b_O": by_output.sum(0),
+    }  # fmt: skip
+    return Gradients(
+        by_output, by_joined, by_Z, by_V, by_A, by_scaled, by_scores, by_Q, by_K,
+        {name: gradients[name] for name in p},
+    )  # fmt: skip
 
 
-def _shape(matrix: Tensor) -> str:
-    return str(tuple(matrix.shape))
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What gradient descent made of the matrices of a `Worked`.
+
+    wanted      T, what the output should be
+    rate        how far a step goes
+    back        the gradients before the first step
+    next        the same attention after one step
+    last        and after the last
+    losses      before each step, and after the last
+    """
+
+    wanted: Tensor
+    rate: float
+    back: Gradients
+    next: Worked
+    last: Worked
+    losses: tuple[float, ...]
+
+    @property
+    def steps(self) -> int:
+        """How many steps there were."""
+        return len(self.losses) - 1
+
+
+def learn(worked: Worked, wanted: Tensor, steps: int, rate: float) -> Learned:
+    """Let the matrices of an attention learn by plain gradient descent; embeddings stay.
+
+        W := W - rate dW,  of the loss `squared_error`
+
+    Args: worked: before the first step; wanted: T, as the output; steps: 1 or more; rate: above 0.
+    Raises: InputError: the loss grew without end.
+    """
+    back = work_back(worked, wanted)
+    following, gradients = worked, back.projections
+    losses = [squared_error(worked.output, wanted)]
+    made: list[Worked] = []
+    for step in range(1, steps + 1):
+        moved = {
+            name: matrix - rate * gradients[name] for name, matrix in following.projections.items()
+        }
+        following = work(worked.X, worked.Y, moved, worked.allowed)
+        gradients = work_back(following, wanted).projections
+        losses.append(squared_error(following.output, wanted))
+        if not losses[-1] < 1e6 * max(1.0, losses[0]):
+            raise InputError(
+                f"steps: the loss grew from {losses[0]:.3g} to {losses[-1]:.3g} in {step} "
+                f"step{'s' * (step > 1)} of rate {rate:g}, too far. Give a smaller --rate."
+            )
+        made = [*made[:1], following]
+    return Learned(wanted, rate, back, made[0], made[-1], tuple(losses))
