@@ -238,7 +238,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10.0}},
         "rope_parameters",
     ),
-    ("MarianMTModel", {"decoder_ffn_dim": 28}, "decoder_ffn_dim is 28, the encoder has 20"),
+    ("MarianMTModel", {"decoder_ffn_dim": 28}, "decoder_ffn_dim = 28"),
     ("MarianMTModel", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_emb"),
 ]
 
@@ -269,7 +269,7 @@ def test_bad_folders(tmp_path: Path) -> None:
     for wrong, message in (
         ({"n_embd": 48}, "config.json says"),
         ({"n_embd": "wide"}, "n_embd is 'wide'; expected a"),
-        ({"n_head": 5}, "a number that divides the width, 24"),
+        ({"n_head": 5}, "width 24 does not split into model.heads = 5"),
         ({"n_layer": 0}, "a whole number from 1 on"),
         ({"n_layer": 3}, "the weights lack transformer.h.2"),
     ):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import headloom
 from headloom.errors import InputError
 from headloom.models.configuration import Architecture
+from headloom.models.huggingface.conversion import stock_model
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
-from headloom.models.stock import stock_model
 from headloom.models.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
@@ -150,35 +150,31 @@ def test_later_choices_of_translators(norm: str) -> None:
         assert torch.allclose(logits, model(source, target), atol=1e-5)
 
 
+ROTARY = {"positions": "rotary"}
+
+
 @pytest.mark.parametrize(
     ("kind", "choices", "what"),
     [
-        (Transformer, {"positions": "rotary"}, 'model.positions "rotary". With a counterpart: sin'),
-        (Transformer, {"norm": "post", "positions": "learned"}, "With a counterpart: sinusoidal."),
-        (Transformer, {"tied": False}, "three embedding matrices"),
-        (Transformer, {"weights": "uniform"}, 'model.weights "uniform"'),
-        (Transformer, {"normalisation": "rms"}, 'model.normalisation "rms"'),
-        (Transformer, {"norm_epsilon": 0.1}, "model.norm_epsilon = 0.1"),
-        (LanguageModel, {"normalisation": "rms"}, 'model.normalisation "rms" beside this'),
-        (LanguageModel, {"output_bias": True}, "a bias of the scores"),
-        (
-            LanguageModel,
-            {"positions": "rotary", "normalisation": "rms"},
-            'model.feed_forward_kind "plain" beside RMS norms',
-        ),
-        (
-            LanguageModel,
-            {"positions": "rotary", "feed_forward_kind": "gated"},
-            'model.normalisation "layer" beside a gate',
-        ),
-        (LanguageModel, {"positions": "alibi"}, "sinusoidal, learned, none, rotary"),
-        (Transformer, {"positions": "buckets"}, "sinusoidal, learned, none"),
-        (LanguageModel, {"norm": "post"}, 'rotary, with model.norm "pre"'),
+        (Transformer, ROTARY, 'positions = "rotary"'),
+        (Transformer, {"norm": "post", "positions": "learned"}, 'positions = "learned"'),
+        (Transformer, {"positions": "buckets"}, 'positions = "buckets"'),
+        (Transformer, {"tied": False}, "tied = false"),
+        (Transformer, {"weights": "uniform"}, 'weights = "uniform"'),
+        (Transformer, {"normalisation": "rms"}, 'normalisation = "rms"'),
+        (Transformer, {"norm_epsilon": 0.1}, "norm_epsilon = 0.1"),
+        (LanguageModel, {"normalisation": "rms"}, 'normalisation = "rms"'),
+        (LanguageModel, {"output_bias": True}, "output_bias = true"),
+        (LanguageModel, ROTARY | {"normalisation": "rms"}, 'feed_forward_kind = "plain"'),
+        (LanguageModel, ROTARY | {"feed_forward_kind": "gated"}, 'normalisation = "layer"'),
+        (LanguageModel, ROTARY | {"depth": 6}, "depth = 6"),
+        (LanguageModel, {"positions": "alibi"}, 'positions = "alibi"'),
+        (LanguageModel, {"norm": "post"}, 'norm = "post"'),
     ],
 )
 def test_what_has_no_counterpart_is_named(
     kind: type[Transformer] | type[LanguageModel], choices: dict[str, Any], what: str
 ) -> None:
-    with pytest.raises(InputError, match="no architecture of Transformers has") as error:
+    with pytest.raises(InputError, match="no architecture of Transformers has model") as error:
         stock_model(drawn(kind, **choices))
     assert what in str(error.value)

@@ -57,5 +57,5 @@ def toml(config: RunConfig) -> str:
     lines = []
     for section, values in config.model_dump(mode="json", exclude_unset=True).items():
         lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        lines += [f"{key} = {json.dumps(v)}" for key, v in values.items() if v is not None]
     return "\n".join(lines)

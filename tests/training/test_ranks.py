@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,15 +31,13 @@ from headloom.training.progress import SilentListener
 from headloom.training.tasks import make_task
 
 ConfigMaker = Callable[..., RunConfig]
-Kind = Literal["ddp", "fsdp"]
-KINDS = pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 
 #: Reads jobs as JSON, one a line, and answers each with what its processes ended with: "" or the
 #: error. A process told to "die" kills itself before that step; a "strict" one ends by a warning.
 PARENT = """
 import faulthandler, json, os, signal, sys, tempfile, warnings
 from pathlib import Path
-import torch, torch.distributed.fsdp, torch.distributed.checkpoint
+import torch, torch.nn.parallel
 import headloom.training.loop as loop
 from headloom.training.config import load_config
 from headloom.training.progress import SilentListener
@@ -128,21 +126,13 @@ def alone(config: RunConfig, path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parallel", "optimiser"),
-    [
-        ("ddp", "adamw"),
-        ("fsdp", "muon"),
-        pytest.param("ddp", "muon"),
-        pytest.param("fsdp", "adamw"),
-    ],
-)
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
 def test_any_number_of_processes_learns_what_one_does(
-    parallel: Kind, optimiser: str, tiny: ConfigMaker, starter: Starter, tmp_path: Path
+    optimiser: str, tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
     config = tiny(
-        max_steps=40, average=0.9, accumulate=2, label_smoothing=0.1, parallel=parallel,
-        optimiser=optimiser, peak_learning_rate=3e-3,
+        max_steps=40, average=0.9, accumulate=2, label_smoothing=0.1, optimiser=optimiser,
+        peak_learning_rate=3e-3,
     )  # fmt: skip
     alone(config, tmp_path / "1")
     whole, _ = load_tensors(tmp_path / "1" / "best.safetensors", "weights")
@@ -158,11 +148,10 @@ def test_any_number_of_processes_learns_what_one_does(
 
 
 @pytest.mark.slow
-@KINDS
 def test_the_history_is_that_of_one_process(
-    parallel: Kind, tiny: ConfigMaker, starter: Starter, tmp_path: Path
+    tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
-    config = tiny(parallel=parallel)
+    config = tiny()
     alone(config, tmp_path / "1")
     assert starter.run(config, tmp_path / "2", 2) == ["", ""]
     one, two = (History(tmp_path / name / "history") for name in ("1", "2"))
@@ -178,19 +167,11 @@ def test_the_history_is_that_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parallel", "end"),
-    [
-        ("ddp", {"stop": 8}),
-        ("fsdp", {"die": [9, 1]}),
-        pytest.param("ddp", {"die": [7, 0]}),
-        pytest.param("fsdp", {"die": [7, 0]}),
-    ],
-)
+@pytest.mark.parametrize("end", [{"stop": 8}, {"die": [9, 1]}, {"die": [7, 0]}])
 def test_stopped_or_killed_and_gone_on_with_is_the_same_to_the_last_bit(
-    parallel: Kind, end: dict[str, Any], tiny: ConfigMaker, starter: Starter, tmp_path: Path
+    end: dict[str, Any], tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
-    config = tiny(model={"dropout": 0.2, "attention_dropout": 0.1}, average=0.9, parallel=parallel)
+    config = tiny(model={"dropout": 0.2, "attention_dropout": 0.1}, average=0.9)
     assert starter.run(config, tmp_path / "whole", 2) == ["", ""]
     ends = starter.run(config, tmp_path / "pieces", 2, **end)
     assert "" not in ends
@@ -203,10 +184,10 @@ def test_stopped_or_killed_and_gone_on_with_is_the_same_to_the_last_bit(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_one_process_goes_on_in_two_that_share_the_model(
+def test_a_checkpoint_of_one_process_goes_on_in_two(
     tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
-    config = tiny(optimiser="muon", parallel="fsdp")
+    config = tiny(optimiser="muon")
     alone(config, tmp_path / "1")
     assert starter.run(config, tmp_path / "run", 1, stop=7)[0]
     assert RunFolder(tmp_path / "run").checkpoint.exists()
@@ -245,10 +226,7 @@ def test_a_graph_is_learned_by_one_process(starter: Starter, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@KINDS
-def test_batch_norms_are_those_of_the_checkpoint(
-    parallel: Kind, starter: Starter, tmp_path: Path
-) -> None:
+def test_batch_norms_are_those_of_the_checkpoint(starter: Starter, tmp_path: Path) -> None:
     """Each process norms its own share; what is kept goes on the same, and was validated."""
     draw = np.random.default_rng(1)
     for part, size in (("train", 64), ("valid", 16)):
@@ -261,7 +239,7 @@ def test_batch_norms_are_those_of_the_checkpoint(
         "model": {"kind": "convolutional", "channels": [4, 4], "halved": [1], "attention": 0},
         "training": {
             "max_steps": 12, "batch_tokens": 1024, "validate_every": 4, "checkpoint_every": 5,
-            "warmup": 2, "parallel": parallel, "average": 0.9,
+            "warmup": 2, "average": 0.9,
         },
     }  # fmt: skip
     config = check_config(settings, "test")

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from headloom.errors import VerificationError, installing, optional_package
 from headloom.models.classifier import Classifier
-from headloom.models.stock import stock_model
-from headloom.models.stock_parts import StockModel
+from headloom.models.huggingface.conversion import StockModel, stock_model
 from headloom.training.inference import TrainedRun
 from headloom.training.pretrained_vocabulary import NO_TOKEN, PretrainedVocabulary
 from headloom.training.text import SPECIALS, Vocabulary

@@ -61,8 +61,8 @@ def export_model(
     Args:
         path: of the run.
         folder: to write; must not exist.
-        to: Transformers, as an architecture of its own (headloom.models.stock), CTranslate2, or
-            files that ONNX Runtime opens (headloom.models.plain).
+        to: Transformers, as an architecture of its own (headloom.models.huggingface),
+            CTranslate2, or files that ONNX Runtime opens (headloom.models.plain).
 
     Raises: InputError: that program cannot compute the model; DataError: no run, or the folder
         exists; VerificationError: numbers differ.

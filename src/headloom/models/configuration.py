@@ -135,22 +135,6 @@ class Architecture:
             **{**choices, "rotary_scaling": None if scaling is None else RotaryScaling(**scaling)}
         )
 
-    def later_choices(self) -> list[str]:
-        """The choices that models before 2019 did not have, by their keys, for a message."""
-        named = {
-            'model.normalisation "rms"': self.normalisation == "rms",
-            'model.feed_forward_kind "gated"': self.feed_forward_kind == "gated",
-            f'model.activation "{self.activation}"': self.activation in ("gelu-tanh", "silu"),
-            "model.biases = false": not self.biases,
-            f"model.norm_epsilon = {self.norm_epsilon}": self.norm_epsilon != 1e-5,
-            f"model.rotary_base = {self.rotary_base}": self.rotary_base != 10_000.0,
-            "scaled rotary positions": self.rotary_scaling is not None,
-            f"heads of depth {self.depth}": self.depth not in (None, self.width // self.heads),
-            "embeddings that are not scaled": not self.scaled_embeddings,
-            "a bias of the scores": self.output_bias,
-        }
-        return [name for name, there in named.items() if there]
-
     @property
     def embedding_factor(self) -> float:
         """What embeddings are multiplied by."""

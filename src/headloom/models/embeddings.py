@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
@@ -13,7 +14,7 @@ from headloom.models.blocks import norm_of
 from headloom.models.configuration import Architecture
 from headloom.models.dense import Dropout
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "position_table"]
 
 
 def _rows(table: nn.Embedding, name: str, ids: Tensor) -> Tensor:
@@ -115,3 +116,13 @@ class Embedding(WithConstants):
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of every token of the vocabulary, (..., vocabulary), from outputs (..., width)."""
         return outputs @ self.tokens.weight.T
+
+
+def position_table(embedding: Embedding) -> Tensor:
+    """What is added at each position, (max_length, width); zeros where it is nothing."""
+    architecture = embedding.architecture
+    if architecture.positions == "learned":
+        return embedding.positions.weight
+    if architecture.positions == "sinusoidal":
+        return sinusoidal(architecture.max_length, architecture.width)
+    return torch.zeros(architecture.max_length, architecture.width)

@@ -31,10 +31,9 @@ from headloom.mechanism.positions import Buckets
 from headloom.models.blocks import DecoderBlock, EncoderBlock, FeedForward
 from headloom.models.classifier import Classifier, pooled
 from headloom.models.convolutional import ConvolutionalClassifier
-from headloom.models.embeddings import Embedding
+from headloom.models.embeddings import Embedding, position_table
 from headloom.models.image_attention import ImageSelfAttention
 from headloom.models.language_model import LanguageModel
-from headloom.models.stock_parts import position_table
 from headloom.models.transformer import Transformer
 from headloom.models.vision_transformer import VisionTransformer
 

@@ -9,46 +9,57 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-import torch
-from torch import nn
-
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject
 from headloom.formats.run import RunFolder, is_run
 from headloom.formats.tensors import load_tensors
 from headloom.models.configuration import Architecture
+from headloom.models.predictor import Predictor
 from headloom.training.config import RunConfig, check_config
 from headloom.training.data import DataDescription
 from headloom.training.ranks import Ranks
 from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 
-__all__ = ["begin", "check_best", "extend", "held_signals"]
+__all__ = ["begin", "check_best", "extend", "held_signals", "tried"]
 
 #: What ends a run. Where it is raised, or given up, the same run goes on.
 _ENDS = ("training.max_steps", "training.max_epochs", "training.patience")
 _PUT_BACK = "Put a copy back, or train again in another folder with --run."
 
 
-def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tuple[RunFolder, Task]:
+def tried(config: RunConfig, task: Task) -> Predictor:
+    """A model as a new run would begin with it, before anything is made on disk.
+
+    Raises: InputError: its positions end before the longest text does.
+    """
+    model = build_model(config, task.description)
+    begin_model(config, task, model)
+    architecture = getattr(model, "architecture", None)
+    room = architecture.room if isinstance(architecture, Architecture) else None
+    if room is not None and (longest := task.longest()) > room:
+        raise InputError(
+            f"model.max_length is {room}, the longest text has {longest} tokens. Set "
+            f"model.max_length to {longest} or more, or {task.shorter}."
+        )
+    return model
+
+
+def begin(
+    config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack, task: Task | None
+) -> tuple[RunFolder, Task]:
     """The folder of a run, which is this training's until the stack ends, and its task.
 
     Of several processes the first makes the folder, and the vocabulary; the others read them.
 
+    Args: task: of a new run, with its data read; None: the run goes on, or another process begins.
     Raises: HeadloomError: the data cannot be used, the folder holds another run or is damaged.
     """
-    if ranks.count > 1 and not config.task.divisible:
-        raise InputError(
-            f"task.kind {config.task.kind!r}: a graph is learned as a whole, by one process. "
-            "Leave --processes out."
-        )
     if ranks.leader:
-        with ranks.led():
-            folder, task = _lead(config, path, ranks, stack)
-            if config.task.place is not None:
-                folder.keep_place(Path(getattr(config.task, config.task.place)))
-            return folder, task
-    ranks.follow()
+        folder, task = _lead(config, path, stack, task)
+        if config.task.place is not None:
+            folder.keep_place(Path(getattr(config.task, config.task.place)))
+        return folder, task
     if not is_run(path):
         raise InputError(
             f"{path}: process {ranks.number} of {ranks.count} does not see this folder, which "
@@ -58,29 +69,19 @@ def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
     return folder, make_task(config, DataDescription.load(folder))
 
 
-def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tuple[RunFolder, Task]:
-    if not is_run(path):
-        # Read the data and try the model before anything is made on disk: a mistake there leaves
-        # nothing behind.
-        task = make_task(config)
-        with torch.no_grad():
-            trial = build_model(config, task.description)
-            begin_model(config, task, trial)
-            _check_trial(task, trial, ranks)
-            trial(**task.probe().inputs)
-        stack.enter_context(RunFolder.training_lock(path))
-        if not is_run(path):
-            folder = RunFolder.create(path, config.model_dump(mode="json"))
-            try:
-                task.description.save(folder)
-            except BaseException:
-                # Without its data it has not begun: where the lock ends, what was made is removed.
-                (path / "run.json").unlink(missing_ok=True)
-                raise
-            return folder, task
-        # Another process has begun the same run meanwhile, and ended.
-    else:
-        stack.enter_context(RunFolder.training_lock(path))
+def _lead(
+    config: RunConfig, path: Path, stack: ExitStack, task: Task | None
+) -> tuple[RunFolder, Task]:
+    stack.enter_context(RunFolder.training_lock(path))
+    if task is not None and not is_run(path):
+        folder = RunFolder.create(path, config.model_dump(mode="json"))
+        try:
+            task.description.save(folder)
+        except BaseException:
+            # Without its data it has not begun: where the lock ends, what was made is removed.
+            (path / "run.json").unlink(missing_ok=True)
+            raise
+        return folder, task
     folder = RunFolder.open(path)
     _check_same(folder, config)
     if folder.state == "finished" and not folder.checkpoint.exists():
@@ -94,23 +95,6 @@ def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
     if known is None:
         task.description.save(folder)
     return folder, task
-
-
-def _check_trial(task: Task, model: nn.Module, ranks: Ranks) -> None:
-    """Raise an InputError where processes cannot share a model, or its positions end too early."""
-    single = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
-    if ranks.sharded and single:
-        raise InputError(
-            f'training.parallel = "fsdp": {single[0]} is a single number, of which there are no '
-            'shares. Choose "ddp".'
-        )
-    architecture = getattr(model, "architecture", None)
-    room = architecture.room if isinstance(architecture, Architecture) else None
-    if room is not None and (longest := task.longest()) > room:
-        raise InputError(
-            f"model.max_length is {room}, the longest text has {longest} tokens. Set "
-            f"model.max_length to {longest} or more, or {task.shorter}."
-        )
 
 
 def _saved(folder: RunFolder) -> JsonObject:
@@ -153,16 +137,13 @@ def extend(folder: RunFolder, config: RunConfig) -> None:
         folder.set_config(content)
 
 
-def _differences(
-    before: object, after: object, place: str = ""
-) -> Iterator[tuple[str, object, object]]:
+def _differences(before: JsonObject, after: JsonObject) -> Iterator[tuple[str, object, object]]:
     """Each key at which two configurations differ, with both values: "model.width", 256, 128."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in sorted({*before, *after}):
-            where = f"{place}.{key}" if place else key
-            yield from _differences(before.get(key), after.get(key), where)
-    elif before != after:
-        yield place, before, after
+    for section in before:
+        one, two = before[section], after[section]
+        for key in sorted({*one, *two}):
+            if one.get(key) != two.get(key):
+                yield f"{section}.{key}", one.get(key), two.get(key)
 
 
 def check_best(folder: RunFolder, step: int) -> None:

@@ -15,9 +15,8 @@ from headloom.errors import DataError
 from headloom.formats.files import JsonObject
 from headloom.formats.run import RunFolder
 from headloom.formats.tensors import load_tensors, save_tensors
-from headloom.models.predictor import Predictor
 from headloom.training.optimisation import Better
-from headloom.training.ranks import Ranks, placed, whole
+from headloom.training.ranks import Ranks
 
 __all__ = [
     "Averaged",
@@ -89,21 +88,13 @@ class Position:
 
 
 class Averaged:
-    """A model that learns, the running mean of its weights, and a whole copy where it is sharded.
+    """A model that learns, and the running mean of its weights; decay 0: there is none.
 
-    mean: the running mean of each parameter; None: there is none.
-
-    Args:
-        model: as it learns; where it is sharded, every method is called by all processes.
-        decay: of the mean; 0: there is none.
-        copy: the same model with whole matrices, for the process that validates a sharded one.
-        sharded: whether each process holds a share of the matrices only.
+    mean: of each parameter, or None.
     """
 
-    def __init__(
-        self, model: Predictor, decay: float, copy: Predictor | None, *, sharded: bool
-    ) -> None:
-        self.model, self.copy, self.sharded, self.decay = model, copy, sharded, decay
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
         parameters = model.named_parameters()
         self.mean = {name: p.detach().clone() for name, p in parameters} if decay else None
 
@@ -113,58 +104,28 @@ class Averaged:
 
         steps: done, this one too.
         """
-        if self.mean is None:
-            return
-        decay = min(self.decay, steps / (steps + 10))
-        weights = [parameter.detach() for parameter in self.model.parameters()]
-        torch._foreach_lerp_(list(self.mean.values()), weights, 1 - decay)
+        if self.mean is not None:
+            decay = min(self.decay, steps / (steps + 10))
+            weights = [parameter.detach() for parameter in self.model.parameters()]
+            torch._foreach_lerp_(list(self.mean.values()), weights, 1 - decay)
 
     @contextmanager
-    def applied(self) -> Iterator[Predictor]:
-        """The model with the mean of its weights, where there is one."""
-        if self.sharded:
-            yield self._filled(self.mean)
-            return
+    def applied(self) -> Iterator[None]:
+        """The model has the mean as its weights, where there is one, while the block runs."""
         if self.mean is None:
-            yield self.model
+            yield
             return
         own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._copy(self.mean)
         try:
-            self._copy(self.mean)
-            yield self.model
+            yield
         finally:
             self._copy(own)
 
     @torch.no_grad()
     def _copy(self, weights: dict[str, Tensor]) -> None:
-        parameters = dict(self.model.named_parameters())
-        for name, value in weights.items():
-            parameters[name].copy_(value)
-
-    def whole(self) -> Predictor:
-        """The model with whole matrices, and their gradients where there are some."""
-        return self._filled(None) if self.sharded else self.model
-
-    @torch.no_grad()
-    def _filled(self, weights: dict[str, Tensor] | None) -> Predictor:
-        """The copy, given parameters of which each process holds a share: by default the model's.
-
-        Where this process has no copy, the model, which nothing is to be asked of.
-        """
-        copies = {} if self.copy is None else dict(self.copy.named_parameters())
         for name, parameter in self.model.named_parameters():
-            value = whole((weights or {}).get(name, parameter).detach())
-            gradient = None if parameter.grad is None else whole(parameter.grad)
-            if name in copies:
-                copies[name].copy_(value)
-                copies[name].grad = gradient
-        # Others, as tables of positions, each model makes for itself, as long as it needs them.
-        kept = self.model.state_dict().keys()
-        buffers = dict(self.model.named_buffers())
-        for name, buffer in () if self.copy is None else self.copy.named_buffers():
-            if name in kept:
-                buffer.copy_(buffers[name])
-        return self.model if self.copy is None else self.copy
+            parameter.copy_(weights[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,13 +177,11 @@ class Learner:
                 "training.average."
             )
         for name, value in average.items():
-            value.copy_(placed(parts["average"][name], value))
-        groups = [group for each in self.optimisers for group in each.param_groups]
-        parameters = [parameter for group in groups for parameter in group["params"]]
+            value.copy_(parts["average"][name])
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimiser"].items():
             index, _, key = name.partition("/")
-            state.setdefault(int(index), {})[key] = placed(tensor, parameters[int(index)])
+            state.setdefault(int(index), {})[key] = tensor
         for first, optimiser in self._numbered():
             content = optimiser.state_dict()
             count = sum(len(group["params"]) for group in optimiser.param_groups)
@@ -231,21 +190,15 @@ class Learner:
 
 
 def save_checkpoint(folder: RunFolder, learner: Learner, position: Position, ranks: Ranks) -> None:
-    """Write a checkpoint, whole or not at all.
+    """Write a checkpoint, whole or not at all; every process calls this, the first one writes.
 
     It holds the weights, their running mean if there is one, the optimisers' moments, torch's
     random states and the position. Batches follow from seed and position, so they need no state.
-    Every process that trains the model calls this: tensors that they share are put together, one
-    after the other, and the first process writes them.
     """
     states = ranks.random_states()
-    tensors = {}
-    for name, tensor in learner.tensors().items():
-        value = whole(tensor)
-        if ranks.leader:
-            tensors[name] = value
     if not ranks.leader:
         return
+    tensors = learner.tensors()
     if ranks.count == 1:
         tensors["random_state"] = states[0]
     else:
@@ -273,9 +226,9 @@ def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks
             torch.set_rng_state(states[mine])
         else:
             draw_anew(seed, position.step, ranks)
-    except DataError:
-        raise
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{path}: this checkpoint is of another version of headloom.") from error
     return position
 
@@ -315,4 +268,4 @@ def _fill(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
             f"{path}: these weights are of another model than the run's config.json describes."
         )
     for name, value in weights.items():
-        value.copy_(placed(tensors[name], value))
+        value.copy_(tensors[name])

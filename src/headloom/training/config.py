@@ -16,7 +16,6 @@ from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
 from headloom.models.dense import Products
 from headloom.training.optimisation import Better, Schedule
-from headloom.training.ranks import Parallel
 from headloom.training.sections import ModelConfig, Section, TaskConfig, TaskSection
 
 __all__ = ["RunConfig", "TrainingConfig", "check_config", "load_config"]
@@ -35,10 +34,6 @@ class TrainingConfig(Section):
         4_096, ge=1, le=2**30, description="tokens in a batch, padding included"
     )
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
-    parallel: Parallel = Field(
-        "ddp",
-        description="with several processes: each holds the whole model (ddp), or a share (fsdp)",
-    )
     products: Products = Field(
         "float32",
         description="of linear layers; float32-tiles: on a matrix unit, as exact, quicker where "

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from headloom.errors import InputError, is_out_of_memory
 from headloom.formats.files import JsonObject
 from headloom.formats.history import History, is_snapshot_step, write_snapshot
-from headloom.formats.run import RunFolder
+from headloom.formats.run import RunFolder, is_run
 from headloom.formats.tensors import read_notes
 from headloom.mechanism.watching import layers_of
 from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
-from headloom.training.beginning import begin, check_best, extend, held_signals
+from headloom.training.beginning import begin, check_best, extend, held_signals, tried
 from headloom.training.checkpoint import (
     Averaged,
     Learner,
@@ -38,10 +38,10 @@ from headloom.training.config import RunConfig, TrainingConfig
 from headloom.training.optimisation import learning_rate, predictor_loss
 from headloom.training.optimisers import make_optimisers
 from headloom.training.progress import Listener
-from headloom.training.ranks import GroupError, Objective, Ranks, joined, whole
+from headloom.training.ranks import GroupError, Objective, Ranks, joined
 from headloom.training.recording import snapshot
 from headloom.training.sections import PretrainedConfig
-from headloom.training.tasks import begin_model, build_model
+from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 from headloom.training.validation import evaluate_batches
 
@@ -81,8 +81,20 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
 
     Raises: HeadloomError: the data cannot be used, the folder holds another run or is damaged.
     """
-    with joined(config.training.parallel) as ranks, ExitStack() as stack:
-        folder, task = begin(config, path, ranks, stack)
+    with joined() as ranks, ExitStack() as stack:
+        if ranks.count > 1 and not config.task.divisible:
+            raise InputError(
+                f"task.kind {config.task.kind!r}: a graph is learned as a whole, by one process. "
+                "Leave --processes out."
+            )
+        with ranks.leader_first():
+            task = None
+            if ranks.leader and not is_run(path):
+                # What is wrong with the data or the model leaves nothing on disk.
+                task = make_task(config)
+                with torch.no_grad():
+                    tried(config, task)(**task.probe().inputs)
+            folder, task = begin(config, path, ranks, stack, task)
         training = _Training(config, folder, task, listener, ranks)
         if ranks.leader:
             extend(folder, config)
@@ -128,11 +140,9 @@ class _Training:
             begin_model(config, task, self.model)
         #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
         self.follows = self.settings.history and bool(layers_of(self.model))
-        copies = ranks.sharded and ranks.leader
-        copy = build_model(config, task.description) if copies else None
         self.objective = ranks.distribute(_Loss(self.model, task.ignored, self.settings.products))
         draw_anew(self.settings.seed, 0, ranks)
-        self.averaged = Averaged(self.model, self.settings.average, copy, sharded=ranks.sharded)
+        self.averaged = Averaged(self.model, self.settings.average)
         optimisers = make_optimisers(self.model, self.settings)
         self.learner = Learner(self.model, self.averaged.mean, optimisers)
         self.probe = task.probe()
@@ -140,11 +150,9 @@ class _Training:
         self.validation = ranks.validated_by(batches)
         self.position = load_checkpoint(folder, self.learner, self.settings.seed, ranks)
         if self.position.best_loss is not None:
-            if ranks.leader:
-                with ranks.led():
+            with ranks.leader_first():
+                if ranks.leader:
                     check_best(folder, self.position.best_step)
-            else:
-                ranks.follow()
 
     def run(self) -> TrainingResult:
         """Step until the end, or until a signal comes.
@@ -301,7 +309,7 @@ class _Training:
         if not self.settings.clip_norm:
             return None
         length = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        norm = float(whole(length))
+        norm = float(length)
         self._check_finite("gradient's norm", norm)
         return norm
 
@@ -329,9 +337,9 @@ class _Training:
         position, ranks = self.position, self.ranks
         ranks.align(self.model)
         self.model.eval()
-        with self.averaged.applied() as model:
-            model.eval()
-            found = ranks.pooled(evaluate_batches(model, self.validation, self.task.ignored))
+        with self.averaged.applied():
+            batches = evaluate_batches(self.model, self.validation, self.task.ignored)
+            found = ranks.pooled(batches)
             loss = found.loss
             self._check_finite("validation loss", loss)
             better, progress = position.judge(loss, found.accuracy, self.settings.better)
@@ -339,7 +347,7 @@ class _Training:
                 position.best_step = position.step
                 notes = {"step": position.step, "validation_loss": loss}
                 if ranks.leader:
-                    save_weights(self.folder.best, model, notes)
+                    save_weights(self.folder.best, self.model, notes)
             position.without_better = 0 if progress else position.without_better + 1
         self.model.train()
         report = {
@@ -354,9 +362,9 @@ class _Training:
         self.listener.validated(position, report, better)
 
     def _snapshot(self, loss: float | None, *, gradients: bool) -> None:
-        model = self.averaged.whole()
         if self.ranks.leader:
-            state = snapshot(model, self.probe, self.position.step, loss, gradients=gradients)
+            step = self.position.step
+            state = snapshot(self.model, self.probe, step, loss, gradients=gradients)
             write_snapshot(self.folder.history, state)
 
     def _check_finite(self, what: str, value: float) -> None:
@@ -377,8 +385,7 @@ class _Training:
 
     def _checkpoint(self) -> None:
         for parameter in self.model.parameters():
-            total = whole(parameter.detach().sum())
-            self._check_finite("sum of a matrix", float(total))
+            self._check_finite("sum of a matrix", float(parameter.detach().sum()))
         self._take_time()
         self.ranks.align(self.model)
         save_checkpoint(self.folder, self.learner, self.position, self.ranks)

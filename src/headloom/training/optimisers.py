@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from headloom.models.dense import multiplies_bfloat16
 from headloom.models.predictor import Predictor
 from headloom.training.config import TrainingConfig
-from headloom.training.ranks import placed, whole
 
 __all__ = ["Muon", "make_optimisers", "orthogonal"]
 
@@ -105,14 +104,13 @@ class Muon(torch.optim.Optimizer):
                 self.state[matrix]["momentum"] = torch.zeros_like(matrix)
         means = [self.state[matrix]["momentum"] for matrix in matrices]
         torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
-        ahead = map(whole, torch._foreach_lerp(gradients, means, group["momentum"]))
+        ahead = torch._foreach_lerp(gradients, means, group["momentum"])
         steps = orthogonal(torch.stack(list(ahead)).to(self.dtype)).to(matrices[0].dtype)
         rows, columns = matrices[0].shape
         rate = group["lr"] * max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:
             torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        parts = [placed(step, matrix) for step, matrix in zip(steps, matrices, strict=True)]
-        torch._foreach_add_(matrices, parts, alpha=-rate)
+        torch._foreach_add_(matrices, list(steps), alpha=-rate)
 
 
 def _by_shape(parameters: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -15,9 +15,8 @@ from torch import Tensor
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject
 from headloom.models.configuration import Architecture
-from headloom.models.huggingface.families import load_model
-from headloom.models.huggingface.folder import Settings
-from headloom.models.huggingface.tokens import named_tokens, read_tokenizer
+from headloom.models.huggingface.conversion import load_model
+from headloom.models.huggingface.folder import Settings, named_tokens, read_tokenizer
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
 from headloom.models.text_encoder import TextEncoder

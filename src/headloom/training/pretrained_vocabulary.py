@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from headloom.errors import DataError
 from headloom.formats.files import JsonObject, read_text
 from headloom.formats.manifest import misfit
-from headloom.models.huggingface.tokens import NamedTokens
+from headloom.models.huggingface.folder import NamedTokens
 from headloom.training.text import Vocabulary
 
 __all__ = ["NO_TOKEN", "PretrainedVocabulary"]

@@ -1,12 +1,8 @@
 """The processes that train one model together: what each learns from, and how they agree.
 
-Each step's batch is the same for any number of processes: each learns from its share of it, and the
-gradients are summed. With "ddp" each process holds the whole model; with "fsdp" each holds a share
-of every matrix, of its gradient and of the optimiser's moments, and a block's matrices are put
-together while the block computes (Li et al. 2020; Zhao et al. 2023).
-
-`torchrun` or `headloom train --processes` starts the processes; torch.distributed carries what they
-send.
+Each step's batch is the same for any number of processes: each holds the whole model and learns
+from its share of the batch, and the gradients are summed (Li et al. 2020). `torchrun` or `headloom
+train --processes` starts the processes; torch.distributed carries what they send.
 """
 
 from __future__ import annotations
@@ -14,10 +10,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -28,12 +23,7 @@ from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.validation import Evaluation
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
-__all__ = ["MEETING", "GroupError", "Objective", "Parallel", "Ranks", "joined", "placed", "whole"]
-
-Parallel = Literal["ddp", "fsdp"]
+__all__ = ["MEETING", "GroupError", "Objective", "Ranks", "joined"]
 
 #: Where the processes of one machine meet: a folder, so that nothing listens on the network.
 MEETING = "HEADLOOM_MEETING"
@@ -62,11 +52,10 @@ class Ranks:
     """One of the processes that train a model: alone, or with others, each of which calls the same.
 
     number: of this process, from 0; count: how many there are.
-    sharded: whether each process holds a share of the model only.
     """
 
-    def __init__(self, number: int = 0, count: int = 1, *, sharded: bool = False) -> None:
-        self.number, self.count, self.sharded = number, count, sharded
+    def __init__(self, number: int = 0, count: int = 1) -> None:
+        self.number, self.count = number, count
         self._launcher = os.getppid()
 
     @property
@@ -82,9 +71,6 @@ class Ranks:
         """The same function, computed on all processes; its model is the same before on all."""
         if self.count == 1:
             return objective
-        return self._sharded(objective) if self.sharded else self._replicated(objective)
-
-    def _replicated(self, objective: Objective) -> nn.Module:
         # Without a look for unused parameters, torch orders the gradients anew after the first
         # step, and a training that goes on would then round other sums than one that never stopped.
         # Buffers are the same everywhere: none is learned from a share of a batch but those of
@@ -98,24 +84,14 @@ class Ranks:
                 objective, find_unused_parameters=True, broadcast_buffers=norms
             )
 
-    def _sharded(self, objective: Objective) -> nn.Module:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-        mesh = init_device_mesh("cpu", (self.count,))
-        for layers in objective.model.modules():
-            if isinstance(layers, nn.ModuleList):
-                for layer in layers:
-                    fully_shard(layer, mesh=mesh)
-        fully_shard(objective.model, mesh=mesh)
-        register_fsdp_forward_method(objective.model, "outputs")
-        return objective
-
-    def learning(self, objective: nn.Module, last: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def learning(self, objective: nn.Module, last: bool) -> Iterator[None]:
         """Round the passes over a batch; last: of its step, after which gradients are the sums."""
         if last or not isinstance(objective, nn.parallel.DistributedDataParallel):
-            return nullcontext()
-        return _unsummed(objective)
+            yield
+        else:
+            with objective.no_sync():
+                yield
 
     def total(self, *values: float) -> list[float]:
         """The sum of each value over all processes."""
@@ -127,8 +103,6 @@ class Ranks:
 
     def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches of the validation data that this process looks at."""
-        if self.sharded:
-            return batches if self.leader else ()
         return batches[self.number :: self.count]
 
     def pooled(self, part: Evaluation) -> Evaluation:
@@ -148,22 +122,22 @@ class Ranks:
         return states
 
     @contextmanager
-    def led(self) -> Iterator[None]:
-        """What the leader does first, while the others wait for it with `follow`."""
+    def leader_first(self) -> Iterator[None]:
+        """A block that the leader runs before the others do.
+
+        Raises: GroupError: in the others, where the leader could not.
+        """
         flag = torch.zeros(1)
+        if not self.leader:
+            dist.broadcast(flag, src=0)
+            if not flag:
+                raise GroupError("the first process could not begin.")
         try:
             yield
             flag += 1
         finally:
-            if self.count > 1:
+            if self.leader and self.count > 1:
                 dist.broadcast(flag, src=0)
-
-    def follow(self) -> None:
-        """Wait for what the leader does first. Raises: GroupError: it could not."""
-        flag = torch.zeros(1)
-        dist.broadcast(flag, src=0)
-        if not flag:
-            raise GroupError("the first process could not begin.")
 
     def align(self, model: nn.Module) -> None:
         """Give all processes the first one's buffers, as the running means of batch norms are."""
@@ -179,13 +153,7 @@ class Ranks:
 
 
 @contextmanager
-def _unsummed(objective: nn.parallel.DistributedDataParallel) -> Iterator[None]:
-    with objective.no_sync():
-        yield
-
-
-@contextmanager
-def joined(parallel: Parallel) -> Iterator[Ranks]:
+def joined() -> Iterator[Ranks]:
     """The processes that were started to train together; alone where this one was not started so.
 
     Raises: GroupError: another process ended.
@@ -211,7 +179,7 @@ def joined(parallel: Parallel) -> Iterator[Ranks]:
             ) from error
     _KEPT.append(dist.group.WORLD)
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), sharded=parallel == "fsdp")
+        yield Ranks(dist.get_rank(), dist.get_world_size())
         dist.barrier()  # nobody leaves while another still waits for what was sent
     except (dist.DistError, RuntimeError) as error:
         connection = ("gloo", "connection", "connect", "socket", "peer")
@@ -223,29 +191,3 @@ def joined(parallel: Parallel) -> Iterator[Ranks]:
         raise GroupError("another process of this training ended.") from error
     finally:
         dist.destroy_process_group()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor with all its parts; where it is shared, every process must ask for it."""
-    shared = _shared(tensor)
-    return tensor if shared is None else shared.full_tensor()
-
-
-def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """What this process holds of a whole tensor, where another of its shape is shared."""
-    shared = _shared(like)
-    if shared is None or _shared(tensor) is not None or tensor.shape != like.shape:
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    # Each process has the whole: nothing is sent.
-    return distribute_tensor(tensor, shared.device_mesh, shared.placements, src_data_rank=None)
-
-
-def _shared(tensor: Tensor) -> DTensor | None:
-    """A tensor as a shared one; None: it is whole."""
-    if type(tensor) in (Tensor, nn.Parameter) and not hasattr(tensor, "full_tensor"):
-        return None  # without the import, which takes a second
-    from torch.distributed.tensor import DTensor
-
-    return tensor if isinstance(tensor, DTensor) else None

@@ -1,358 +1,258 @@
-"""The four families: what their settings are in headloom's words, and where their weights go.
+"""Families of Transformers that compute what headloom's models compute: their settings, both ways.
 
 Sources: Devlin et al. 2019 (BERT); Radford et al. 2019 (GPT-2); Touvron et al. 2023 (Llama);
-Junczys-Dowmunt et al. 2018 (Marian).
+Black et al. 2022 (GPT-NeoX); Junczys-Dowmunt et al. 2018 (Marian); Zhang et al. 2020 (Pegasus).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
-from torch import nn
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 
 from headloom.errors import InputError
-from headloom.mechanism.positions import sinusoidal
-from headloom.mechanism.rotary import RotaryScaling
-from headloom.models.blocks import DecoderBlock, EncoderBlock
-from headloom.models.configuration import Architecture
-from headloom.models.huggingface.folder import (
-    Settings,
-    Tensors,
-    copied,
-    fill_attention,
-    fill_linear,
-    fill_norm,
-    fill_table,
-    read_tensors,
-)
-from headloom.models.language_model import LanguageModel
-from headloom.models.predictor import Predictor
-from headloom.models.rotary_settings import read_rotary
-from headloom.models.text_encoder import EncoderHead, TextEncoder
-from headloom.models.transformer import Transformer
+from headloom.formats.files import JsonObject
+from headloom.mechanism.rotary import RotaryScaling, ScalingKind
+from headloom.models.configuration import ActivationKind, Architecture
+from headloom.models.huggingface import layouts
+from headloom.models.huggingface.folder import Settings
+from headloom.models.huggingface.layouts import Layout
 
-__all__ = ["load_model"]
+__all__ = [
+    "BERT", "GPT2", "LLAMA", "MARIAN", "NEOX", "PEGASUS", "Family", "read_rotary",
+    "rope_parameters",
+]  # fmt: skip
+
+#: Activations by the names that Transformers has; the last one of several is written.
+_ACTIVATIONS: Mapping[str, ActivationKind] = {
+    "relu": "relu", "gelu_python": "gelu", "gelu": "gelu", "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "swish": "silu", "silu": "silu",
+}  # fmt: skip
+#: Choices of an architecture that no weight depends on, or that only other positions have.
+_FREE = {
+    "encoder_layers", "decoder_layers", "dropout", "attention_dropout", "max_length", "clip",
+    "buckets", "max_distance", "positions", "rotary_base", "rotary_scaling", "depth",
+}  # fmt: skip
 
 
-def load_model(folder: Path, settings: Settings) -> Predictor:
-    """The model of a folder, in evaluation mode.
+_Value = int | float | bool | str
+_Default = _Value | Callable[[dict[str, _Value]], _Value]
 
-    Raises: InputError: an architecture or a setting that headloom's models do not have. DataError:
-        a file is missing or damaged.
+
+@dataclass(frozen=True)
+class Family:
+    """What one family's config.json says of an architecture.
+
+    model: the class of Transformers.
+    layout: where its weights are.
+    sizes: keys and their defaults, by our names; a function gets the choices before it.
+    fixed: what all of the family have, where that is not our default.
+    positions: that it has, or that a table of learned ones can hold.
+    written: our choices that it lacks, and that weights can make up for.
     """
-    families = {"bert": _bert, "gpt2": _gpt2, "llama": _llama, "marian": _marian}
-    kind = settings.get("model_type", "")
-    if kind not in families:
-        raise InputError(
-            f"{folder}: model_type {kind!r}; headloom's own models hold {', '.join(families)}. "
-            "Trace others by headloom.trace, which needs no copy of them."
-        )
-    tensors = read_tensors(folder)
-    model = families[kind](settings, tensors)
-    tensors.check_used()
-    nn.Module.eval(model)
-    return model
 
+    model: str
+    layout: Layout
+    sizes: Mapping[str, tuple[str, _Default]]
+    fixed: Mapping[str, object]
+    positions: tuple[str, ...] = ("learned", "sinusoidal", "none")
+    written: tuple[str, ...] = ("kv_heads", "biases", "scaled_embeddings", "tied")
 
-def _heads(settings: Settings, key: str, default: int, width: int) -> int:
-    heads = settings.size(key, default)
-    if width % heads:
-        raise settings.wrong(key, f"a number that divides the width, {width}")
-    return heads
-
-
-def _bert(settings: Settings, tensors: Tensors) -> TextEncoder:
-    settings.expect("is_decoder", False)
-    settings.expect("add_cross_attention", False)
-    settings.expect("position_embedding_type", "absolute")
-    width = settings.size("hidden_size", 768)
-    architecture = Architecture(
-        width=width,
-        heads=_heads(settings, "num_attention_heads", 12, width),
-        feed_forward=settings.size("intermediate_size", 3072),
-        encoder_layers=settings.size("num_hidden_layers", 12),
-        positions="learned",
-        max_length=settings.size("max_position_embeddings", 512),
-        norm="post",
-        norm_epsilon=settings.get("layer_norm_eps", 1e-12),
-        activation=settings.activation("hidden_act", "gelu"),
-        dropout=settings.get("hidden_dropout_prob", 0.1),
-        attention_dropout=settings.get("attention_probs_dropout_prob", 0.1),
-        scaled_embeddings=False,
-        tied=settings.get("tie_word_embeddings", True),
-    )
-    tokens, classes = tensors.has("cls.predictions.transform.dense.weight"), 0
-    head: EncoderHead = "tokens" if tokens else "none"
-    if tensors.has("classifier.weight"):
-        head, classes = "classes", tensors.sizes("classifier.weight")[0]
-    start = "bert." if tensors.has("bert.embeddings.word_embeddings.weight") else ""
-    model = TextEncoder(
-        settings.size("vocab_size", 30522),
-        architecture,
-        segments=settings.size("type_vocab_size", 2),
-        head=head,
-        classes=classes,
-        pooler=tensors.has(f"{start}pooler.dense.weight"),
-        padding=settings.get("pad_token_id", 0),
-    )
-    embedding, before = model.embedding, f"{start}embeddings"
-    fill_table(tensors, f"{before}.word_embeddings.weight", embedding.tokens)
-    fill_table(tensors, f"{before}.position_embeddings.weight", embedding.positions)
-    if embedding.segments is not None:
-        fill_table(tensors, f"{before}.token_type_embeddings.weight", embedding.segments)
-    fill_norm(tensors, f"{before}.LayerNorm", embedding.norm)
-    for number, block in enumerate(model.encoder):
-        if isinstance(block, EncoderBlock):
-            _bert_layer(tensors, f"{start}encoder.layer.{number}", block)
-    if model.pooler is not None:
-        fill_linear(tensors, f"{start}pooler.dense", model.pooler)
-    if head == "classes":
-        fill_linear(tensors, "classifier", model.output)
-    elif head == "tokens":
-        predictions = "cls.predictions"
-        fill_linear(tensors, f"{predictions}.transform.dense", model.transform)
-        fill_norm(tensors, f"{predictions}.transform.LayerNorm", model.transform_norm)
-        # A decoder that is not tied to the embeddings has a bias of its own, if the folder has it.
-        bias = f"{predictions}.bias"
-        if not architecture.tied:
-            sizes = tuple(model.output.weight.shape)
-            copied(model.output.weight, tensors.take(f"{predictions}.decoder.weight", sizes))
-            if tensors.has(f"{predictions}.decoder.bias"):
-                tensors.drop(bias)
-                bias = f"{predictions}.decoder.bias"
-        copied(model.output.bias, tensors.take(bias, tuple(model.output.bias.shape)))
-        tensors.drop(f"{predictions}.decoder")  # the same again
-        tensors.drop("cls.seq_relationship")  # of whether two texts follow each other
-    return model
-
-
-def _bert_layer(tensors: Tensors, name: str, block: EncoderBlock) -> None:
-    attention = f"{name}.attention"
-    own = (f"{attention}.self.{part}" for part in ("query", "key", "value"))
-    queries, keys, values = own
-    names = queries, keys, values, f"{attention}.output.dense"
-    fill_attention(tensors, names, block.self_attention)
-    fill_norm(tensors, f"{attention}.output.LayerNorm", block.self_attention_norm)
-    fill_linear(tensors, f"{name}.intermediate.dense", block.feed_forward.rise)
-    fill_linear(tensors, f"{name}.output.dense", block.feed_forward.fall)
-    fill_norm(tensors, f"{name}.output.LayerNorm", block.feed_forward_norm)
-
-
-def _gpt2(settings: Settings, tensors: Tensors) -> LanguageModel:
-    settings.expect("scale_attn_weights", True)
-    settings.expect("scale_attn_by_inverse_layer_idx", False)
-    settings.expect("add_cross_attention", False)
-    width = settings.size("n_embd", 768)
-    architecture = Architecture(
-        width=width,
-        heads=_heads(settings, "n_head", 12, width),
-        feed_forward=settings.size("n_inner", 4 * width),
-        decoder_layers=settings.size("n_layer", 12),
-        positions="learned",
-        max_length=settings.size("n_positions", 1024),
-        norm_epsilon=settings.get("layer_norm_epsilon", 1e-5),
-        activation=settings.activation("activation_function", "gelu_new"),
-        dropout=settings.get("resid_pdrop", 0.1),
-        attention_dropout=settings.get("attn_pdrop", 0.1),
-        scaled_embeddings=False,
-        tied=settings.get("tie_word_embeddings", True),
-    )
-    model = LanguageModel(settings.size("vocab_size", 50257), architecture, padding=NO_PADDING)
-    start = "transformer." if tensors.has("transformer.wte.weight") else ""
-    fill_table(tensors, f"{start}wte.weight", model.embedding.tokens)
-    fill_table(tensors, f"{start}wpe.weight", model.embedding.positions)
-    for number, block in enumerate(model.decoder):
-        if isinstance(block, DecoderBlock):
-            _gpt2_layer(tensors, f"{start}h.{number}", block)
-    fill_norm(tensors, f"{start}ln_f", model.decoder_norm)
-    _fill_output(tensors, model.output_embedding, tied=architecture.tied)
-    return model
-
-
-def _gpt2_layer(tensors: Tensors, name: str, block: DecoderBlock) -> None:
-    layer, width = block.self_attention, block.self_attention.w_q.in_features
-    weight = tensors.take(f"{name}.attn.c_attn.weight", (width, 3 * width)).T
-    bias = tensors.take(f"{name}.attn.c_attn.bias", (3 * width,))
-    maps = (layer.w_q, layer.w_k, layer.w_v)
-    for linear, matrix, offset in zip(maps, weight.chunk(3), bias.chunk(3), strict=True):
-        copied(linear.weight, matrix)
-        copied(linear.bias, offset)
-    fill_linear(tensors, f"{name}.attn.c_proj", layer.w_o, transposed=True)
-    fill_linear(tensors, f"{name}.mlp.c_fc", block.feed_forward.rise, transposed=True)
-    fill_linear(tensors, f"{name}.mlp.c_proj", block.feed_forward.fall, transposed=True)
-    fill_norm(tensors, f"{name}.ln_1", block.self_attention_norm)
-    fill_norm(tensors, f"{name}.ln_2", block.feed_forward_norm)
-
-
-def _llama(settings: Settings, tensors: Tensors) -> LanguageModel:
-    width = settings.size("hidden_size", 4096)
-    heads = settings.size("num_attention_heads", 32)
-    inner = settings.size("intermediate_size", 11008)
-    shared = settings.size("num_key_value_heads", heads)
-    if heads % shared:
-        raise settings.wrong("num_key_value_heads", f"a number that divides the heads, {heads}")
-    biases = [settings.get(f"{part}_bias", False) for part in ("attention", "mlp")]
-    base, scaling = _rotary(settings)
-    architecture = Architecture(
-        width=width,
-        heads=heads,
-        kv_heads=shared,
-        depth=settings.size("head_dim", width // heads),
-        feed_forward=inner,
-        decoder_layers=settings.size("num_hidden_layers", 32),
-        positions="rotary",
-        rotary_base=base,
-        rotary_scaling=scaling,
-        max_length=settings.size("max_position_embeddings", 2048),
-        normalisation="rms",
-        norm_epsilon=settings.get("rms_norm_eps", 1e-6),
-        feed_forward_kind="gated",
-        activation=settings.activation("hidden_act", "silu"),
-        biases=any(biases),  # those that only one part has are 0 in the other
-        dropout=0.0,
-        attention_dropout=settings.get("attention_dropout", 0.0),
-        scaled_embeddings=False,
-        tied=settings.get("tie_word_embeddings", False),
-    )
-    model = LanguageModel(settings.size("vocab_size", 32000), architecture, padding=NO_PADDING)
-    fill_table(tensors, "model.embed_tokens.weight", model.embedding.tokens)
-    for number, block in enumerate(model.decoder):
-        if isinstance(block, DecoderBlock):
-            _llama_layer(tensors, f"model.layers.{number}", block)
-    fill_norm(tensors, "model.norm", model.decoder_norm)
-    _fill_output(tensors, model.output_embedding, tied=architecture.tied)
-    return model
-
-
-def _rotary(settings: Settings) -> tuple[float, RotaryScaling | None]:
-    """Transformers 5 has both in rope_parameters, earlier ones the base beside rope_scaling."""
-    base = settings.get("rope_theta", 10_000.0)
-    for key in ("rope_parameters", "rope_scaling"):
-        given = settings.raw(key)
-        if given is None:
-            continue
-        if not isinstance(given, dict):
-            raise settings.wrong(key, "an object")
+    def read(self, settings: Settings, **more: object) -> Architecture:
+        """The architecture that a folder's settings describe."""
+        choices: dict[str, _Value] = {}
+        for name, (key, default) in self.sizes.items():
+            usual: _Value = default(choices) if callable(default) else default
+            value = settings.get(key, usual)  # type: ignore[type-var]
+            if type(value) is int and value < 1:
+                raise settings.wrong(key, "a whole number from 1 on")
+            if name == "activation":
+                if value not in _ACTIVATIONS:
+                    raise settings.refused(key)
+                value = _ACTIVATIONS[str(value)]
+            choices[name] = value
         try:
-            read = read_rotary(given, base, settings.size("max_position_embeddings", 2048))
+            known = {"positions": self.positions[0], **self.fixed, **choices, **more}
+            return Architecture(**known)  # type: ignore[arg-type]
         except InputError as error:
-            raise settings.wrong(key, f"numbers that go together ({error})") from error
-        if read is None:
-            raise settings.refused(key)
-        return read
-    return base, None
+            raise settings.damaged(str(error)) from error
+
+    def settings(self, architecture: Architecture) -> JsonObject:
+        """What config.json says of an architecture.
+
+        Raises: InputError: the family lacks one of its choices.
+        """
+        depth = architecture.width // architecture.heads
+        if architecture.positions not in self.positions:
+            raise _no_counterpart("positions", architecture)
+        if architecture.depth not in (None, depth) and "depth" not in self.sizes:
+            raise _no_counterpart("depth", architecture)
+        for choice in fields(Architecture):
+            name, expected = choice.name, self.fixed.get(choice.name, choice.default)
+            if name in _FREE or name in self.sizes or name in self.written:
+                continue
+            if getattr(architecture, name) != expected:
+                raise _no_counterpart(name, architecture)
+        whole = {"depth": depth, "kv_heads": architecture.heads}
+        content: JsonObject = {}
+        for name, (key, _) in self.sizes.items():
+            value = getattr(architecture, name)
+            content[key] = whole.get(name) if value is None else value
+            if name == "activation":
+                content[key] = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[value]
+        return content
 
 
-def _llama_layer(tensors: Tensors, name: str, block: DecoderBlock) -> None:
-    queries, keys, values, output = (f"{name}.self_attn.{part}_proj" for part in "qkvo")
-    fill_attention(tensors, (queries, keys, values, output), block.self_attention)
-    if block.feed_forward.gate is None:
-        raise TypeError("a block of Llama has a gate")
-    fill_linear(tensors, f"{name}.mlp.gate_proj", block.feed_forward.gate)
-    fill_linear(tensors, f"{name}.mlp.up_proj", block.feed_forward.rise)
-    fill_linear(tensors, f"{name}.mlp.down_proj", block.feed_forward.fall)
-    fill_norm(tensors, f"{name}.input_layernorm", block.self_attention_norm)
-    fill_norm(tensors, f"{name}.post_attention_layernorm", block.feed_forward_norm)
-
-
-#: No id: language models read texts without padding, and a token that pads in another library may
-#: stand in a text.
-NO_PADDING = -1
-
-
-def _fill_output(tensors: Tensors, output: nn.Linear, *, tied: bool) -> None:
-    if not tied:
-        copied(output.weight, tensors.take("lm_head.weight", tuple(output.weight.shape)))
-    tensors.drop("lm_head.")
-
-
-def _marian(settings: Settings, tensors: Tensors) -> Transformer:
-    settings.expect("share_encoder_decoder_embeddings", True)
-    settings.expect("tie_word_embeddings", True)
-    width = settings.size("d_model", 1024)
-    heads = _heads(settings, "encoder_attention_heads", 16, width)
-    inner = settings.size("encoder_ffn_dim", 4096)
-    for key, same in (("decoder_attention_heads", heads), ("decoder_ffn_dim", inner)):
-        if settings.size(key, 16 if "heads" in key else 4096) != same:
-            raise InputError(
-                f"{settings.path}: {key} is {settings.raw(key)}, the encoder has {same}; "
-                "headloom's translators have one for both. Trace the model by headloom.trace."
-            )
-    vocabulary = settings.size("vocab_size", 58101)
-    architecture = Architecture(
-        width=width,
-        heads=heads,
-        feed_forward=inner,
-        encoder_layers=settings.size("encoder_layers", 12),
-        decoder_layers=settings.size("decoder_layers", 12),
-        positions="sinusoidal",
-        max_length=settings.size("max_position_embeddings", 1024),
-        norm="post",
-        activation=settings.activation("activation_function", "gelu"),
-        dropout=settings.get("dropout", 0.1),
-        attention_dropout=settings.get("attention_dropout", 0.0),
-        scaled_embeddings=settings.get("scale_embedding", False),
-        output_bias=True,
+def _no_counterpart(name: str, architecture: Architecture) -> InputError:
+    value = getattr(architecture, name)
+    shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    return InputError(
+        f"export: no architecture of Transformers has model.{name} = {shown} beside this model's "
+        "other choices: docs/export.md has those that there are. Or export --to onnx."
     )
-    model = Transformer(vocabulary, architecture, padding=settings.get("pad_token_id", 58100))
-    fill_table(tensors, "model.shared.weight", model.source_embedding.tokens)
-    for side, blocks in (("encoder", model.encoder), ("decoder", model.decoder)):
-        for number, block in enumerate(blocks):
-            if isinstance(block, (EncoderBlock, DecoderBlock)):
-                _marian_layer(tensors, f"model.{side}.layers.{number}", block)
-        tensors.drop(f"model.{side}.embed_tokens.")
-        _check_sines(tensors, f"model.{side}.embed_positions.weight", architecture)
-    bias = torch.zeros(1, vocabulary)
-    if tensors.has("final_logits_bias"):
-        bias = tensors.take("final_logits_bias", (1, vocabulary))
-    copied(model.output_embedding.bias, bias[0])
-    tensors.drop("lm_head.")
-    _sines_in_turn(model)
-    return model
 
 
-def _check_sines(tensors: Tensors, name: str, architecture: Architecture) -> None:
-    """Raise an InputError where a folder has other positions than Marian's sines and cosines."""
-    if not tensors.has(name):
-        return
-    given = tensors.take(name, (architecture.max_length, architecture.width))
-    computed = sinusoidal(architecture.max_length, architecture.width)
-    computed = torch.cat((computed[:, 0::2], computed[:, 1::2]), 1)
-    if not torch.allclose(given, computed, atol=1e-2):  # half precision has 3 digits
-        raise InputError(
-            f"{tensors.folder}: {name} holds no sines and cosines; headloom's translators with a "
-            "norm after each layer compute theirs. Trace the model by headloom.trace instead."
-        )
+GPT2 = Family(
+    "GPT2LMHeadModel",
+    layouts.GPT2,
+    {
+        "width": ("n_embd", 768), "heads": ("n_head", 12),
+        "feed_forward": ("n_inner", lambda choices: 4 * int(choices["width"])),
+        "decoder_layers": ("n_layer", 12), "max_length": ("n_positions", 1024),
+        "norm_epsilon": ("layer_norm_epsilon", 1e-5),
+        "activation": ("activation_function", "gelu_new"), "dropout": ("resid_pdrop", 0.1),
+        "attention_dropout": ("attn_pdrop", 0.1), "tied": ("tie_word_embeddings", True),
+    },
+    {"scaled_embeddings": False},
+)  # fmt: skip
+_BLOCKS: dict[str, tuple[str, _Default]] = {
+    "width": ("hidden_size", 768), "heads": ("num_attention_heads", 12),
+    "feed_forward": ("intermediate_size", 3072), "activation": ("hidden_act", "gelu"),
+    "max_length": ("max_position_embeddings", 512),
+}  # fmt: skip
+BERT = Family(
+    "BertModel",
+    layouts.BERT,
+    {
+        **_BLOCKS, "encoder_layers": ("num_hidden_layers", 12),
+        "norm_epsilon": ("layer_norm_eps", 1e-12), "dropout": ("hidden_dropout_prob", 0.1),
+        "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+        "tied": ("tie_word_embeddings", True),
+    },
+    {"norm": "post", "scaled_embeddings": False},
+)  # fmt: skip
+NEOX = Family(
+    "GPTNeoXForCausalLM",
+    layouts.GPT_NEOX,
+    {
+        **_BLOCKS, "decoder_layers": ("num_hidden_layers", 12),
+        "norm_epsilon": ("layer_norm_eps", 1e-5), "attention_dropout": ("attention_dropout", 0.0),
+        "dropout": ("hidden_dropout", 0.0), "tied": ("tie_word_embeddings", False),
+    },
+    {"scaled_embeddings": False},
+    ("rotary",),
+)  # fmt: skip
+LLAMA = Family(
+    "LlamaForCausalLM",
+    layouts.LLAMA,
+    {
+        "width": ("hidden_size", 4096), "heads": ("num_attention_heads", 32),
+        "kv_heads": ("num_key_value_heads", lambda choices: choices["heads"]),
+        "depth": ("head_dim", lambda choices: int(choices["width"]) // int(choices["heads"])),
+        "feed_forward": ("intermediate_size", 11008), "decoder_layers": ("num_hidden_layers", 32),
+        "max_length": ("max_position_embeddings", 2048), "norm_epsilon": ("rms_norm_eps", 1e-6),
+        "activation": ("hidden_act", "silu"), "attention_dropout": ("attention_dropout", 0.0),
+        "tied": ("tie_word_embeddings", False),
+    },
+    {
+        "normalisation": "rms", "feed_forward_kind": "gated", "dropout": 0.0,
+        "scaled_embeddings": False,
+    },
+    ("rotary",),
+)  # fmt: skip
+MARIAN = Family(
+    "MarianMTModel",
+    layouts.BART,
+    {
+        "width": ("d_model", 1024), "heads": ("encoder_attention_heads", 16),
+        "feed_forward": ("encoder_ffn_dim", 4096), "encoder_layers": ("encoder_layers", 12),
+        "decoder_layers": ("decoder_layers", 12), "max_length": ("max_position_embeddings", 1024),
+        "activation": ("activation_function", "gelu"), "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "scaled_embeddings": ("scale_embedding", False),
+    },
+    {"norm": "post"},
+    ("sinusoidal",),
+    ("kv_heads", "biases", "output_bias"),
+)  # fmt: skip
+_CLOSING = {"model.encoder.layer_norm": "encoder_norm", "model.decoder.layer_norm": "decoder_norm"}
+PEGASUS = replace(
+    MARIAN, model="PegasusForConditionalGeneration", fixed={}, positions=GPT2.positions,
+    layout=Layout({**layouts.BART.names, **_CLOSING}),
+)  # fmt: skip
 
 
-def _marian_layer(tensors: Tensors, name: str, block: EncoderBlock | DecoderBlock) -> None:
-    attentions = [("self_attn", block.self_attention, block.self_attention_norm)]
-    if isinstance(block, DecoderBlock) and block.cross_attention and block.cross_attention_norm:
-        attentions.append(("encoder_attn", block.cross_attention, block.cross_attention_norm))
-    for part, layer, norm in attentions:
-        queries, keys, values = (f"{name}.{part}.{letter}_proj" for letter in "qkv")
-        fill_attention(tensors, (queries, keys, values, f"{name}.{part}.out_proj"), layer)
-        fill_norm(tensors, f"{name}.{part}_layer_norm", norm)
-    fill_linear(tensors, f"{name}.fc1", block.feed_forward.rise)
-    fill_linear(tensors, f"{name}.fc2", block.feed_forward.fall)
-    fill_norm(tensors, f"{name}.final_layer_norm", block.feed_forward_norm)
+#: The kinds of scaling that both have, and their numbers in headloom's words and in Transformers'.
+#: Without "dynamic", which turns earlier positions anew as a text grows, and "longrope", which has
+#: a learned number for each pair.
+_SCALINGS: dict[ScalingKind, dict[str, str]] = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor", "original_length": "original_max_position_embeddings",
+        "slow": "low_freq_factor", "fast": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor", "original_length": "original_max_position_embeddings",
+        "slow": "beta_slow", "fast": "beta_fast", "temperature": "attention_factor",
+    },
+}  # fmt: skip
 
 
-def _sines_in_turn(model: Transformer) -> None:
-    """Reorder the numbers that flow between layers.
+def read_rotary(settings: Settings) -> tuple[float, RotaryScaling | None]:
+    """The base and the scaling of rotary positions.
 
-    Marian has all sines of a position, then all cosines; headloom has them in turn. A norm, a sum
-    and a matrix product are the same in any order, so weights that read or write these numbers are
-    reordered once.
+    Transformers 5 has both in rope_parameters, earlier ones the base beside rope_scaling.
     """
-    width = model.architecture.width
-    order = torch.arange(width).view(2, width // 2).T.flatten()
-    reads = ("w_q", "w_k", "w_v", "rise", "tokens")
-    for name, parameter in model.named_parameters():
-        module, _, part = name.rpartition(".")
-        last = module.rpartition(".")[2]
-        if last in reads and part == "weight":
-            copied(parameter, parameter.detach()[:, order].clone())
-        elif last in ("w_o", "fall") or last.endswith("norm"):
-            copied(parameter, parameter.detach()[order].clone())
+    key = "rope_parameters" if settings.raw("rope_parameters") is not None else "rope_scaling"
+    rope, base = settings.raw(key), settings.get("rope_theta", 10_000.0)
+    if not isinstance(rope, dict):
+        return base, None
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    whole = rope.get("truncate", True) is True and rope.get("partial_rotary_factor", 1.0) == 1.0
+    if not whole or kind not in ("default", *_SCALINGS):
+        raise settings.refused(key)
+    try:
+        base = float(rope.get("rope_theta", base))
+        if kind == "default":
+            return base, None
+        names = _SCALINGS[kind]
+        numbers = {ours: rope[theirs] for ours, theirs in names.items() if rope.get(theirs)}
+        if kind != "linear":
+            numbers.setdefault("original_length", settings.size("max_position_embeddings", 2048))
+        first, second = (float(rope.get(name) or 0) for name in ("mscale", "mscale_all_dim"))
+        if kind == "yarn" and "temperature" not in numbers and first and second:
+            grows = 0.1 * math.log(max(float(numbers["factor"]), 1))
+            numbers["temperature"] = (first * grows + 1) / (second * grows + 1)
+        return base, RotaryScaling(kind, **numbers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise settings.wrong(key, f"numbers that go together ({error})") from error
+
+
+def rope_parameters(architecture: Architecture) -> JsonObject:
+    """What config.json says of a model's rotary positions."""
+    scaling, base = architecture.rotary_scaling, architecture.rotary_base
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": base}
+    if scaling.kind == "ntk":
+        depth = architecture.depth or architecture.width // architecture.heads
+        return {"rope_type": "default", "rope_theta": scaling.other_base(depth, base)}
+    numbers: JsonObject = {
+        "factor": scaling.factor,
+        "original_length": scaling.original_length,
+        "temperature": scaling.size,
+    }
+    if scaling.kind != "linear":
+        numbers["slow"], numbers["fast"] = scaling.turns
+    names = _SCALINGS[scaling.kind]
+    written = {theirs: numbers[ours] for ours, theirs in names.items()}
+    return {"rope_type": scaling.kind, "rope_theta": base, **written}

@@ -1,44 +1,25 @@
-"""What lies in a folder of Transformers: settings and tensors, each of which must be used."""
+"""A folder of Transformers: its settings, its tensors, each of which must be used, its tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from headloom.errors import DataError, InputError
+from headloom.errors import DataError, InputError, installing, optional_package
 from headloom.formats.files import JsonObject, cannot_read, check_file, read_json
-from headloom.mechanism.multihead import MultiHeadAttention
-from headloom.models.configuration import ActivationKind
 
-__all__ = [
-    "Settings",
-    "Tensors",
-    "copied",
-    "fill_attention",
-    "fill_linear",
-    "fill_norm",
-    "fill_table",
-    "read_tensors",
-]
+__all__ = ["NamedTokens", "Settings", "Tensors", "named_tokens", "read_tensors", "read_tokenizer"]
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Value = TypeVar("Value", int, float, bool, str)
 
-#: The names that Transformers has for activations.
-_ACTIVATIONS: Mapping[str, ActivationKind] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
 #: Tensors that say nothing: positions, masks and frequencies that models compute anew.
 _COMPUTED = (
     "position_ids", "token_type_ids", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq",
@@ -101,12 +82,9 @@ class Settings:
             "model by headloom.trace, which leaves it as it is."
         )
 
-    def activation(self, key: str, default: str) -> ActivationKind:
-        """An activation."""
-        name = self.get(key, default)
-        if name not in _ACTIVATIONS:
-            raise self.refused(key)
-        return _ACTIVATIONS[name]
+    def damaged(self, why: str) -> DataError:
+        """The error of settings that do not go together."""
+        return DataError(f"{self.path}: {why} Get the model again.")
 
 
 class Tensors:
@@ -194,45 +172,54 @@ def _named_today(name: str) -> str:
     return name.removesuffix("beta") + "bias" if name.endswith("LayerNorm.beta") else name
 
 
-def copied(parameter: Tensor, tensor: Tensor) -> None:
-    """Put numbers in the place of a parameter's."""
-    with torch.no_grad():
-        parameter.copy_(tensor)
+@dataclass(frozen=True)
+class NamedTokens:
+    """Ids that mean something to a model; None where its settings name none.
 
-
-def fill_table(tensors: Tensors, name: str, table: nn.Embedding) -> None:
-    """An embedding."""
-    copied(table.weight, tensors.take(name, tuple(table.weight.shape)))
-
-
-def fill_linear(
-    tensors: Tensors, name: str, linear: nn.Linear, *, transposed: bool = False
-) -> None:
-    """A linear map; a bias that the folder lacks is 0.
-
-    transposed: whether the folder has the matrix as (inputs, outputs).
+    first: that a text begins with; start: that a translation begins with.
+    ends: that end a text; padding: that fills short sequences.
     """
-    sizes = tuple(linear.weight.shape)
-    if transposed:
-        copied(linear.weight, tensors.take(f"{name}.weight", sizes[::-1]).T)
-    else:
-        copied(linear.weight, tensors.take(f"{name}.weight", sizes))
-    if linear.bias is not None:
-        has_one = tensors.has(f"{name}.bias")
-        bias = tensors.take(f"{name}.bias", sizes[:1]) if has_one else torch.zeros(sizes[0])
-        copied(linear.bias, bias)
+
+    first: int | None
+    start: int | None
+    ends: tuple[int, ...]
+    padding: int | None
 
 
-def fill_norm(tensors: Tensors, name: str, norm: nn.Module) -> None:
-    """A norm, with its bias where it has one."""
-    for part, parameter in norm.named_parameters():
-        copied(parameter, tensors.take(f"{name}.{part}", tuple(parameter.shape)))
+def named_tokens(settings: Settings) -> NamedTokens:
+    """Those of a folder."""
+    ends = settings.raw("eos_token_id")
+    given = ends if isinstance(ends, list) else [ends]
+
+    def number(key: str) -> int | None:
+        value = settings.raw(key)
+        return value if isinstance(value, int) else None
+
+    return NamedTokens(
+        number("bos_token_id"),
+        number("decoder_start_token_id"),
+        tuple(end for end in given if isinstance(end, int)),
+        number("pad_token_id"),
+    )
 
 
-def fill_attention(
-    tensors: Tensors, names: tuple[str, str, str, str], layer: MultiHeadAttention
-) -> None:
-    """W_Q, W_K, W_V and W_O by their names."""
-    maps = layer.w_q, layer.w_k, layer.w_v, layer.w_o
-    for name, linear in zip(names, maps, strict=True):
-        fill_linear(tensors, name, linear)
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Of tokenizer.json; it neither cuts nor fills texts.
+
+    Raises: DataError: missing or damaged.
+    """
+    with optional_package("from_huggingface", installing("hf")):
+        from tokenizers import Tokenizer
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise DataError(
+            f"{path}: no such file. Write it by Transformers: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), or give ids."
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise DataError(f"{path}: this tokenizer is damaged: {error}. Get it again.") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
