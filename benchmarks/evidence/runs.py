@@ -22,7 +22,7 @@ from headloom.formats.files import atomic_file
 from headloom.training.config import load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
-from headloom.training.measures.corpus import CorpusMeasure, Results
+from headloom.training.measures import CorpusMeasure, Results
 from headloom.training.progress import SilentListener
 
 __all__ = ["ROOT", "Figures", "results_of", "trained", "value_of"]

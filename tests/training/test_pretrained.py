@@ -19,9 +19,8 @@ from torch.nn.functional import cross_entropy
 from headloom.api.model_export import export_model
 from headloom.errors import DataError, InputError
 from headloom.training.config import RunConfig, check_config
-from headloom.training.inference import generate_text, open_run
+from headloom.training.inference import classify, generate_text, open_run
 from headloom.training.loop import train
-from headloom.training.tasks.labels import classify
 from headloom.training.translation import translate
 
 transformers = pytest.importorskip("transformers")

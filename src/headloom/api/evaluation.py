@@ -9,16 +9,20 @@ from pathlib import Path
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
 from headloom.training.inference import TrainedRun, open_run
-from headloom.training.measures.corpus import CorpusMeasure, Results
-from headloom.training.measures.language import STRETCH, common_stretches
-from headloom.training.measures.resampling import (
+from headloom.training.measures import (
+    STRETCH,
+    CorpusMeasure,
+    Results,
+    common_stretches,
+    translation_measures,
+)
+from headloom.training.resampling import (
     Comparison,
     Confidence,
     Resampling,
     compare,
     interval,
 )
-from headloom.training.measures.translation import translation_measures
 from headloom.training.tasks.pairs import PairsTask
 from headloom.training.tasks.task import Task
 

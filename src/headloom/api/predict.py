@@ -18,8 +18,7 @@ from headloom.formats.pharaoh import pharaoh_line
 from headloom.formats.run import is_run
 from headloom.models.dense import Products
 from headloom.models.language_model import LanguageModel
-from headloom.training.inference import TrainedRun, generate_text, open_run
-from headloom.training.tasks.labels import classify
+from headloom.training.inference import TrainedRun, classify, generate_text, open_run
 from headloom.training.translation import Search, TranslatedLine, translated_windows
 
 __all__ = ["PredictOptions", "Predicted", "predict"]

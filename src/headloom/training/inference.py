@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,20 +15,18 @@ from headloom.models.decoding import Stepper, WithoutTokens, sample
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor, other_kind
 from headloom.models.transformer import Transformer
+from headloom.training.batches import bucketed, padded
 from headloom.training.checkpoint import load_weights
 from headloom.training.config import RunConfig, check_config
-from headloom.training.data import DataDescription
+from headloom.training.data import DataDescription, classes_of
 from headloom.training.pretrained_vocabulary import PretrainedVocabulary
 from headloom.training.sections import TranslationConfig
 from headloom.training.tasks import build_model, make_task
+from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.tasks.task import Task
 from headloom.training.text import Vocabulary
 
-__all__ = [
-    "TrainedRun",
-    "generate_text",
-    "open_run",
-]
+__all__ = ["Prediction", "TrainedRun", "classify", "generate_text", "open_run"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,3 +161,40 @@ def generate_text(
         generator=torch.Generator().manual_seed(seed),
     )
     return run.vocabulary.decode_continuation(drawn[0].tolist())
+
+
+class Prediction(dict[str, float]):
+    """The probability of each class, by its name, the likeliest first."""
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return next(iter(self))
+
+    @property
+    def probability(self) -> float:
+        """Its probability."""
+        return self[self.label]
+
+
+def classify(
+    model: Predictor, data: DataDescription, texts: Sequence[str]
+) -> list[Prediction | None]:
+    """The probabilities of the classes of texts, by a trained classifier.
+
+    Args: model: in evaluation mode; data: of its run; texts: an empty one gets None.
+    Raises: InputError: the model is no classifier.
+    """
+    if not model.classifies_texts or data.vocabulary is None:
+        raise other_kind(model, "classify texts", "a classifier")
+    names, words, longest = classes_of(data), data.vocabulary, longest_text(data)
+    results: list[Prediction | None] = [None] * len(texts)
+    full = [place for place, text in enumerate(texts) if text.strip()]
+    ids = [text_ids(words, texts[place], longest) for place in full]
+    for plan in bucketed([(len(each),) for each in ids], 8_192):
+        with torch.no_grad():
+            logits = model(padded([ids[index] for index in plan], words.pad))
+        for index, row in zip(plan, logits.double().softmax(-1), strict=True):
+            order = row.argsort(descending=True, stable=True).tolist()
+            results[full[index]] = Prediction({names[n]: float(row[n]) for n in order})
+    return results

@@ -51,6 +51,13 @@ class Vocabulary:
                 )
 
     @classmethod
+    def of(cls, kind: str, texts: Sequence[str], size: int) -> Vocabulary:
+        """One of "characters", "words" or "pieces"; size: of the last two."""
+        if kind == "characters":
+            return cls.of_characters(texts)
+        return (cls.of_words if kind == "words" else cls.of_pieces)(texts, size)
+
+    @classmethod
     def of_characters(cls, texts: Iterable[str]) -> Vocabulary:
         """One token for each character of the texts (after Unicode normal form C)."""
         normalizer = normalizers.NFC()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ from tests.training.conftest import measures_of
 
 from headloom.errors import DataError, InputError
 from headloom.training.config import RunConfig, check_config
-from headloom.training.inference import open_run
+from headloom.training.inference import classify, open_run
 from headloom.training.loop import train
 from headloom.training.progress import SilentListener
 from headloom.training.tasks import make_task
-from headloom.training.tasks.labels import LabelsTask, classify
+from headloom.training.tasks.labels import LabelledTexts, LabelsTask, drawn_split, read_labelled
 
 GOOD = ["good", "fine", "witty", "warm"]
 BAD = ["bad", "dull", "flat", "cold"]
@@ -64,10 +66,10 @@ def test_batches_hold_each_training_text_once_an_epoch(tmp_path: Path) -> None:
         batch = task.batch(plan)
         assert batch.inputs["tokens"].numel() <= 64
         for place, ids, target in zip(plan, batch.inputs["tokens"], batch.targets, strict=True):
-            label, text = task.texts["train"][place]
+            text = task.texts["train"].texts[place]
             assert ids[0] == task.vocabulary.start
             assert task.vocabulary.token_strings(ids[ids != 0][1:].tolist()) == text.split()
-            assert task.classes[target] == label
+            assert task.classes[target] == task.texts["train"].labels[place]
 
 
 def test_unknown_labels_and_classes_without_examples(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_a_run_learns_is_measured_and_classifies(tmp_path: Path, pooling: str) -
     assert isinstance(task, LabelsTask)
     nats = [
         -math.log(classified[label])
-        for label, text in task.texts["test"]
+        for label, text in zip(task.texts["test"].labels, task.texts["test"].texts, strict=True)
         if (classified := classify(run.model, run.data, [text])[0]) is not None
     ]
     assert measures["loss"] == pytest.approx(sum(nats) / 6, rel=1e-5)
@@ -138,3 +140,59 @@ def test_other_texts_than_parts_were_drawn_from_are_refused(tmp_path: Path) -> N
         make_task(config, task.description)
     del task.description.facts["drawn_from"]  # as of a run that an earlier version began
     make_task(config, task.description)
+
+
+def test_lines_with_and_without_an_id_plain_and_compressed(tmp_path: Path) -> None:
+    (tmp_path / "two.tsv").write_text("pos\ta good film\n\nneg\ta bad one\n")
+    (tmp_path / "three.tsv.gz").write_bytes(gzip.compress(b"pos\t17\ta good film\nneg\t18\tbad"))
+    for name, last in (("two.tsv", "a bad one"), ("three.tsv.gz", "bad")):
+        found = read_labelled(tmp_path / name)
+        assert found == LabelledTexts(["pos", "neg"], ["a good film", last])
+
+
+def test_a_folder_a_class(tmp_path: Path) -> None:
+    for name, text in (("neg/b.txt", "bad"), ("neg/a.txt", "worse\nfilm"), ("pos/a.txt", "good")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "README").write_text("no class")
+    found = read_labelled(tmp_path)
+    assert found == LabelledTexts(["neg", "neg", "pos"], ["worse\nfilm", "bad", "good"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"pos good", "line 1 has 0 tabs; expected label TAB text, or label TAB id TAB text"),
+        (b"a\tb\tc\td", "line 1 has 3 tabs; expected label TAB text"),
+        (b"a\tb\nc\td\te", "line 2 has 2 tabs; expected label TAB text"),
+        (b"a\tb\rc\td\r", "its lines end by carriage returns (CR) alone; expected line feeds"),
+        (b"a\tb\n\tc", "line 2 has 1 tabs; expected label TAB text"),
+        (b"\n \n", "no labelled texts."),
+    ],
+)
+def test_lines_that_are_no_examples(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x.tsv"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_labelled(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_a_drawn_split_has_every_class_in_proportion() -> None:
+    labels = ["a" if place % 4 else "b" for place in range(200)]
+    split = drawn_split(labels, {"test": 0.2, "valid": 0.1}, seed=3, source="x")
+    counts = {part: Counter(labels[place] for place in own) for part, own in split.items()}
+    assert counts["test"] == {"a": 30, "b": 10}
+    assert counts["valid"] == {"a": 15, "b": 5}
+    assert counts["train"] == {"a": 105, "b": 35}
+    # Each example once, in order.
+    assert sorted(place for own in split.values() for place in own) == list(range(200))
+    assert split["test"] == sorted(split["test"])
+
+
+def test_every_part_has_an_example_of_a_small_class() -> None:
+    labels = ["rare"] * 3 + ["a"] * 90
+    split = drawn_split(labels, {"test": 0.4, "valid": 0.4}, seed=1, source="x")
+    assert all(any(labels[place] == "rare" for place in own) for own in split.values())
+    with pytest.raises(InputError, match="x: the class 'rare' has 2 examples; expected 3, one for"):
+        drawn_split(labels[1:], {"test": 0.4, "valid": 0.4}, seed=1, source="x")

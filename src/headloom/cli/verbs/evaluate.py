@@ -44,7 +44,7 @@ def evaluate(
     with progress_bar("starting", lines=True) as progress:
         progress(0, None)
         from headloom.api.evaluation import Evaluation, evaluate
-        from headloom.training.measures.resampling import Resampling
+        from headloom.training.resampling import Resampling
 
         how = Evaluation(split and split.value, beam, reference, data, Resampling(seed=seed))
         report = evaluate(run, second, how, progress)

@@ -17,9 +17,9 @@ from headloom.formats.images import LabelledImages, read_images
 from headloom.models.image_classifier import ImageShape
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription
-from headloom.training.measures.corpus import digest
+from headloom.training.measures import digest
 from headloom.training.sections import ImagesConfig
-from headloom.training.tasks.labelled import LabelledTask, read_parts
+from headloom.training.tasks.labels import LabelledTask, read_parts
 from headloom.training.tasks.task import Plan, Probe
 
 __all__ = ["ImagesTask", "images_task", "mean_deviation", "normalised", "shape_of"]
@@ -28,8 +28,7 @@ __all__ = ["ImagesTask", "images_task", "mean_deviation", "normalised", "shape_o
 def shape_of(data: DataDescription) -> ImageShape:
     """The size of the images that a run sees. Raises: DataError: data.json does not say it."""
     sizes = data.facts.get("shape")
-    whole = isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)
-    if not isinstance(sizes, list) or not whole or len(sizes) != 3:
+    if not isinstance(sizes, list) or [type(size) for size in sizes] != [int, int, int]:
         raise data.fault("data.json of this run says no size of images")
     return ImageShape(*sizes)
 
@@ -39,16 +38,13 @@ def mean_deviation(data: DataDescription) -> tuple[Tensor, Tensor]:
 
     Raises: DataError: data.json does not say them.
     """
-    channels = shape_of(data).channels
-    numbers = [data.facts.get(name) for name in ("mean", "deviation")]
-    if any(
-        not isinstance(values, list)
-        or len(values) != channels
-        or any(type(value) not in (int, float) for value in values)
-        for values in numbers
-    ):
+    try:
+        values = [[float(x) for x in data.facts[name]] for name in ("mean", "deviation")]
+    except (KeyError, TypeError, ValueError):
+        values = []
+    if [len(numbers) for numbers in values] != [shape_of(data).channels] * 2:
         raise data.fault("data.json of this run lacks the mean and deviation of its images")
-    mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in numbers)
+    mean, deviation = torch.tensor(values)[..., None, None]
     return mean, deviation
 
 
@@ -74,7 +70,7 @@ class ImagesTask(LabelledTask):
     unit, at_once = "images", 65_536
 
     def __init__(self, seed: int, data: DataDescription, split: dict[str, LabelledImages]) -> None:
-        super().__init__(seed, data, {part: each.labels for part, each in split.items()})
+        super().__init__(seed, data, split)
         self.split, self.shape = split, shape_of(data)
         self._pixels = self.shape.rows * self.shape.columns
         self._images = {part: normalised(each.images, data) for part, each in split.items()}
@@ -111,15 +107,8 @@ class ImagesTask(LabelledTask):
 
 def images_task(config: ImagesConfig, seed: int, data: DataDescription | None) -> ImagesTask:
     """The task with its images read, and split where the configuration names no files."""
-    parts = read_parts(
-        config,
-        data,
-        read=partial(read_images, colour=config.colour, size=config.size),
-        labels_of=lambda examples: examples.labels,
-        chosen=LabelledImages.chosen,
-        digest_of=_digest,
-        order=_order,
-    )
+    read = partial(read_images, colour=config.colour, size=config.size)
+    parts = read_parts(config, data, read, _digest)
     if data is None:
         data = DataDescription(None, {**parts.facts, **_measured(parts.examples["train"])})
     shape = shape_of(data)
@@ -150,13 +139,3 @@ def _measured(train: LabelledImages) -> JsonObject:
         # A channel that is the same everywhere is left at 0.
         "deviation": np.where(deviation > 0, deviation, 1.0).tolist(),
     }
-
-
-def _order(label: str) -> tuple[int, int, str]:
-    """Whole numbers by their size, before all else.
-
-    >>> sorted(["10", "9", "cat"], key=_order)
-    ['9', '10', 'cat']
-    """
-    number = label.removeprefix("-").isdecimal() and label.isascii()
-    return (0, int(label[:18]), label) if number else (1, 0, label)

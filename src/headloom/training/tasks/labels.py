@@ -1,25 +1,308 @@
-"""Labels: texts, each of one class."""
+"""Labelled examples, each of one class: read, drawn into parts, measured; and texts like that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 
-from headloom.formats.files import JsonObject
-from headloom.models.predictor import Predictor, other_kind
+from headloom.errors import InputError
+from headloom.formats.files import JsonObject, read_text
+from headloom.formats.lines import check_line_ends
+from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
-from headloom.training.data import DataDescription, classes_of
-from headloom.training.measures.corpus import digest
-from headloom.training.sections import LabelsConfig
-from headloom.training.tasks.labelled import LabelledTask, LabelledText, read_labelled, read_parts
-from headloom.training.tasks.task import Plan, Probe, told_before
+from headloom.training.data import DataDescription, check_unchanged, classes_of
+from headloom.training.measures import Results, digest, label_measures, mean_measure
+from headloom.training.sections import ImagesConfig, LabelsConfig
+from headloom.training.tasks.task import Plan, Probe, Task, told_before
 from headloom.training.text import Vocabulary
 
-__all__ = ["LabelsTask", "Prediction", "classify", "labels_task", "longest_text", "text_ids"]
+__all__ = [
+    "LabelledTask", "LabelledTexts", "LabelsTask", "Parts", "drawn_split",
+    "labels_task", "longest_text", "read_labelled", "read_parts", "text_ids",
+]  # fmt: skip
 
-#: Tokens that are read at once.
-_AT_ONCE = 8_192
+
+class _Labelled(Protocol):
+    """Examples with a label each."""
+
+    @property
+    def labels(self) -> list[str]: ...
+
+    def chosen(self, places: list[int]) -> Self: ...
+
+
+Examples = TypeVar("Examples", bound=_Labelled)
+
+
+@dataclass(frozen=True)
+class Parts(Generic[Examples]):
+    """Labelled examples in parts.
+
+    examples: of "train", "valid" and "test"; sources: where they are from.
+    facts: what data.json must know of them, the names of the classes among it.
+    """
+
+    examples: dict[str, Examples]
+    sources: dict[str, str]
+    facts: JsonObject
+
+
+class LabelledTask(Task):
+    """Examples, each of one class; a subclass makes batches of them.
+
+    unit: what an example is, in the plural; at_once: tokens that are measured at once.
+    classes: the names of the classes, whose places are their numbers.
+    targets: the classes of the examples of "train", "valid" and "test".
+    """
+
+    unit: ClassVar[str]
+    at_once: ClassVar[int]
+
+    def __init__(
+        self, seed: int, description: DataDescription, examples: Mapping[str, _Labelled]
+    ) -> None:
+        self.seed, self.description = seed, description
+        self.classes = classes_of(description)
+        number = {name: place for place, name in enumerate(self.classes)}
+        self.targets = {
+            part: torch.tensor([number[label] for label in own.labels], dtype=torch.long)
+            for part, own in examples.items()
+        }
+
+    @abstractmethod
+    def plans(self, part: str, batch_tokens: int, seed: int | None = None) -> list[Plan]:
+        """The batches of a part; seed: of their order, None: that of the examples."""
+
+    @abstractmethod
+    def batch_of(self, part: str, plan: Plan) -> Batch:
+        """Examples of a part."""
+
+    @property
+    def has_test(self) -> bool:
+        """See Task.has_test."""
+        return bool(len(self.targets["test"]))
+
+    def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
+        """See Task.plan_epoch."""
+        return self.plans("train", batch_tokens, self.seed * 1_000_003 + epoch)
+
+    def batch(self, plan: Plan) -> Batch:
+        """See Task.batch."""
+        return self.batch_of("train", plan)
+
+    def validation(self, batch_tokens: int) -> list[Batch]:
+        """See Task.validation."""
+        return [self.batch_of("valid", plan) for plan in self.plans("valid", batch_tokens)]
+
+    def check_split(self, split: str) -> None:
+        """See Task.check_split."""
+        if not len(self.targets[split]):
+            raise InputError(
+                f"this run has no {split} data: use --split valid, or train one with task.test or "
+                "task.test_share."
+            )
+
+    @torch.no_grad()
+    def results(
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
+    ) -> Results:
+        """Accuracy, macro-F1 and loss on the examples of a split."""
+        self.check_split(split)
+        expected, done = self.targets[split].numpy(), 0
+        logs = np.empty((len(expected), len(self.classes)))
+        for plan in self.plans(split, self.at_once):
+            logs[plan] = model(**self.batch_of(split, plan).inputs).double().log_softmax(-1).numpy()
+            done += len(plan)
+            progress(done, len(expected))
+        nats = -logs[np.arange(len(expected)), expected]
+        loss = mean_measure("loss", "loss, nats", nats, np.ones(len(nats)), higher=False)
+        measures = [*label_measures(expected, logs.argmax(1), len(self.classes)), loss]
+        facts: JsonObject = {"examples": len(expected), "classes": len(self.classes)}
+        return Results(split, self.unit, measures, facts)
+
+
+def read_parts(
+    config: LabelsConfig | ImagesConfig,
+    data: DataDescription | None,
+    read: Callable[[Path], Examples],
+    digest_of: Callable[[Examples], str],
+) -> Parts[Examples]:
+    """The parts that the configuration names; the others are drawn from what is learned from.
+
+    Args:
+        config: of the task.
+        data: of a run that goes on, or None.
+        read: a file or a folder.
+        digest_of: what tells examples from others.
+
+    Raises: InputError, DataError: they cannot be read, or not be drawn as they were.
+    """
+    folder = Path(config.folder)
+    paths = {part: name for part in ("train", "valid", "test") if (name := getattr(config, part))}
+    examples = {part: read(folder / name) for part, name in paths.items()}
+    shares = {"test": config.test_share, "valid": config.valid_share}
+    drawn = {part: share for part, share in shares.items() if part not in examples}
+    train, source = examples["train"], str(folder / config.train)
+    known: JsonObject = {} if data is None else data.facts
+    facts: JsonObject = {}
+    if any(drawn.values()):
+        facts = {"drawn_from": digest_of(train)}
+        check_unchanged(known, facts, source)
+    for part, places in drawn_split(train.labels, drawn, config.split_seed, source).items():
+        examples[part] = train.chosen(places)
+    parts = {part: examples[part] for part in ("train", "valid", "test")}
+    sources = {part: str(folder / paths.get(part, config.train)) for part in parts}
+    classes = sorted(set(train.labels), key=_order)
+    if data is not None and "classes" in known:
+        classes = classes_of(data)
+    for part, own in parts.items():
+        _check_labels(own.labels, classes, sources[part], all_there=part == "train")
+    return Parts(parts, sources, {**facts, "classes": classes})
+
+
+def _order(label: str) -> tuple[int, int, str]:
+    """Whole numbers by their size, before all else.
+
+    >>> sorted(["10", "9", "cat"], key=_order)
+    ['9', '10', 'cat']
+    """
+    number = label.removeprefix("-").isdecimal() and label.isascii()
+    return (0, int(label[:18]), label) if number else (1, 0, label)
+
+
+def drawn_split(
+    labels: Sequence[str], shares: Mapping[str, float], seed: int, source: str
+) -> dict[str, list[int]]:
+    """The places of examples, drawn into parts so that each part has its share of every class.
+
+    Args:
+        labels: of all examples.
+        shares: of each part but the first, "train", which has the rest; 0: the part is empty.
+        seed: of what is drawn; the same for the same numbers of examples gives the same.
+        source: where they are from, for errors.
+
+    Returns: the parts, each in the order of the examples.
+    Raises: InputError: a class has too few examples for every part to have one.
+
+    >>> split = drawn_split(["a", "a", "b", "b"], {"valid": 0.5}, seed=1, source="x")
+    >>> len(split["train"]), len(split["valid"])
+    (2, 2)
+    """
+    wanted = {name: share for name, share in shares.items() if share > 0}
+    numbers = random.Random(seed)
+    places: dict[str, list[int]] = {}
+    for place, label in enumerate(labels):
+        places.setdefault(label, []).append(place)
+    part_of = ["train"] * len(labels)
+    for label, own in sorted(places.items()):
+        if len(own) < len(wanted) + 1:
+            raise InputError(
+                f"{source}: the class {label!r} has {len(own)} example{'s' * (len(own) > 1)}; "
+                f"expected {len(wanted) + 1}, one for each of train, {', '.join(wanted)}. Add "
+                "some, or remove the class."
+            )
+        numbers.shuffle(own)
+        begin, room = 0, len(own) - 1  # one is left to learn from
+        for rest, (name, share) in enumerate(wanted.items(), 1):
+            # One at least for this part, and for each that comes after it.
+            count = min(max(1, round(share * len(own))), room - begin - (len(wanted) - rest))
+            for place in own[begin : begin + count]:
+                part_of[place] = name
+            begin += count
+    split: dict[str, list[int]] = {"train": [], **{name: [] for name in shares}}
+    for place, part in enumerate(part_of):
+        split[part].append(place)
+    return split
+
+
+def _check_labels(
+    labels: Sequence[str], classes: Sequence[str], source: str, *, all_there: bool
+) -> None:
+    """Raise an InputError where a label is no class; all_there: or a class has no example."""
+    unknown = set(labels) - set(classes)
+    if unknown:
+        raise InputError(
+            f"{source}: unknown label {min(unknown)!r}; the model knows "
+            f"{', '.join(map(repr, classes[:10]))}. Correct it, or learn it from training data "
+            "that have it."
+        )
+    missing = set(classes) - set(labels)
+    if all_there and (missing or len(classes) < 2):
+        raise InputError(
+            f"{source}: the class {min(missing or set(classes))!r} has no examples, or is the only "
+            "one. Give examples of two classes or more."
+        )
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts and the label of each."""
+
+    labels: list[str]
+    texts: list[str]
+
+    def chosen(self, places: list[int]) -> LabelledTexts:
+        """Some of them, in the order of their places."""
+        labels, texts = self.labels, self.texts
+        return LabelledTexts(
+            [labels[place] for place in places], [texts[place] for place in places]
+        )
+
+    def digest(self) -> str:
+        """What tells them from others."""
+        return digest(list(zip(self.labels, self.texts, strict=True)))
+
+
+def read_labelled(path: Path) -> LabelledTexts:
+    """Labelled texts.
+
+    Args:
+        path: a file with a line for each text, label TAB text or label TAB id TAB text (.gz too);
+            or a folder with a folder for each class, in which each .txt file is a text.
+
+    Raises:
+        DataError: a file is missing, not UTF-8 or damaged.
+        InputError: lines without a label or a text, or nothing at all.
+    """
+    if path.is_dir():
+        files = sorted(path.glob("*/*.txt"))
+        pairs = [(file.parent.name, read_text(file, "text").strip()) for file in files]
+        empty = next((file for file, pair in zip(files, pairs, strict=True) if not pair[1]), None)
+        if empty is not None:
+            raise InputError(f"{empty}: it holds no text. Fill it in, or remove it.")
+    else:
+        pairs = _read_lines(path)
+    if not pairs:
+        raise InputError(
+            f"{path}: no labelled texts. Give lines of label TAB text, or a folder with one for "
+            "each class, in which each .txt file is a text."
+        )
+    return LabelledTexts([label for label, _ in pairs], [text for _, text in pairs])
+
+
+def _read_lines(path: Path) -> list[tuple[str, str]]:
+    pairs, columns = [], 0
+    text = read_text(path, "labelled texts")
+    check_line_ends(text, path)
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        fields = [field.strip() for field in line.split("\t")]
+        columns = columns or len(fields)
+        if len(fields) != columns or columns not in (2, 3) or not fields[0] or not fields[-1]:
+            raise InputError(
+                f"{path}: line {number} has {len(fields) - 1} tabs; expected label TAB text, or "
+                "label TAB id TAB text, the same in all lines, with nothing empty."
+            )
+        pairs.append((fields[0], fields[-1]))
+    return pairs
 
 
 def text_ids(vocabulary: Vocabulary, text: str, max_length: int) -> list[int]:
@@ -36,40 +319,28 @@ def longest_text(data: DataDescription) -> int:
 
 
 class LabelsTask(LabelledTask):
-    """Labelled texts.
+    """Labelled texts; texts: those of "train", "valid" and "test"; ids: as the model reads them."""
 
-    Args:
-        config: of the task; seed: of the order of the examples; vocabulary: of the texts.
-        texts: the examples of "train", "valid" and "test".
-        facts: what data.json must know of them.
-    """
-
-    unit, at_once = "texts", _AT_ONCE
+    unit, at_once = "texts", 8_192
 
     def __init__(
-        self,
-        config: LabelsConfig,
-        seed: int,
-        vocabulary: Vocabulary,
-        texts: dict[str, list[LabelledText]],
-        facts: JsonObject,
+        self, config: LabelsConfig, seed: int, vocabulary: Vocabulary, parts: Parts[LabelledTexts]
     ) -> None:
-        description = DataDescription(vocabulary, {**facts, "max_length": config.max_length})
-        labels = {part: [label for label, _ in own] for part, own in texts.items()}
-        super().__init__(seed, description, labels)
-        self.vocabulary, self.texts = vocabulary, texts
+        facts = {**parts.facts, "max_length": config.max_length}
+        super().__init__(seed, DataDescription(vocabulary, facts), parts.examples)
+        self.vocabulary, self.texts = vocabulary, parts.examples
         self.ids = {
             part: [
                 vocabulary.framed(ids, config.max_length)
-                for ids in vocabulary.encode_all([text for _, text in own])
+                for ids in vocabulary.encode_all(own.texts)
             ]
-            for part, own in texts.items()
+            for part, own in parts.examples.items()
         }
 
     def sizes(self) -> dict[str, int]:
         """See Task.sizes."""
         return {
-            **{part: len(examples) for part, examples in self.texts.items()},
+            **{part: len(own.texts) for part, own in self.texts.items()},
             "classes": len(self.classes),
             "vocabulary": len(self.vocabulary),
             "train_tokens": sum(map(len, self.ids["train"])),
@@ -77,7 +348,7 @@ class LabelsTask(LabelledTask):
 
     def notices(self) -> list[str]:
         """See Task.notices."""
-        return told_before({part: [text for _, text in own] for part, own in self.texts.items()})
+        return told_before({part: own.texts for part, own in self.texts.items()})
 
     def longest(self) -> int:
         """See Task.longest."""
@@ -101,64 +372,14 @@ class LabelsTask(LabelledTask):
     def digest(self, split: str) -> str:
         """See Task.digest."""
         self.check_split(split)
-        return digest(self.texts[split])
-
-
-class Prediction(dict[str, float]):
-    """The probability of each class, by its name, the likeliest first."""
-
-    @property
-    def label(self) -> str:
-        """The likeliest class."""
-        return next(iter(self))
-
-    @property
-    def probability(self) -> float:
-        """Its probability."""
-        return self[self.label]
-
-
-def classify(
-    model: Predictor, data: DataDescription, texts: Sequence[str]
-) -> list[Prediction | None]:
-    """The probabilities of the classes of texts, by a trained classifier.
-
-    Args: model: in evaluation mode; data: of its run; texts: an empty one gets None.
-    Raises: InputError: the model is no classifier.
-    """
-    if not getattr(model, "classifies_texts", False) or data.vocabulary is None:
-        raise other_kind(model, "classify texts", "a classifier")
-    names, words = classes_of(data), data.vocabulary
-    longest = longest_text(data)
-    results: list[Prediction | None] = [None] * len(texts)
-    full = [place for place, text in enumerate(texts) if text.strip()]
-    ids = {place: text_ids(words, texts[place], longest) for place in full}
-    for plan in bucketed([(len(ids[place]),) for place in full], _AT_ONCE):
-        with torch.no_grad():
-            logits = model(padded([ids[full[index]] for index in plan], words.pad))
-        for index, row in zip(plan, logits.double().softmax(-1), strict=True):
-            order = row.argsort(descending=True, stable=True).tolist()
-            results[full[index]] = Prediction({names[n]: float(row[n]) for n in order})
-    return results
+        return self.texts[split].digest()
 
 
 def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -> LabelsTask:
     """The task with its texts read, and split where the configuration names no files."""
-    parts = read_parts(
-        config,
-        data,
-        read=read_labelled,
-        labels_of=lambda examples: [label for label, _ in examples],
-        chosen=lambda examples, places: [examples[place] for place in places],
-        digest_of=digest,
-    )
+    parts = read_parts(config, data, read_labelled, LabelledTexts.digest)
     vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
-        texts = [text for _, text in parts.examples["train"]]
-        if config.tokens == "characters":
-            vocabulary = Vocabulary.of_characters(texts)
-        elif config.tokens == "pieces":
-            vocabulary = Vocabulary.of_pieces(texts, config.vocabulary)
-        else:
-            vocabulary = Vocabulary.of_words(texts, config.vocabulary)
-    return LabelsTask(config, seed, vocabulary, parts.examples, parts.facts)
+        texts = parts.examples["train"].texts
+        vocabulary = Vocabulary.of(config.tokens, texts, config.vocabulary)
+    return LabelsTask(config, seed, vocabulary, parts)

@@ -19,8 +19,7 @@ from headloom.formats.lines import text_lines
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription, check_unchanged
-from headloom.training.measures.corpus import Results, digest
-from headloom.training.measures.language import language_measures, of_stretches, token_bytes
+from headloom.training.measures import Results, digest, language_measures, of_stretches, token_bytes
 from headloom.training.sections import LanguageConfig
 from headloom.training.tasks.task import Plan, Probe, TextTask
 from headloom.training.text import Vocabulary

@@ -20,8 +20,7 @@ from headloom.formats.stored_arrays import Arrays, read_npz
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription
-from headloom.training.measures.corpus import Results, digest, mean_measure
-from headloom.training.measures.labels import label_measures
+from headloom.training.measures import Results, digest, label_measures, mean_measure
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.task import Plan, Probe, Task
 

@@ -11,7 +11,7 @@ import torch
 from headloom.errors import InputError
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
-from headloom.training.measures.corpus import CorpusMeasure, Results, digest, mean_measure
+from headloom.training.measures import CorpusMeasure, Results, digest, mean_measure
 from headloom.training.tasks.task import Plan, Probe, TextTask, told_before
 from headloom.training.text import Vocabulary
 from headloom.training.translation import translate

@@ -22,7 +22,7 @@ from headloom.errors import InputError
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription
-from headloom.training.measures.corpus import Floats, Results, digest, mean_measure
+from headloom.training.measures import Floats, Results, digest, mean_measure
 from headloom.training.sections import RepeatsConfig
 from headloom.training.tasks.task import Plan, Probe, TextTask
 from headloom.training.text import Vocabulary

@@ -14,7 +14,7 @@ from headloom.mechanism.multihead import LayerKind
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription
-from headloom.training.measures.corpus import Results
+from headloom.training.measures import Results
 from headloom.training.text import Vocabulary
 
 __all__ = ["Plan", "Probe", "Task", "TextTask", "told_before"]

@@ -9,8 +9,7 @@ from headloom.errors import InputError
 from headloom.formats.files import read_text
 from headloom.formats.lines import check_line_ends
 from headloom.training.data import DataDescription
-from headloom.training.measures.corpus import CorpusMeasure
-from headloom.training.measures.translation import translation_measures
+from headloom.training.measures import CorpusMeasure, translation_measures
 from headloom.training.sections import TranslationConfig
 from headloom.training.tasks.pairs import PairsTask, TextPairs
 from headloom.training.text import Vocabulary

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from headloom.errors import InputError
-from headloom.training.measures.corpus import CorpusMeasure, mean_measure, ratio
-from headloom.training.measures.resampling import Resampling, compare, interval
-from headloom.training.measures.translation import translation_measures
+from headloom.training.measures import CorpusMeasure, mean_measure, ratio, translation_measures
+from headloom.training.resampling import Resampling, compare, interval
 
 HOW = Resampling()
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headloom.errors import InputError
-from headloom.training.measures.corpus import CorpusMeasure, Floats
+from headloom.training.measures import CorpusMeasure, Floats
 
 __all__ = ["Comparison", "Confidence", "Resampling", "compare", "interval"]
 
