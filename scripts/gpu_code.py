@@ -120,7 +120,8 @@ def compiled(
     """Compile what a call would run, by the very program that would run it."""
     import triton.runtime
 
-    from headloom.mechanism.backends import triton_edges, triton_received, triton_softmax
+    from headloom.mechanism.backends import triton_edges, triton_softmax
+    from headloom.mechanism.backends import triton_scores as triton_received
 
     triton.runtime.driver.set_active(_Absent(target))
     kernels = [

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import headloom
-from headloom.mechanism.multihead import KeyValueCache, MultiHeadAttention, PositionSizes
+from headloom.mechanism.key_value_cache import KeyValueCache
+from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
 from headloom.mechanism.reference import attention as reference
 from headloom.mechanism.reference.positions import bucket_bias
 

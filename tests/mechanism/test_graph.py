@@ -175,13 +175,3 @@ class TestNetworkx:
         assert set(graph.edges) == {(i, j) for i in range(4) for j in range(i + 1)}
         graph.remove_edges_from([(i, i) for i in range(4)])
         assert networkx.is_directed_acyclic_graph(graph)
-
-
-def test_pyg_sums_what_a_query_looks_at_over_flipped_edges() -> None:
-    pyg = pytest.importorskip("torch_geometric")
-    q, k = torch.randn(2, 1, 6, 4)
-    _, graph = headloom.attend(q, k, k, mask=headloom.causal())
-    data, x = graph.to_pyg(0), torch.randn(6, 3)
-    given = pyg.nn.SimpleConv(aggr="add")(x, data.edge_index.flip(0), data.edge_weight)
-    assert torch.allclose(given, graph.dense()[0] @ x, atol=1e-6)
-    assert graph.to_pyg(0, one_sequence=False).edge_index[1].min() == 6

@@ -11,8 +11,8 @@ from tests.forked import Loaded
 from torch import Tensor, zeros
 
 import headloom
-from headloom.mechanism.graph_layer import _with_self_loops
-from headloom.mechanism.neighbourhood.function import neighbour_graph
+from headloom.mechanism.graph_convolution import _with_self_loops
+from headloom.mechanism.neighbours import neighbour_graph
 
 LAYERS = [headloom.GATConv, headloom.GATv2Conv]
 EDGES = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])

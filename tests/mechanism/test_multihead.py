@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headloom
-from headloom.mechanism.multihead import (
-    KeyValueCache,
-    MultiHeadAttention,
-    PositionSizes,
-    RelativeKind,
-)
+from headloom.mechanism.attention_layer import RelativeKind
+from headloom.mechanism.key_value_cache import KeyValueCache
+from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
 from headloom.mechanism.reference import attention as reference
 
 RELATIVES: list[RelativeKind] = ["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]

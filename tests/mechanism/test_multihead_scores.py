@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import headloom
+from headloom.mechanism.attention_layer import RelativeKind
 from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.multihead import RelativeKind
 
 WIDTH, HEADS, LENGTH = 12, 4, 7
 CHOICES = [

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headloom
-from headloom.mechanism.backends import compiled, native_rotary
+from headloom.mechanism import rotary as turns
+from headloom.mechanism.backends import compiled
 from headloom.mechanism.positions import bucket_of_distance
 from headloom.mechanism.reference import positions as reference
 
@@ -143,7 +144,7 @@ def test_rotary_of_heads_by_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Forward against the formula number by number; the gradient turns back."""
-    monkeypatch.setattr(native_rotary, "INSTRUCTION_SET", instruction_set)
+    monkeypatch.setattr(turns, "INSTRUCTION_SET", instruction_set)
     torch.manual_seed(length)
     for vectors in (
         torch.randn(2, 3, length, depth),

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headloom
-from headloom.mechanism.positions import ALiBi, Buckets, Shaw
-from headloom.mechanism.relative import ByDistance, DistanceBias, Relative, distances
+from headloom.mechanism.positions import (
+    ALiBi,
+    Buckets,
+    ByDistance,
+    DistanceBias,
+    Relative,
+    Shaw,
+    distances,
+)
 
 HEADS, DEPTH = 3, 4
 FARTHEST = 12

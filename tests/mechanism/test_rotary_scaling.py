@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import headloom
-from headloom.mechanism.backends import compiled, native_rotary
+from headloom.mechanism import rotary as turns
+from headloom.mechanism.backends import compiled
 from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.multihead import PositionSizes
 from headloom.mechanism.reference import attention as reference
@@ -74,7 +75,7 @@ def by_hand(vectors: Tensor, offset: int, base: float, scaling: headloom.RotaryS
 def test_by_the_kernel_and_its_gradient(
     scaling: headloom.RotaryScaling, instruction_set: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_rotary, "INSTRUCTION_SET", instruction_set)
+    monkeypatch.setattr(turns, "INSTRUCTION_SET", instruction_set)
     vectors = torch.randn(2, 3, 33, 24, requires_grad=True)
     turned = headloom.rotary(vectors, 5, 300.0, scaling=scaling)
     assert_close(turned.double(), by_hand(vectors, 5, 300.0, scaling), rtol=0, atol=3e-6)

@@ -31,7 +31,7 @@ from headloom.formats.files import JsonObject, cannot_read, is_there
 from headloom.formats.manifest import is_count, misfit
 from headloom.formats.tensors import load_tensors, read_notes, save_tensors
 from headloom.mechanism.graph import AttentionGraph
-from headloom.mechanism.head_matrices import MATRICES, MEASURES
+from headloom.mechanism.spectra import MATRICES, MEASURES
 
 if TYPE_CHECKING:
     import pandas

@@ -16,8 +16,6 @@ from headloom.mechanism.shapes import whole_number
 if TYPE_CHECKING:
     from scipy.sparse import coo_array, sparray, spmatrix
 
-__all__ = ["Neighbours", "neighbours"]
-
 #: Nodes of a graph at most: a row pointer for each is held in memory.
 _MOST_NODES = 2**31 - 1
 
@@ -32,7 +30,6 @@ class Neighbours(Mask):
     by_head = False
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         if rows.stop >= len(self.row_starts) or keys != self.keys:
             self._refuse(rows.stop, keys)
         starts, columns = self.row_starts, self.columns
@@ -47,7 +44,6 @@ class Neighbours(Mask):
         return allowed.to(device)[None, None]
 
     def transposed(self, queries: int, keys: int) -> Mask:
-        """See Mask.transposed."""
         rows = torch.repeat_interleave(torch.arange(queries), self.row_starts.diff())
         order = torch.argsort(self.columns, stable=True)
         counts = torch.bincount(self.columns, minlength=keys)
@@ -55,7 +51,6 @@ class Neighbours(Mask):
         return Neighbours(starts, rows[order], queries)
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
         if len(self.row_starts) - 1 != queries or self.keys != keys:
             self._refuse(queries, keys)
 

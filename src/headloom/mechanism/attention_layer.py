@@ -2,35 +2,83 @@
 
 Each has an attribute `observer`, normally None. While one is set, the layer computes with
 `headloom.attend` and hands over what it caught. Likewise `editor`: while one is set, it gets the
-output of every head, and the layer goes on with what it gives back. Nothing is global: what is
-watched or edited is visible on the model; `headloom.mechanism.watching` sets them and puts them
-back.
+output of every head, and the layer goes on with what it gives back. Nothing is global:
+`headloom.mechanism.watching` sets them and puts them back.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
+from headloom.errors import InputError, ShapeError
 from headloom.mechanism.function import attend, attention
 from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.mechanism.grid import Grid
-from headloom.mechanism.masks import Mask, as_mask
+from headloom.mechanism.mask import Mask, as_mask
 from headloom.mechanism.positions import Relative
+from headloom.mechanism.shapes import describe
 
-__all__ = [
-    "AttentionLayer",
-    "Editor",
-    "HeadOutputs",
-    "LayerKind",
-    "Observation",
-    "Observer",
-    "RelativeKind",
-]
+#: How a layer multiplies: several linear maps of one input.
+LinearMaps = Callable[[Tensor, Sequence[nn.Linear]], list[Tensor]]
+
+
+def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear]) -> list[Tensor]:
+    """Several linear maps of one input.
+
+        y_m = x W_m^T + b_m
+
+    Args: inputs: (..., width); maps: from that width to any.
+    Returns: (..., out_features) for each map.
+    Raises: ShapeError: another width. InputError: another type, or device.
+    """
+    try:
+        return [linear(inputs) for linear in maps]
+    except (RuntimeError, TypeError):
+        weight, shape = maps[0].weight, inputs.shape
+        alike = (inputs.dtype, inputs.device) == (weight.dtype, weight.device)
+        if shape[-1:] == weight.shape[-1:] and alike:
+            raise
+        kind = InputError if shape[-1:] == weight.shape[-1:] else ShapeError
+        raise kind(
+            f"linear maps: the input is {describe(inputs)}, {inputs.dtype} on {inputs.device}; the "
+            f"layer was made for (..., {weight.shape[1]}), {weight.dtype} on {weight.device}."
+        ) from None
+
+
+class WithConstants(nn.Module):
+    """A module that holds tensors which follow from its sizes, as buffers that no state dict has.
+
+    They are worked out anew where weights are loaded: a module that was made on the device ``meta``
+    has no numbers, and one that was emptied after that has those that memory happened to hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            lambda module, keys: module.hold_constants()
+        )
+
+    @abstractmethod
+    def constants(self) -> dict[str, Tensor]:
+        """The tensors by their names."""
+
+    def hold_constants(self) -> None:
+        """Put their numbers where they are held: beside the parameters, in the same type."""
+        for name, numbers in self.constants().items():
+            held = self._buffers.get(name)
+            if held is not None and held.shape == numbers.shape and not held.is_meta:
+                held.copy_(numbers)
+                continue
+            beside = next(self.parameters())
+            numbers = numbers.to(device=beside.device, dtype=beside.dtype)
+            self.register_buffer(name, numbers, persistent=False)
+
 
 RelativeKind = Literal["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
 LayerKind = Literal["encoder", "decoder", "cross"]
@@ -159,12 +207,12 @@ class AttentionLayer(nn.Module):
                 softcap=softcap, sinks=sinks, keep=self.observer.keep,
             )  # fmt: skip
             output = output if dropout else whole
-            factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
-            rule = None if mask is None else as_mask(mask)
-            places = self.grids if grids is None else grids
             seen = Observation(
-                queries, keys, values, caught, factor, rule, relative, places, softcap, sinks
-            )
+                queries, keys, values, caught,
+                1 / math.sqrt(queries.shape[-1]) if scale is None else scale,
+                None if mask is None else as_mask(mask),
+                relative, self.grids if grids is None else grids, softcap, sinks,
+            )  # fmt: skip
             self.observer(self, seen)
         if self.editor is not None:
             output = self.editor(self, HeadOutputs(output, queries, keys, values, mask))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.graph import AttentionGraph, Keep, Top
+from headloom.mechanism.graph import TENSORS, AttentionGraph, Keep, Top
 from headloom.mechanism.mask import Mask, as_mask
-from headloom.mechanism.relative import Relative
+from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import ScaledDot, Score
 from headloom.mechanism.shapes import (
     TYPES,
@@ -24,22 +25,11 @@ from headloom.mechanism.shapes import (
     real_tensor,
 )
 
-__all__ = [
-    "CONSTANT",
-    "NAMES",
-    "PER_ROW",
-    "AttentionCall",
-    "Results",
-    "check_tensors",
-    "checked_call",
-    "graph_of",
-]
-
 #: Tensors by their names; those of a graph have a batch dimension.
 Results = dict[str, Tensor]
 #: Results that have a row for each query, and those of keys.
-PER_ROW = ("output", "keys", "scores", "weights", "lse", "entropy", "rest", "count")
-NAMES = (*PER_ROW, "received", "received_most", "received_last")
+PER_ROW = ("output", *TENSORS[:-3])
+NAMES = ("output", *TENSORS)
 #: Those without a gradient.
 CONSTANT = ("keys", "count", "received_most")
 #: The score of a call that names none: it has no parameters to check.
@@ -104,23 +94,10 @@ class AttentionCall:
 
 def graph_of(call: AttentionCall, results: Results) -> AttentionGraph:
     """The graph of a call with these results."""
-    get = results.get
-    fields = {
-        "keys": results["keys"],
-        "scores": results["scores"],
-        "weights": results["weights"],
-        "lse": results["lse"],
-        "entropy": results["entropy"],
-        "rest": results["rest"],
-        "count": results["count"],
-        "length": call.keys.shape[2],
-        "symmetric": call.symmetric,
-        "received": get("received"),
-        "received_most": get("received_most"),
-        "received_last": get("received_last"),
-    }
+    fields: dict[str, Any] = {name: results.get(name) for name in TENSORS}
+    fields["length"], fields["symmetric"] = call.keys.shape[2], call.symmetric
     if torch.compiler.is_compiling():  # which before torch 2.11 is all that the compiler reads
-        return AttentionGraph(**fields)  # type: ignore[arg-type]
+        return AttentionGraph(**fields)
     # Not by its __init__: of a frozen class that sets the fields one by one, in 3 microseconds.
     graph = AttentionGraph.__new__(AttentionGraph)
     vars(graph).update(fields)

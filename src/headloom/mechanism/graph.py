@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError, optional_package
+from headloom.errors import InputError
 from headloom.mechanism.parts import changed
 from headloom.mechanism.shapes import describe, in_words, place_of, whole_number
 
@@ -19,17 +19,14 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
 
-__all__ = [
-    "DENSE_LIMIT",
-    "All",
-    "AttentionGraph",
-    "Keep",
-    "Row",
-    "Top",
-]
-
 #: Places of a row that a graph may hold empty; see `Top`.
 PLACES = 1024
+
+#: The tensors of a graph; the last three where they were asked for.
+TENSORS = (
+    "keys", "scores", "weights", "lse", "entropy", "rest", "count",
+    "received", "received_most", "received_last",
+)  # fmt: skip
 
 #: Cells above which `AttentionGraph.dense` asks to be forced: 1 GiB of float32.
 DENSE_LIMIT = 2**28
@@ -67,8 +64,9 @@ Keep = Top | All
 
 
 def _as_array(tensor: Tensor) -> np.ndarray:
-    """A tensor for NumPy: float64 stays, every smaller type becomes float32."""
-    return (tensor if tensor.dtype == torch.float64 else tensor.float()).numpy()
+    """A tensor for NumPy, which has no bfloat16; half precision becomes float32."""
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return (tensor.float() if half else tensor).detach().cpu().numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,10 +216,8 @@ class AttentionGraph:
         return len(self.keys)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> AttentionGraph:
-        names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
-        asked = ("received", "received_most", "received_last")
-        found = {name: getattr(self, name) for name in (*names, *asked)}
-        return changed(self, **{n: change(part) for n, part in found.items() if part is not None})
+        parts = {name: getattr(self, name) for name in TENSORS}
+        return changed(self, **{n: change(part) for n, part in parts.items() if part is not None})
 
     def of_head(self, head: int) -> AttentionGraph:
         """One head of a graph without a batch."""
@@ -272,14 +268,10 @@ class AttentionGraph:
         """Query, key, score and weight of every kept edge of a head."""
         self._one(operation)
         head = place_of("graph", operation, "head", head, self.keys.shape[0])
-        keys = self.keys[head].detach().cpu()
-        rows, places = (keys >= 0).nonzero(as_tuple=True)
-        return (
-            rows.numpy(),
-            keys[rows, places].numpy(),
-            _as_array(self.scores[head].detach().cpu()[rows, places]),
-            _as_array(self.weights[head].detach().cpu()[rows, places]),
-        )
+        rows, places = (self.keys[head] >= 0).nonzero(as_tuple=True)
+        columns = self.keys[head, rows, places]
+        scores, weights = (part[head, rows, places] for part in (self.scores, self.weights))
+        return tuple(_as_array(tensor) for tensor in (rows, columns, scores, weights))
 
     def adjacency(self, head: int, of: str = "weights") -> scipy.sparse.csr_array:
         """The kept edges of a head as a sparse matrix; rows are queries, columns keys.
@@ -332,16 +324,6 @@ class AttentionGraph:
         strength = self.weights.new_zeros(*self.keys.shape[:-2], self.length + 1)
         return strength.scatter_add(-1, columns, self.weights.flatten(-2))[..., :-1]
 
-    def _of_one_sequence(self, operation: str, one_sequence: bool | None) -> bool:
-        """Whether queries and keys are the same nodes, as the caller says or their numbers do."""
-        _, queries, keys = self.shape
-        if one_sequence and queries != keys:
-            raise InputError(
-                f"{operation}: one_sequence=True, but {queries} queries and {keys} keys; expected "
-                "as many. Leave it out."
-            )
-        return queries == keys if one_sequence is None else one_sequence
-
     def to_networkx(
         self, head: int, *, one_sequence: bool | None = None
     ) -> networkx.DiGraph | networkx.Graph:
@@ -357,42 +339,23 @@ class AttentionGraph:
 
         rows, columns, scores, weights = self._edges("to_networkx", head)
         _, queries, keys = self.shape
-        one_sequence = self._of_one_sequence("to_networkx", one_sequence)
-        undirected = (
-            self.symmetric and one_sequence and bool((self.count[head] == self.length).all())
-        )
+        if one_sequence and queries != keys:
+            raise InputError(
+                f"to_networkx: one_sequence=True, but {queries} queries and {keys} keys; expected "
+                "as many. Leave it out."
+            )
+        one_sequence = queries == keys if one_sequence is None else one_sequence
+        whole = bool((self.count[head] == self.length).all())
+        undirected = self.symmetric and one_sequence and whole
         graph = networkx.Graph() if undirected else networkx.DiGraph()
-        if one_sequence:
-            graph.add_nodes_from(range(keys))
-        else:
-            graph.add_nodes_from(("query", i) for i in range(queries))
-            graph.add_nodes_from(("key", j) for j in range(keys))
-        for i, j, score, weight in zip(
-            rows.tolist(), columns.tolist(), scores.tolist(), weights.tolist(), strict=True
-        ):
-            ends = (i, j) if one_sequence else (("query", i), ("key", j))
+        first: list[object] = [*range(queries)]
+        second = first
+        if not one_sequence:
+            first, second = [("query", i) for i in first], [("key", j) for j in range(keys)]
+        graph.add_nodes_from(first)
+        graph.add_nodes_from(second)
+        edges = zip(rows.tolist(), columns.tolist(), scores.tolist(), weights.tolist(), strict=True)
+        for i, j, score, weight in edges:
             values = {"score": score} if undirected else {"score": score, "weight": weight}
-            graph.add_edge(*ends, **values)
+            graph.add_edge(first[i], second[j], **values)
         return graph
-
-    def to_pyg(self, head: int, *, one_sequence: bool | None = None) -> Any:
-        """A head as a `torch_geometric.data.Data`: edge_index (2, edges), edge_weight, edge_score.
-
-        Edges lead from query to key. Layers of PyTorch Geometric send messages along edges: with
-        ``edge_index.flip(0)`` each query sums what its keys give, as attention does. Between two
-        sequences, keys are numbered after the queries.
-
-        one_sequence: whether queries and keys are the same tokens; None: where they are as many.
-        """
-        with optional_package("to_pyg", "pip install torch_geometric"):
-            from torch_geometric.data import Data  # type: ignore[import-not-found, unused-ignore]
-        rows, columns, scores, weights = self._edges("to_pyg", head)
-        _, queries, keys = self.shape
-        one_sequence = self._of_one_sequence("to_pyg", one_sequence)
-        first_key, nodes = (0, keys) if one_sequence else (queries, queries + keys)
-        return Data(
-            edge_index=torch.as_tensor(np.stack((rows, columns + first_key))).long(),
-            edge_weight=torch.as_tensor(weights),
-            edge_score=torch.as_tensor(scores),
-            num_nodes=nodes,
-        )

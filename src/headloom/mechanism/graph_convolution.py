@@ -4,19 +4,224 @@
 
 A state dict of `torch_geometric.nn.GATConv` or `GATv2Conv` loads, and gives the same output;
 headloom does not need PyTorch Geometric for it. On the CPU, scores, softmax and sums are one fused
-kernel: see `headloom.mechanism.neighbourhood`.
+kernel: see `headloom.mechanism.neighbours`.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
-from headloom.errors import InputError
-from headloom.mechanism.graph_layer import GraphLayer, Nodes
-from headloom.mechanism.neighbourhood.call import Edges, NeighbourCall, NeighbourScore
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.attention_layer import linear_maps
+from headloom.mechanism.neighbour_call import Edges, NeighbourCall, NeighbourScore
+from headloom.mechanism.neighbours import neighbour_attention, neighbour_weights
+from headloom.mechanism.shapes import describe, finite_number, in_words, whole_number
 
-__all__ = ["GATConv", "GATv2Conv"]
+#: Features of the nodes, (nodes, width); or those of the sources and those of the targets.
+Nodes = Tensor | tuple[Tensor, Tensor]
+
+#: How features of edges are combined to those of a self-loop, by torch's names.
+_COMBINED = {"add": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
+
+
+class GraphLayer(nn.Module):
+    """What `GATConv` and `GATv2Conv` share: edges, self-loops, heads, residual and bias.
+
+    observer: normally None; while set, it is handed this layer, each of its calls before dropout,
+    and whether one tensor gives the nodes that look and those looked at.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int,
+        concat: bool,
+        negative_slope: float,
+        dropout: float,
+        add_self_loops: bool,
+        edge_dim: int | None,
+        fill_value: float | str,
+        bias: bool,
+        residual: bool,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        both = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        widths = [whole_number(name, "in_channels", width, 1) for width in both]
+        if len(widths) != 2:
+            raise InputError(
+                f"{name}: in_channels={in_words(in_channels)}; expected the width of the nodes' "
+                "features, or a pair, of sources and of targets."
+            )
+        if not 0 <= finite_number(name, "dropout", dropout) <= 1:
+            raise InputError(f"{name}: dropout={in_words(dropout)}; expected 0 to 1.")
+        if isinstance(fill_value, str) and fill_value not in _COMBINED:
+            raise InputError(
+                f"{name}: fill_value={in_words(fill_value)}; expected a number or one of "
+                f"{', '.join(_COMBINED)}."
+            )
+        self.heads = whole_number(name, "heads", heads, 1)
+        self.out_channels = whole_number(name, "out_channels", out_channels, 1)
+        self.in_channels, self.concat, self.dropout = in_channels, concat, dropout
+        self.negative_slope = finite_number(name, "negative_slope", negative_slope)
+        self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
+        self.widths, self.residual = (widths[0], widths[1]), residual
+        total = out_channels * (heads if concat else 1)
+        self.lin_edge: nn.Linear | None = None
+        if edge_dim is not None:
+            width = whole_number(name, "edge_dim", edge_dim, 1)
+            self.lin_edge = nn.Linear(width, heads * out_channels, bias=False)
+        self.res = nn.Linear(widths[1], total, bias=False) if residual else None
+        self.bias = nn.Parameter(torch.empty(total)) if bias else None
+        self.observer: GraphObserver | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy takes along, also a pickled one: nobody watches it."""
+        return {**self.__dict__, "observer": None}
+
+    def reset_parameters(self) -> None:
+        """Draw every matrix and vector anew (Glorot and Bengio 2010, equation 16); biases are 0."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                bound = math.sqrt(6.0 / (parameter.shape[-2] + parameter.shape[-1]))
+                nn.init.uniform_(parameter, -bound, bound)
+
+    @abstractmethod
+    def _call(
+        self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
+    ) -> NeighbourCall:
+        """The call of attention, of projected nodes, without dropout."""
+
+    @abstractmethod
+    def _projected(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Sources and targets, (nodes, heads, out_channels) each."""
+
+    def _heads_of(self, linear: nn.Linear, rows: Tensor) -> Tensor:
+        """A linear map of nodes or edges, (rows, heads, out_channels)."""
+        (projected,) = linear_maps(rows, [linear])
+        return projected.view(len(rows), self.heads, self.out_channels)
+
+    def _run(
+        self, x: Nodes, edge_index: Tensor, edge_attr: Tensor | None, with_weights: bool
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
+        name = type(self).__name__
+        of_sources, of_targets = (x, x) if isinstance(x, Tensor) else x
+        check_features(name, "x", of_sources, self.widths[0])
+        check_features(name, "x", of_targets, self.widths[1])
+        edge_index, edge_attr = self._checked_edges(edge_index, edge_attr)
+        if self.add_self_loops:
+            nodes = min(len(of_sources), len(of_targets))
+            edge_index, edge_attr = _with_self_loops(edge_index, edge_attr, self.fill_value, nodes)
+        edges = Edges.of_index(edge_index, len(of_targets), len(of_sources))
+        call = self._call(edges, *self._projected(of_sources, of_targets), edge_attr)
+        if self.observer is not None:
+            self.observer(self, call, of_sources is of_targets)
+        call = call.with_dropout(self.dropout if self.training else 0.0)
+        output = neighbour_attention(call)
+        output = output.flatten(1) if self.concat else output.mean(1)
+        if self.res is not None:
+            output = output + linear_maps(of_targets, [self.res])[0]
+        if self.bias is not None:
+            output = output + self.bias
+        return (output, (edge_index, neighbour_weights(call))) if with_weights else output
+
+    def _checked_edges(
+        self, edge_index: Tensor, edge_attr: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        name = type(self).__name__
+        kinds = (torch.int64, torch.int32)
+        if (
+            not isinstance(edge_index, Tensor)
+            or edge_index.layout != torch.strided
+            or (edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype not in kinds)
+        ):
+            raise InputError(
+                f"{name}: the edge_index is {_in_short(edge_index)}; expected a tensor of int64, "
+                "(2, edges), sources over targets."
+            )
+        if self.edge_dim is None:
+            return edge_index, None
+        if edge_attr is not None:
+            flat = isinstance(edge_attr, Tensor) and edge_attr.ndim == 1
+            edge_attr = edge_attr[:, None] if flat else edge_attr
+            check_features(name, "edge_attr", edge_attr, self.edge_dim)
+            if len(edge_attr) != edge_index.shape[1]:
+                raise ShapeError(
+                    f"{name}: edge_attr is {describe(edge_attr)}, there are "
+                    f"{edge_index.shape[1]} edges. Give a row for each edge."
+                )
+        return edge_index, edge_attr
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
+
+
+class GraphObserver(Protocol):
+    """Who watches graph layers."""
+
+    def __call__(self, layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
+        """Receive one call of a layer.
+
+        of_one: whether the nodes that look are those that are looked at.
+        """
+
+
+def check_features(name: str, what: str, features: object, width: int) -> None:
+    """Raise where features are no floating-point rows of a width."""
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        raise InputError(
+            f"{name}: {what} is {_in_short(features)}; expected a tensor of real numbers, as from "
+            f"{what}.float()."
+        )
+    if features.ndim != 2 or features.shape[1] != width:
+        raise ShapeError(f"{name}: {what} is {describe(features)}; expected (rows, {width}).")
+
+
+def _in_short(given: object) -> str:
+    if not isinstance(given, Tensor):
+        return type(given).__name__
+    return f"{given.dtype} of shape {describe(given)}"
+
+
+def _with_self_loops(
+    edge_index: Tensor, features: Tensor | None, fill: float | str, nodes: int
+) -> tuple[Tensor, Tensor | None]:
+    """Exactly one self-loop for each of the first `nodes` nodes, after all other edges.
+
+    Args:
+        edge_index: (2, edges), sources over targets; its own self-loops are left out.
+        features: (edges, features) or None.
+        fill: features of self-loops: a number, or how those of the edges to a node are combined.
+        nodes: how many get one.
+
+    >>> _with_self_loops(torch.tensor([[0, 1, 1], [1, 1, 0]]), None, "mean", 2)[0]
+    tensor([[0, 1, 0, 1],
+            [1, 0, 0, 1]])
+    """
+    others = edge_index[0] != edge_index[1]
+    edge_index = edge_index[:, others]
+    loops = torch.arange(nodes, dtype=edge_index.dtype, device=edge_index.device).expand(2, -1)
+    joined = torch.cat((edge_index, loops), 1)
+    if features is None:
+        return joined, None
+    features = features[others]
+    # The empty product is 1, everything else that is empty 0.
+    empty = float(fill == "mul") if isinstance(fill, str) else fill
+    filled = features.new_full((nodes, features.shape[1]), empty)
+    if isinstance(fill, str):
+        inside = edge_index[1] < nodes
+        places = edge_index[1][inside].long()[:, None].expand(-1, features.shape[1])
+        how = _COMBINED[fill]
+        filled = filled.scatter_reduce(0, places, features[inside], how, include_self=False)
+    return joined, torch.cat((features, filled))
 
 
 class GATConv(GraphLayer):

@@ -8,8 +8,6 @@ from torch import Tensor
 from headloom.errors import ShapeError
 from headloom.mechanism.shapes import describe
 
-__all__ = ["KeyValueCache"]
-
 #: Positions that the first memory has, at least.
 _FIRST = 16
 #: Keys and values.

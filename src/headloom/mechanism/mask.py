@@ -20,8 +20,6 @@ from torch import Tensor
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.shapes import describe, real_tensor
 
-__all__ = ["Both", "Either", "Explicit", "KeyRanges", "Mask", "Not", "as_mask", "without_empty"]
-
 #: Cells of a mask that are looked at together.
 BLOCK_CELLS = 2**24
 
@@ -50,12 +48,7 @@ class Mask(ABC):
 
     @abstractmethod
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """Some rows of the mask.
-
-        Args:
-            rows: the queries asked for.
-            keys: number of keys.
-            device: where the tensor is wanted.
+        """Some rows of the mask, on a device.
 
         Returns: bool, broadcastable to (batch, heads, rows, keys); True = may look.
         """
@@ -114,13 +107,17 @@ class Mask(ABC):
                 [1, 2, 3, 3]])
         """
         bounds = self.bounds(queries, keys)
-        ranges = bounds.of_sample(queries, keys, sample)
         if bounds.rest is None:
-            return ranges
-        rest = _ranges_by_cells(bounds.rest, queries, keys, sample)
-        if rest is not None:
-            return without_empty(_intersection(ranges, rest))
-        return None if bounds.rest is self else _ranges_by_cells(self, queries, keys, sample)
+            return bounds.of_sample(queries, keys, sample)
+        size = max(1, BLOCK_CELLS // max(1, keys))
+        parts = [torch.zeros(2, 0, dtype=torch.int64)]
+        for start in range(0, queries, size):
+            rows = range(start, min(start + size, queries))
+            ranges = _ranges_of_rows(self, rows, keys, sample)
+            if ranges is None:
+                return None
+            parts.append(ranges)
+        return torch.cat(parts, 1)
 
     def transposed(self, queries: int, keys: int) -> Mask:
         """The mask with a row for each key: whether query i may look at key j, at (j, i).
@@ -222,48 +219,35 @@ def without_empty(ranges: Tensor) -> Tensor:
     return ranges * (ranges[1] > ranges[0]).long()
 
 
-def _ranges_by_cells(mask: Mask, queries: int, keys: int, sample: int) -> Tensor | None:
-    """See Mask.ranges."""
-    size = max(1, BLOCK_CELLS // max(1, keys))
-    parts = [torch.zeros(2, 0, dtype=torch.int64)]
-    for start in range(0, queries, size):
-        rows = range(start, min(start + size, queries))
-        cells = mask.cells(rows, keys, torch.device("cpu"))
-        cells = cells[min(sample, len(cells) - 1)]
-        cells = cells.expand(len(cells), len(rows), keys)
-        count = cells[0].sum(1)
-        ends = torch.zeros(2, len(rows), dtype=torch.int64)
-        if keys:
-            numbers = cells[0].to(torch.uint8)
-            ends = torch.stack((numbers.argmax(1), keys - numbers.flip(1).argmax(1)))
-        # Heads differ, or keys are not side by side.
-        if bool((cells != cells[:1]).any()) or bool(
-            ((count > 0) & (ends.diff(dim=0)[0] != count)).any()
-        ):
-            return None
-        parts.append(ends * (count > 0))
-    return torch.cat(parts, 1)
+def _ranges_of_rows(mask: Mask, rows: range, keys: int, sample: int) -> Tensor | None:
+    """`Mask.ranges` of some rows, by their cells."""
+    cells = mask.cells(rows, keys, torch.device("cpu"))
+    cells = cells[min(sample, len(cells) - 1)]
+    cells = cells.expand(len(cells), len(rows), keys)
+    count = cells[0].sum(1)
+    if not keys:
+        return torch.zeros(2, len(rows), dtype=torch.int64)
+    numbers = cells[0].to(torch.uint8)
+    ends = torch.stack((numbers.argmax(1), keys - numbers.flip(1).argmax(1)))
+    apart = (count > 0) & (ends[1] - ends[0] != count)
+    heads_differ = (cells != cells[:1]).any()
+    return None if bool(apart.any() | heads_differ) else ends * (count > 0)
 
 
 @dataclass(frozen=True)
 class _Pair(Mask):
-    """Two masks made one."""
-
     first: Mask
     second: Mask
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
         self.first.check(batch, heads, queries, keys)
         self.second.check(batch, heads, queries, keys)
 
     def transposed(self, queries: int, keys: int) -> Mask:
-        """See Mask.transposed."""
         parts = (part.transposed(queries, keys) for part in (self.first, self.second))
         return type(self)(*parts)
 
     def of_head(self, head: int) -> Mask:
-        """See Mask.of_head."""
         return type(self)(self.first.of_head(head), self.second.of_head(head))
 
 
@@ -272,11 +256,9 @@ class Both(_Pair):
     """May look where both masks allow it: ``first & second``."""
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         return self.first.cells(rows, keys, device) & self.second.cells(rows, keys, device)
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
-        """See Mask.bounds."""
         return self.first.bounds(queries, keys).narrowed_by(self.second.bounds(queries, keys))
 
 
@@ -285,7 +267,6 @@ class Either(_Pair):
     """May look where one of the masks allows it: ``first | second``."""
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         return self.first.cells(rows, keys, device) | self.second.cells(rows, keys, device)
 
 
@@ -296,19 +277,15 @@ class Not(Mask):
     mask: Mask
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
         self.mask.check(batch, heads, queries, keys)
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         return ~self.mask.cells(rows, keys, device)
 
     def transposed(self, queries: int, keys: int) -> Mask:
-        """See Mask.transposed."""
         return Not(self.mask.transposed(queries, keys))
 
     def of_head(self, head: int) -> Mask:
-        """See Mask.of_head."""
         return Not(self.mask.of_head(head))
 
 
@@ -319,19 +296,11 @@ class Explicit(Mask):
     allowed: Tensor
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         allowed = self.allowed.to(device)
         allowed = allowed.reshape((1,) * (4 - allowed.ndim) + tuple(allowed.shape))
-        has_rows = allowed.shape[2] == 1 or allowed.shape[2] >= rows.stop
-        if not has_rows or allowed.shape[3] not in (1, keys):
-            raise ShapeError(
-                f"mask: {describe(self.allowed)} has no {rows.stop} queries and {keys} keys. Give "
-                "a mask that broadcasts to (queries, keys)."
-            )
         return allowed if allowed.shape[2] == 1 else allowed[:, :, rows.start : rows.stop]
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
         expected = (batch, heads, queries, keys)
         sizes = (1,) * (4 - self.allowed.ndim) + tuple(self.allowed.shape)
         if any(size not in (1, want) for size, want in zip(sizes, expected, strict=True)):
@@ -351,7 +320,6 @@ class _OfHead(Mask):
     by_head = False
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         allowed = self.mask.cells(rows, keys, device)
         return allowed if allowed.shape[1] == 1 else allowed[:, self.head : self.head + 1]
 

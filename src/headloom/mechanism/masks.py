@@ -11,7 +11,6 @@ What can be asked of each, and masks made of others, are in `headloom.mechanism.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,26 +18,10 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.mask import Both, Either, Explicit, KeyRanges, Mask, as_mask
-from headloom.mechanism.shapes import FARTHEST, describe, in_words, whole_number
-
-__all__ = [
-    "Both",
-    "Either",
-    "Explicit",
-    "Lengths",
-    "Mask",
-    "Padding",
-    "Ranges",
-    "RealKeys",
-    "Window",
-    "as_mask",
-    "causal",
-    "ends_before",
-    "packed",
-    "padding",
-    "window",
-]
+from headloom.mechanism.mask import Both, KeyRanges
+from headloom.mechanism.mask import Mask as Mask
+from headloom.mechanism.mask import as_mask as as_mask
+from headloom.mechanism.shapes import FARTHEST, describe, whole_number
 
 
 @dataclass(frozen=True)
@@ -54,24 +37,16 @@ class Window(Mask):
         offset = whole_number("window", "offset", self.offset)
         object.__setattr__(self, "offset", offset)  # NumPy's whole numbers become Python's
         for name, size in (("left", self.left), ("right", self.right)):
-            if size is None:
-                continue
-            try:
-                keys: int | None = whole_number("window", name, size, 0, None)
-            except InputError:
-                raise InputError(
-                    f"window: {name} is {in_words(size)}; expected 0 or more keys, or None for an "
-                    "open side."
-                ) from None
-            # No key lies as far as this from any position: the side is open, and a number of 64
-            # bits holds every sum of position, offset and side.
-            object.__setattr__(self, name, None if keys is None or keys > 4 * FARTHEST else keys)
+            if size is not None:
+                keys = whole_number("window", name, size, 0, None)
+                # No key lies as far as this from any position: the side is open, and a number of 64
+                # bits holds every sum of position, offset and side.
+                object.__setattr__(self, name, None if keys > 4 * FARTHEST else keys)
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check: it fits every call."""
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         position = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.offset
         key = torch.arange(keys, device=device)[None, :]
         allowed = torch.ones(rows.stop - rows.start, keys, dtype=torch.bool, device=device)
@@ -82,14 +57,12 @@ class Window(Mask):
         return allowed[None, None]
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
-        """See Mask.bounds."""
         far = queries + keys + 1  # beyond every key on either side
         left = -far if self.left is None else max(-far, self.offset - self.left)
         right = far if self.right is None else min(far, self.offset + self.right)
         return KeyRanges(band=(max(left, -(2**40)), min(right, 2**40)))
 
     def transposed(self, queries: int, keys: int) -> Mask:
-        """See Mask.transposed."""
         return Window(self.right, self.left, -self.offset)
 
 
@@ -104,27 +77,6 @@ def ends_before(mask: Mask | Tensor, position: int) -> bool:
     if not isinstance(mask, Window) or mask.right is None:
         return False
     return mask.offset + mask.right < position
-
-
-class Padding(Mask):
-    """Keys that are padding are never looked at."""
-
-    by_head = False
-
-    @abstractmethod
-    def real(self, keys: int, device: torch.device) -> Tensor:
-        """Which keys of each sequence are real ones: bool, (batch or 1, keys)."""
-
-    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
-        return self.real(keys, device)[:, None, None, :]
-
-    def transposed(self, queries: int, keys: int) -> Mask:
-        """See Mask.transposed."""
-        real = self.real(keys, torch.device("cpu"))
-        if len(real) != 1:
-            return super().transposed(queries, keys)
-        return Ranges(torch.zeros(keys, dtype=torch.int64), real[0].long() * queries)
 
 
 def _extreme(lengths: Tensor, of: Callable[[Tensor], Tensor]) -> int | None:
@@ -142,69 +94,64 @@ def _extreme(lengths: Tensor, of: Callable[[Tensor], Tensor]) -> int | None:
         return None
 
 
-def _check_batch(tensor: Tensor, batch: int) -> None:
-    if tensor.shape[0] not in (1, batch):
-        raise ShapeError(
-            f"padding: {tensor.shape[0]} sequences in the mask, {batch} in the batch. "
-            "Give one length, or one row of the mask, for each."
-        )
-
-
 @dataclass(frozen=True, eq=False)
-class Lengths(Padding):
-    """The first keys of each sequence are real ones, as many as its length; integers, (batch,)."""
+class Padding(Mask):
+    """Keys that are padding are never looked at.
 
-    lengths: Tensor
+    real: how many keys of each sequence are real ones, the first ones, integers, (batch,); or which
+        ones, bool, (batch, keys).
+    """
 
-    def real(self, keys: int, device: torch.device) -> Tensor:
-        """See Padding.real."""
-        return torch.arange(keys, device=device)[None, :] < self.lengths.to(device)[:, None]
+    real: Tensor
+    by_head = False
+
+    def marked(self, keys: int, device: torch.device) -> Tensor:
+        """Which keys of each sequence are real ones: bool, (batch or 1, keys)."""
+        real = self.real.to(device)
+        if real.dtype == torch.bool:
+            return real
+        return torch.arange(keys, device=device)[None, :] < real[:, None]
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        return self.marked(keys, device)[:, None, None, :]
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
-        """See Mask.bounds."""
-        lengths = self.lengths.to("cpu", torch.int64)
-        return KeyRanges(by_sequence=torch.stack((torch.zeros_like(lengths), lengths)))
-
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
-        _check_batch(self.lengths, batch)
-        most = _extreme(self.lengths, Tensor.max)
-        if most is not None and most > keys:
-            raise ShapeError(
-                f"padding: a length is {most}, the call has {keys} keys. A sequence has as many "
-                "real keys as there are, or fewer."
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class RealKeys(Padding):
-    """The real keys of each sequence are marked: bool, (batch, keys), True = a real key."""
-
-    marked: Tensor
-
-    def real(self, keys: int, device: torch.device) -> Tensor:
-        """See Padding.real."""
-        return self.marked.to(device)
-
-    def bounds(self, queries: int, keys: int) -> KeyRanges:
-        """See Mask.bounds."""
-        marked = self.marked.cpu()
+        if self.real.dtype != torch.bool:
+            lengths = self.real.to("cpu", torch.int64)
+            return KeyRanges(by_sequence=torch.stack((torch.zeros_like(lengths), lengths)))
+        marked = self.real.cpu()
         if marked.shape[1] == 0 or torch.compiler.is_compiling():
             return KeyRanges(rest=self)
-        first = marked.int().argmax(1)
-        count = marked.sum(1)
+        first, count = marked.int().argmax(1), marked.sum(1)
         last = marked.shape[1] - marked.flip(1).int().argmax(1)
         if bool(((count > 0) & (last - first != count)).any()):
             return KeyRanges(rest=self)
         return KeyRanges(by_sequence=torch.stack((first, first + count)))
 
+    def transposed(self, queries: int, keys: int) -> Mask:
+        real = self.marked(keys, torch.device("cpu"))
+        if len(real) != 1:
+            return super().transposed(queries, keys)
+        return Ranges(torch.zeros(keys, dtype=torch.int64), real[0].long() * queries)
+
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
-        _check_batch(self.marked, batch)
-        if self.marked.shape[1] != keys:
+        if self.real.shape[0] not in (1, batch):
             raise ShapeError(
-                f"padding: the mask has {self.marked.shape[1]} keys, from "
-                f"{describe(self.marked)}, the call has {keys}. Give one column for each key."
+                f"padding: {self.real.shape[0]} sequences in the mask, {batch} in the batch. "
+                "Give one length, or one row of the mask, for each."
+            )
+        if self.real.dtype == torch.bool:
+            if self.real.shape[1] != keys:
+                raise ShapeError(
+                    f"padding: the mask has {self.real.shape[1]} keys, from "
+                    f"{describe(self.real)}, the call has {keys}. Give one column for each key."
+                )
+            return
+        most = _extreme(self.real, Tensor.max)
+        if most is not None and most > keys:
+            raise ShapeError(
+                f"padding: a length is {most}, the call has {keys} keys. A sequence has as many "
+                "real keys as there are, or fewer."
             )
 
 
@@ -219,19 +166,16 @@ class Ranges(Mask):
     by_head = False
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
-        """See Mask.bounds."""
         both = torch.stack((self.first, self.end))[:, :queries].cpu()
         return KeyRanges(by_query=both.clamp(0, keys)[:, None].contiguous())
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         first, end = torch.stack((self.first, self.end))[:, rows.start : rows.stop].to(device)
         key = torch.arange(keys, device=device)
         allowed: Tensor = (key >= first[:, None]) & (key < end[:, None])
         return allowed[None, None]
 
     def transposed(self, queries: int, keys: int) -> Mask:
-        """See Mask.transposed."""
         first, end = self.first[:queries].contiguous(), self.end[:queries].contiguous()
         if bool((first.diff() < 0).any() or (end.diff() < 0).any() or (first > end).any()):
             return super().transposed(queries, keys)
@@ -243,7 +187,6 @@ class Ranges(Mask):
         )
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
         if len(self.first) != queries:
             raise ShapeError(
                 f"ranges: ranges for {len(self.first)} queries, the call has {queries}. Give one "
@@ -281,15 +224,9 @@ def window(left: int | None, right: int | None, offset: int = 0) -> Mask:
     return Window(left, right, offset)
 
 
-def _lengths_of(operation: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
+def _lengths_of(lengths: Sequence[int] | Tensor | int) -> Tensor:
     """Lengths of sequences as a tensor; those of none are whole numbers too."""
-    try:
-        tensor = torch.as_tensor(lengths)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(
-            f"{operation}: got {type(lengths).__name__} that makes no tensor; expected whole "
-            "numbers, 0 or more, one for each sequence."
-        ) from None
+    tensor = torch.as_tensor(lengths)
     empty = tensor.shape == (0,) and not isinstance(lengths, Tensor)
     return tensor.long() if empty else tensor
 
@@ -304,19 +241,17 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
     tensor([[1, 0, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    tensor = _lengths_of("padding", lengths)
-    if tensor.ndim == 0:
+    tensor = _lengths_of(lengths)
+    flags = tensor.dtype == torch.bool
+    if tensor.ndim == 0 or (flags and tensor.ndim == 1):
         tensor = tensor[None]
-    if tensor.dtype == torch.bool:
-        if tensor.ndim == 1:
-            tensor = tensor[None]
-        if tensor.ndim == 2:
-            return RealKeys(tensor)
-    elif tensor.ndim == 1 and not tensor.is_floating_point() and not tensor.is_complex():
+    if flags and tensor.ndim == 2:
+        return Padding(tensor)
+    if not flags and tensor.ndim == 1 and not tensor.is_floating_point():
         least = _extreme(tensor, Tensor.min)
         if least is not None and least < 0:
             raise InputError(f"padding: a length is {least}; expected 0 or more keys.")
-        return Lengths(tensor)
+        return Padding(tensor)
     raise InputError(
         f"padding: got {tensor.dtype} of shape {describe(tensor)}; expected lengths, integers of "
         "shape (batch,), or a bool tensor of shape (batch, keys), True = a real key."
@@ -337,10 +272,10 @@ def packed(
             [0, 1, 1],
             [0, 1, 1]], dtype=torch.int32)
     """
-    queries = _lengths_of("packed", query_lengths)
-    keys = queries if key_lengths is None else _lengths_of("packed", key_lengths)
+    queries = _lengths_of(query_lengths)
+    keys = queries if key_lengths is None else _lengths_of(key_lengths)
     for lengths in (queries, keys):
-        whole = lengths.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+        whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
         if not whole or lengths.ndim != 1 or bool((lengths < 0).any()):
             raise InputError(
                 f"packed: got lengths {lengths.tolist()}; expected whole numbers, 0 or more, one "

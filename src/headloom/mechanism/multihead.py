@@ -9,46 +9,48 @@ Source: Vaswani et al. 2017, section 3.2.2.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKind
-from headloom.mechanism.constants import WithConstants
+from headloom.mechanism.attention_layer import (
+    AttentionLayer,
+    LayerKind,
+    LinearMaps,
+    RelativeKind,
+    WithConstants,
+    linear_maps,
+)
 from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.linear import LinearMaps, linear_maps
-from headloom.mechanism.masks import Mask, ends_before
-from headloom.mechanism.positions import (
-    ALiBi,
-    Buckets,
-    PositionSizes,
-    Relative,
-    Shaw,
-    alibi_slopes,
-    check_buckets,
-)
-from headloom.mechanism.rotary import checked_base, checked_scaling, rotary
-from headloom.mechanism.shapes import (
-    chosen,
-    describe,
-    finite_number,
-    in_words,
-    real_tensor,
-    whole_number,
-)
-
-__all__ = [
-    "KeyValueCache",
-    "LayerKind",
-    "MultiHeadAttention",
-    "PositionSizes",
-    "RelativeKind",
-    "WeightsKind",
-]
+from headloom.mechanism.mask import Mask
+from headloom.mechanism.masks import ends_before
+from headloom.mechanism.positions import ALiBi, Buckets, Relative, Shaw, alibi_slopes, check_buckets
+from headloom.mechanism.rotary import RotaryScaling, checked_base, checked_scaling, rotary
+from headloom.mechanism.shapes import chosen, describe, finite_number, in_words, whole_number
 
 WeightsKind = Literal["learned", "uniform"]
+
+
+@dataclass(frozen=True)
+class PositionSizes:
+    """Sizes of the relative positions of a layer, of which it reads those of its kind.
+
+    clip: the largest distance that Shaw's positions tell apart.
+    buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A layer
+        of kind "decoder" has one for all keys after the query, any other as many for keys after it
+        as for keys before it.
+    max_distance: all keys farther away share the last bucket.
+    rotary_base, rotary_scaling: of rotary positions, see `headloom.rotary`.
+    """
+
+    clip: int = 16
+    buckets: int = 32
+    max_distance: int = 128
+    rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
 
 
 class MultiHeadAttention(AttentionLayer, WithConstants):
@@ -107,7 +109,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         bias: bool = True,
         dropout: float = 0.0,
         relative: RelativeKind = "none",
-        positions: PositionSizes = PositionSizes(),  # noqa: B008 - frozen
+        positions: PositionSizes = PositionSizes(),
         source_width: int | None = None,
         kind: LayerKind = "encoder",
         softcap: float | None = None,
@@ -179,15 +181,13 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
         self.hold_constants()  # not drawn, but memory may be new
-        if self.relative in ("shaw", "shaw-keys"):
-            nn.init.normal_(self.key_table, std=1 / math.sqrt(self.depth))
-        if self.value_table is not None:
-            nn.init.normal_(self.value_table, std=1 / math.sqrt(self.depth))
+        for table in (getattr(self, "key_table", None), self.value_table):
+            if table is not None:
+                nn.init.normal_(table, std=1 / math.sqrt(self.depth))
         if self.relative == "buckets":
             nn.init.normal_(self.bucket_table, std=1 / math.sqrt(self.width))
 
     def constants(self) -> dict[str, Tensor]:
-        """See WithConstants.constants."""
         return {"slopes": alibi_slopes(self.heads)} if self.relative == "alibi" else {}
 
     def extra_repr(self) -> str:
@@ -231,29 +231,21 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 "new ones from themselves. Give the position of the first query, as in "
                 "causal(offset=cache.length)."
             )
-
-        if (
-            not self_attention
-            and cache is not None
-            and cache.keys is not None
-            and cache.values is not None
-        ):
+        filled = None if cache is None or self_attention else cache
+        if filled is not None and filled.keys is not None and filled.values is not None:
             (projected,) = self.linear_maps(queries_from, [self.w_q])
-            queries = _normalised(self._split(projected, self.heads), self.query_norm)
-            keys, values = cache.keys, cache.values
+            queries = self._split(projected, self.heads, self.query_norm)
+            keys, values = filled.keys, filled.values
         else:
             queries, keys, values = self._project(queries_from, keys_from, values_from)
             keys = self.turned(keys, offset)
             if cache is not None:
                 # An observer holds on to what it is shown.
                 keys, values = cache.append(keys, values, kept=self.observer is not None)
-        queries = self.turned(queries, offset)
-
-        relative = self.relative_positions(offset)
-        dropout = self.dropout if self.training else 0.0
         output = self.attend(
-            queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout,
-            softcap=self.softcap, sinks=self.sinks,
+            self.turned(queries, offset), keys, values, mask=mask, scale=self.scale,
+            relative=self.relative_positions(offset), softcap=self.softcap, sinks=self.sinks,
+            dropout=self.dropout if self.training else 0.0,
         )  # fmt: skip
         (joined,) = self.linear_maps(output.transpose(1, 2).flatten(-2), [self.w_o])
         return joined
@@ -268,8 +260,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         return rotary(vectors, offset, self.rotary_base, scaling=self.rotary_scaling)
 
     def _check(self, name: str, tensor: Tensor, width: int) -> None:
-        """Raise where an input is no (batch, positions, width) of numbers."""
-        real_tensor("MultiHeadAttention", name, tensor)
+        """Raise where an input is no (batch, positions, width)."""
         if tensor.ndim != 3 or tensor.shape[2] != width:
             raise ShapeError(
                 f"MultiHeadAttention: {name} is {describe(tensor)}; expected (batch, positions, "
@@ -281,22 +272,20 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, by head; an input that several come from is read once."""
         maps = [self.w_q, self.w_k, self.w_v]
-        if keys_from is not queries_from or self.source_width != self.width:
-            self._check("keys_from", keys_from, self.source_width)
-        if values_from is not keys_from:
-            self._check("values_from", values_from, self.source_width)
         if queries_from is keys_from is values_from:
             queries, keys, values = self.linear_maps(queries_from, maps)
         else:
+            self._check("keys_from", keys_from, self.source_width)
             (queries,) = self.linear_maps(queries_from, maps[:1])
             if keys_from is values_from:
                 keys, values = self.linear_maps(keys_from, maps[1:])
             else:
+                self._check("values_from", values_from, self.source_width)
                 (keys,) = self.linear_maps(keys_from, maps[1:2])
                 (values,) = self.linear_maps(values_from, maps[2:])
         return (
-            _normalised(self._split(queries, self.heads), self.query_norm),
-            _normalised(self._split(keys, self.kv_heads), self.key_norm),
+            self._split(queries, self.heads, self.query_norm),
+            self._split(keys, self.kv_heads, self.key_norm),
             self._split(values, self.kv_heads),
         )
 
@@ -314,10 +303,11 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             return Buckets(self.bucket_table, ahead, self.max_distance, offset)
         return None
 
-    def _split(self, projected: Tensor, heads: int) -> Tensor:
-        """(batch, positions, heads * depth) -> (batch, heads, positions, depth)."""
+    def _split(self, projected: Tensor, heads: int, norm: nn.RMSNorm | None = None) -> Tensor:
+        """(batch, positions, heads * depth) -> (batch, heads, positions, depth), normalised."""
         batch, positions, _ = projected.shape
-        return projected.view(batch, positions, heads, self.depth).transpose(1, 2)
+        by_head = projected.view(batch, positions, heads, self.depth).transpose(1, 2)
+        return by_head if norm is None else norm(by_head)
 
     def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
         """W_Q, W_K, W_V (heads, width, depth) and W_O (heads, depth, width), as the paper has them.
@@ -327,10 +317,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         """
 
         def of(linear: nn.Linear) -> Tensor:
-            if not gradients:
-                return linear.weight
-            gradient = linear.weight.grad
-            return torch.zeros_like(linear.weight) if gradient is None else gradient
+            matrix = linear.weight.grad if gradients else linear.weight
+            return torch.zeros_like(linear.weight) if matrix is None else matrix
 
         def by_head(linear: nn.Linear, heads: int) -> Tensor:
             matrices = of(linear).view(heads, self.depth, -1).transpose(1, 2)
@@ -361,15 +349,10 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         Raises: InputError: a module that adds keys, or whose keys and values come from
             different widths.
         """
-        if module.bias_k is not None or module.add_zero_attn:
+        if module.bias_k is not None or module.add_zero_attn or module.kdim != module.vdim:
             raise InputError(
-                "from_torch: the layer adds a learned or zero key (add_bias_kv, add_zero_attn), "
-                "which headloom's layer does not have."
-            )
-        if module.kdim != module.vdim:
-            raise InputError(
-                f"from_torch: keys come from width {module.kdim}, values from {module.vdim}; "
-                "headloom's layer takes both from one width."
+                "from_torch: headloom's layer has no learned or zero key (add_bias_kv, "
+                "add_zero_attn), and takes keys and values from one width (kdim, vdim)."
             )
         layer = cls(
             module.embed_dim,
@@ -382,17 +365,11 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             weights = module.in_proj_weight.chunk(3)
         else:
             weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        with torch.no_grad():
-            for linear, weight in zip((layer.w_q, layer.w_k, layer.w_v), weights, strict=True):
-                linear.weight.copy_(weight)
-            layer.w_o.weight.copy_(module.out_proj.weight)
-            if module.in_proj_bias is not None:
-                biases = module.in_proj_bias.chunk(3)
-                for linear, bias in zip((layer.w_q, layer.w_k, layer.w_v), biases, strict=True):
-                    linear.bias.copy_(bias)
-                layer.w_o.bias.copy_(module.out_proj.bias)
+        state = {f"w_{name}.weight": part for name, part in zip("qkv", weights, strict=True)}
+        state["w_o.weight"] = module.out_proj.weight
+        if module.in_proj_bias is not None:
+            biases = module.in_proj_bias.chunk(3)
+            state |= {f"w_{name}.bias": part for name, part in zip("qkv", biases, strict=True)}
+            state["w_o.bias"] = module.out_proj.bias
+        layer.load_state_dict(state)
         return layer.train(module.training)
-
-
-def _normalised(vectors: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    return vectors if norm is None else norm(vectors)

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["changed", "in_float64", "with_float_tensors", "with_tensors", "without_float64"]
-
 Part = TypeVar("Part")
 
 

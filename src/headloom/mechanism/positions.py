@@ -10,57 +10,176 @@ A query's position is its row plus ``offset``: 0 where queries and keys begin to
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.parts import changed
-from headloom.mechanism.relative import (
-    ByDistance,
-    DistanceBias,
-    DistanceTables,
-    Relative,
-    distances,
-)
-from headloom.mechanism.rotary import RotaryScaling, checked_base
-from headloom.mechanism.shapes import describe, real_tensor, whole_number
-
-__all__ = [
-    "ALiBi",
-    "Buckets",
-    "ByDistance",
-    "DistanceBias",
-    "PositionSizes",
-    "Relative",
-    "Shaw",
-    "alibi_slopes",
-    "bucket_of_distance",
-    "check_buckets",
-    "distances",
-    "sinusoidal",
-]
+from headloom.mechanism.shapes import describe, finite_number, real_tensor, whole_number
 
 
-@dataclass(frozen=True)
-class PositionSizes:
-    """Sizes of the relative positions of a layer, of which it reads those of its kind.
+def distances(rows: range, keys: int, offset: int, device: torch.device) -> Tensor:
+    """The distance ``j - (i + offset)`` from each query to each key, (rows, keys).
 
-    clip: the largest distance that Shaw's positions tell apart.
-    buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A layer
-        of kind "decoder" has one for all keys after the query, any other as many for keys after it
-        as for keys before it.
-    max_distance: all keys farther away share the last bucket.
-    rotary_base, rotary_scaling: of rotary positions, see `headloom.rotary`.
+    >>> distances(range(2), 3, 0, torch.device("cpu"))
+    tensor([[ 0,  1,  2],
+            [-1,  0,  1]])
+    """
+    position = torch.arange(rows.start, rows.stop, device=device) + offset
+    return torch.arange(keys, device=device)[None, :] - position[:, None]
+
+
+class DistanceTables(NamedTuple):
+    """Embeddings of distances, clipped to [-clip, clip]: q . a^K joins q . k, and a^V the values.
+
+    keys: a^K, (2 clip + 1, depth) or (heads, 2 clip + 1, depth). values: a^V, likewise, or None.
+    Source: Shaw et al. 2018.
     """
 
-    clip: int = 16
-    buckets: int = 32
-    max_distance: int = 128
-    rotary_base: float = 10_000.0
-    rotary_scaling: RotaryScaling | None = None
+    keys: Tensor
+    values: Tensor | None
+
+
+class Relative(ABC):
+    """Relative positions as `headloom.attention` takes them: what they add to scores and output.
+
+    A new kind is a frozen dataclass with an `offset`. One whose scores take a bias by distance
+    derives from `DistanceBias` and says the bias of a distance, and of one head; the kernels, the
+    weight matrix and traces then know it. Any other overrides what it adds.
+    """
+
+    offset: int
+
+    def __post_init__(self) -> None:
+        offset = whole_number(type(self).__name__, "offset", self.offset)
+        object.__setattr__(self, "offset", offset)  # NumPy's whole numbers become Python's
+
+    def check(self, heads: int, depth: int, value_depth: int) -> None:  # noqa: B027
+        """Raise a ShapeError where the tables do not fit a call of these sizes."""
+
+    def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor | None:
+        """What is added to the raw scores and scaled with them.
+
+        queries: (batch, heads, rows, depth). Returns: (batch, heads, rows, keys), or None.
+        """
+        return None
+
+    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor | None:
+        """What is added to the scaled scores, (heads or 1, rows, keys), or None."""
+        return None
+
+    def value_output(self, weights: Tensor, rows: range) -> Tensor | None:
+        """What is added to the output.
+
+        weights: (batch, heads, rows, keys). Returns: (batch, heads, rows, value_depth), or None.
+        """
+        return None
+
+    @property
+    def only_bias(self) -> bool:
+        """Whether a bias by distance is all they add: `by_distance` then gives it."""
+        return False
+
+    def by_distance(self, queries: int, keys: int) -> ByDistance | None:
+        """All they add, as a bias for each distance; None: it depends on more than the distance."""
+        return None
+
+    def tables(self) -> DistanceTables | None:
+        """All they add, as embeddings of distances; None: it is something else."""
+        return None
+
+    def in_scores(self) -> Relative:
+        """What of them enters the scores, for an `AttentionMatrix`.
+
+        Raises: InputError: they are no bias, and say nothing of it.
+        """
+        if self.only_bias:
+            return self
+        raise self._says_not("in_scores")
+
+    def moved(self, by: int) -> Self:
+        """The same for queries whose positions are so many higher."""
+        return changed(self, offset=self.offset + by)
+
+    def of_head(self, head: int, heads: int) -> Relative:
+        """Those of one of so many heads, for a call of that head alone.
+
+        Raises: InputError: they say nothing of it.
+        """
+        raise self._says_not("of_head")
+
+    def _says_not(self, method: str) -> InputError:
+        name = type(self).__name__
+        return InputError(
+            f"{name}: it has no {method}, which a matrix asks for. Write {name}.{method}."
+        )
+
+
+class DistanceBias(Relative):
+    """Relative positions that add a bias to the scores, which the distance alone decides.
+
+    looked_up: whether every bias is one of the numbers of a table, and none is made of a number and
+        the distance, which multiplies the number's gradient.
+    """
+
+    looked_up: ClassVar[bool] = False
+
+    @abstractmethod
+    def bias_of(self, distance: Tensor) -> Tensor:
+        """The bias of distances ``j - i``, integers (...); (heads or 1, ...)."""
+
+    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        return self.bias_of(distances(rows, keys, self.offset, device))
+
+    @property
+    def only_bias(self) -> bool:
+        return True
+
+    def by_distance(self, queries: int, keys: int) -> ByDistance:
+        # In the order of the keys, the last query sees distances from 1 - queries on.
+        distance = torch.arange(1 - queries, max(keys, 1 - queries)) - self.offset
+        return ByDistance(self.bias_of(distance), queries - 1)
+
+    def of_head(self, head: int, heads: int) -> Relative:
+        return _BiasOfHead(self, head, self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class _BiasOfHead(DistanceBias):
+    """The bias of one head among those of a call."""
+
+    relative: DistanceBias
+    head: int
+    offset: int = 0
+
+    def bias_of(self, distance: Tensor) -> Tensor:
+        bias = self.relative.bias_of(distance)
+        return bias if len(bias) == 1 else bias[self.head, None]
+
+
+@dataclass(frozen=True, eq=False)
+class ByDistance(DistanceBias):
+    """A bias for each distance: ``bias_ij = values[zero + j - i - offset]``.
+
+    values: (heads or 1, distances).
+    """
+
+    looked_up: ClassVar[bool] = True
+
+    values: Tensor
+    zero: int
+    offset: int = 0
+
+    def bias_of(self, distance: Tensor) -> Tensor:
+        return self.values.to(distance.device)[:, distance + self.zero]
+
+    def transposed(self) -> ByDistance:
+        """The bias of (j, i) for (i, j), of a call whose distances are those of the values."""
+        return ByDistance(self.values.flip(1), self.values.shape[1] - 1 - self.zero, -self.offset)
 
 
 def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
@@ -79,7 +198,8 @@ def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
     """
     length = whole_number("sinusoidal", "length", length, 0)
     width = whole_number("sinusoidal", "width", width, 0)
-    base = checked_base("sinusoidal", base)
+    if finite_number("sinusoidal", "base", base) <= 0:
+        raise InputError(f"sinusoidal: base={base:g}; expected a number above 0, as 10,000.")
     if width % 2:
         raise InputError(
             f"sinusoidal: width {width} is odd; sines and cosines come in "
@@ -180,7 +300,6 @@ class Shaw(Relative):
         return (self.key_table.shape[-2] - 1) // 2
 
     def check(self, heads: int, depth: int, value_depth: int) -> None:
-        """See Relative.check."""
         tables = [("key", self.key_table, depth)]
         if self.value_table is not None:
             tables.append(("value", self.value_table, value_depth))
@@ -201,7 +320,6 @@ class Shaw(Relative):
                 )
 
     def tables(self) -> DistanceTables:
-        """See Relative.tables."""
         return DistanceTables(self.key_table, self.value_table)
 
     def in_scores(self) -> Shaw:
@@ -209,7 +327,6 @@ class Shaw(Relative):
         return changed(self, value_table=None)
 
     def of_head(self, head: int, heads: int) -> Shaw:
-        """See Relative.of_head."""
 
         def own(table: Tensor) -> Tensor:
             return table[head, None] if table.ndim == 3 and len(table) > 1 else table
@@ -249,7 +366,6 @@ class ALiBi(DistanceBias):
     offset: int = 0
 
     def check(self, heads: int, depth: int, value_depth: int) -> None:
-        """See Relative.check."""
         real_tensor("ALiBi", "slopes", self.slopes)
         if self.slopes.shape != (heads,):
             raise ShapeError(
@@ -257,7 +373,6 @@ class ALiBi(DistanceBias):
             )
 
     def bias_of(self, distance: Tensor) -> Tensor:
-        """See DistanceBias.bias_of."""
         slopes = self.slopes.to(distance.device)
         if slopes.dtype in (torch.float16, torch.bfloat16):
             slopes = slopes.float()  # their products with distances are no numbers of 8 bits
@@ -280,7 +395,6 @@ class Buckets(DistanceBias):
     offset: int = 0
 
     def check(self, heads: int, depth: int, value_depth: int) -> None:
-        """See Relative.check."""
         real_tensor("Buckets", "the table", self.table)
         if self.table.ndim != 2 or self.table.shape[1] != heads:
             raise ShapeError(
@@ -291,7 +405,6 @@ class Buckets(DistanceBias):
         check_buckets("Buckets", buckets, self.max_distance, bidirectional=self.bidirectional)
 
     def bias_of(self, distance: Tensor) -> Tensor:
-        """See DistanceBias.bias_of."""
         bucket = bucket_of_distance(
             distance, self.table.shape[0], self.max_distance, self.bidirectional
         )

@@ -11,8 +11,6 @@ from torch import Tensor
 from headloom.errors import InputError
 from headloom.mechanism.shapes import FARTHEST, Weights, in_words, whole_number
 
-__all__ = ["LastQueries", "Received", "in_window", "last_queries", "of_edges", "of_rows"]
-
 
 @dataclass(frozen=True)
 class LastQueries:

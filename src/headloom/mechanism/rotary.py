@@ -1,21 +1,24 @@
 """Rotary positions: queries and keys are turned, so that their product knows the distance.
 
 A model that learned from short texts reads longer ones where its turns are slowed down:
-`RotaryScaling` has the four ways in use.
+`RotaryScaling` has the four ways in use. Where the kernels serve, they turn in one pass over
+memory; see native/passes.h.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.backends import native_rotary
+from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels, why_wrapped
+from headloom.mechanism.backends.formulas import batched
 from headloom.mechanism.parts import without_float64
 from headloom.mechanism.shapes import (
     TYPES,
@@ -25,15 +28,6 @@ from headloom.mechanism.shapes import (
     real_tensor,
     whole_number,
 )
-
-__all__ = [
-    "RotaryScaling",
-    "ScalingKind",
-    "checked_base",
-    "checked_scaling",
-    "rotary",
-    "rotary_frequencies",
-]
 
 ScalingKind = Literal["linear", "ntk", "llama3", "yarn"]
 #: How often a pair turns within the original length: (below which it is slowed down by the whole
@@ -234,9 +228,11 @@ def rotary(
 def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | None) -> Tensor:
     """All coordinates turned, the two halves paired."""
     depth = tensor.shape[-1]
-    if native_rotary.serves(tensor, offset):
-        length = native_rotary.angles_kept(offset + tensor.shape[2])
-        return native_rotary.rotary(tensor, offset, *_table(depth, base, scaling, length))
+    if serves(tensor, offset):
+        # As many positions have their angles computed at once: a power of two, 64 or more.
+        length = 1 << max(offset + tensor.shape[2] - 1, 63).bit_length()
+        cosines, sines = _table(depth, base, scaling, length)
+        return _rotary(tensor, cosines[offset:], sines[offset:], False)
     # Angles of far positions need more digits than float32 has.
     device = torch.device("cpu") if without_float64(tensor.device) else tensor.device
     position = torch.arange(tensor.shape[-2], device=device, dtype=torch.float64) + offset
@@ -244,7 +240,7 @@ def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | N
         part.to(tensor.dtype).to(tensor.device)
         for part in _turns(position, rotary_frequencies(depth, base, scaling), scaling)
     )
-    return native_rotary.turn(tensor, cos, sin)
+    return turn(tensor, cos, sin)
 
 
 @lru_cache(maxsize=8)
@@ -286,3 +282,60 @@ def checked_scaling(operation: str, scaling: object, base: float) -> None:
             f'{operation}: base={base:g} with the scaling "yarn", which counts pairs by its '
             "logarithm. Give a base above 1."
         )
+
+
+#: Positions whose angles are kept.
+ANGLES_KEPT = 2**17
+
+
+def serves(tensor: Tensor, offset: int) -> bool:
+    """Whether `rotary` takes these queries or keys."""
+    return (
+        kernels is not None
+        and tensor.ndim == 4
+        and tensor.numel() > 0
+        and 0 <= offset <= ANGLES_KEPT - tensor.shape[2]
+        and tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and why_wrapped((tensor,)) is None
+    )
+
+
+def turn(tensor: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Each pair of coordinates (x_i, x_{i + depth/2}) turned by its angle, in torch's operations.
+
+    Args:
+        tensor: (..., positions, depth).
+        cosines, sines: of the angles, (positions, depth / 2).
+    """
+    first, second = tensor.chunk(2, -1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
+
+
+class _Rotary(torch.autograd.Function):
+    """The derivative of a turn is the turn back, times the same number."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cosines: Tensor, sines: Tensor, back: bool) -> Tensor:
+        ctx.cosines, ctx.sines, ctx.back = cosines, sines, back
+        tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+        batch, heads, positions, depth = tensor.shape
+        output = tensor.new_empty(batch, positions, heads, depth).transpose(1, 2)
+        call = kernels.RotaryCall()
+        call.batch, call.heads, call.positions, call.depth = tensor.shape
+        call.input, call.output = kernels.strided(tensor), kernels.strided(output)
+        call.cosines, call.sines, call.back = cosines.data_ptr(), sines.data_ptr(), back
+        kernels.rotary(call, torch.get_num_threads(), INSTRUCTION_SET)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
+        cosines, sines, back = ctx.cosines, ctx.sines, not ctx.back
+        if not batched((by_output,)):
+            return _rotary(by_output, cosines, sines, back), None, None, None
+        length = by_output.shape[2]
+        turned = turn(by_output, cosines[:length], -sines[:length] if back else sines[:length])
+        return turned, None, None, None
+
+
+_rotary: Callable[..., Tensor] = _Rotary.apply

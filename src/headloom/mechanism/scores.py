@@ -20,18 +20,6 @@ from headloom.errors import InputError, ShapeError
 from headloom.mechanism.parts import with_tensors
 from headloom.mechanism.shapes import describe, finite_number
 
-__all__ = [
-    "Additive",
-    "Bilinear",
-    "Dot",
-    "GraphAttention",
-    "GraphAttentionV2",
-    "ScaledDot",
-    "Score",
-    "check_per_head",
-    "node_terms",
-]
-
 
 def check_per_head(operation: str, name: str, vector: Tensor, tensor: Tensor) -> None:
     """Raise a ShapeError where a vector is none for the depth of nodes, (..., nodes, depth)."""
@@ -220,7 +208,6 @@ class Bilinear(Score):
     by_head = 3
 
     def check(self, queries: Tensor, keys: Tensor) -> None:
-        """See Score.check."""
         super().check(queries, keys)
         if self.symmetric and self.matrix.shape[-1:] != self.matrix.shape[-2:-1]:
             raise ShapeError(
@@ -273,7 +260,6 @@ class Additive(Score):
     same_depth = False
 
     def check(self, queries: Tensor, keys: Tensor) -> None:
-        """See Score.check."""
         super().check(queries, keys)
         W, U, v = self.query_matrix, self.key_matrix, self.vector
         hidden = v.shape[-1] if v.ndim else 0

@@ -13,29 +13,6 @@ from torch import Tensor
 
 from headloom.errors import InputError
 
-__all__ = [
-    "FARTHEST",
-    "TYPES",
-    "Edges",
-    "Keys",
-    "Output",
-    "PerRow",
-    "Queries",
-    "Scores",
-    "Values",
-    "Weights",
-    "check_flag",
-    "check_type",
-    "chosen",
-    "describe",
-    "finite_number",
-    "in_words",
-    "place_of",
-    "real_tensor",
-    "repeat_kv_heads",
-    "whole_number",
-]
-
 # Tensors of one attention call, by their shapes. To a type checker each is a Tensor.
 Queries = Tensor  # (batch, heads, queries, depth)
 Keys = Tensor  # (batch, kv_heads, keys, depth); kv_heads divides heads

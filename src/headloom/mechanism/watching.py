@@ -1,4 +1,9 @@
-"""Setting observers and editors on the attention layers of a model, and taking them off again."""
+"""The modules of a model by their paths, and who watches or edits its attention layers.
+
+`torch.compile` puts what it compiles into a module of its own, whose part `_orig_mod` is the module
+as it is written. A model of which some layers were compiled so has the paths of one of which none
+were.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,37 @@ from torch import nn
 
 from headloom.mechanism.attention_layer import AttentionLayer, Editor, Observation, Observer
 from headloom.mechanism.graph import Keep
-from headloom.mechanism.module_paths import named_modules
 
-__all__ = ["Recorder", "editing", "layers_of", "watching"]
+
+def is_compiled(module: object) -> bool:
+    """Whether something is what torch.compile returns; its class would load the compiler."""
+    return type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod")
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module of a model, once, with its path, as `nn.Module.named_modules` gives them.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.ReLU()))
+    >>> [path for path, _ in named_modules(model)]
+    ['', '0', '1', '1.0']
+    """
+    seen: set[nn.Module] = set()
+    # Those to come, the next one last.
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        while is_compiled(module):
+            module = module._orig_mod  # type: ignore[assignment]
+        if module in seen:
+            continue
+        seen.add(module)
+        yield path, module
+        inner = [
+            (f"{path}.{name}" if path else name, part)
+            for name, part in module._modules.items()
+            if part is not None
+        ]
+        waiting += reversed(inner)
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, AttentionLayer]]:
@@ -35,13 +68,9 @@ class Recorder:
         self._names = {id(layer): name for name, layer in layers_of(model)}
 
     def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
-        caught = observation.caught.detach()
+        names = ("queries", "keys", "values", "caught")
         detached = replace(
-            observation,
-            queries=observation.queries.detach(),
-            keys=observation.keys.detach(),
-            values=observation.values.detach(),
-            caught=caught,
+            observation, **{name: getattr(observation, name).detach() for name in names}
         )
         self.calls.append((self._names[id(layer)], layer, detached))
 
@@ -49,26 +78,25 @@ class Recorder:
 @contextmanager
 def watching(model: nn.Module, observer: Observer | None) -> Iterator[None]:
     """Let an observer, or nobody, see every attention call of a model; afterwards who did."""
-    layers = [layer for _, layer in layers_of(model)]
-    before = [layer.observer for layer in layers]
-    try:
-        for layer in layers:
-            layer.observer = observer
+    with _with(model, "observer", observer):
         yield
-    finally:
-        for layer, observer_before in zip(layers, before, strict=True):
-            layer.observer = observer_before
 
 
 @contextmanager
 def editing(model: nn.Module, editor: Editor) -> Iterator[None]:
     """Let an editor change the output of every attention call; afterwards nobody does."""
-    layers = [layer for _, layer in layers_of(model)]
-    before = [layer.editor for layer in layers]
+    with _with(model, "editor", editor):
+        yield
+
+
+@contextmanager
+def _with(model: nn.Module, name: str, value: object) -> Iterator[None]:
+    """Set an attribute of every attention layer; afterwards what it was."""
+    before = [(layer, getattr(layer, name)) for _, layer in layers_of(model)]
     try:
-        for layer in layers:
-            layer.editor = editor
+        for layer, _ in before:
+            setattr(layer, name, value)
         yield
     finally:
-        for layer, editor_before in zip(layers, before, strict=True):
-            layer.editor = editor_before
+        for layer, old in before:
+            setattr(layer, name, old)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headloom.errors import InputError
-from headloom.mechanism.multihead import RelativeKind, WeightsKind
+from headloom.mechanism.attention_layer import RelativeKind
+from headloom.mechanism.multihead import WeightsKind
 from headloom.mechanism.positions import check_buckets
 from headloom.mechanism.rotary import RotaryScaling, checked_scaling
 

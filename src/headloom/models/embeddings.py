@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.constants import WithConstants
+from headloom.mechanism.attention_layer import WithConstants
 from headloom.mechanism.positions import sinusoidal
 from headloom.models.blocks import norm_of
 from headloom.models.configuration import Architecture

@@ -13,8 +13,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from headloom.mechanism.graph_convolution import GATConv, GATv2Conv
-from headloom.mechanism.graph_layer import check_features
+from headloom.mechanism.graph_convolution import GATConv, GATv2Conv, check_features
 from headloom.mechanism.multihead import WeightsKind
 from headloom.mechanism.shapes import chosen, whole_number
 from headloom.models.dense import Dropout

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.constants import WithConstants
+from headloom.mechanism.attention_layer import WithConstants
 from headloom.mechanism.grid import Grid
 from headloom.mechanism.positions import sinusoidal
 from headloom.mechanism.shapes import chosen

@@ -16,7 +16,7 @@ from headloom.formats.history import PRODUCT_SIZE, History, LayerSnapshot
 from headloom.formats.run import RunFolder, is_run
 from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import MANIFEST
-from headloom.mechanism.head_matrices import product_cells, query_key_measures
+from headloom.mechanism.spectra import product_cells, query_key_measures
 from headloom.studio.collection import Collection
 from headloom.studio.page import collect
 from headloom.studio.training import watched_summary, watched_training

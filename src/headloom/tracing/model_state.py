@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from headloom.errors import InputError
-from headloom.mechanism.module_paths import is_compiled
+from headloom.mechanism.watching import is_compiled
 
 __all__ = [
     "Hook",

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.module_paths import named_modules
-from headloom.mechanism.watching import layers_of
+from headloom.mechanism.watching import layers_of, named_modules
 from headloom.tracing.arguments import Arguments, Inputs, Tokenizer
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.module_sequences import ModuleSequences, samples_of

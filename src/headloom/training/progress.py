@@ -17,7 +17,7 @@ from rich.progress import (
 from torch import nn
 
 from headloom.formats.files import JsonObject
-from headloom.mechanism.graph_layer import GraphLayer
+from headloom.mechanism.graph_convolution import GraphLayer
 from headloom.mechanism.watching import layers_of
 from headloom.training.checkpoint import Position
 from headloom.training.tasks.task import Task

@@ -9,7 +9,7 @@ from headloom.formats.history import PROBE_EDGES, LayerSnapshot, Snapshot
 from headloom.mechanism.attention_layer import LayerKind
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.grid import Grid
-from headloom.mechanism.head_matrices import matrix_measures
+from headloom.mechanism.spectra import matrix_measures
 from headloom.mechanism.watching import Recorder, layers_of, watching
 from headloom.training.tasks.task import Probe
 

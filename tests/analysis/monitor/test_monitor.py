@@ -22,7 +22,7 @@ from headloom.errors import DataError, InputError
 from headloom.formats.history import History
 from headloom.formats.reports import Reports
 from headloom.formats.run import RunFolder
-from headloom.mechanism.head_matrices import product_cells
+from headloom.mechanism.spectra import product_cells
 
 Train = Callable[..., None]
 

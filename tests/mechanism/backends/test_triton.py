@@ -16,7 +16,7 @@ from torch import Tensor
 
 import headloom
 from headloom.errors import BackendError
-from headloom.mechanism import dispatch
+from headloom.mechanism import function
 from headloom.mechanism.backends import torch_ops, triton
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.scores import ScaledDot
@@ -130,8 +130,8 @@ def test_a_call_that_cannot_be_compiled_is_served_by_torch_and_said(
     said = "the kernel cannot be compiled for this call: ValueError: no such layout"
     with pytest.raises(BackendError, match=said):
         headloom.attend(x, x, x, backend="triton")
-    rows = [row._replace(why_not=lambda call, _: None) for row in dispatch.BACKENDS[2:]]
-    monkeypatch.setattr(dispatch, "BACKENDS", rows)
+    rows = [row._replace(why_not=lambda call, _: None) for row in function.BACKENDS[2:]]
+    monkeypatch.setattr(function, "BACKENDS", rows)
     with pytest.warns(RuntimeWarning, match=f"{said}. Plain torch serves it, much slower"):
         output, _ = headloom.attend(x, x, x)
     assert torch.equal(output, headloom.attend(x, x, x, backend="torch")[0])

@@ -12,15 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headloom.errors import BackendError
+from headloom.mechanism import neighbour_call as by_torch
+from headloom.mechanism import neighbours
 from headloom.mechanism.backends import compiled
-from headloom.mechanism.neighbourhood import by_torch, function, native
-from headloom.mechanism.neighbourhood.call import Edges, NeighbourCall, NeighbourScore
-from headloom.mechanism.neighbourhood.function import (
-    neighbour_attention,
-    neighbour_graph,
-    neighbour_weights,
-)
+from headloom.mechanism.backends import native_neighbours as native
+from headloom.mechanism.neighbour_call import Edges, NeighbourCall, NeighbourScore
+from headloom.mechanism.neighbours import neighbour_attention, neighbour_graph, neighbour_weights
 
 from .dense_formula import dense_output, kink_distance
 
@@ -268,7 +265,7 @@ def test_the_kernels_have_what_they_serve_and_torch_the_rest(
 ) -> None:
     """Row 0 weighs 2 and 4 by 1/4 and 3/4, row 1 sees 4 alone."""
     ran: list[str] = []
-    for name, module, what in (("native", native, "output"), ("torch", function, "by_torch")):
+    for name, module, what in (("native", native, "output"), ("torch", neighbours, "by_torch")):
         real = getattr(module, what)
         monkeypatch.setattr(
             module, what, lambda call, name=name, real=real: ran.append(name) or real(call)
@@ -279,14 +276,8 @@ def test_the_kernels_have_what_they_serve_and_torch_the_rest(
         target_terms=torch.zeros(2, 1, dtype=dtype),
         source_terms=torch.tensor([[0.0], [math.log(3)]], dtype=dtype),
     )  # fmt: skip
-    for backend in (None, "torch", "native"):
-        if backend == "native" and dtype == torch.float64:
-            with pytest.raises(BackendError, match='Use backend="torch"'):
-                neighbour_attention(call, backend)
-            continue
-        output = neighbour_attention(call, backend)
-        assert output.dtype == dtype
-        close = 1e-2 if dtype == torch.bfloat16 else 1e-6
-        assert output.flatten().tolist() == pytest.approx([3.5, 4.0], rel=close)
-    by_kernels = ["native", "torch", "native"]
-    assert ran == (["torch", "torch"] if dtype == torch.float64 else by_kernels)
+    output = neighbour_attention(call)
+    assert output.dtype == dtype
+    close = 1e-2 if dtype == torch.bfloat16 else 1e-6
+    assert output.flatten().tolist() == pytest.approx([3.5, 4.0], rel=close)
+    assert ran == ["torch" if dtype == torch.float64 else "native"]

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import headloom
+from headloom.mechanism import neighbours
 from headloom.mechanism.backends import compiled
 from headloom.mechanism.call import checked_call
-from headloom.mechanism.neighbourhood import routing
 
 pytestmark = pytest.mark.skipif(not compiled.instruction_sets(), reason="built without kernels")
 
@@ -93,7 +93,7 @@ def test_the_complete_graph_is_dense_and_the_lower_triangular_one_causal() -> No
     queries, keys, values = torch.randn(3, 1, 4, 30, 8, generator=generator)
     for mask, causal in ((torch.ones(30, 30), False), (torch.ones(30, 30).tril(), True)):
         call = routing_call(queries, keys, values, headloom.neighbours(mask))
-        along_edges = routing.attention(call)
+        along_edges, _ = neighbours.attend(call)
         dense = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
         torch.testing.assert_close(along_edges, dense, rtol=0, atol=1e-6)
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.formats.history import Snapshot
 from headloom.mechanism.attention_layer import AttentionLayer
-from headloom.mechanism.module_paths import named_modules
 from headloom.mechanism.shapes import check_type, in_words
 from headloom.mechanism.spectra import finite
+from headloom.mechanism.watching import named_modules
 from headloom.tracing.recording.sequences import layer_kind
 
 __all__ = [

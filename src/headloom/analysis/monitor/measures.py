@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from headloom.analysis.matrices.projections import LayerMatrices, matrices_of
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData, TraceLayer
-from headloom.mechanism.head_matrices import query_key_measures
+from headloom.mechanism.spectra import query_key_measures
 
 __all__ = ["MATRIX_MEASURES", "PROBE_MEASURES", "LayerSeen", "known_matrices", "layers_seen"]
 

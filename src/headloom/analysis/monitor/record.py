@@ -27,7 +27,7 @@ from headloom.formats.history import (
     write_snapshot,
 )
 from headloom.formats.run import RunFolder, is_free, is_run
-from headloom.mechanism.head_matrices import matrix_measures, product_cells
+from headloom.mechanism.spectra import matrix_measures, product_cells
 
 __all__ = [
     "LARGE",

@@ -1,14 +1,18 @@
-"""The compiled kernels: loading them, the call that they read, and when they can read tensors."""
+"""The compiled kernels, the call that they read, and the modes of torch in which they can.
+
+Modes, alike in every torch: compiling, exporting, transforms of torch.func, autocast.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,21 +20,71 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from headloom.mechanism.mask import Mask
-from headloom.mechanism.modes import constant_when_compiled, is_exporting
 
-__all__ = [
-    "DIFFERENTIABLE",
-    "INSTRUCTION_SET",
-    "NO_KERNELS",
-    "NativeCall",
-    "beside_a_thread",
-    "chosen_instruction_set",
-    "compiled_instruction_sets",
-    "instruction_sets",
-    "kernels",
-    "serves_compiled",
-    "why_wrapped",
-]
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def constant_when_compiled(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """A function that the compiler calls instead of reading: a program has its result for good.
+
+    That is what torch.compiler.assume_constant_result does, which loads the compiler, in seconds.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_when_compiled
+def is_exporting() -> bool:
+    """Whether a program is exported, to run where headloom may not be.
+
+    Before torch 2.12 the compiler takes torch.compiler.is_exporting for true wherever it compiles.
+    torch 2.6 has no such function; the flag that it has is set by an export alone.
+    """
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return bool(torch.compiler._is_compiling_flag)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which torch.autocast changes no type: exact numbers stay what they are.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(torch.device("cpu")):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.float32
+    """
+    if _has_autocast(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+@constant_when_compiled  # whose compiler stops at that function before torch 2.11
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
+
+
+class _HasQueries(Protocol):
+    @property
+    def queries(self) -> Tensor: ...
+
+
+_Call = TypeVar("_Call", bound=_HasQueries)
+
+
+def in_own_types(
+    function: Callable[Concatenate[_Call, _Arguments], _Result],
+) -> Callable[Concatenate[_Call, _Arguments], _Result]:
+    """A function of a call whose operations torch.autocast does not change."""
+
+    @wraps(function)
+    def exact(call: _Call, /, *arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        with without_autocast(call.queries.device):
+            return function(call, *arguments, **options)
+
+    return exact
+
 
 #: The instruction set whose kernels run, by name; the widest that the processor has if empty.
 INSTRUCTION_SET = os.environ.get("HEADLOOM_INSTRUCTION_SET", "")
@@ -104,7 +158,6 @@ class NativeMask(Mask):
     native: NativeCall
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
         native, key = self.native, torch.arange(keys, device=device)
         seen = torch.ones(1, 1, len(rows), keys, dtype=torch.bool, device=device)
         if native.banded:

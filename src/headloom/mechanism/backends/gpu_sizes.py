@@ -10,18 +10,6 @@ import torch
 
 from headloom.mechanism.backends.compiled import NativeCall
 
-__all__ = [
-    "MUCH_SHARED",
-    "Constants",
-    "Device",
-    "Sizes",
-    "band_of",
-    "candidates",
-    "described",
-    "interpreted",
-    "sizes_of",
-]
-
 #: Keys that a thread's list can name, beside 7 bits of a row.
 MOST_LISTED = 2**25
 #: Of how many tiles at most four maxima each are kept where some rows see few of them.

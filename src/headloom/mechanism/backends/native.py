@@ -38,22 +38,11 @@ from headloom.mechanism.backends.compiled import (
     serves_compiled,
 )
 from headloom.mechanism.backends.native_gradients import Gradients, Saved, by_formulas, gradients
-from headloom.mechanism.backends.native_request import prepare, why_not_served
+from headloom.mechanism.backends.native_request import prepare
 from headloom.mechanism.call import CONSTANT, NAMES, PER_ROW, AttentionCall, Results, graph_of
 from headloom.mechanism.graph import AttentionGraph
-from headloom.mechanism.relative import DistanceBias
+from headloom.mechanism.positions import DistanceBias
 from headloom.mechanism.shapes import Output
-
-__all__ = [
-    "KERNEL_NAMES",
-    "AutogradAttend",
-    "attend",
-    "backward_pass",
-    "forward",
-    "keep",
-    "results_of",
-    "why_not_served",
-]
 
 #: Multiply-adds below which one thread computes a call. It takes some 8 microseconds at most: with
 #: another it took as long, and where the other core is busy milliseconds, until that is awake.

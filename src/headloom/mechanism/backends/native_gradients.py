@@ -25,16 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headloom.mechanism.backends.compiled import NativeCall, kernels
-from headloom.mechanism.backends.formulas import gradients_by_formulas
+from headloom.mechanism.backends.compiled import NativeCall, kernels, without_autocast
+from headloom.mechanism.backends.formulas import by_operations, gradients_by_formulas
 from headloom.mechanism.backends.native_request import DEEPEST
-from headloom.mechanism.backends.recomputed import by_operations
 from headloom.mechanism.call import Results
-from headloom.mechanism.modes import without_autocast
 from headloom.mechanism.received import in_window
 from headloom.mechanism.shapes import Edges, Output, PerRow
-
-__all__ = ["Gradients", "Saved", "by_formulas", "gradients"]
 
 #: Tasks that the backward pass is cut into where there are few heads.
 BACKWARD_TASKS = 8

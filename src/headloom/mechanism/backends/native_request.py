@@ -19,15 +19,13 @@ from headloom.mechanism.backends.compiled import (
     NativeCall,
     serves_compiled,
     why_wrapped,
+    without_autocast,
 )
 from headloom.mechanism.call import AttentionCall
 from headloom.mechanism.graph import All
 from headloom.mechanism.mask import Mask
-from headloom.mechanism.modes import without_autocast
-from headloom.mechanism.relative import Relative
+from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Bilinear, Dot, ScaledDot
-
-__all__ = ["DEEPEST", "prepare", "why_form_not_served", "why_not_served"]
 
 #: Cells of a mask that may be formed for a call: 256 MiB.
 MASK_CELLS = 2**28

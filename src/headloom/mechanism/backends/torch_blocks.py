@@ -13,8 +13,8 @@ from torch.nn.functional import dropout, pad
 from torch.utils.checkpoint import checkpoint
 
 from headloom.errors import ShapeError
+from headloom.mechanism.backends.compiled import is_exporting
 from headloom.mechanism.call import AttentionCall, Results
-from headloom.mechanism.modes import is_exporting
 from headloom.mechanism.parts import with_float_tensors
 from headloom.mechanism.received import of_rows
 from headloom.mechanism.shapes import (
@@ -27,20 +27,6 @@ from headloom.mechanism.shapes import (
     Weights,
     describe,
 )
-
-__all__ = [
-    "all_rows",
-    "block_scores",
-    "blocks",
-    "in_float",
-    "in_transform",
-    "normalise",
-    "results_of_rows",
-    "row_blocks",
-    "run_block",
-    "strongest",
-    "weigh",
-]
 
 Result = TypeVar("Result")
 
@@ -133,11 +119,7 @@ def run_block(
 def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range) -> Scores:
     """The scores of some rows as AttentionCall defines them, minus infinity where hidden.
 
-    Args:
-        call: the attention call.
-        queries: its rows.
-        keys: one head of keys for each head of queries.
-        rows: which queries these are.
+    queries: the rows; keys: one head for each head of queries.
     """
     scores = call.score(queries, keys)
     length = keys.shape[2]
@@ -154,8 +136,14 @@ def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range)
     scores = scores * call.scale
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
+    return with_rules(call, scores, rows)
+
+
+def with_rules(call: AttentionCall, scores: Scores, rows: range) -> Scores:
+    """Scores of some rows with their biases, and minus infinity where the mask hides a key."""
+    length, device = scores.shape[-1], scores.device
     if call.relative is not None:
-        relative_bias = call.relative.bias(rows, length, scores.device)
+        relative_bias = call.relative.bias(rows, length, device)
         if relative_bias is not None:
             scores = scores + relative_bias.to(scores.dtype)
     if call.bias is not None:
@@ -163,7 +151,7 @@ def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range)
         bias = bias if bias.shape[2] == 1 else bias[:, :, rows.start : rows.stop]
         scores = scores + bias.to(scores.dtype)
     if call.mask is not None:
-        scores = scores.masked_fill(~call.mask.cells(rows, length, scores.device), -torch.inf)
+        scores = scores.masked_fill(~call.mask.cells(rows, length, device), -torch.inf)
     return scores
 
 
@@ -187,6 +175,14 @@ def normalise(call: AttentionCall, scores: Scores) -> tuple[Weights, Weights, Pe
     return weights, log_weights, lse, (~hidden).squeeze(-1).to(scores.dtype)
 
 
+def fill_places(results: Results, places: int) -> None:
+    """Give rows of fewer edges so many places, the others empty."""
+    missing = (0, places - results["keys"].shape[-1])
+    if missing[1] > 0:
+        for name, empty in (("keys", -1), ("scores", -torch.inf), ("weights", 0)):
+            results[name] = pad(results[name], missing, value=empty)
+
+
 def weigh(call: AttentionCall, weights: Weights, values: Values, rows: range) -> Output:
     """The output of some rows: weighted values, and what relative positions add to them."""
     if call.dropout:
@@ -202,8 +198,8 @@ def weigh(call: AttentionCall, weights: Weights, values: Values, rows: range) ->
 def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest scores of each row, highest first, ties to the lower key; and their keys.
 
-    Of a row of fewer keys all; in a program that is compiled for any number of them minus infinity
-    and keys past the last one stand in the places that are left.
+    In a program that is compiled for any number of keys, minus infinity and keys past the last one
+    stand in the places that are left.
     """
     if type(scores.shape[-1]) is int:
         k = min(k, scores.shape[-1])
@@ -241,14 +237,9 @@ def results_of_rows(
 ) -> Results:
     """What a call gives for some rows.
 
-    Args:
-        call: the call.
-        scores: of the rows.
-        values: one head for each head of queries.
-        rows: which.
-        queries: how many the call has.
-        kept: how many edges of a row to keep; the keys of the edges, which is a way to derive
-            what another kernel found; or None, for output and log-sum-exp alone.
+    values: one head for each head of queries. queries: how many the call has.
+    kept: how many edges of a row to keep; or their keys, as another kernel found them; or None, for
+        output and log-sum-exp alone.
     """
     weights, log_weights, lse, mass = normalise(call, scores)
     results = {"output": weigh(call, weights, values, rows), "lse": lse}
@@ -267,13 +258,10 @@ def results_of_rows(
     # Empty places weigh 0 also in a row that is no number.
     kept_weights = weights.gather(-1, kept_keys.masked_fill(empty, 0)).masked_fill(empty, 0)
     kept_keys = kept_keys.masked_fill(empty, -1).int()
-    missing = (0, 0 if isinstance(kept, Tensor) else kept - kept_keys.shape[-1])
-    if missing[1] > 0:
-        kept_keys = pad(kept_keys, missing, value=-1)
-        kept_scores = pad(kept_scores, missing, value=-torch.inf)
-        kept_weights = pad(kept_weights, missing)
     results |= {"keys": kept_keys, "scores": kept_scores, "weights": kept_weights}
     results["rest"] = mass - kept_weights.sum(-1)
+    if not isinstance(kept, Tensor):
+        fill_places(results, kept)
     if call.received is not None:
         of_keys = of_rows(weights, rows, queries, call.received)._asdict()
         results |= {name: part for name, part in of_keys.items() if part is not None}

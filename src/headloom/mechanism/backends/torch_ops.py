@@ -1,8 +1,8 @@
 """The attention call in plain torch: any device, any score, differentiable, memory linear.
 
-Queries are taken a block of rows at a time. Where gradients are wanted and there is more than
-one block, each is recomputed in the backward pass instead of kept, so that memory stays linear
-there too.
+Queries are taken a block of rows at a time. Where gradients are wanted and there is more than one
+block, each is recomputed in the backward pass instead of kept, so that memory stays linear there
+too. The output alone is by torch's fused attention where that serves the call.
 
 float16 and bfloat16 are computed in float32, since a score overflows float16 before its scale
 makes it small. Output and weights are cast back; scores, their log-sum-exp, entropy and rest are
@@ -11,40 +11,40 @@ float32.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from headloom.mechanism.backends.recomputed import applied
+from headloom.mechanism.backends.compiled import in_own_types, why_wrapped
+from headloom.mechanism.backends.formulas import applied
 from headloom.mechanism.backends.torch_blocks import (
     all_rows,
     block_scores,
     blocks,
     in_float,
+    in_transform,
     normalise,
     results_of_rows,
     run_block,
     weigh,
+    with_rules,
 )
-from headloom.mechanism.backends.torch_fused import fused, fused_serves, zeros_for_nan
 from headloom.mechanism.call import CONSTANT, PER_ROW, AttentionCall, Results, graph_of
 from headloom.mechanism.graph import All, AttentionGraph
-from headloom.mechanism.modes import in_own_types
+from headloom.mechanism.masks import Window
+from headloom.mechanism.scores import Dot, ScaledDot
 from headloom.mechanism.shapes import Keys, Output, Queries, Values, Weights, repeat_kv_heads
-
-__all__ = ["attend"]
 
 
 @in_own_types
 def attend(call: AttentionCall) -> tuple[Output, AttentionGraph | Weights | None]:
-    """Output, and what the call keeps: a graph, the dense weights, or nothing.
-
-    The output alone is by torch's fused attention where that serves the call.
-    """
-    if call.keep is None and fused_serves(call):
-        output = fused(call)
-        if not zeros_for_nan(call, output):
+    """Output, and what the call keeps: a graph, the dense weights, or nothing."""
+    if call.keep is None and _fused_serves(call):
+        output = _fused(call)
+        if not _zeros_for_nan(call, output):
             return output, None
     dtype = call.queries.dtype
     call = in_float(call)
@@ -55,13 +55,16 @@ def attend(call: AttentionCall) -> tuple[Output, AttentionGraph | Weights | None
     ranges = blocks(call)
     several = len(ranges) > 1
     if call.keep is None:
-        outputs = [run_block(_output, call, keys, values, rows, several) for rows in ranges]
-        return torch.cat(outputs, 2).to(dtype), None
+        outputs = [run_block(_dense_rows, call, keys, values, rows, several) for rows in ranges]
+        return torch.cat([output for output, _ in outputs], 2).to(dtype), None
     parts: list[Results] = []
     received: Results = {}
     for rows in ranges:
         part = run_block(_graph_rows, call, keys, values, rows, several)
-        part = _together(part) if several else part
+        if several:  # its floating-point tensors are tied
+            names = [name for name in part if name not in CONSTANT]
+            tied = applied(_Together, *(part[name] for name in names))
+            part |= dict(zip(names, tied, strict=True))
         parts.append({name: part[name] for name in PER_ROW})
         # Added up at once: a part of it for every block would take memory.
         for name in part.keys() - parts[-1].keys():
@@ -76,8 +79,8 @@ def _graph_rows(
     call: AttentionCall, queries: Queries, keys: Keys, values: Values, rows: range
 ) -> Results:
     scores = block_scores(call, queries, keys, rows)
-    found = results_of_rows(call, scores, values, rows, call.queries.shape[2], call.places)
-    return found | {"rest": found["rest"].clamp(min=0)}
+    results = results_of_rows(call, scores, values, rows, call.queries.shape[2], call.places)
+    return results | {"rest": results["rest"].clamp(min=0)}
 
 
 def _dense_rows(
@@ -85,12 +88,6 @@ def _dense_rows(
 ) -> tuple[Output, Weights]:
     weights, _, _, _ = normalise(call, block_scores(call, queries, keys, rows))
     return weigh(call, weights, values, rows), weights
-
-
-def _output(
-    call: AttentionCall, queries: Queries, keys: Keys, values: Values, rows: range
-) -> Output:
-    return _dense_rows(call, queries, keys, values, rows)[0]
 
 
 class _Together(torch.autograd.Function):
@@ -110,8 +107,74 @@ class _Together(torch.autograd.Function):
         return gradients
 
 
-def _together(results: Results) -> Results:
-    """A block whose floating-point tensors are tied; see _Together."""
-    names = [name for name in results if name not in CONSTANT]
-    tied = applied(_Together, *(results[name] for name in names))
-    return results | dict(zip(names, tied, strict=True))
+def _fused_serves(call: AttentionCall) -> bool:
+    """Whether torch's fused attention can run the call.
+
+    It hides keys before it scales: times a scale that is not above 0, minus infinity is not what
+    it was. And what is added to scores is of the queries' type: in half precision a sum would lose
+    its digits. On the CPU its gradients cannot be differentiated again, and are none where scores
+    are so large that lse has lost the digits after the point.
+    """
+    inputs = (call.queries, call.keys, call.values)
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    if learns and call.queries.is_cpu and not torch.compiler.is_compiling():
+        return False
+    half = call.queries.dtype in (torch.float16, torch.bfloat16)
+    exact = call.relative is None and (call.bias is None or call.bias.dtype == call.queries.dtype)
+    return (
+        call.scale > 0
+        and type(call.score) in (Dot, ScaledDot)
+        and (call.relative is None or call.relative.only_bias)
+        and call.softcap is None
+        and call.sinks is None
+        and call.keys.shape[2] > 0
+        and call.queries.shape[3] > 0
+        and (exact or not half)
+        and not in_transform()
+    )
+
+
+def _zeros_for_nan(call: AttentionCall, output: Tensor) -> bool:
+    """Whether torch's fused attention gave 0 in rows whose scores are not numbers (NaN).
+
+    On the CPU it does where there are fewer keys than its vectors are long.
+    """
+    inputs = (call.queries, call.keys)
+    if output.device.type != "cpu" or why_wrapped(inputs) is not None:
+        return False
+    nothing = (output.detach() == 0).all(-1)
+    return bool(nothing.any()) and any(bool(part.detach().isnan().any()) for part in inputs)
+
+
+def _fused(call: AttentionCall) -> Tensor:
+    """The fused attention of torch; masks and biases are formed a block of rows at a time."""
+    plain = call.bias is None and call.relative is None
+    attention = partial(
+        scaled_dot_product_attention, enable_gqa=call.keys.shape[1] != call.heads,
+        dropout_p=call.dropout, scale=call.scale,
+    )  # fmt: skip
+    if plain and (call.mask is None or call.mask == Window(None, 0, 0)):
+        return attention(call.queries, call.keys, call.values, is_causal=call.mask is not None)
+
+    def step(
+        call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, rows: range
+    ) -> Tensor:
+        if plain and call.mask is not None:
+            added = call.mask.cells(rows, keys.shape[2], queries.device)
+        else:
+            zeros = queries.new_zeros(1, 1, queries.shape[2], keys.shape[2])
+            added = with_rules(call, zeros, rows)
+        blind = None
+        if queries.device.type != "cpu":
+            # A row that sees nothing is 0, which not all of torch's kernels for GPUs make it.
+            seen = added if added.dtype == torch.bool else added > -torch.inf
+            blind = ~seen.any(-1, keepdim=True)
+            added = added.masked_fill(blind, True if added.dtype == torch.bool else 0.0)
+        output = attention(queries, keys, values, attn_mask=added)
+        return output if blind is None else output.masked_fill(blind, 0.0)
+
+    ranges = blocks(call)
+    parts = [
+        run_block(step, call, call.keys, call.values, rows, len(ranges) > 1) for rows in ranges
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)

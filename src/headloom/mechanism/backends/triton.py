@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from headloom.errors import BackendError, installing
 from headloom.mechanism.backends import native, torch_ops
@@ -30,13 +29,12 @@ from headloom.mechanism.backends.gpu_sizes import (
     sizes_of,
 )
 from headloom.mechanism.backends.native_request import prepare, why_form_not_served
+from headloom.mechanism.backends.torch_blocks import fill_places
 from headloom.mechanism.call import PER_ROW, AttentionCall, Results, graph_of
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.masks import causal
 from headloom.mechanism.scores import ScaledDot
 from headloom.mechanism.shapes import Output
-
-__all__ = ["attend", "why_not_served"]
 
 #: The first Triton that compiles the kernel; it comes with torch 2.8.
 LEAST_TRITON = (3, 4)
@@ -129,7 +127,7 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Resu
     kept: how many edges of a row to keep. received: whether to sum what each key receives.
     """
     from headloom.mechanism.backends.triton_edges import edges_kernel
-    from headloom.mechanism.backends.triton_received import received_kernel
+    from headloom.mechanism.backends.triton_scores import received_kernel
     from headloom.mechanism.backends.triton_softmax import softmax_kernel
 
     device = native.queries.device
@@ -301,9 +299,6 @@ def attend(call: AttentionCall) -> tuple[Output, AttentionGraph]:
         results = native.results_of(arguments, _attend(*arguments))
     else:
         results = forward_graph(asked, k, received)
-    missing = (0, k - results["keys"].shape[-1])
-    if missing[1] > 0:
-        for name, empty in (("keys", -1), ("scores", -torch.inf), ("weights", 0)):
-            results[name] = pad(results[name], missing, value=empty)
+    fill_places(results, k)
     results["weights"] = results["weights"].to(call.queries.dtype)
     return results["output"], graph_of(call, results)

@@ -29,8 +29,6 @@ from headloom.mechanism.backends.triton_scores import (
     scores_of,
 )
 
-__all__ = ["edges_kernel"]
-
 
 @triton.jit
 def _rank_of(candidates):  # type: ignore[no-untyped-def]

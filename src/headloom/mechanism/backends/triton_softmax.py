@@ -22,8 +22,6 @@ import triton.language as tl
 
 from headloom.mechanism.backends.triton_scores import of_order, order_of, ranges_of, scores_of
 
-__all__ = ["softmax_kernel"]
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _thresholds(  # type: ignore[no-untyped-def]

@@ -20,38 +20,29 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.dispatch import Backend
+from headloom.mechanism.function import Backend
 from headloom.mechanism.graph import DENSE_LIMIT, AttentionGraph, Top
 from headloom.mechanism.mask import Mask
-from headloom.mechanism.matrix.calls import matrix_call
-from headloom.mechanism.matrix.cells import (
+from headloom.mechanism.matrix.calls import (
     blocks,
     cells,
     diagonal,
+    matrix_call,
     places_of,
     summaries_of_blocks,
     tile,
 )
-from headloom.mechanism.matrix.operators import TransposedMatrix, as_values, linear_operator
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Score
-from headloom.mechanism.shapes import (
-    describe,
-    finite_number,
-    in_words,
-    place_of,
-    real_tensor,
-    whole_number,
-)
+from headloom.mechanism.shapes import describe, place_of, real_tensor, whole_number
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
-
-__all__ = ["AttentionMatrix"]
 
 #: Numbers of the queries above which `reciprocity` lays queries and keys side by side head by head.
 SIDE_BY_SIDE = 2**22
@@ -108,7 +99,6 @@ class AttentionMatrix:
             softcap=softcap, sinks=sinks, backend=backend,
         )  # fmt: skip
         if lse is not None:
-            real_tensor("AttentionMatrix", "lse", lse)
             lse = lse[0] if lse.ndim == 3 and len(lse) == 1 else lse
             if lse.shape != call.shape[:2]:
                 raise ShapeError(
@@ -152,7 +142,7 @@ class AttentionMatrix:
         vectors: (keys,), (keys, columns) or (heads, keys, columns).
         Returns: (heads, queries) or (heads, queries, columns).
         """
-        values, flat = as_values("@", vectors, self.shape[0], self.shape[2], self.queries.dtype)
+        values, flat = _as_values("@", vectors, self.shape[0], self.shape[2], self.queries.dtype)
         result, graph = self._call.attend(values, Top(0))
         if self._rescaled:
             result = result * self._factor(graph)[..., None]
@@ -168,18 +158,6 @@ class AttentionMatrix:
         if self._call.by_cells:
             return self.T @ self.queries.new_ones(self.shape[1])
         return self._call.transposed(self._row_bias()).rows(Top(0)).lse.exp()
-
-    def transposed_product(self, vectors: Tensor) -> Tensor:
-        """``P^T y`` for each head, as ``matrix.T @ vectors``; see `TransposedMatrix`."""
-        values, flat = as_values("T @", vectors, *self.shape[:2], self.queries.dtype)
-        if self._call.by_cells:
-            result = values.new_zeros(self.shape[0], self.shape[2], values.shape[-1])
-            for rows, block in blocks(self._call, self.lse):
-                result += block.transpose(1, 2) @ values[..., rows.start : rows.stop, :]
-        else:
-            output, graph = self._call.transposed(self._row_bias()).attend(values, Top(0))
-            result = output * graph.lse.exp()[..., None].to(output.dtype)
-        return result[..., 0] if flat else result
 
     @property
     def count(self) -> Tensor:
@@ -230,20 +208,12 @@ class AttentionMatrix:
         >>> matrix.mass(-1), matrix.mass([0, 1])
         (tensor([[0.0000, 0.2500, 0.2500]]), tensor([[0.7500, 0.7500, 0.5000]]))
         """
-        try:
-            chosen = torch.as_tensor(at)
-            if not chosen.ndim and not (chosen.is_floating_point() or chosen.dtype == torch.bool):
-                return diagonal(self._call, self.lse, int(chosen))
-            member = self.queries.new_zeros(self.shape[2])
-            if chosen.ndim and chosen.numel():
-                member[chosen] = 1
-        except (TypeError, ValueError, RuntimeError, OverflowError, IndexError):
-            chosen = torch.zeros(())
+        chosen = torch.as_tensor(at)
         if not chosen.ndim:
-            raise InputError(
-                f"mass: at={in_words(at)}; expected an offset, as -1, indices below "
-                f"{self.shape[2]}, or a bool tensor ({self.shape[2]},)."
-            )
+            return diagonal(self._call, self.lse, whole_number("mass", "at", chosen))
+        member = self.queries.new_zeros(self.shape[2])
+        if chosen.numel():
+            member[chosen] = 1
         return self @ member
 
     def _by_blocks(self, of_rows: Callable[[range, Tensor], Tensor]) -> Tensor:
@@ -264,25 +234,11 @@ class AttentionMatrix:
                 [0.2000, 0.4000]])
         """
         heads, rows, columns, numbers = places_of(index, self.shape)
-        tiles = [
-            tile(self._call.head(head), self.lse[head : head + 1], rows, columns) for head in heads
-        ]
-        found = torch.cat(tiles) if tiles else self.queries.new_zeros(0, len(rows), len(columns))
-        for dimension in reversed(numbers):
-            found = found.squeeze(dimension)
-        return found
-
-    def scores(self, head: int, queries: slice = slice(None), keys: slice = slice(None)) -> Tensor:
-        """The scores of a tile of one head, as softmax takes them: -inf where the mask hides.
-
-        queries, keys: which, without steps; all by default.
-        """
-        head, rows, columns = self._tile("scores", head, queries, keys)
-        return self._call.head(head).scores(rows, columns)[0]
-
-    def largest_score(self) -> float:
-        """A number that no score exceeds in magnitude."""
-        return self._call.largest_score()
+        tiles = [self.queries.new_zeros(0, len(rows), len(columns))]
+        for head in heads:
+            lse = self.lse[head : head + 1]
+            tiles.append(tile(self._call.head(head), lse, rows, columns))
+        return torch.cat(tiles).squeeze(tuple(numbers))
 
     def dense(self, *, force: bool = False) -> Tensor:
         """The whole matrix, (heads, queries, keys).
@@ -308,7 +264,10 @@ class AttentionMatrix:
         Returns: two of (blocks of queries, blocks of keys). The last blocks may be smaller.
         """
         size = whole_number("block_summaries", "size", size, 1)
-        head, rows, columns = self._tile("block_summaries", head, queries, keys)
+        head = place_of("matrix", "block_summaries", "head", head, self.shape[0])
+        rows, columns = range(self.shape[1])[queries], range(self.shape[2])[keys]
+        if (rows.step, columns.step) != (1, 1):
+            raise InputError("block_summaries: expected slices of queries and keys without a step.")
         lse = self.lse[head : head + 1]
         return summaries_of_blocks(self._call.head(head), lse, size, rows, columns)
 
@@ -318,21 +277,17 @@ class AttentionMatrix:
         if not self._rescaled:
             return graph
         weights = graph.weights * self._factor(graph)[..., None]
-        rest = (self._mass() - weights.sum(-1)).clamp(min=0)
-        return replace(
-            graph, weights=weights, lse=self.lse, entropy=self._entropy(graph), rest=rest
-        )
+        rest, entropy = (self._mass() - weights.sum(-1)).clamp(min=0), self._entropy(graph)
+        return replace(graph, weights=weights, lse=self.lse, entropy=entropy, rest=rest)
 
     def _mass(self) -> Tensor:
         """What a row has on its keys and its sink: 1, or 0; or more, by a log-sum-exp given."""
         looks = (self.lse > -math.inf).to(self.queries.dtype)
-        if not self._rescaled:
-            return looks
-        return looks * self._factor(self._call.rows(Top(0))).clamp(min=1)
+        own = self._factor(self._call.rows(Top(0))) if self._rescaled else looks
+        return looks * own.clamp(min=1)
 
     def above(self, weight: float) -> AttentionGraph:
         """Every edge of at least this weight; a row of mass 1 has at most ``1 / weight``."""
-        weight = finite_number("above", "weight", weight)
         if not 0 < weight <= 1:
             raise InputError(f"above: weight={weight:g}; expected a weight above 0, at most 1.")
         # One more than there can be: the largest weights may round to a little less than they are.
@@ -341,8 +296,25 @@ class AttentionMatrix:
 
     def head(self, h: int) -> LinearOperator:
         """One head as a SciPy linear operator, for `scipy.sparse.linalg.svds` and the like."""
+        from scipy.sparse.linalg import LinearOperator
+
         one = self.of_head(h)
-        return linear_operator(one, one.queries.dtype)
+
+        def times(
+            matrix: AttentionMatrix | TransposedMatrix,
+        ) -> Callable[[np.ndarray], np.ndarray]:
+            def of_array(vectors: np.ndarray) -> np.ndarray:
+                tensor = torch.as_tensor(vectors, dtype=one.queries.dtype)
+                columns = tensor.reshape(len(tensor), -1)
+                return (matrix @ columns)[0].reshape(-1, *tensor.shape[1:]).numpy()
+
+            return of_array
+
+        forward, back = times(one), times(one.T)
+        dtype = one.queries.new_empty(0, device="cpu").numpy().dtype
+        return LinearOperator(
+            one.shape[1:], matvec=forward, rmatvec=back, matmat=forward, rmatmat=back, dtype=dtype
+        )
 
     def of_head(self, h: int) -> AttentionMatrix:
         """One head's matrix, sharing what is known of its rows."""
@@ -354,10 +326,7 @@ class AttentionMatrix:
         return one
 
     def of_rows(self, h: int, start: int, stop: int) -> AttentionMatrix | None:
-        """Some rows of one head as a matrix, (1, stop - start, keys).
-
-        None where what enters the scores cannot be cut in rows; see MatrixCall.some_rows.
-        """
+        """Some rows of one head as a matrix, (1, stop - start, keys); None: they cannot be cut."""
         call = self._call.head(h).some_rows(start, stop)
         if call is None:
             return None
@@ -365,18 +334,6 @@ class AttentionMatrix:
         some._call, some._own, some._rescaled = call, None, True
         some.lse = self.lse[h : h + 1, start:stop]
         return some
-
-    def _tile(
-        self, operation: str, head: int, queries: slice, keys: slice
-    ) -> tuple[int, range, range]:
-        """The head, rows and columns that are asked for, checked."""
-        head = place_of("matrix", operation, "head", head, self.shape[0])
-        _, rows, columns, _ = places_of((head, queries, keys), self.shape)
-        if not (isinstance(rows, range) and isinstance(columns, range)) or (
-            (rows.step, columns.step) != (1, 1)
-        ):
-            raise InputError(f"{operation}: expected slices of queries and keys without a step.")
-        return head, rows, columns
 
     def _rows(self) -> AttentionGraph:
         return self._call.rows(Top(0)) if self._own is None else self._own
@@ -398,3 +355,48 @@ class AttentionMatrix:
     def _exponential(self, logarithms: Tensor) -> Tensor:
         """e^x, 0 for rows that see no key."""
         return logarithms.masked_fill(self.lse == -math.inf, -math.inf).exp()
+
+
+class TransposedMatrix:
+    """The transpose of an attention matrix, (heads, keys, queries), for products from the left."""
+
+    def __init__(self, matrix: AttentionMatrix) -> None:
+        self.T = matrix  #: The matrix itself.
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(heads, keys, queries)."""
+        heads, queries, keys = self.T.shape
+        return heads, keys, queries
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        """``P^T y`` for each head.
+
+        vectors: (queries,), (queries, columns) or (heads, queries, columns).
+        Returns: (heads, keys) or (heads, keys, columns).
+        """
+        matrix, call = self.T, self.T._call
+        heads, keys, queries = self.shape
+        values, flat = _as_values("T @", vectors, heads, queries, matrix.queries.dtype)
+        if call.by_cells:
+            result = values.new_zeros(heads, keys, values.shape[-1])
+            for rows, block in blocks(call, matrix.lse):
+                result += block.transpose(1, 2) @ values[..., rows.start : rows.stop, :]
+        else:
+            output, graph = call.transposed(matrix._row_bias()).attend(values, Top(0))
+            result = output * graph.lse.exp()[..., None].to(output.dtype)
+        return result[..., 0] if flat else result
+
+
+def _as_values(
+    operation: str, vectors: Tensor, heads: int, length: int, dtype: torch.dtype
+) -> tuple[Tensor, bool]:
+    """Vectors as values of a call, and whether there was one without a column dimension."""
+    flat = real_tensor(operation, "the vectors", vectors).ndim == 1
+    columns = vectors[:, None] if flat else vectors
+    if tuple(columns.shape[:-1]) not in ((length,), (heads, length)):
+        raise ShapeError(
+            f"{operation}: the vectors are {describe(vectors)}; expected ({length},), "
+            f"({length}, columns) or ({heads}, {length}, columns)."
+        )
+    return columns.to(dtype), flat

@@ -1,4 +1,6 @@
-"""The attention calls behind an AttentionMatrix: the call, its transpose, and S + S^T.
+"""The attention calls behind an AttentionMatrix, and cells recomputed from them.
+
+    P_ij = e^(s_ij - lse_i)
 
 A call here has no values of its own and no batch: it is what makes the scores. Sinks are no part
 of it, since they change no score; a matrix knows them as a log-sum-exp.
@@ -6,26 +8,26 @@ of it, since they change no score; a matrix knows them as a log-sum-exp.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import ShapeError
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.backends.compiled import in_own_types
 from headloom.mechanism.backends.torch_blocks import block_scores
 from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
-from headloom.mechanism.dispatch import Backend
-from headloom.mechanism.function import attend
+from headloom.mechanism.function import Backend, attend
 from headloom.mechanism.graph import AttentionGraph, Top
-from headloom.mechanism.mask import Mask
+from headloom.mechanism.mask import KeyRanges, Mask
 from headloom.mechanism.masks import Window
-from headloom.mechanism.modes import in_own_types
 from headloom.mechanism.parts import with_float_tensors, with_tensors
-from headloom.mechanism.relative import ByDistance, Relative
+from headloom.mechanism.positions import ByDistance, Relative
 from headloom.mechanism.scores import Dot, ScaledDot, Score
-from headloom.mechanism.shapes import describe, repeat_kv_heads
-
-__all__ = ["COLUMNS", "MatrixCall", "matrix_call"]
+from headloom.mechanism.shapes import describe, in_words, repeat_kv_heads
 
 #: Columns of values that one call takes; more are several.
 COLUMNS = 512
@@ -35,8 +37,7 @@ COLUMNS = 512
 class MatrixCall:
     """Queries (heads, queries, depth), keys (kv_heads, keys, depth), and the rules of their scores.
 
-    bias: broadcastable to (heads, queries, keys), with three dimensions.
-    score: `Dot()` where it is a product.
+    bias: three dimensions. score: `Dot()` where it is a product.
     """
 
     queries: Tensor
@@ -69,10 +70,6 @@ class MatrixCall:
         """The keys with a head for each of the queries'."""
         return repeat_kv_heads(self.keys[None], self.shape[0])[0]
 
-    def no_values(self, length: int) -> Tensor:
-        """Values without columns, for calls that are asked for their rows alone."""
-        return self.queries.new_empty(length, 0)
-
     def attend(self, values: Tensor, keep: Top) -> tuple[Tensor, AttentionGraph]:
         """Output and graph for values (keys, columns), or (heads, keys, columns)."""
         if values.shape[-1] > COLUMNS:
@@ -81,36 +78,28 @@ class MatrixCall:
         # Where values come by head, so must the keys.
         keys = self.repeated_keys() if values.ndim == 3 else self.keys
         return attend(
-            self.queries,
-            keys,
-            values.expand(keys.shape[0], -1, -1),
-            mask=self.mask,
-            score=None if self.of_products else self.score,
-            bias=self.bias,
-            relative=self.relative,
-            scale=self.scale,
-            softcap=self.softcap,
-            keep=keep,
-            backend=self.backend,
-        )
+            self.queries, keys, values.expand(keys.shape[0], -1, -1), mask=self.mask,
+            score=None if self.of_products else self.score, bias=self.bias, relative=self.relative,
+            scale=self.scale, softcap=self.softcap, keep=keep, backend=self.backend,
+        )  # fmt: skip
 
     def rows(self, keep: Top) -> AttentionGraph:
         """The graph alone."""
-        return self.attend(self.no_values(self.shape[2]), keep)[1]
+        return self.attend(self.queries.new_empty(self.shape[2], 0), keep)[1]
 
     def doubled(self) -> MatrixCall | None:
         """The call whose scores are twice as high; None: positions add what cannot be doubled."""
-        by_distance = self._by_distance()
-        if self.relative is not None and by_distance is None and self.relative.tables() is None:
+        by_distance, relative = self._by_distance(), self.relative
+        if by_distance is not None:
+            relative = replace(by_distance, values=2 * by_distance.values)
+        elif relative is not None and relative.tables() is None:
             return None
         return replace(
             self,
             scale=2 * self.scale,
             softcap=None if self.softcap is None else 2 * self.softcap,
             bias=None if self.bias is None else 2 * self.bias,
-            relative=self.relative
-            if by_distance is None
-            else replace(by_distance, values=2 * by_distance.values),
+            relative=relative,
         )
 
     def transposed(self, row_bias: Tensor) -> MatrixCall:
@@ -154,27 +143,20 @@ class MatrixCall:
 
     def head(self, h: int) -> MatrixCall:
         """The call of one head alone."""
-        heads = self.shape[0]
-        group = heads // self.keys.shape[0]
-        bias, relative = self.bias, self.relative
-        if bias is not None and bias.shape[0] > 1:
-            bias = bias[h : h + 1]
+        heads, bias, relative = self.shape[0], self.bias, self.relative
+        group = h // (heads // self.keys.shape[0])
         return replace(
             self,
             queries=self.queries[h : h + 1],
-            keys=self.keys[h // group : h // group + 1],
+            keys=self.keys[group : group + 1],
             mask=None if self.mask is None else self.mask.of_head(h),
-            bias=bias,
+            bias=bias if bias is None or bias.shape[0] == 1 else bias[h : h + 1],
             relative=None if relative is None else relative.of_head(h, heads),
             score=self.score.of_head(h),
         )
 
     def some_rows(self, start: int, stop: int) -> MatrixCall | None:
-        """The call of some queries alone.
-
-        None where they cannot be cut out: a bias, relative positions, a score that is no product,
-        or a mask that is not a window.
-        """
+        """The call of some queries alone, of products and a window; None: it has other rules."""
         mask = self.mask
         if self.bias is not None or self.relative is not None or not self.of_products:
             return None
@@ -183,20 +165,6 @@ class MatrixCall:
                 return None
             mask = replace(mask, offset=mask.offset + start)
         return replace(self, queries=self.queries[:, start:stop], mask=mask)
-
-    def largest_score(self) -> float:
-        """The largest magnitude of a score: of products ``scale |q| |k|`` at most."""
-        heads, queries, keys = self.shape
-        if self.of_products:
-            norms = self.queries.norm(dim=-1).max() * self.keys.norm(dim=-1).max()
-            return abs(self.scale) * float(norms)
-        size = max(1, 2**24 // max(1, heads * keys))
-        largest = 0.0
-        for start in range(0, queries, size):
-            scores = self.scores(range(start, min(start + size, queries)), range(keys))
-            finite = scores[scores.isfinite()]
-            largest = max(largest, float(finite.abs().max()) if len(finite) else 0.0)
-        return largest
 
     @in_own_types
     def scores(self, rows: range, columns: range) -> Tensor:
@@ -208,14 +176,10 @@ class MatrixCall:
         if bias is not None:
             bias = bias[None] if bias.shape[2] == 1 else bias[None, :, :, inside]
         queries, keys = self.queries[None], self.repeated_keys()[None, :, inside]
-        scores = block_scores(
-            AttentionCall(
-                queries, keys, keys, self.score, self.scale, None, relative, bias, self.softcap
-            ),
-            queries[:, :, rows.start : rows.stop],
-            keys,
-            rows,
-        )[0]
+        call = AttentionCall(
+            queries, keys, keys, self.score, self.scale, None, relative, bias, self.softcap
+        )
+        scores = block_scores(call, queries[:, :, rows.start : rows.stop], keys, rows)[0]
         if self.mask is None:
             return scores
         allowed = self.mask.cells(rows, self.shape[2], scores.device)[0]
@@ -272,3 +236,161 @@ def matrix_call(
         backend,
         with_float_tensors(held) if half else held,
     )
+
+
+#: Cells of a block of rows that is formed on the way: 64 MiB of float32.
+BLOCK_CELLS = 2**24
+#: Rows and columns that are summarised at a time, so that cells stay in the cache: 1 MiB.
+_ROWS, _COLUMNS = 128, 2048
+
+
+def cells(call: MatrixCall, lse: Tensor, rows: range, columns: range) -> Tensor:
+    """Weights of some rows and columns, (heads, rows, columns)."""
+    scores = call.scores(rows, columns)
+    lse = lse[:, rows.start : rows.stop, None].to(scores.dtype)
+    return (scores - lse.masked_fill(lse == -math.inf, 0)).exp()
+
+
+def blocks(call: MatrixCall, lse: Tensor) -> Iterator[tuple[range, Tensor]]:
+    """The matrix, some rows at a time, with which rows these are."""
+    heads, queries, keys = call.shape
+    size = max(1, BLOCK_CELLS // max(1, heads * keys))
+    for start in range(0, queries, size):
+        rows = range(start, min(start + size, queries))
+        yield rows, cells(call, lse, rows, range(keys))
+
+
+@in_own_types
+def diagonal(call: MatrixCall, lse: Tensor, offset: int) -> Tensor:
+    """``P_{i, i + offset}``, 0 where there is no such key, (heads, queries)."""
+    _, queries, keys = call.shape
+    weights = call.queries.new_zeros(call.shape[:2])
+    size = 256
+    for start in range(0, queries, size):
+        first = max(start, -offset)
+        end = min(start + size, queries, keys - offset)
+        if first < end:
+            tile = cells(call, lse, range(first, end), range(first + offset, end + offset))
+            weights[:, first:end] = tile.diagonal(dim1=1, dim2=2)
+    return weights
+
+
+def tile(call: MatrixCall, lse: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """Weights of some rows and columns, wherever these are, (heads, rows, columns)."""
+    span = range(min(columns), max(columns) + 1) if columns else range(0)
+    parts = [call.queries.new_zeros(call.shape[0], 0, len(span))]
+    start = 0
+    for end in range(1, len(rows) + 1):  # of rows that follow each other all at once
+        if end == len(rows) or rows[end] != rows[end - 1] + 1:
+            parts.append(cells(call, lse, range(rows[start], rows[end - 1] + 1), span))
+            start = end
+    whole = torch.cat(parts[1:] or parts, 1)
+    if list(columns) == list(span):
+        return whole
+    return whole[:, :, [column - span.start for column in columns]]
+
+
+def places_of(
+    index: object, shape: tuple[int, int, int]
+) -> tuple[Sequence[int], Sequence[int], Sequence[int], list[int]]:
+    """``matrix[index]`` as heads, queries, keys, and which of the three were numbers.
+
+    Raises: InputError: it is no heads, queries, keys, or one of them is not there.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    shown = ", ".join(repr(part) if isinstance(part, slice) else in_words(part) for part in parts)
+    if len(parts) != 3:
+        raise InputError(
+            f"matrix[{shown}]: expected matrix[head, queries, keys], each a number, a slice or a "
+            "list of numbers."
+        )
+    places: list[Sequence[int]] = []
+    numbers = []
+    for n, (part, size) in enumerate(zip(parts, shape, strict=True)):
+        if isinstance(part, slice):
+            places.append(range(size)[part])
+            continue
+        try:  # as NumPy chooses: by numbers, also from the end, or by flags
+            which = np.asarray(part)
+            chosen = np.arange(size)[which if which.size else which.astype(int)]
+        except (IndexError, TypeError, ValueError):
+            chosen = np.zeros((1, 1))
+        if chosen.ndim > 1:
+            raise InputError(
+                f"matrix[{shown}]: no such {('head', 'query', 'key')[n]}; expected a number below "
+                f"{size}, a slice or a list of numbers."
+            )
+        places.append(chosen.reshape(-1).tolist())
+        if not chosen.ndim:
+            numbers.append(n)
+    return places[0], places[1], places[2], numbers
+
+
+@in_own_types
+def summaries_of_blocks(
+    call: MatrixCall, lse: Tensor, size: int, rows: range, columns: range
+) -> tuple[Tensor, Tensor]:
+    """The largest weight and the sum of each block of some rows and columns of one head.
+
+        largest_BC = max over i in B, j in C of P_ij        sum_BC = sum over them of P_ij
+
+    Blocks that the mask hides are skipped. lse: (1, queries), of each row. size: the side of a
+    block; blocks are counted from the starts of rows and columns.
+
+    Returns: two of (blocks of queries, blocks of keys).
+    """
+    shape = (-(-len(rows) // size), -(-len(columns) // size))
+    largest, sums = call.queries.new_zeros(shape), call.queries.new_zeros(shape)
+    tall, wide = (max(number // size, 1) * size for number in (_ROWS, _COLUMNS))
+    _, queries, keys = call.shape
+    bounds = KeyRanges() if call.mask is None else call.mask.bounds(queries, keys)
+    ranges = bounds.of_sample(queries, keys, 0) if bounds.rest is None else None
+    rules = (call.relative, call.bias, call.softcap)
+    for start in range(rows.start, rows.stop, tall):
+        some = range(start, min(start + tall, rows.stop))
+        first, stop = columns.start, columns.stop
+        if ranges is not None:
+            seen = ranges[:, start : some.stop]
+            seen = seen[:, seen[1] > seen[0]]
+            if not seen.numel():
+                continue
+            first += max(int(seen[0].min()) - first, 0) // size * size  # the start of a block
+            stop = min(stop, int(seen[1].max()))
+        for left in range(first, stop, wide):
+            across = range(left, min(left + wide, stop))
+            if ranges is None or not call.of_products or any(rule is not None for rule in rules):
+                part = cells(call, lse, some, across)[0]
+            else:
+                part = _products(call, lse, some, across, ranges)
+            into = _blocks_of(some, rows, size), _blocks_of(across, columns, size)
+            largest[into], sums[into] = _reduced(part, size)
+    return largest, sums
+
+
+def _blocks_of(some: range, every: range, size: int) -> slice:
+    return slice((some.start - every.start) // size, -(-(some.stop - every.start) // size))
+
+
+def _products(call: MatrixCall, lse: Tensor, rows: range, columns: range, ranges: Tensor) -> Tensor:
+    """`cells` of one head whose scores are products, in ranges of keys, with nothing added."""
+    scaled = call.queries[0, rows.start : rows.stop] * call.scale
+    # A row that sees nothing has lse = -inf and weights 0.
+    own = lse[0, rows.start : rows.stop]
+    less = (-own).masked_fill(own == -math.inf, -math.inf).to(scaled.dtype)[:, None]
+    part = torch.addmm(less, scaled, call.keys[0, columns.start : columns.stop].T)
+    first, end = ranges[:, rows.start : rows.stop, None].to(part.device)
+    if int(first.max()) > columns.start or int(end.min()) < columns.stop:
+        key = torch.arange(columns.start, columns.stop, device=part.device)
+        part.masked_fill_((key < first) | (key >= end), -math.inf)
+    return part.exp_()
+
+
+def _reduced(part: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The largest number and the sum of each block of size x size of a matrix of weights."""
+    rows, columns = part.shape
+    if rows % size or columns % size:
+        part = torch.nn.functional.pad(part, (0, -columns % size, 0, -rows % size))
+    # Rows first: whole lines are compared at a time.
+    lines = part.reshape(-(-rows // size), size, -1)
+    largest = lines.amax(1).reshape(len(lines), -1, size).amax(2)
+    return largest, lines.sum(1).reshape(len(lines), -1, size).sum(2)

@@ -17,23 +17,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "attention",
-    "attention_vector_form",
-    "encoder_decoder",
-    "image_self_attention",
-    "mask",
-    "multi_head",
-    "multi_head_self",
-    "neighbourhood_attention",
-    "project",
-    "scale",
-    "score",
-    "self_attention",
-    "softmax",
-    "weigh",
-]
-
 
 def project(inputs: Tensor, matrix: Tensor) -> Tensor:
     """Step 1: queries, keys or values are a linear map of the inputs.

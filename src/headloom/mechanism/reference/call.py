@@ -11,8 +11,6 @@ from torch import Tensor
 
 from headloom.mechanism.reference.attention import mask, softmax
 
-__all__ = ["Attended", "attend", "kept_edges", "scores_of_heads", "strongest"]
-
 
 @dataclass(frozen=True)
 class Attended:

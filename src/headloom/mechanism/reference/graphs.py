@@ -12,29 +12,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "broad",
-    "directionality",
-    "duplicate",
-    "effective_rank",
-    "entropy",
-    "first",
-    "flow",
-    "in_strength",
-    "induction",
-    "local",
-    "next_token",
-    "pagerank",
-    "previous",
-    "reciprocity",
-    "retrieval",
-    "rollout",
-    "same",
-    "separator",
-    "symmetry",
-    "with_residual",
-]
-
 
 def with_residual(weights: Tensor) -> Tensor:
     """``0.5 W + 0.5 I``: half of what a position holds comes past the layer.

@@ -8,19 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = [
-    "alibi_bias",
-    "alibi_slopes",
-    "bucket",
-    "bucket_bias",
-    "rotary",
-    "shaw_attention",
-    "shaw_embeddings",
-    "shaw_output",
-    "shaw_scores",
-    "sinusoidal",
-]
-
 
 def sinusoidal(length: int, width: int) -> Tensor:
     """Sinusoidal positions, (length, width), float64.

@@ -11,15 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = [
-    "additive",
-    "bilinear",
-    "dot",
-    "graph_attention",
-    "graph_attention_v2",
-    "symmetric_bilinear",
-]
-
 
 def _each_pair(queries: Tensor, keys: Tensor, pair: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     rows = [[pair(query, key) for key in keys] for query in queries]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
 from torch.nn.modules import module as all_modules
 
-from headloom.mechanism import linear as plain
+from headloom.mechanism import attention_layer as plain
 from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels, why_wrapped
-from headloom.mechanism.backends.recomputed import applied, by_operations
+from headloom.mechanism.backends.formulas import applied, by_operations
 from headloom.models.dense.kinds import (
     Products,
     current_products,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels, why_wrapped
-from headloom.mechanism.backends.recomputed import batched
+from headloom.mechanism.backends.formulas import batched
 from headloom.mechanism.shapes import finite_number
 
 __all__ = ["Dropout", "dropout", "losses", "serves"]

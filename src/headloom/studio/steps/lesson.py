@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headloom.analysis import six_steps
 from headloom.analysis.six_steps import Wording
-from headloom.mechanism.multihead import LayerKind as Kind
+from headloom.mechanism.attention_layer import LayerKind as Kind
 from headloom.studio.steps.matrices import Words
 from headloom.studio.steps.worked import Learned, Worked, row_of
 

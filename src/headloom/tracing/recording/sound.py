@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headloom.mechanism.module_paths import named_modules
+from headloom.mechanism.watching import named_modules
 from headloom.tracing.arguments import Inputs
 
 __all__ = ["SoundAxis", "is_sound"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import HeadloomError, InputError
-from headloom.mechanism.module_paths import named_modules
+from headloom.mechanism.watching import named_modules
 from headloom.tracing.arguments import Inputs
 from headloom.tracing.inputs import batch_of
 from headloom.tracing.recording.layer_call import LayerCall

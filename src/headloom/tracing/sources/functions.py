@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from headloom.mechanism.attention_layer import AttentionLayer
 from headloom.mechanism.function import attend, attention
 from headloom.mechanism.graph import AttentionGraph, Keep
-from headloom.mechanism.module_paths import named_modules
+from headloom.mechanism.watching import named_modules
 from headloom.tracing.arguments import Inputs
 from headloom.tracing.model_state import Hook
 from headloom.tracing.recording.layer_call import LayerCall

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.graph import All, AttentionGraph, Keep, Top
-from headloom.mechanism.graph_layer import GraphLayer
-from headloom.mechanism.module_paths import named_modules
-from headloom.mechanism.neighbourhood.call import NeighbourCall
-from headloom.mechanism.neighbourhood.function import neighbour_graph, neighbour_weights
+from headloom.mechanism.graph_convolution import GraphLayer
+from headloom.mechanism.neighbour_call import NeighbourCall
+from headloom.mechanism.neighbours import neighbour_graph, neighbour_weights
+from headloom.mechanism.watching import named_modules
 from headloom.tracing.arguments import Inputs
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.source import Modules, Receivers, Source

@@ -14,8 +14,7 @@ from headloom.mechanism.attention_layer import AttentionLayer, Observation
 from headloom.mechanism.function import attend
 from headloom.mechanism.graph import All, AttentionGraph, Keep, Top
 from headloom.mechanism.masks import Mask, as_mask
-from headloom.mechanism.positions import ALiBi, Relative, Shaw
-from headloom.mechanism.relative import DistanceBias
+from headloom.mechanism.positions import ALiBi, DistanceBias, Relative, Shaw
 from headloom.mechanism.scores import Bilinear, Dot, ScaledDot, Score
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import without_hidden

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from headloom.errors import InputError, installing
 from headloom.mechanism.masks import Mask, causal
-from headloom.mechanism.module_paths import named_modules
+from headloom.mechanism.watching import named_modules
 from headloom.tracing.arguments import Arguments
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import lowest_of, score_mask

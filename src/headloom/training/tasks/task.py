@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.mechanism.multihead import LayerKind
+from headloom.mechanism.attention_layer import LayerKind
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription

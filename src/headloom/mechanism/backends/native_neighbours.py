@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headloom.mechanism import neighbour_call as by_torch
 from headloom.mechanism.backends.compiled import INSTRUCTION_SET, NO_KERNELS, kernels, why_wrapped
-from headloom.mechanism.backends.recomputed import applied, by_operations, products_again
-from headloom.mechanism.neighbourhood import by_torch
-from headloom.mechanism.neighbourhood.call import NeighbourCall
-
-__all__ = ["output", "output_and_scores", "why_not_served"]
+from headloom.mechanism.backends.formulas import applied, by_operations, products_again
+from headloom.mechanism.neighbour_call import NeighbourCall
+from headloom.mechanism.parts import changed
 
 #: Tasks of the backward pass at most. Each has its own sums of the gradients of parameters.
 PIECES = 64
@@ -47,7 +46,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: NeighbourCall, *tensors: Tensor | None) -> tuple[Tensor]:
         result, shift, inverse, _ = _forward(call, with_scores=False)
-        ctx.call = call.bare()
+        ctx.call = call.mapped(lambda tensor: tensor.new_empty(0))
         ctx.save_for_backward(*tensors, result, shift, inverse)
         return (result,)
 
@@ -73,27 +72,20 @@ class _Attention(torch.autograd.Function):
 def output(call: NeighbourCall) -> Tensor:
     """The weighted sums, (targets, heads, value_depth), of a call that the kernels serve."""
     call = _contiguous(call)
-    wants = any(tensor is not None and tensor.requires_grad for tensor in call.tensors)
-    if not (wants and torch.is_grad_enabled()):
+    if not (call.learns and torch.is_grad_enabled()):
         return _forward(call, with_scores=False)[0]
     return applied(_Attention, call, *call.tensors)[0]
 
 
-def output_and_scores(call: NeighbourCall) -> tuple[Tensor, Tensor]:
-    """The same, not differentiable, and the score of every edge by place, (edges, heads)."""
-    result, _, _, scores = _forward(_contiguous(call), with_scores=True)
-    return result, scores
+def scores_of(call: NeighbourCall) -> Tensor:
+    """The score of every edge by place, (edges, heads), not differentiable."""
+    return _forward(_contiguous(call), with_scores=True)[3]
 
 
 def _contiguous(call: NeighbourCall) -> NeighbourCall:
     """The same call in memory as the kernels read it; keys that are the values stay so."""
-    tensors = {
-        name: None if tensor is None else tensor.contiguous()
-        for name, tensor in zip(call.names, call.tensors, strict=True)
-    }
-    if call.keys is call.values:
-        tensors["keys"] = tensors["values"]
-    return call.with_tensors(tuple(tensors.values()))
+    other = call.mapped(Tensor.contiguous)
+    return changed(other, keys=other.values) if call.keys is call.values else other
 
 
 def _request(call: NeighbourCall, with_columns: bool) -> tuple[Any, list[Tensor]]:

@@ -1,4 +1,4 @@
-"""One call of attention over the neighbours of a graph: its edges, its score, its tensors.
+"""A call of attention over the neighbours of a graph, and its formula in plain torch.
 
 An edge j -> i lets query i, its target, look at key j, its source. Rows are compressed (CSR): the
 places of row i are ``row_starts[i]`` up to ``row_starts[i + 1]``.
@@ -6,6 +6,7 @@ places of row i are ``row_starts[i]`` up to ``row_starts[i + 1]``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -13,26 +14,17 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import leaky_relu, pad
 
 from headloom.errors import InputError
 from headloom.mechanism.parts import changed
-
-__all__ = ["Edges", "NeighbourCall", "NeighbourScore"]
 
 #: Nodes, and edges, at most: the kernels count them in 32 bits.
 MOST = 2**31 - 1
 
 
-def grouped(ends: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """A stable sort of edges by one end: where each node's edges begin, and their numbers.
-
-    ends: integers from 0 to nodes - 1, (edges,).
-    Returns: int64, (nodes + 1,); int32, (edges,).
-
-    >>> grouped(torch.tensor([1, 0, 1]), 2)
-    (tensor([0, 1, 3]), tensor([1, 0, 2], dtype=torch.int32))
-    """
+def _grouped(ends: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """A stable sort of edges by one end: where each node's begin, (nodes + 1,), and their order."""
     counts = torch.bincount(ends, minlength=nodes)
     return pad(counts.cumsum(0), (1, 0)), torch.sort(ends, stable=True).indices.int()
 
@@ -66,16 +58,15 @@ class Edges:
         """
         if max(targets, sources, edge_index.shape[1]) > MOST:
             raise InputError(f"edges: expected {MOST:,} or fewer nodes and edges.")
-        for name, ends, nodes in zip(
-            ("source", "target"), edge_index, (sources, targets), strict=True
-        ):
+        sizes = {"source": sources, "target": targets}
+        for (name, nodes), ends in zip(sizes.items(), edge_index, strict=True):
             wrong = ends[(ends < 0) | (ends >= nodes)]
             if len(wrong):
                 raise InputError(
                     f"edges: an edge has the {name} {int(wrong[0])}; there are {nodes:,} such "
                     "nodes, counted from 0. Give features for every node, or leave the edge out."
                 )
-        starts, order = grouped(edge_index[1], targets)
+        starts, order = _grouped(edge_index[1], targets)
         return cls(targets, sources, starts, edge_index[0][order.long()].int(), order)
 
     def __len__(self) -> int:
@@ -90,7 +81,7 @@ class Edges:
     @cached_property
     def by_source(self) -> tuple[Tensor, Tensor, Tensor]:
         """Column by column: where each source's begin, their targets, and their places."""
-        starts, places = grouped(self.columns, self.sources)
+        starts, places = _grouped(self.columns, self.sources)
         return starts, self.rows.int()[places.long()], places
 
     def by_number(self, by_place: Tensor) -> Tensor:
@@ -152,14 +143,19 @@ class NeighbourCall:
 
     #: What gradients may flow to.
     names: ClassVar = (
-        *("values", "target_terms", "source_terms", "queries", "keys"),
-        *("vector", "edge_terms", "edge_rows"),
-    )
+        "values", "target_terms", "source_terms", "queries", "keys", "vector", "edge_terms",
+        "edge_rows",
+    )  # fmt: skip
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The tensors of these names."""
         return tuple(getattr(self, name) for name in self.names)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient is asked for."""
+        return any(tensor is not None and tensor.requires_grad for tensor in self.tensors)
 
     @property
     def heads(self) -> int:
@@ -173,8 +169,7 @@ class NeighbourCall:
         """
         if not probability:
             return self
-        shape = (len(self.edges), self.heads)
-        kept = torch.empty(shape, dtype=torch.bool, device=self.values.device)
+        kept = torch.empty(len(self.edges), self.heads, dtype=torch.bool, device=self.values.device)
         factor = 0.0 if probability == 1 else 1 / (1 - probability)
         return changed(self, kept=kept.bernoulli_(1 - probability), kept_factor=factor)
 
@@ -182,8 +177,62 @@ class NeighbourCall:
         """The same call of other tensors, in the order of `tensors`."""
         return changed(self, **dict(zip(self.names, tensors, strict=True)))
 
-    def bare(self) -> NeighbourCall:
-        """The call without the tensors that gradients may flow to."""
-        return self.with_tensors(
-            tuple(None if tensor is None else tensor.new_empty(0) for tensor in self.tensors)
-        )
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> NeighbourCall:
+        """The same call, each of `tensors` changed."""
+        tensors = tuple(None if tensor is None else change(tensor) for tensor in self.tensors)
+        return self.with_tensors(tensors)
+
+
+def _needed(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None  # whoever names a score gives what it reads
+    return tensor
+
+
+def raw_scores(call: NeighbourCall) -> Tensor:
+    """The score of every edge, by place, (edges, heads)."""
+    edges = call.edges
+    rows, columns = edges.rows, edges.columns.long()
+    terms = None if call.edge_terms is None else edges.by_place(call.edge_terms)
+    if call.score is NeighbourScore.ADDITIVE:
+        scores = _needed(call.target_terms)[rows] + _needed(call.source_terms)[columns]
+        return leaky_relu(scores if terms is None else scores + terms, call.slope)
+    queries, keys = _needed(call.queries)[rows], _needed(call.keys)[columns]
+    if call.score is NeighbourScore.DOT:
+        scores = (queries * keys).sum(-1) * call.scale
+    else:
+        summed = queries + keys
+        if call.edge_rows is not None:
+            summed = summed + edges.by_place(call.edge_rows)
+        scores = (leaky_relu(summed, call.slope) * _needed(call.vector)).sum(-1)
+    return scores if terms is None else scores + terms
+
+
+def weights_of(call: NeighbourCall, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax of scores over each row, (edges, heads), and its log-sum-exp, (targets, heads).
+
+    A row without edges, or with none but of score minus infinity, has weights of 0.
+    """
+    rows, shape = call.edges.rows, (call.edges.targets, scores.shape[1])
+    with torch.no_grad():
+        most = scores.new_full(shape, -torch.inf)
+        places = rows[:, None].expand_as(scores)
+        most = most.scatter_reduce(0, places, scores, "amax").masked_fill_(most.isnan(), torch.nan)
+        shift = most.masked_fill(most == -torch.inf, 0)
+    exponentials = (scores - shift[rows]).exp()
+    sums = scores.new_zeros(shape).index_add(0, rows, exponentials)
+    empty = sums == 0
+    lse = (shift + sums.masked_fill(empty, 1).log()).masked_fill(empty, -torch.inf)
+    return exponentials / sums.masked_fill(empty, 1)[rows], lse
+
+
+def dropped(call: NeighbourCall, weights: Tensor) -> Tensor:
+    """What dropout leaves of weights by place."""
+    return weights if call.kept is None else weights * call.kept * call.kept_factor
+
+
+def output(call: NeighbourCall) -> Tensor:
+    """The weighted sums, (targets, heads, value_depth)."""
+    weights, _ = weights_of(call, raw_scores(call))
+    messages = dropped(call, weights)[..., None] * call.values[call.edges.columns.long()]
+    shape = (call.edges.targets, *call.values.shape[1:])
+    return messages.new_zeros(shape).index_add(0, call.edges.rows, messages)
