@@ -37,7 +37,7 @@ import headloom
 from headloom.formats.files import JsonObject
 from headloom.models.convolutional import ConvolutionalClassifier
 from headloom.studio.pictures import places, save_picture
-from headloom.studio.pictures.places import Look, looks_of
+from headloom.studio.pictures.images import Look, looks_of
 from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig, load_config
 from headloom.training.inference import TrainedRun, open_run

@@ -50,7 +50,7 @@ def draw_word_map(
     trace or picture, or a file that cannot be written.
     """
     from headloom.studio.pictures.canvas import save_picture
-    from headloom.studio.pictures.word_map import word_map
+    from headloom.studio.pictures.images import word_map
 
     trace = TraceData.open(path)
     picture = None

@@ -14,7 +14,7 @@ from headloom.models.configuration import Architecture
 from headloom.models.image_classifier import ImageShape
 from headloom.models.vision_transformer import VisionTransformer
 from headloom.studio.pictures import places
-from headloom.studio.pictures.places import Look, looks_of
+from headloom.studio.pictures.images import Look, looks_of
 
 IMAGE = np.linspace(0, 1, 48).reshape(4, 12)
 

@@ -5,15 +5,6 @@ from headloom.studio.pictures.canvas import save_picture
 from headloom.studio.pictures.eviction import eviction
 from headloom.studio.pictures.heads import heads
 from headloom.studio.pictures.history import history
-from headloom.studio.pictures.places import places
-from headloom.studio.pictures.word_map import word_map
+from headloom.studio.pictures.images import places, word_map
 
-__all__ = [
-    "alignment",
-    "eviction",
-    "heads",
-    "history",
-    "places",
-    "save_picture",
-    "word_map",
-]
+__all__ = ["alignment", "eviction", "heads", "history", "places", "save_picture", "word_map"]
