@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from tests.cli.conftest import Command
-from tests.cli.test_export_model import TEXTS, changed
+from tests.cli.test_export_model import LLAMA, TEXTS, changed
 from tests.slow import slow
 
 import headloom.cli
-from headloom.api import model_export, onnx_model
+from headloom.api import model_export
 from headloom.api.model_export import export_model
 from headloom.models.decoding import greedy
 from headloom.models.transformer import Transformer
@@ -139,7 +139,7 @@ def test_the_lines_of_the_docs_continue_texts(
             with torch.no_grad():
                 ids = torch.cat([ids, run.model(ids)[:, -1:].argmax(-1)], 1)
         expected.append(run.vocabulary.decode(ids[0].tolist()))
-    assert names["generate"](prompts, 6) == expected
+    assert [names["generate"](prompt, 6) for prompt in prompts] == expected
 
 
 def test_a_classifier_of_texts(headloom_main: Command, tmp_path: Path) -> None:
@@ -187,15 +187,24 @@ def test_a_classifier_of_images(kind: str, headloom_main: Command, tmp_path: Pat
     assert config["image_size"] == [8, 12] and config["id2label"] == {"0": "left", "1": "right"}
 
 
-def test_large_weights_lie_beside_the_graph_and_tables_end(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("task", "choices"),
+    [
+        ("language", {"positions": "shaw", "max_length": 6, "kv_heads": 1}),
+        *slow(
+            ("language", LLAMA | {"kv_heads": 1}),
+            ("language", {"positions": "buckets", "norm": "post"}),
+            ("language", {"positions": "alibi", "tied": False}),
+            ("dates", {"positions": "learned", "max_length": 8, "weights": "uniform"}),
+        ),
+    ],
+)
+def test_other_settings(
+    task: str, choices: dict[str, Any], runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices = {"positions": "shaw", "max_length": 6, "kv_heads": 1}
     monkeypatch.setattr(model_export, "open_run", lambda path: changed(path, choices))
-    monkeypatch.setattr(onnx_model, "LARGEST", 100)
-    written = export_model(runs / "language", tmp_path / "model", "onnx")
+    written = export_model(runs / task, tmp_path / "model", "onnx")
     assert 0 < written.difference < 1e-4
-    assert "model.onnx.data" in {path.name for path in (tmp_path / "model").iterdir()}
 
 
 def test_a_file_that_differs_is_not_written(

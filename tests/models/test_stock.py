@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.slow import slow
 from torch import Tensor, nn
 
 import headloom
@@ -50,23 +49,24 @@ def ids(rows: int, length: int) -> Tensor:
     return torch.randint(4, 50, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
-@pytest.mark.parametrize("activation", ["gelu", "silu", *slow("relu", "gelu-tanh")])
-@pytest.mark.parametrize("kv_heads", [None, 2, 1])
 @pytest.mark.parametrize(
-    ("norm", "positions", "architecture"),
+    ("architecture", "choices"),
     [
-        ("pre", "sinusoidal", "PegasusForConditionalGeneration"),
-        ("pre", "learned", "PegasusForConditionalGeneration"),
-        ("pre", "none", "PegasusForConditionalGeneration"),
-        ("post", "sinusoidal", "MarianMTModel"),
+        ("PegasusForConditionalGeneration", {"kv_heads": 2, "activation": "gelu"}),
+        ("PegasusForConditionalGeneration", {"positions": "learned", "activation": "silu"}),
+        (
+            "PegasusForConditionalGeneration",
+            {"positions": "none", "biases": False, "scaled_embeddings": False, "output_bias": True},
+        ),
+        ("MarianMTModel", {"norm": "post", "kv_heads": 1, "activation": "gelu-tanh"}),
+        (
+            "MarianMTModel",
+            {"norm": "post", "biases": False, "scaled_embeddings": False, "output_bias": True},
+        ),
     ],
 )
-def test_translators(
-    norm: str, positions: str, architecture: str, kv_heads: int | None, activation: str
-) -> None:
-    model = drawn(
-        Transformer, norm=norm, positions=positions, kv_heads=kv_heads, activation=activation
-    )
+def test_translators(architecture: str, choices: dict[str, Any]) -> None:
+    model = drawn(Transformer, **choices)
     assert stock_model(model).architecture == architecture
     source, target = ids(3, 11), ids(3, 9)
     source[1, 6:] = 0
@@ -78,79 +78,45 @@ def test_translators(
         assert torch.allclose(logits, model(source, target), atol=1e-5)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kv_heads", [None, 2])
+ROTARY = {"positions": "rotary"}
+LLAMA = ROTARY | {"normalisation": "rms", "feed_forward_kind": "gated"}
+
+
 @pytest.mark.parametrize(
-    ("norm", "positions", "activation", "architecture"),
+    ("architecture", "choices"),
     [
-        ("pre", "sinusoidal", "relu", "GPT2LMHeadModel"),
-        ("pre", "learned", "gelu", "GPT2LMHeadModel"),
-        ("pre", "none", "gelu", "GPT2LMHeadModel"),
-        ("pre", "rotary", "gelu", "GPTNeoXForCausalLM"),
-        ("pre", "rotary", "relu", "GPTNeoXForCausalLM"),
+        ("GPT2LMHeadModel", {"tied": False, "kv_heads": 2}),
+        ("GPT2LMHeadModel", {"positions": "learned", "activation": "gelu", "biases": False}),
+        (
+            "GPT2LMHeadModel",
+            {"positions": "none", "norm_epsilon": 0.3, "activation": "gelu-tanh",
+             "scaled_embeddings": False},
+        ),
+        ("GPTNeoXForCausalLM", ROTARY | {"kv_heads": 2, "activation": "gelu", "tied": False}),
+        (
+            "GPTNeoXForCausalLM",
+            ROTARY | {"norm_epsilon": 0.3, "rotary_base": 30.0, "biases": False,
+                      "scaled_embeddings": False},
+        ),
+        ("LlamaForCausalLM", LLAMA),
+        (
+            "LlamaForCausalLM",
+            LLAMA | {"kv_heads": 2, "norm_epsilon": 0.3, "rotary_base": 30.0, "tied": False},
+        ),
+        (
+            "LlamaForCausalLM",
+            LLAMA | {"kv_heads": 1, "depth": 6, "scaled_embeddings": False, "biases": False,
+                     "activation": "silu"},
+        ),
+        ("LlamaForCausalLM", LLAMA | {"rotary_scaling": headloom.RotaryScaling("yarn", 4, 20)}),
     ],
-)
-def test_language_models(
-    norm: str, positions: str, activation: str, architecture: str, kv_heads: int | None, tied: bool
-) -> None:
-    model = drawn(
-        LanguageModel, norm=norm, positions=positions, kv_heads=kv_heads, activation=activation,
-        tied=tied,
-    )  # fmt: skip
+)  # fmt: skip
+def test_language_models(architecture: str, choices: dict[str, Any]) -> None:
+    model = drawn(LanguageModel, **choices)
     assert stock_model(model).architecture == architecture
     with torch.no_grad():
         logits = theirs(model)(input_ids=ids(3, 30)).logits
         assert torch.allclose(logits, model(ids(3, 30)), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"biases": False},
-        {"norm_epsilon": 0.3, "activation": "gelu-tanh", "scaled_embeddings": False},
-        {"positions": "rotary", "norm_epsilon": 0.3, "rotary_base": 30.0, "activation": "silu"},
-        {"positions": "rotary", "biases": False, "scaled_embeddings": False},
-        {"positions": "rotary", "rotary_scaling": headloom.RotaryScaling("yarn", 4, 20)},
-    ],
-)
-def test_later_choices_of_language_models(choices: dict[str, Any]) -> None:
-    model = drawn(LanguageModel, **choices)
-    with torch.no_grad():
-        logits = theirs(model)(input_ids=ids(3, 30)).logits
-        assert torch.allclose(logits, model(ids(3, 30)), atol=1e-5)
-
-
-@pytest.mark.parametrize("biases", [True, False])
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu-tanh", "relu"])
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {},
-        {"kv_heads": 2, "norm_epsilon": 0.3, "rotary_base": 30.0},
-        {"kv_heads": 1, "depth": 6, "scaled_embeddings": False},
-    ],
-)
-def test_llama(choices: dict[str, Any], activation: str, biases: bool) -> None:
-    model = drawn(
-        LanguageModel, positions="rotary", normalisation="rms", feed_forward_kind="gated",
-        activation=activation, biases=biases, **choices,
-    )  # fmt: skip
-    assert stock_model(model).architecture == "LlamaForCausalLM"
-    with torch.no_grad():
-        logits = theirs(model)(input_ids=ids(3, 30)).logits
-        assert torch.allclose(logits, model(ids(3, 30)), atol=1e-5)
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_later_choices_of_translators(norm: str) -> None:
-    model = drawn(Transformer, norm=norm, biases=False, scaled_embeddings=False, output_bias=True)
-    source, target = ids(3, 11), ids(3, 9)
-    with torch.no_grad():
-        logits = theirs(model)(input_ids=source, decoder_input_ids=target).logits
-        assert torch.allclose(logits, model(source, target), atol=1e-5)
-
-
-ROTARY = {"positions": "rotary"}
 
 
 @pytest.mark.parametrize(

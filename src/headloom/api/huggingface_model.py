@@ -1,29 +1,36 @@
-"""A trained model as Transformers reads it: an architecture of its own, with its tokenizer."""
+"""A trained model as Transformers reads it, with its tokenizer; CTranslate2 converts that."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, processors
 from torch import Tensor
 
-from headloom.errors import VerificationError, installing, optional_package
+from headloom.errors import InputError, VerificationError, installing, optional_package
+from headloom.formats.files import read_json, write_json
 from headloom.models.classifier import Classifier
 from headloom.models.huggingface.conversion import StockModel, stock_model
+from headloom.models.language_model import LanguageModel
+from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun
 from headloom.training.pretrained_vocabulary import NO_TOKEN, PretrainedVocabulary
 from headloom.training.text import SPECIALS, Vocabulary
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 __all__ = [
-    "bare_tokenizer",
     "exported_tokenizer",
     "huggingface_loader",
     "logits_of_huggingface",
-    "quiet",
+    "scores_of_ctranslate2",
+    "write_ctranslate2",
     "write_huggingface",
 ]
 
@@ -44,9 +51,9 @@ def write_huggingface(run: TrainedRun, folder: Path) -> str:
     stock = stock_model(run.model)
     with optional_package("export", installing("hf")):
         import transformers  # noqa: F401
-    with quiet():
+    with _quiet():
         _built(stock, run).save_pretrained(folder)
-        _tokenizer(run, longest=_longest(stock)).save_pretrained(folder)
+        _tokenizer(run).save_pretrained(folder)
     for file in folder.iterdir():
         file.chmod(folder.stat().st_mode & 0o666)  # for whom the folder is, so are its files
     return stock.architecture
@@ -57,15 +64,11 @@ def logits_of_huggingface(
 ) -> tuple[Tensor, Tensor]:
     """What the run and the written model predict after each token of some texts.
 
-    Args:
-        run: the run.
-        folder: of the written model.
-        source: ids, (texts, positions); a language model reads the target alone.
-        target: likewise.
+    source, target: ids, (texts, positions); a language model reads the target alone.
     """
     import transformers
 
-    with quiet():
+    with _quiet():
         loaded = getattr(transformers, huggingface_loader(run)).from_pretrained(folder).eval()
     with torch.no_grad():
         if not run.translates:
@@ -76,7 +79,7 @@ def logits_of_huggingface(
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Without the bars that Transformers shows while it writes and loads."""
     from transformers.utils import logging as transformers_logging
 
@@ -90,12 +93,9 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _longest(stock: StockModel) -> int:
-    names = ("max_position_embeddings", "n_positions")
-    (longest,) = (stock.settings[name] for name in names if name in stock.settings)
-    if not isinstance(longest, int):
-        raise TypeError("the number of positions is whole")
-    return longest
+def _longest(run: TrainedRun) -> int:
+    assert isinstance(run.model, Transformer | LanguageModel)  # no others have an architecture
+    return run.model.architecture.max_length
 
 
 def _built(stock: StockModel, run: TrainedRun) -> Any:
@@ -125,11 +125,11 @@ def _built(stock: StockModel, run: TrainedRun) -> Any:
         settings = model.generation_config
         settings.num_beams, settings.length_penalty = BEAM, float(run.length_penalty)
         # Else Transformers would cut what is written after 20 tokens.
-        settings.max_length = _longest(stock)
+        settings.max_length = _longest(run)
     return model
 
 
-def _tokenizer(run: TrainedRun, *, longest: int) -> Any:
+def _tokenizer(run: TrainedRun) -> Any:
     """The run's tokens, as Transformers keeps them."""
     from transformers import PreTrainedTokenizerFast
 
@@ -141,7 +141,7 @@ def _tokenizer(run: TrainedRun, *, longest: int) -> Any:
     return make(
         tokenizer_object=tokenizer,
         **{name: tokenizer.id_to_token(index) for name, index in names if index != NO_TOKEN},
-        model_max_length=longest,
+        model_max_length=_longest(run),
         # What goes on from a text needs its last token last; a source is only looked at.
         padding_side="right" if run.translates else "left",
         split_special_tokens=True,
@@ -149,7 +149,7 @@ def _tokenizer(run: TrainedRun, *, longest: int) -> Any:
     )
 
 
-def bare_tokenizer(run: TrainedRun) -> Tokenizer:
+def _bare_tokenizer(run: TrainedRun) -> Tokenizer:
     """The run's tokenizer, which adds nothing to what a model reads, and writes no space before the
     first word.
     """
@@ -165,7 +165,7 @@ def exported_tokenizer(run: TrainedRun) -> Tokenizer:
     <end> after what a translator reads, <start> before what a classifier does; and no space before
     the first word that is written.
     """
-    tokenizer = bare_tokenizer(run)
+    tokenizer = _bare_tokenizer(run)
     if isinstance(run.vocabulary, PretrainedVocabulary):
         return tokenizer  # as it came
     tokenizer.add_special_tokens(list(SPECIALS))  # so that decoding leaves them out
@@ -179,3 +179,77 @@ def exported_tokenizer(run: TrainedRun) -> Tokenizer:
             single=f"{start} $A", special_tokens=[(start, Vocabulary.start)]
         )
     return tokenizer
+
+
+def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
+    """Fill a folder with a run's model; returns the class of CTranslate2 that opens it.
+
+    Raises: InputError: no architecture of Transformers, or of CTranslate2, computes the model.
+
+    Source: Klein et al. 2020 (CTranslate2).
+    """
+    with optional_package("export", installing("ctranslate2")):
+        from ctranslate2.converters import TransformersConverter
+
+    class Converter(TransformersConverter):  # type: ignore[misc]
+        """Gives models and configurations names that those of Transformers 5 no longer have."""
+
+        def load_model(self, *args: object, **keywords: object) -> PreTrainedModel:
+            with _quiet():
+                model: PreTrainedModel = super().load_model(*args, **keywords)
+            model.embed_out = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            vars(model.config).update(
+                normalize_before=True, normalize_embedding=False, rotary_pct=1.0
+            )
+            return model
+
+    with tempfile.TemporaryDirectory() as temporary:
+        kind = write_huggingface(run, Path(temporary))
+        if kind == "MarianMTModel":  # it would begin with no token instead of <start>
+            raise InputError(
+                'export: CTranslate2 does not compute a translator with model.norm "post". Train '
+                'with "pre", or export --to huggingface or --to onnx.'
+            )
+        try:
+            Converter(temporary).convert(str(folder), force=True)
+        except (KeyError, NotImplementedError, ValueError) as error:
+            raise InputError(f"export: CTranslate2 does not convert a {kind}: {error}.") from error
+    words = run.vocabulary
+    settings = read_json(folder / "config.json", "configuration of CTranslate2")
+    names = {"bos_token": words.start, "eos_token": words.end, "unk_token": words.unknown}
+    if run.translates:
+        names["decoder_start_token"] = words.start
+    write_json(folder / "config.json", settings | {name: SPECIALS[i] for name, i in names.items()})
+    (folder / "tokenizer.json").write_text(_bare_tokenizer(run).to_str(), "utf-8")
+    return "Translator" if run.translates else "Generator"
+
+
+def scores_of_ctranslate2(
+    run: TrainedRun, folder: Path, source: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each token of some texts, by the run and the written model.
+
+    source, target: as `logits_of_huggingface`, without start and end.
+    """
+    import ctranslate2
+
+    vocabulary, model = run.vocabulary, run.model
+    names = vocabulary.token_names()
+
+    def texts(ids: Tensor) -> list[list[str]]:
+        return [[names[i] for i in row if i != vocabulary.pad] for row in ids.tolist()]
+
+    begun = torch.cat((torch.full((len(target), 1), vocabulary.start), target), 1)
+    settings = {"device": "cpu", "compute_type": "float32"}
+    with torch.no_grad():
+        if run.translates:
+            scored = ctranslate2.Translator(str(folder), **settings).score_batch(
+                texts(source), texts(target)
+            )
+            logits = model(source, begun)
+        else:
+            scored = ctranslate2.Generator(str(folder), **settings).score_batch(texts(begun))
+            logits = model(begun)
+    columns = target.shape[1]
+    ours = logits.log_softmax(-1)[:, :columns].gather(2, target[..., None])[..., 0]
+    return ours, torch.tensor([result.log_probs[:columns] for result in scored])

@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headloom.api.ctranslate2_model import scores_of_ctranslate2, write_ctranslate2
 from headloom.api.huggingface_model import (
     huggingface_loader,
     logits_of_huggingface,
+    scores_of_ctranslate2,
+    write_ctranslate2,
     write_huggingface,
 )
 from headloom.api.onnx_model import logits_of_onnx, write_onnx
@@ -62,7 +63,7 @@ def export_model(
         path: of the run.
         folder: to write; must not exist.
         to: Transformers, as an architecture of its own (headloom.models.huggingface),
-            CTranslate2, or files that ONNX Runtime opens (headloom.models.plain).
+            CTranslate2, or files that ONNX Runtime opens.
 
     Raises: InputError: that program cannot compute the model; DataError: no run, or the folder
         exists; VerificationError: numbers differ.

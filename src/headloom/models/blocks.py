@@ -221,8 +221,8 @@ class DecoderBlock(_Block):
         cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
         if cross_attention is not None and cross_norm is not None:
             from_source = cache.source if cache else None
-            sequences = len(inputs)
-            sources = sequences if source is None else len(source)
+            sequences = inputs.shape[0]
+            sources = sequences if source is None else source.shape[0]
             if sequences % max(sources, 1):
                 raise ShapeError(
                     f"{sequences} sequences for {sources} sources; expected as many, or as many "

@@ -121,7 +121,9 @@ class ImageSelfAttention(AttentionLayer):
             scale=1.0,
             grids=(places, looked_at),
         )
-        seen = output[:, 0].transpose(1, 2).reshape(len(images), output.shape[-1], rows, columns)
+        seen = (
+            output[:, 0].transpose(1, 2).reshape(images.shape[0], output.shape[-1], rows, columns)
+        )
         # 0 - x is +0 for both zeros, and y - (+0) is y for both: while gamma is 0 even -0 stays.
         return torch.sub(images, 0.0 - self.gamma * self.v(seen))
 

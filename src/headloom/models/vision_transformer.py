@@ -95,7 +95,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
         self.shape.check(images)
         vectors = self.patches(images).flatten(2).transpose(1, 2)
         if self.grid.before:
-            first = self.class_token.expand(len(images), 1, -1)
+            first = self.class_token.expand(images.shape[0], 1, -1)
             vectors = torch.cat((first, vectors), 1)
         if self.architecture.positions == "learned":
             vectors = vectors + self.positions

@@ -1,15 +1,49 @@
 """`headloom export`."""
 
-from headloom.cli.export_options import Graph, Head, Layer, Page, Picture, Table
-from headloom.cli.options import AsJson, ForProgram, ModelOutput, TraceOrRun
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headloom.cli import options as option
 from headloom.cli.output import print_json, working
 from headloom.errors import InputError
 
+Page = Annotated[
+    Path | None, typer.Option("--html", help="One self-contained page, which works offline.")
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        help="All heads at a glance, or with --layer and --head one with its tokens: .png, .svg or "
+        ".pdf."
+    ),
+]
+Table = Annotated[Path | None, typer.Option("--parquet", help="All edges as one Parquet file.")]
+Graph = Annotated[
+    Path | None,
+    typer.Option(
+        "--graphml", help="The graph of one head; chosen by --layer and --head, else the first."
+    ),
+]
+Layer = Annotated[
+    str | None,
+    option.LayerName(help="Of the picture or the graph: its number in the trace, or its path."),
+]
+Head = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Of that layer; without it the picture is of the mean of its heads, the graph of its "
+        "first.",
+    ),
+]
+
 
 def export(
-    path: TraceOrRun, html: Page = None, picture: Picture = None, parquet: Table = None,
-    graphml: Graph = None, layer: Layer = None, head: Head = None, to: ForProgram = None,
-    output: ModelOutput = None, as_json: AsJson = False,
+    path: option.TraceOrRun, html: Page = None, picture: Picture = None, parquet: Table = None,
+    graphml: Graph = None, layer: Layer = None, head: Head = None, to: option.ForProgram = None,
+    output: option.ModelOutput = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Write a trace as a page, a picture, a table or a graph; or a run for another program."""
     if to is None and output is None:
