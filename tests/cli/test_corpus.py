@@ -94,7 +94,7 @@ def test_a_text_that_fails_does_not_take_the_others_with_it(
     error: Exception,
     said: str,
 ) -> None:
-    from headloom.api.pretrained_model import PretrainedModel
+    from headloom.api.opening import PretrainedModel
 
     real = PretrainedModel.trace
 
@@ -114,7 +114,7 @@ def test_a_text_that_fails_does_not_take_the_others_with_it(
 def test_a_verification_that_fails_ends_the_corpus(
     headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headloom.api.pretrained_model import PretrainedModel
+    from headloom.api.opening import PretrainedModel
 
     def verify(*given: Any) -> None:
         raise headloom.VerificationError("trace: the model is another one.")

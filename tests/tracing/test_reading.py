@@ -28,16 +28,11 @@ def bert() -> Any:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"input_ids": IDS.float()}, "holds torch.float32; expected integers"),
-        ({"input_ids": torch.tensor([[5, 60]])}, "holds 60; BertModel has the tokens 0 to 59"),
-        ({"input_ids": torch.tensor([[5, -1]])}, "holds -1; BertModel has the tokens 0 to 59"),
+        ({"input_ids": IDS.float()}, "fails on these inputs: .*got torch"),
+        ({"input_ids": torch.tensor([[5, 60]])}, "BertModel fails on these inputs: IndexError"),
         (
-            {"input_ids": IDS, "attention_mask": torch.ones(1, 3)},
-            r"attention_mask has the shape \(1, 3\), input_ids \(1, 4\)",
-        ),
-        (
-            {"input_ids": IDS, "attention_mask": torch.ones(2, 4)},
-            r"attention_mask has the shape \(2, 4\), input_ids \(1, 4\)",
+            {"input_ids": IDS, "attention_mask": torch.ones(1, 5)},
+            r"attention_mask has the shape \(1, 5\), input_ids \(1, 4\)",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import headloom
 from headloom.mechanism.masks import causal
-from headloom.tracing.inputs import prefix_of
+from headloom.tracing.arguments import prefix_of
 from headloom.tracing.sources import transformers as interface
 
 transformers = pytest.importorskip("transformers")

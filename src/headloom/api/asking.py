@@ -19,9 +19,8 @@ from headloom.studio.collection import Collection
 from headloom.studio.neuron import LayerNumbers
 from headloom.studio.page import collect
 from headloom.studio.runs import open_collection, open_traces
-from headloom.tracing.inputs import token_limit
-from headloom.tracing.locating import is_gguf
-from headloom.tracing.packaged import PACKAGED
+from headloom.tracing.arguments import token_limit
+from headloom.tracing.locating import PACKAGED, is_gguf
 
 __all__ = ["Reader", "is_model", "open_studio"]
 

@@ -15,10 +15,9 @@ from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries
-from headloom.tracing.arguments import Arguments, Inputs
+from headloom.tracing.arguments import Arguments, Inputs, explained
 from headloom.tracing.description import describe
 from headloom.tracing.huggingface import TransformersReader, reader_of
-from headloom.tracing.inputs import explained
 from headloom.tracing.model_state import evaluation_mode
 from headloom.tracing.options import TraceOptions, Verify, checked_tokens
 from headloom.tracing.readers import HeadloomReader, Reader

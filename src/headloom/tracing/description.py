@@ -35,7 +35,7 @@ def _quantization(config: Any) -> JsonObject:
     """How the weights were stored in fewer bits, where they were."""
     gguf = getattr(config, "gguf", None)
     if isinstance(gguf, dict):
-        return {"quantization": gguf.get("quantization"), "gguf": gguf}
+        return gguf
     asked = getattr(config, "quantization_config", None)
     if asked is None:
         return {}

