@@ -29,13 +29,11 @@ import headloom
 from headloom.analysis.compare import distance
 from headloom.analysis.effects.relevance import relevance
 from headloom.analysis.graphs.flow import attention_flow
-from headloom.analysis.graphs.pagerank import pagerank
 from headloom.analysis.graphs.rollout import rollout, rollout_columns, rollout_rows
+from headloom.analysis.graphs.spectrum import pagerank
 from headloom.analysis.graphs.strength import (
     components,
-    given_by_rows,
     heavy_hitters,
-    norms_of_heads,
     received,
     reciprocity,
 )
@@ -47,7 +45,7 @@ from headloom.formats.trace import TraceLayer
 Measure = Callable[[Trace, bool], Any]
 
 
-def of_layers(measure: Callable[[Source, TraceLayer], Any]) -> Measure:
+def of_layers(measure: Callable[[Source], Any]) -> Measure:
     """A measure of a layer as one of a trace; a layer is let go before the next one."""
 
     def run(trace: Trace, exact: bool) -> list[Any]:
@@ -56,7 +54,7 @@ def of_layers(measure: Callable[[Source, TraceLayer], Any]) -> Measure:
             layer = fresh(trace, number)
             source = layer.matrix if exact else layer.graph
             assert source is not None
-            found.append(measure(source, layer))
+            found.append(measure(source))
         return found
 
     return run
@@ -72,12 +70,11 @@ def middle(trace: Trace) -> int:
 
 
 MEASURES: dict[str, Measure] = {
-    "received": of_layers(lambda source, _: received(source)),
-    "heavy hitters": of_layers(lambda source, _: heavy_hitters(source).count),
-    "given": of_layers(lambda source, of: given_by_rows(source, norms_of_heads(of))),
-    "reciprocity": of_layers(lambda source, _: reciprocity(source)),
-    "pagerank": of_layers(lambda source, _: pagerank(source).mean),
-    "components": of_layers(lambda source, _: components(source, 0.05).count),
+    "received": of_layers(received),
+    "heavy hitters": of_layers(lambda source: heavy_hitters(source).count),
+    "reciprocity": of_layers(lambda source: reciprocity(source)),
+    "pagerank": of_layers(lambda source: pagerank(source).mean),
+    "components": of_layers(lambda source: components(source, 0.05).count),
     "rollout row": lambda trace, exact: rollout_rows(trace, -1, exact=exact).values[0],
     "rollout column": lambda trace, exact: rollout_columns(trace, 0, exact=exact).values[:, 0],
     "rollout whole": lambda trace, exact: rollout(trace, exact=exact),

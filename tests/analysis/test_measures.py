@@ -10,8 +10,8 @@ import torch
 import headloom
 from headloom.analysis import measures
 from headloom.analysis.graphs.flow import attention_flow
-from headloom.analysis.graphs.table import graph_measures
 from headloom.analysis.graphs.token_clusters import token_clusters
+from headloom.analysis.measures import graph_measures
 from headloom.mechanism.reference import graphs as reference
 
 pytest.importorskip("pandas")
@@ -61,7 +61,6 @@ def test_of_kept_edges_what_they_lack_is_said(minilm_trace, minilm_top) -> None:
 @pytest.mark.parametrize("by", ["head", "layer"])
 def test_of_no_token_and_of_one(make_trace, by) -> None:
     nothing = graph_measures(make_trace([]), by=by)
-    assert "received_key" not in nothing.columns
     assert len(nothing) == (2 if by == "head" else 1)
     alone = graph_measures(make_trace(["a"]), by=by)
     assert set(alone["received_share"]) == {1.0} == set(alone["rank"])
@@ -94,8 +93,7 @@ def test_two_sequences_of_one_length_are_two(translator) -> None:
 
 
 def test_the_rank_of_many_positions_is_left_out(minilm_trace) -> None:
-    assert graph_measures(minilm_trace, exact_rank=18)["rank"].isna().all()
-    assert not graph_measures(minilm_trace, exact_rank=19)["rank"].isna().any()
+    assert graph_measures(minilm_trace, by="layer", exact_rank=18)["rank"].isna().all()
 
 
 def test_measures_of_rounded_queries_and_keys_say_so(tmp_path) -> None:
@@ -128,36 +126,35 @@ def test_clusters_of_layers_and_of_a_head(odd: Path) -> None:
     trace = headloom.open(odd)
     (row,) = measures.clusters(trace, count=2).rows.itertuples()
     assert (row.clusters, row.source) == (2, "exact") and 0 <= row.least <= row.cut
-    table = measures.clusters(trace, layer="0", head=1, count=2, without=[0])
-    found = token_clusters(trace.layers[0].matrix, 2, head=1, without=[0])
+    table = measures.clusters(trace, layer="0", head=0, count=2)
+    found = token_clusters(trace.layers[0].matrix, 2, head=0)
     by_position = table.rows.sort_values("position")
-    assert by_position["cluster"].tolist() == found.labels.tolist() == [-1, *[0, 1] * 3, 0]
-    assert f"head 1: normalized cut {found.cut:.4f}" in table.title
-    assert "1 left out, or without any attention." in table.notes
+    assert by_position["cluster"].tolist() == found.labels.tolist() == [0, 1] * 4
+    assert f"head 0: normalized cut {found.cut:.4f}" in table.title
     fewer = measures.clusters(trace, count=20)
     assert any(note.startswith("8 clusters, not 20") for note in fewer.notes)
     assert "Of the kept edges." in measures.clusters(trace, exact=False).notes
 
 
-def test_rollout_and_flow(minilm_trace, pair_trace) -> None:
+def test_rollout_and_flow(minilm_trace, minilm_top, pair_trace) -> None:
     table = measures.rollout(minilm_trace, token=0)
     assert table.title == "[CLS] (0) holds:"
     by_position = table.rows.sort_values("position")["share"].round(4).tolist()
     assert [by_position[0], by_position[18]] == pytest.approx([0.6555, 0.0876], abs=1e-6)
     assert table.rows["share"].is_monotonic_decreasing
-    column = measures.rollout(pair_trace, column=True)
+    column = measures.rollout(pair_trace, reached=True)
     assert column.title.endswith("went to:")
     assert not any("Rows lack" in note for note in column.notes)
-    flows = measures.flow(minilm_trace, token=-1, sources=[2, -1])
+    flows = measures.flow(minilm_trace, token=-1)
     expected = attention_flow(minilm_trace, -1, [2, -1])
     found = dict(zip(flows.rows["position"], flows.rows["flow"], strict=True))
     assert [found[2], found[18]] == pytest.approx(expected.tolist())
+    assert "Along the kept edges" in measures.flow(minilm_top, exact=False).notes[-1]
     long = headloom.from_weights(torch.full((1, 257, 257), 1 / 257), keep=headloom.Top(2))
     with pytest.raises(headloom.InputError, match="257 input positions"):
         measures.flow(long)
-    assert "Along the kept edges" in measures.flow(long, sources=[3]).notes[-1]
     # Half of 1 comes past the layer; of the other half, 2 weights of 257 were kept.
-    (note,) = measures.rollout(long, column=True).notes
+    (note,) = measures.rollout(long, reached=True).notes
     assert note.startswith(
         f"Rows lack up to {0.5 * 255 / 257:.2g}: what went along edges that were"
     )

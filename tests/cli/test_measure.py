@@ -14,7 +14,7 @@ from tests.cli.conftest import Command
 
 import headloom
 from headloom.analysis.graphs.flow import attention_flow
-from headloom.analysis.graphs.table import graph_measures
+from headloom.analysis.measures import graph_measures
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import headloom
-from headloom.analysis.effects.head_outputs import reaching
+from headloom.analysis.effects.interventions import reaching
 from headloom.api.trace import Trace
 from headloom.api.trained_head import projected
 from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
@@ -193,17 +193,17 @@ def test_shaw_values_are_in_z() -> None:
     trace = headloom.trace(model, tokens[0])
     seen: list[Any] = []
 
-    def note(reached: Any) -> torch.Tensor:
-        seen.append(reached)
-        return reached.heads.output
+    def note(call: Any, output: torch.Tensor) -> torch.Tensor:
+        seen.append((call, output))
+        return output
 
-    with torch.no_grad(), reaching(model, note, operation="test", scoring=True):
+    with torch.no_grad(), reaching(model, note, operation="test"):
         model(tokens)
-    (reached,) = seen
-    assert reached.scoring.relative.tables().values.abs().max() > 0
+    ((call, output),) = seen
+    assert call.relative.tables().values.abs().max() > 0
     numbers = LayerNumbers(
-        model.embedding(tokens)[0].detach(), reached.heads.values[0].detach(),
-        reached.heads.output[0].detach(), None, relative=reached.scoring.relative,
+        model.embedding(tokens)[0].detach(), call.values[0].detach(), output[0].detach(), None,
+        relative=call.relative,
     )  # fmt: skip
     neurons = Neurons(Layers(trace), MatrixTiles(Layers(trace)))
     found = neurons.through(0, 2, 3, 1, lambda path: numbers)

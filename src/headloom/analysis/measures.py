@@ -1,34 +1,49 @@
 """Measures of a trace as tables: rows, and the sentences that belong beside them.
 
-Each is printed by a verb of its name, and has its rows as a DataFrame in Python. A function takes a
+Each is printed by `headloom measure`, and has its rows as a DataFrame in Python. A function takes a
 trace and `exact`, see `headloom.analysis.weights.weights_of`.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headloom.analysis.arguments import check_trace
 from headloom.analysis.graphs import rollout as rollouts
-from headloom.analysis.graphs.flow import attention_flow, layer_edges
-from headloom.analysis.graphs.table import graph_measures
-from headloom.analysis.graphs.token_clusters import TokenClusters, token_clusters
-from headloom.analysis.weights import in_half_precision, name_of, weights_of
+from headloom.analysis.graphs.flow import attention_flow, flow_weights
+from headloom.analysis.graphs.spectrum import energy_rank, pagerank
+from headloom.analysis.graphs.strength import components, heavy_hitters, received, reciprocity
+from headloom.analysis.graphs.token_clusters import token_clusters
+from headloom.analysis.weights import (
+    Source,
+    in_half_precision,
+    keeps_all,
+    mean_left_out,
+    name_of,
+    weights_of,
+)
 from headloom.errors import InputError, optional_package
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer, layer_number
-from headloom.mechanism.shapes import place_of
+from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.shapes import chosen, place_of
 
-if TYPE_CHECKING:
+with optional_package("measures"):
     import pandas
 
-__all__ = ["Table", "clusters", "flow", "graphs", "rollout"]
+__all__ = ["Table", "clusters", "flow", "graph_measures", "graphs", "rollout"]
 
-#: Input positions that are asked about unless they are named: each is a max-flow problem.
+#: Input positions of a flow, each of which is a problem of its own, at most.
 FLOWS = 256
+#: Positions up to which the rank is found where nothing else is asked for: 0.05 s a head there.
+EXACT_RANK = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,22 +55,105 @@ class Table:
     notes: tuple[str, ...]
 
 
-def graphs(
-    trace: TraceData,
-    *,
-    by: str = "layer",
-    exact: bool | None = None,
-    share: float = 0.9,
-    threshold: float = 0.1,
-    exact_rank: int = 512,
-) -> Table:
-    """Strength, heavy hitters, rank, PageRank, reciprocity, parts: a row for each layer or head.
+def graph_measures(
+    trace: TraceData, *, by: str = "head", exact: bool | None = None, exact_rank: int = EXACT_RANK
+) -> pandas.DataFrame:
+    """The graph measures of a trace.
 
-    Takes what `headloom.analysis.graphs.table.graph_measures` takes.
+    Args:
+        trace: of any model.
+        by: "head": a row for each head; "layer": a row for each layer.
+        exact: see `headloom.analysis.weights.weights_of`.
+        exact_rank: positions up to which the rank is computed, at most 2,048: all singular values
+            of a matrix of this size.
+
+    Returns: a DataFrame with the columns
+
+        layer, kind, head                 by layer without head
+        entropy                           mean over queries, nats
+        received_key, _token, _share      who receives most, and its share of all mass
+        hitters                           how few keys hold 0.9 of it; by layer of the mean matrix
+        rank                              directions in use, by energy; by layer the mean; NaN of
+                                          more positions than `exact_rank`
+        reciprocity                       of self-attention; by layer the mean over heads
+        pagerank_key, _token, pagerank    the highest; by layer of the mean
+        parts, largest_part               parts connected by edges of 0.1 or more, and the size of
+                                          the largest
+        rest                              mean mass of a row on keys that were not kept
+        source                            of which weights: "exact", "rounded" (of queries and keys
+                                          stored in half precision) or "kept"
+
+    The entropy is the model's own in every case, and what keys receive is of all weights where a
+    trace was made with ``received=True``.
+
+    Raises: InputError: a layer has no exact weights that were asked for.
     """
-    rows = graph_measures(
-        trace, by=by, exact=exact, share=share, threshold=threshold, exact_rank=exact_rank
-    )
+    check_trace("measures", trace)
+    chosen("measures", "by", by, ("head", "layer"))
+    tables = [
+        pandas.DataFrame(
+            {"layer": number, "kind": layer.kind, **_columns(layer, by, exact, exact_rank)},
+            index=range(layer.heads if by == "head" else 1),
+        )
+        for number, layer in enumerate(trace.layers)
+    ]
+    table = pandas.concat(tables, ignore_index=True)
+    return table[[name for name in _COLUMNS if name in table]]
+
+
+_COLUMNS = (
+    "layer", "kind", "head", "entropy", "received_key", "received_token", "received_share",
+    "hitters", "rank", "reciprocity", "pagerank_key", "pagerank_token", "pagerank", "parts",
+    "largest_part", "rest", "source",
+)  # fmt: skip
+
+
+def _columns(layer: TraceLayer, by: str, exact: bool | None, exact_rank: int) -> dict[str, object]:
+    """The measures of a layer: a number for each head, or one."""
+    together = by == "layer"
+    columns: dict[str, object] = {} if together else {"head": range(layer.heads)}
+    if not all(layer.shape):
+        return columns  # of no token there is nothing to measure
+
+    def rows(of_heads: Tensor) -> list[float]:
+        return [float(of_heads.mean())] if together else of_heads.tolist()
+
+    def highest(measure: str, values: Tensor) -> dict[str, object]:
+        keys, tokens = values.argmax(-1).tolist(), shown(layer.key_tokens)
+        return {f"{measure}_key": keys, f"{measure}_token": [tokens[key] for key in keys]}
+
+    source = weights_of(layer, exact)
+    got = received(source).double()
+    got = got.sum(0, keepdim=True) if together else got
+    is_short = max(layer.shape[1:]) <= exact_rank
+    columns |= {
+        "entropy": rows(layer.graph.entropy.double().mean(-1)),
+        **highest("received", got),
+        "received_share": (got.amax(-1) / got.sum(-1).clamp(min=1e-300)).tolist(),
+        "hitters": heavy_hitters(source, together=together).count.tolist(),
+        "rank": rows(energy_rank(source)) if is_short else math.nan,
+        "rest": 0.0,
+        "source": name_of(layer, source),
+    }
+    if source is layer.graph:
+        sinks = None if layer.terms is None else layer.terms.sinks
+        columns["rest"] = rows(mean_left_out(layer.graph, sinks))
+    if layer.one_sequence:
+        ranks, parts = pagerank(source), components(source, together=together)
+        values = ranks.mean[None] if together else ranks.heads
+        columns |= {
+            "reciprocity": rows(reciprocity(source)),
+            **highest("pagerank", values),
+            "pagerank": values.amax(-1).tolist(),
+            "parts": parts.count.tolist(),
+            "largest_part": parts.largest.tolist(),
+        }
+    return columns
+
+
+def graphs(trace: TraceData, *, by: str = "layer", exact: bool | None = None) -> Table:
+    """Strength, heavy hitters, rank, PageRank, reciprocity, parts: see `graph_measures`."""
+    rows = graph_measures(trace, by=by, exact=exact)
     kept = "kept" in set(rows.get("source", ()))
     lacking = "Of the kept edges; rest is the mean mass of a row on other keys." if kept else ""
     return _table(rows, "", lacking, _half(trace.layers, exact))
@@ -65,31 +163,33 @@ def rollout(
     trace: TraceData,
     *,
     token: int = -1,
-    column: bool = False,
+    reached: bool = False,
     kind: str | None = None,
     exact: bool | None = None,
 ) -> Table:
     """How much of each input position an output position holds, largest first.
 
-    column: how much of the position each output position holds instead. Others as of
+    reached: how much of the position each output position holds instead. Others as of
     `headloom.analysis.graphs.rollout.rollout_rows`.
     """
-    pandas = _pandas("rollout")
+    layers, queries, keys, _ = rollouts.chosen_layers(trace, kind)
     with warnings.catch_warnings(action="ignore"):  # of what is passed over, which is a note
-        asked = rollouts.rollout_columns if column else rollouts.rollout_rows
+        asked = rollouts.rollout_columns if reached else rollouts.rollout_rows
         result = asked(trace, token, kind=kind, exact=exact)
-    layers, *_ = rollouts.chosen_layers(trace, kind)
-    queries, keys = (shown(trace.sequences[name]) for name in rollouts.ends(trace, kind))
-    own, others = (keys, queries) if column else (queries, keys)
-    rows = pandas.DataFrame(
-        {"position": range(len(others)), "token": others, "share": result.values.flatten().numpy()}
-    )
+    ends = queries, keys
+    own, others = (shown(trace.sequences[name]) for name in (reversed(ends) if reached else ends))
+    of_itself = ""
+    if result.own is not None:
+        of_itself = (
+            f"In all {float(result.values.sum()):.4f} of it from the {keys}, "
+            f"{float(result.own):.4f} of the {queries} itself."
+        )
     rest = float(result.rest.max())
-    lacking = f"{'Rows lack' if column else 'It lacks'} up to {rest:.2g}: what went along edges "
+    lacking = f"{'Rows lack' if reached else 'It lacks'} up to {rest:.2g}: what went along edges "
     return _table(
-        rows.sort_values("share", ascending=False, kind="stable", ignore_index=True),
-        f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:",
-        None if column else rollouts.of_own(trace, result, kind),
+        _ordered(share=result.values.flatten().numpy(), token=others),
+        f"{visible(own[token])} ({token % len(own)}) {'went to' if reached else 'holds'}:",
+        of_itself,
         rollouts.passed_over(trace, kind),
         lacking + "that were not kept, or to sinks." if rest > 1e-4 else "",
         _half(layers, exact),
@@ -97,36 +197,25 @@ def rollout(
 
 
 def flow(
-    trace: TraceData,
-    *,
-    token: int = -1,
-    sources: Sequence[int] = (),
-    kind: str | None = None,
-    exact: bool | None = None,
+    trace: TraceData, *, token: int = -1, kind: str | None = None, exact: bool | None = None
 ) -> Table:
-    """How much can flow from an output position to input positions, through all layers.
+    """How much can flow from an output position to each input position, through all layers.
 
-    sources: input positions; none: all, of up to 256. Others as of
-    `headloom.analysis.graphs.flow.attention_flow`.
+    Takes what `headloom.analysis.graphs.flow.attention_flow` takes.
     """
-    pandas = _pandas("flow")
-    layers, *_ = rollouts.chosen_layers(trace, kind)
-    queries, keys = (shown(trace.sequences[name]) for name in rollouts.ends(trace, kind))
-    if not sources and len(keys) > FLOWS:
+    layers, *names, _ = rollouts.chosen_layers(trace, kind)
+    queries, keys = (shown(trace.sequences[name]) for name in names)
+    if len(keys) > FLOWS:
         raise InputError(
-            f"flow: {len(keys):,} input positions, each of which is a problem of its own. Name "
-            f"those that are wanted, as --from 0 --from 5; all of them up to {FLOWS}."
+            f"flow: {len(keys):,} input positions, each of which is a problem of its own; {FLOWS} "
+            "are measured at most. In Python, attention_flow takes those that are wanted."
         )
-    targets = [place_of("sequence", "flow", "position", at, len(keys)) for at in sources]
-    targets = targets or list(range(len(keys)))
     with warnings.catch_warnings(action="ignore"):
-        flows = attention_flow(trace, token, targets, kind=kind, exact=exact)
-    rows = pandas.DataFrame(
-        {"position": targets, "token": [keys[at] for at in targets], "flow": flows.numpy()}
-    )
-    whole = all(layer_edges(layer, exact)[1] for layer in layers)
+        flows = attention_flow(trace, token, range(len(keys)), kind=kind, exact=exact)
+    sources = [flow_weights(layer, exact) for layer in layers]
+    whole = not any(isinstance(x, AttentionGraph) and not keeps_all(x) for x in sources)
     return _table(
-        rows.sort_values("flow", ascending=False, kind="stable", ignore_index=True),
+        _ordered(flow=flows.numpy(), token=keys),
         f"To {visible(queries[token])} ({token % len(queries)}) can flow from:",
         rollouts.passed_over(trace, kind),
         "" if whole else "Along the kept edges: through all of them at least so much can flow.",
@@ -140,7 +229,6 @@ def clusters(
     layer: str | None = None,
     head: int | None = None,
     count: int | None = None,
-    without: Sequence[int] = (),
     exact: bool | None = None,
 ) -> Table:
     """Which tokens look at each other more than at the others (spectral clustering).
@@ -148,80 +236,71 @@ def clusters(
     Args:
         layer: the clusters of this layer, a row for each position; None: a row for each layer.
         head: of this head of the layer; None: of the mean of its heads.
-        count, without: see `headloom.analysis.graphs.token_clusters.token_clusters`.
+        count: how many clusters; None: as the eigenvalues say.
     """
-    pandas = _pandas("clusters")
     if layer is not None:
-        chosen = [layer_number(trace, layer)]
+        numbers = [layer_number(trace, layer)]
     elif head is not None:
         raise InputError(f"--head {head} of no layer; give its --layer too.")
     else:
-        chosen = [n for n, each in enumerate(trace.layers) if each.one_sequence and all(each.shape)]
-    if not chosen:
+        numbers = [n for n, x in enumerate(trace.layers) if x.one_sequence and all(x.shape)]
+    if not numbers:
         raise InputError("clusters: no layer in which a sequence looks at itself.")
-    found = []
-    for number in chosen:
-        of_layer = trace.layers[number]
+    layers, divided, sources = [trace.layers[number] for number in numbers], [], list[Source]()
+    for each in layers:
         if head is not None:
-            head = place_of("layer", "clusters", "head", head, of_layer.heads)
-        weights = weights_of(of_layer, exact)
-        divided = token_clusters(weights, count, head=head, without=without)
-        found.append((number, divided, name_of(of_layer, weights)))
-    fewer = min(divided.number for _, divided, _ in found)
+            head = place_of("layer", "clusters", "head", head, each.heads)
+        sources.append(weights_of(each, exact))
+        divided.append(token_clusters(sources[-1], count, head=head))
+    names = [name_of(each, source) for each, source in zip(layers, sources, strict=True)]
+    fewer = min(one.number for one in divided)
     notes = [
         f"{fewer} clusters, not {count}: there are no more positions that have attention."
         if count is not None and fewer < count
         else "",
-        "Of the kept edges." if any(source == "kept" for *_, source in found) else "",
-        _half([trace.layers[number] for number in chosen], exact),
+        "Of the kept edges." if "kept" in names else "",
+        _half(layers, exact),
     ]
     if layer is None:
-        rows = [
+        rows = pandas.DataFrame(
             {
-                "layer": number,
-                "kind": trace.layers[number].kind,
-                "clusters": divided.number,
-                "cut": divided.cut,
-                "least": divided.least,
-                "largest": max(
-                    (sum(divided.labels == n) for n in range(divided.number)), default=0
-                ),
-                "source": source,
+                "layer": numbers,
+                "kind": [each.kind for each in layers],
+                "clusters": [one.number for one in divided],
+                "cut": [one.cut for one in divided],
+                "least": [one.least for one in divided],
+                "largest": [int(one.sizes.max(initial=0)) for one in divided],
+                "source": names,
             }
-            for number, divided, source in found
-        ]
-        notes.insert(0, "--layer shows the tokens of each cluster, --count asks for so many.")
-        return _table(pandas.DataFrame(rows), "", *notes)
-    number, divided, _ = found[0]
-    return _of_one_layer(pandas, trace, number, head, divided, notes)
-
-
-def _of_one_layer(
-    pandas: ModuleType,
-    trace: TraceData,
-    number: int,
-    head: int | None,
-    divided: TokenClusters,
-    notes: list[str],
-) -> Table:
-    layer = trace.layers[number]
-    tokens = shown(layer.key_tokens)
+        )
+        about = "--layer shows the tokens of each cluster, --count asks for so many."
+        return _table(rows, "", about, *notes)
+    (one,) = divided
     stays = [
-        f"Cluster {label}: {sum(divided.labels == label)} positions; of what they give and receive "
+        f"Cluster {label}: {size} positions; of what they give and receive "
         f"{100 * (1 - leaving):.1f} % stays there."
-        for label, leaving in enumerate(divided.leaving.tolist())
+        for label, (size, leaving) in enumerate(zip(one.sizes, one.leaving, strict=True))
     ]
-    if absent := int((divided.labels < 0).sum()):
-        stays.append(f"{absent} left out, or without any attention.")
-    rows = {"cluster": divided.labels, "position": range(len(tokens)), "token": tokens}
-    heads = f"the mean of {layer.heads} heads" if head is None else f"head {head}"
+    if absent := int((one.labels < 0).sum()):
+        stays.append(f"{absent} without any attention.")
+    tokens = shown(layers[0].key_tokens)
+    rows = pandas.DataFrame(
+        {"cluster": one.labels, "position": range(len(tokens)), "token": tokens}
+    )
+    heads = f"the mean of {layers[0].heads} heads" if head is None else f"head {head}"
     return _table(
-        pandas.DataFrame(rows).sort_values(["cluster", "position"], ignore_index=True),
-        f"Layer {trace.label(number)}, {heads}: normalized cut {divided.cut:.4f}; no division into "
-        f"as many has less than {divided.least:.4f}.",
+        rows.sort_values(["cluster", "position"], ignore_index=True),
+        f"Layer {trace.label(numbers[0])}, {heads}: normalized cut {one.cut:.4f}; no division into "
+        f"as many has less than {one.least:.4f}.",
         *stays,
         *notes,
     )
+
+
+def _ordered(*, token: Sequence[str], **values: NDArray[np.floating]) -> pandas.DataFrame:
+    """Positions with their tokens by a measure, the largest first."""
+    rows = pandas.DataFrame({"position": range(len(token)), "token": token, **values})
+    return rows.sort_values([*values], ascending=False, kind="stable", ignore_index=True)
 
 
 def _table(rows: pandas.DataFrame, title: str, *notes: str | None) -> Table:
@@ -230,9 +309,3 @@ def _table(rows: pandas.DataFrame, title: str, *notes: str | None) -> Table:
 
 def _half(layers: Sequence[TraceLayer], exact: bool | None) -> str:
     return "" if exact is False else in_half_precision(layers)
-
-
-def _pandas(operation: str) -> ModuleType:
-    with optional_package(operation):
-        import pandas
-    return pandas

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+import scipy.sparse
 import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from headloom.errors import InputError
@@ -19,13 +23,16 @@ from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
 __all__ = [
     "Source",
+    "average_edges",
     "check_numbers",
+    "dense_average",
     "in_half_precision",
     "keeps_all",
     "largest_left_out",
     "left_out",
     "mass_on_keys",
     "mean_left_out",
+    "mean_over_heads",
     "name_of",
     "row_tiles",
     "weights_of",
@@ -196,3 +203,58 @@ def row_tiles(
         columns = range(min(keys, stop) if causal else keys)
         yield range(start, stop), columns, matrix[:, start:stop, : len(columns)]
         start = stop
+
+
+def mean_over_heads(source: Source) -> LinearOperator | scipy.sparse.csr_array:
+    """Return the weights of a layer averaged over its heads, (queries, keys).
+
+        W = 1/heads sum_h P_h
+
+    A sparse matrix of the kept edges, or products with all weights, which are never formed.
+
+    >>> import headloom
+    >>> tokens = torch.eye(3)[None]                              # e^score is 2 or 1, of 4
+    >>> _, graph = headloom.attend(tokens, tokens, tokens, scale=np.log(2), keep=headloom.Top(1))
+    >>> mean_over_heads(graph) @ np.array([4.0, 0.0, 0.0])
+    array([2., 0., 0.])
+    """
+    if isinstance(source, AttentionGraph):
+        return average_edges(source)
+
+    def columns(x: NDArray[np.floating]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(x)).to(source.queries)
+
+    def along(x: NDArray[np.floating]) -> NDArray[np.floating]:
+        return (source @ columns(x)).mean(0).cpu().numpy()
+
+    def back(x: NDArray[np.floating]) -> NDArray[np.floating]:
+        return (source.T @ columns(x)).mean(0).cpu().numpy()
+
+    return LinearOperator(
+        source.shape[1:], matvec=along, rmatvec=back, matmat=along, rmatmat=back, dtype=np.float32
+    )
+
+
+def average_edges(graph: AttentionGraph) -> scipy.sparse.csr_array:
+    """Return W of the kept edges."""
+    heads, rows, places = graph.keys.shape
+    keys = graph.keys.detach().cpu().transpose(0, 1).reshape(rows, heads * places)
+    weights = graph.weights.detach().float().cpu().transpose(0, 1).reshape(rows, heads * places)
+    there = keys >= 0
+    starts = np.concatenate(([0], there.sum(-1).cumsum(0).numpy())).astype(np.int32)
+    edges = scipy.sparse.csr_array(
+        ((weights[there] / max(heads, 1)).numpy(), keys[there].int().numpy(), starts),
+        shape=(rows, graph.length),
+    )
+    edges.sum_duplicates()
+    return edges
+
+
+def dense_average(source: Source, *, causal: bool = False) -> Tensor:
+    """Return the cells of W, (queries, keys). causal: whether no query looks ahead."""
+    if isinstance(source, AttentionGraph):
+        return torch.from_numpy(average_edges(source).toarray())
+    mean = torch.zeros(source.shape[1:])
+    for rows, columns, tile in row_tiles(source, causal=causal):
+        mean[rows.start : rows.stop, : len(columns)] = tile.mean(0)
+    return mean

@@ -83,19 +83,18 @@ class Reader:
             raise InputError(
                 f"layer {layer}: its learned matrices, or what enters it, could not be told."
             )
-        heads, W_O = call.reached.heads, call.matrices.W_O
+        heads, W_O = call.call, call.matrices.W_O
         before, bias, turned = projected(call.X[0], call.matrices.W_Q, heads.queries[0])
-        scoring = call.reached.scoring
         return LayerNumbers(
             call.X[0].detach().cpu(),
             heads.values[0].detach().cpu(),
-            heads.output[0].detach().cpu(),
+            call.output[0].detach().cpu(),
             None if W_O is None else W_O.detach().cpu(),
             b_O=call.b_O is not None,
             biases=bias is not None,
             turned=turned,
             projected=before if turned else None,
-            relative=None if scoring is None else scoring.relative,
+            relative=heads.relative,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from headloom.analysis import measures
@@ -15,10 +15,10 @@ from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import chosen
 
-__all__ = ["MEASURES", "MeasureOptions", "measure"]
+__all__ = ["MEASURES", "measure"]
 
 #: The columns of the graph measures that a name stands for, by how they begin.
-_COLUMNS = {
+_GRAPHS = {
     "graph": ("",),
     "received": ("received", "hitters"),
     "pagerank": ("pagerank",),
@@ -32,7 +32,7 @@ MEASURES = {
     "flow": ("token", "kind", "exact"),
     "clusters": ("layer", "head", "count", "exact"),
     "projections": ("by",),
-    **dict.fromkeys(_COLUMNS, ("by", "exact")),
+    **dict.fromkeys(_GRAPHS, ("by", "exact")),
 }
 _PROJECTIONS = (
     "Norms are Frobenius norms; ranks effective ones (e^entropy of the singular values).",
@@ -57,63 +57,36 @@ _ABOUT = {
 }
 
 
-@dataclass(frozen=True)
-class MeasureOptions:
-    """What is measured of what.
-
-    by: a row is a "layer", a "head" or, of projections, a "pair" of heads; None: a layer.
-    layer, head, count: of `headloom.analysis.measures.clusters`.
-    token, kind: of rollout and flow, see `headloom.analysis.measures`; None: the last position.
-    reached: of rollout, where the position went, instead of what it holds.
-    exact: True: from all weights; False: from the kept edges; None: from all where there are
-        queries and keys.
-    """
-
-    by: str | None = None
-    layer: str | None = None
-    head: int | None = None
-    token: int | None = None
-    reached: bool = False
-    kind: str | None = None
-    count: int | None = None
-    exact: bool | None = None
-
-
-def measure(name: str, path: str, options: MeasureOptions | None = None) -> Table:
+def measure(name: str, path: str, **options: str | int | bool | None) -> Table:
     """Measure a trace, or for "projections" a model.
 
     Args:
         name: "rollout", "flow", "clusters", "projections", "graph" for all graph measures, or one
             of these: "received", "pagerank", "reciprocity", "rank", "parts".
         path: of a trace; for projections a run or a model of Hugging Face.
-        options: see MeasureOptions.
+        options: of these, what the measure takes (`MEASURES`), as its function in
+            `headloom.analysis.measures` does; by: a row is a "layer" (the default), a "head" or, of
+            projections, a "pair" of heads.
 
     Raises: InputError: no such measure, layer or position; an option that the measure has not.
     """
-    asked = options or MeasureOptions()
     chosen("measure", "name", name, tuple(MEASURES))
-    for option, value in vars(asked).items():
+    for option, value in options.items():
         if value not in (None, False) and option not in MEASURES[name]:
             raise InputError(f"--{option}: {name} has no such option. Leave it out.")
-    by = asked.by or "layer"
     if name == "projections":
+        by = str(options.get("by") or "layer")
         chosen("projections", "by", by, tuple(_ABOUT))
         layers = matrices_of(open_model(path).network)
         table = composition_table(layers) if by == "pair" else weight_measures(layers, by=by)
         return Table(table, "", _ABOUT[by])
-    trace = TraceData.open(Path(path))
-    token = -1 if asked.token is None else asked.token
-    if name == "rollout":
-        return measures.rollout(
-            trace, token=token, column=asked.reached, kind=asked.kind, exact=asked.exact
-        )
-    if name == "flow":
-        return measures.flow(trace, token=token, kind=asked.kind, exact=asked.exact)
-    if name == "clusters":
-        return measures.clusters(
-            trace, layer=asked.layer, head=asked.head, count=asked.count, exact=asked.exact
-        )
-    whole = measures.graphs(trace, by=by, exact=asked.exact)
-    columns = (*_COLUMNS[name], "layer", "kind", "head", "source", "rest")
-    shown = [column for column in whole.rows if str(column).startswith(columns)]
-    return replace(whole, rows=whole.rows[shown])
+    asked = {
+        option: options[option] for option in MEASURES[name] if options.get(option) is not None
+    }
+    of_trace = getattr(measures, "graphs" if name in _GRAPHS else name)
+    result: Table = of_trace(TraceData.open(Path(path)), **asked)
+    if name not in _GRAPHS:
+        return result
+    columns = (*_GRAPHS[name], "layer", "kind", "head", "source", "rest")
+    shown = [column for column in result.rows if str(column).startswith(columns)]
+    return replace(result, rows=result.rows[shown])

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.analysis.alignment.words import WordParts, parts_by_offsets
-from headloom.analysis.effects.ablation import next_token_loss
-from headloom.analysis.effects.prediction import masked_loss, output_change, target_loss
+from headloom.analysis.effects.prediction import masked_loss, next_token_loss, output_change
 from headloom.api.model import (
     Inputs,
     Measure,
@@ -252,8 +251,9 @@ class PretrainedModel:
         inputs = dict(self.tokenizer(text, return_tensors="pt", verbose=False))
         if target is not None:
             labels = self.tokenizer(text_target=target, return_tensors="pt", verbose=False)
-            loss = target_loss(self.network, inputs, labels["input_ids"])
-            return Measure("loss of the target", loss)
+            inputs.pop("token_type_ids", None)
+            read = {**inputs, "labels": labels["input_ids"], "use_cache": False}
+            return Measure("loss of the target", lambda: network(**read).loss)
         self._drop_unread(inputs)
         tokens = token_names(inputs["input_ids"][0].tolist(), self.tokenizer)
         if self._is_masked:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headloom.analysis.effects.head_outputs import Reached, reaching
+from headloom.analysis.effects.interventions import reaching
 from headloom.analysis.matrices.projections import LayerMatrices, matrices_of, output_projection
 from headloom.api.model import Model, TraceChoices
 from headloom.api.opening import open_model
@@ -23,6 +23,7 @@ from headloom.studio.steps.matrices import Words, check_length
 from headloom.studio.steps.steps import Steps
 from headloom.studio.steps.worked import Projections, work
 from headloom.tracing.capture import trace
+from headloom.tracing.recording.layer_call import LayerCall
 
 __all__ = ["LayerCalled", "layer_calls", "projected", "steps_of_model"]
 
@@ -35,13 +36,14 @@ class LayerCalled:
     """What one layer computed in one run.
 
     X, Y: what queries, and keys and values were made from, (batch, positions, width).
-    reached: these, and the heads' outputs. matrices: by which they were made.
+    call, output: these, and what the heads gave. matrices: by which they were made.
     b_O: the bias of the output; None: there is none.
     """
 
     X: Tensor
     Y: Tensor
-    reached: Reached
+    call: LayerCall
+    output: Tensor
     matrices: LayerMatrices
     b_O: Tensor | None
 
@@ -68,8 +70,8 @@ def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
 
         return note
 
-    def note(reached: Reached) -> Tensor:
-        path = reached.path
+    def note(call: LayerCall, output: Tensor) -> Tensor:
+        path = call.path
         if path in entered:
             module = network.get_submodule(path)
             holder = (
@@ -78,8 +80,8 @@ def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
                 else output_projection(path, network, matrices[path].heads)
             )
             b_O = getattr(holder, "bias", None)
-            calls[path] = LayerCalled(*entered[path], reached, matrices[path], b_O)
-        return reached.heads.output
+            calls[path] = LayerCalled(*entered[path], call, output, matrices[path], b_O)
+        return output
 
     if isinstance(inputs, str):
         inputs = model.tokenizer(inputs, return_tensors="pt")
@@ -89,7 +91,7 @@ def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
             module = network.get_submodule(name)
             handle = module.register_forward_pre_hook(enter(name), with_kwargs=True)
             stack.callback(handle.remove)
-        stack.enter_context(reaching(network, note, operation="steps", scoring=True))
+        stack.enter_context(reaching(network, note, operation="steps"))
         network(**ready)
     return calls
 
@@ -152,18 +154,18 @@ def steps_of_model(
     if chosen.name not in calls:
         raise _more(chosen, "its learned matrices, or what enters it, could not be told")
     call = calls[chosen.name]
-    how, heads = call.reached.scoring, call.reached.heads
-    if how is None or how.relative is not None:
-        raise _more(chosen, "how it scores could not be told, or positions are inside of it")
+    how = call.call
+    if how.relative is not None:
+        raise _more(chosen, "relative positions are inside of it")
     projections = _projections(chosen, call)
-    queries, keys = heads.queries.shape[2], heads.keys.shape[2]
+    queries, keys = how.queries.shape[2], how.keys.shape[2]
     allowed = None
     if how.mask is not None:
         cells = how.mask.cells(range(queries), keys, torch.device("cpu"))
         allowed = cells[0, 0].expand(queries, keys)
     X, Y = (inputs[0].detach().cpu().double() for inputs in (call.X, call.Y))
     worked = work(X, Y, projections, allowed)
-    if not torch.allclose(worked.Z, heads.output[0].cpu().double(), _CLOSE, _CLOSE):
+    if not torch.allclose(worked.Z, call.output[0].cpu().double(), _CLOSE, _CLOSE):
         raise _more(chosen, "its scale, a bias or a bound gives it another output")
     return show(
         worked, kind, Words(tuple(shown(chosen.query_tokens)), X),
@@ -174,7 +176,7 @@ def steps_of_model(
 
 def _projections(layer: TraceLayer, call: LayerCalled) -> Projections:
     """W_Q, W_K, W_V, W_O of every head, and their biases."""
-    matrices, heads = call.matrices.repeated(), call.reached.heads
+    matrices, heads = call.matrices.repeated(), call.call
     if matrices.W_O is None:
         raise _more(layer, "its W_O could not be told")
     times = len(matrices.W_K) // len(call.matrices.W_K)

@@ -124,14 +124,19 @@ class HeadOutputs:
     """What the heads of one attention call give, and what they gave it from.
 
     output: (batch, heads, queries, value_depth), before W_O.
-    queries, keys, values: as for `headloom.attention`; mask: who may look at whom.
+    queries, keys, values, relative, softcap, sinks: as the call took them; mask: who may look at
+    whom; scale: the factor on the scores.
     """
 
     output: Tensor
     queries: Tensor
     keys: Tensor
     values: Tensor
-    mask: Mask | Tensor | None
+    mask: Mask | None
+    scale: float
+    relative: Relative | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 class Editor(Protocol):
@@ -195,6 +200,8 @@ class AttentionLayer(nn.Module):
         Args: as `headloom.attention`; grids: of this call, instead of the layer's own.
         Returns: (batch, heads, queries, value_depth).
         """
+        factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
+        rule = None if mask is None else as_mask(mask)
         if dropout or self.observer is None:
             # What is dropped, and rounded, is as where nobody observes.
             output = attention(
@@ -208,12 +215,13 @@ class AttentionLayer(nn.Module):
             )  # fmt: skip
             output = output if dropout else whole
             seen = Observation(
-                queries, keys, values, caught,
-                1 / math.sqrt(queries.shape[-1]) if scale is None else scale,
-                None if mask is None else as_mask(mask),
-                relative, self.grids if grids is None else grids, softcap, sinks,
+                queries, keys, values, caught, factor, rule, relative,
+                self.grids if grids is None else grids, softcap, sinks,
             )  # fmt: skip
             self.observer(self, seen)
         if self.editor is not None:
-            output = self.editor(self, HeadOutputs(output, queries, keys, values, mask))
+            heads = HeadOutputs(
+                output, queries, keys, values, rule, factor, relative, softcap, sinks
+            )
+            output = self.editor(self, heads)
         return output

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import headloom
 from headloom.analysis.effects.interventions import Intervention, editing_heads, intervening
-from headloom.mechanism.attention_layer import HeadOutputs
 from headloom.mechanism.watching import layers_of
+from headloom.tracing.recording.layer_call import LayerCall
 
 TOKENS = torch.tensor([[3, 9, 9, 14, 27, 5, 2], [4, 4, 1, 30, 8, 11, 7]])
 SECOND = "layers.1"
@@ -45,9 +45,9 @@ def test_uniform_is_a_head_without_queries(language_model: nn.Module) -> None:
 def test_mean_and_patch(language_model: nn.Module) -> None:
     outputs: dict[str, Tensor] = {}
 
-    def keep(path: str, heads: HeadOutputs) -> Tensor:
-        outputs[path] = heads.output
-        return heads.output
+    def keep(call: LayerCall, output: Tensor) -> Tensor:
+        outputs[call.path] = output
+        return output
 
     with editing_heads(language_model, keep):
         before = language_model(TOKENS)
@@ -83,9 +83,9 @@ def test_every_family_runs_the_same_and_its_heads_are_reached(family: Any) -> No
         before = model(**inputs)[0]
     paths: list[str] = []
 
-    def keep(path: str, heads: HeadOutputs) -> Tensor:
-        paths.append(path)
-        return heads.output
+    def keep(call: LayerCall, output: Tensor) -> Tensor:
+        paths.append(call.path)
+        return output
 
     with editing_heads(model, keep):
         same = model(**inputs)[0]
@@ -137,7 +137,7 @@ def test_what_cannot_be_done_says_so(language_model: nn.Module) -> None:
         ):
             language_model(TOKENS)
     with (
-        pytest.raises(headloom.InputError, match="no attention layers"),
+        pytest.raises(headloom.InputError, match="cannot be reached"),
         intervening(nn.ReLU(), []),
     ):
         pass

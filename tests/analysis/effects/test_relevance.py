@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import headloom
-from headloom.analysis.effects import gradient_weights as module
-from headloom.analysis.effects.relevance import relevance, weighted_layers
+from headloom.analysis import weights as of_layers
+from headloom.analysis.effects.relevance import relevance
 from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
+from headloom.mechanism.watching import Recorder, watching
 
 transformers = pytest.importorskip("transformers")
 
@@ -126,71 +127,6 @@ def test_two_sequences(name, config, options) -> None:
     assert torch.allclose(found, R_ts, rtol=1e-3, atol=1e-6)
 
 
-class Reader(nn.Module):
-    """A language model of headloom's layers with Shaw's positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(40, 16)
-        self.layers = nn.ModuleList(
-            MultiHeadAttention(
-                16, 4, kv_heads=2, kind="decoder", relative="shaw", positions=PositionSizes(clip=2)
-            )
-            for _ in range(2)
-        )
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        state: Tensor = self.embedding(tokens)
-        for layer in self.layers:
-            state = state + layer(state, mask=headloom.causal())
-        return state @ self.embedding.weight.T
-
-
-def test_headlooms_own_layers_by_finite_differences() -> None:
-    """A = P * max(0, dy/dP): each cell's slope from scaling what key j gives to query i alone."""
-    torch.manual_seed(2)
-    model = Reader().double()
-    layers, asked = weighted_layers(model, IDS, 17)
-    assert asked == -1
-    model = model.double()
-    for number, layer in enumerate(layers):
-        weights = layer.matrix.dense().double()
-        expected = torch.zeros(7, 7, dtype=torch.float64)
-        for head in range(4):
-            slopes = finite_slopes(model, number, head)
-            expected += (weights[head] * slopes).clamp(min=0) / 4
-        assert torch.allclose(layer.dense().double(), expected, rtol=1e-3, atol=1e-6)
-
-
-def finite_slopes(model: Reader, number: int, head: int, step: float = 1e-4) -> Tensor:
-    """dy/dp_ij of one head of one layer: p_ij changed by a little, everything else as it is."""
-    slopes = torch.zeros(7, 7, dtype=torch.float64)
-    layer = model.layers[number]
-    states = model.embedding(IDS[0])
-    for below in model.layers[:number]:
-        states = states + below(states[None], mask=headloom.causal())[0]
-    values = (states @ layer.w_v.weight.T + layer.w_v.bias).reshape(7, 2, 4)[:, head // 2]
-    table = layer.value_table
-
-    def logit(change: Tensor) -> float:
-        # What changes in the head's output goes through W_O into the stream.
-        added = torch.zeros(7, 16, dtype=torch.float64)
-        added[:, head * 4 : head * 4 + 4] = change
-        after = states + layer(states[None], mask=headloom.causal())[0] + added @ layer.w_o.weight.T
-        for above in model.layers[number + 1 :]:
-            after = after + above(after[None], mask=headloom.causal())[0]
-        return float((after @ model.embedding.weight.T)[-1, 17])
-
-    with torch.no_grad():
-        for i in range(7):
-            for j in range(i + 1):
-                given = values[j] + table[max(-2, min(2, j - i)) + 2]
-                change = torch.zeros(7, 4, dtype=torch.float64)
-                change[i] = step * given
-                slopes[i, j] = (logit(change) - logit(-change)) / (2 * step)
-    return slopes
-
-
 def test_blocks_are_computed_again_and_left_as_they_were() -> None:
     model = build(*CASES["decoder"])
     runs: list[int] = []
@@ -211,8 +147,8 @@ def test_blocks_are_computed_again_and_left_as_they_were() -> None:
 @pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "buckets", "rotary"])
 @pytest.mark.parametrize("mask", [None, headloom.causal(), headloom.window(2, 1)])
 def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch) -> None:
-    """A of one layer, in tiles, against autograd through a dense softmax of the same scores."""
-    monkeypatch.setattr(module, "TILE", (3, 2))
+    """A of one layer, some rows at a time, against autograd through a dense softmax."""
+    monkeypatch.setattr(of_layers, "CELLS", 60)
     torch.manual_seed(4)
     layer = MultiHeadAttention(
         16, 4, kv_heads=2, relative=relative, positions=PositionSizes(clip=2)
@@ -227,44 +163,31 @@ def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch
         def forward(self, states: Tensor) -> Tensor:
             return self.layer(states, mask=mask)
 
-    (found,), _ = weighted_layers(One(), states, 5, position=6)
-    with torch.no_grad():
-        weights = found.matrix.dense()
-    weights.requires_grad_()
-    values = found.values
-    output = weights @ values
+    found = relevance(One(), states, 5, position=6, rows=range(7))
+    with watching(layer, recorder := Recorder(layer, headloom.All())), torch.no_grad():
+        layer(states, mask=mask)
+    ((_, _, seen),) = recorder.calls
+    dense, values = seen.caught[0].requires_grad_(), seen.values[0].repeat_interleave(2, 0)
+    output = dense @ values
     if relative == "shaw":
         distance = (torch.arange(7)[None] - torch.arange(7)[:, None]).clamp(-2, 2) + 2
-        output = output + torch.einsum("hij,ijd->hid", weights, layer.value_table[distance])
+        output = output + torch.einsum("hij,ijd->hid", dense, layer.value_table[distance])
     logit = layer.w_o(output.transpose(0, 1).flatten(1))[6, 5]
-    (slope,) = torch.autograd.grad(logit, weights)
-    expected = (weights * slope).clamp(min=0).mean(0).detach()
+    (slope,) = torch.autograd.grad(logit, dense)
+    expected = (dense * slope).clamp(min=0).mean(0).detach()
     assert float(expected.max()) > 1e-3
-    assert torch.allclose(found.dense(), expected, rtol=1e-6, atol=1e-9)
-    asked = torch.randn(7, 2, dtype=torch.float64)
-    monkeypatch.setattr(module, "KEPT_CELLS", 0)
-    assert torch.allclose(found @ asked, expected @ asked, rtol=1e-6, atol=1e-9)
-    assert torch.allclose(found.transposed(asked), expected.T @ asked, rtol=1e-6, atol=1e-9)
+    assert torch.allclose(found, torch.eye(7) + expected, rtol=1e-6, atol=1e-9)
 
 
 def test_what_cannot_be_asked(minilm) -> None:
-    with pytest.raises(headloom.InputError, match="has no logits"):
-        relevance(minilm[0], minilm[1]("a dog", return_tensors="pt"))
-    model = build(*CASES["classifier"])
-    with pytest.raises(headloom.InputError, match="batch of 2"):
-        relevance(model, {"input_ids": IDS.repeat(2, 1)})
-    with pytest.raises(headloom.InputError, match="at least one token"):
-        relevance(model, {"input_ids": IDS[:, :0]})
-    with pytest.raises(headloom.InputError, match="no logit 9"):
-        relevance(model, {"input_ids": IDS}, 9)
-    with pytest.raises(headloom.InputError, match="rows"):
-        relevance(model, {"input_ids": IDS}, 0, rows=7)
     model = build(*CASES["decoder"])
-    with pytest.raises(
-        headloom.InputError, match="33 tokens in input_ids; GPT2LMHeadModel reads 32"
-    ):
-        relevance(model, torch.ones(1, 33, dtype=torch.long))
-    with pytest.raises(headloom.InputError, match="no single number"):
-        relevance(model, IDS, lambda output: output.logits[0, 0])
-    with pytest.raises(headloom.InputError, match="no attention layers of headloom"):
-        relevance(nn.Linear(2, 2), torch.ones(1, 2))
+    for said, call in {
+        "has no logits": lambda: relevance(minilm[0], minilm[1]("a dog", return_tensors="pt")),
+        "batch of 2": lambda: relevance(model, {"input_ids": IDS.repeat(2, 1)}),
+        "rows": lambda: relevance(model, {"input_ids": IDS}, 0, rows=7),
+        "33 tokens": lambda: relevance(model, torch.ones(1, 33, dtype=torch.long)),
+        "no single number": lambda: relevance(model, IDS, lambda output: output.logits[0, 0]),
+        "cannot be reached": lambda: relevance(nn.Linear(2, 2), torch.ones(1, 2)),
+    }.items():
+        with pytest.raises(headloom.InputError, match=said):
+            call()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import headloom
-from headloom.analysis.graphs.pagerank import pagerank
+from headloom.analysis.graphs.spectrum import pagerank
 from headloom.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")

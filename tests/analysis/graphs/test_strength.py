@@ -1,4 +1,4 @@
-"""In-strength, heavy hitters, reciprocity, parts, norms: against dense weights and NetworkX."""
+"""In-strength, heavy hitters, reciprocity, parts: against dense weights and NetworkX."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import pytest
 import torch
 
 import headloom
-from headloom.analysis.graphs.pagerank import pagerank
-from headloom.analysis.graphs.spectrum import effective_rank, energy_rank
+from headloom.analysis.graphs.spectrum import effective_rank, energy_rank, pagerank
 from headloom.analysis.graphs.strength import (
     components,
-    given_by_edges,
-    given_by_rows,
     heavy_hitters,
-    norms_of_heads,
     received,
     reciprocity,
 )
@@ -100,26 +96,6 @@ def test_networkx_finds_the_same_parts(case, threshold, strong) -> None:
         assert labelled(together.labels[0]) == parts(weights.max(0).values)
 
 
-def test_what_keys_give_is_weighed_by_their_norms(case, language_model, pair_trace) -> None:
-    norms = torch.rand(3, 60, generator=torch.Generator().manual_seed(3)) * 5
-    edges = given_by_edges(case.graph, norms)
-    at = (case.dense * norms[:, None]).gather(-1, case.graph.keys.clamp(min=0).long()).float()
-    there = case.graph.keys >= 0
-    assert torch.allclose(edges[there], at[there], atol=1e-5) and not edges[~there].any()
-    for source, weights in ((case.matrix, case.dense), (case.graph, kept(case))):
-        expected = (weights * norms[:, None]).sum(-1).float()
-        assert torch.allclose(given_by_rows(source, norms), expected, atol=1e-4)
-    with pytest.raises(ShapeError, match=r"a number for each head and key, \(3, 60\)"):
-        given_by_edges(case.graph, torch.ones(1, 60))
-    tokens = torch.tensor([3, 4, 5, 6])
-    values = language_model.layers[0].w_v(language_model.embedding(tokens))
-    expected = values.reshape(4, 4, 4).transpose(0, 1).norm(dim=-1)
-    traced = headloom.trace(language_model, tokens).layers[0]
-    assert torch.allclose(norms_of_heads(traced), expected, atol=1e-5)
-    shared = norms_of_heads(pair_trace.layer("cross", 0))
-    assert torch.equal(shared[0], shared[1]) and not torch.equal(shared[1], shared[2])
-
-
 @pytest.mark.parametrize("length", [0, 3])
 def test_nobody_who_may_look_needs_no_key(length) -> None:
     tokens = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0))
@@ -138,7 +114,6 @@ MEASURES = {
     "effective_rank": effective_rank,
     "energy_rank": energy_rank,
     "heavy_hitters": heavy_hitters,
-    "norms": lambda source: given_by_rows(source, torch.ones(2, 6)),
     "pagerank": pagerank,
     "received": received,
     "reciprocity": reciprocity,

@@ -1,25 +1,25 @@
 """What a head is needed for: take it away, or give it another input's output, and see what changes.
 
-A role says where a head looks. Whether the model uses that is another question, and one that only
-an experiment answers: the model runs again with the output of the head replaced, and the change in
-its loss, or in a logit, is what the head was worth.
+A role says where a head looks. Whether the model uses that only an experiment answers: the model
+runs again with the output of the head replaced, and the change in its loss, or in a logit, is what
+the head was worth.
 
 Source: Michel et al. 2019 (ablation); Vig et al. 2020, Wang et al. 2022 (patching).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import index
 from typing import TYPE_CHECKING, SupportsIndex, cast
 
 from torch import Tensor, nn
 
 from headloom.analysis.effects.interventions import Intervention, Kind, editing_heads, intervening
-from headloom.errors import InputError, ShapeError, optional_package
-from headloom.mechanism.attention_layer import HeadOutputs
-from headloom.mechanism.shapes import chosen, describe, in_words
+from headloom.errors import InputError, optional_package
+from headloom.mechanism.shapes import chosen
+from headloom.tracing.recording.layer_call import LayerCall
 
 if TYPE_CHECKING:
     import pandas
@@ -28,16 +28,14 @@ __all__ = [
     "Ablation",
     "Group",
     "HeadEffect",
-    "HeadSums",
     "Measure",
     "RanLayer",
     "ablate",
     "attention_layers",
-    "chosen_logit",
     "groups_of",
-    "next_token_loss",
     "outputs_of",
     "patch",
+    "whole_model",
 ]
 
 
@@ -71,9 +69,7 @@ class HeadEffect:
     @property
     def most_at(self) -> int | None:
         """The position that adds most to the change, up or down; None: they are not told apart."""
-        if not self.at:
-            return None
-        return max(range(len(self.at)), key=lambda position: abs(self.at[position]))
+        return max(range(len(self.at)), key=lambda place: abs(self.at[place]), default=None)
 
 
 @dataclass(frozen=True)
@@ -103,36 +99,17 @@ class Ablation:
         """
         with optional_package("to_pandas"):
             import pandas
-        rows = [
-            {
-                "layer": effect.heads[0][0],
-                "head": effect.heads[0][1],
-                "heads": effect.name,
-                "value": effect.value,
-                "change": effect.change,
-                "name": self.layers[effect.heads[0][0]].name,
-                "most_at": effect.most_at,
-                "there": None if effect.most_at is None else effect.at[effect.most_at],
-            }
-            for effect in self.effects
-        ]
-        columns = ["layer", "head", "heads", "value", "change", "name"]
-        if any(effect.at for effect in self.effects):
-            columns += ["most_at", "there"]
-        return pandas.DataFrame(rows, columns=columns)
-
-
-def attention_layers(model: nn.Module, run: Callable[[], object]) -> list[RanLayer]:
-    """The attention layers of a model in the order of a run, each once."""
-    found: dict[str, RanLayer] = {}
-
-    def see(path: str, heads: HeadOutputs) -> Tensor:
-        found.setdefault(path, RanLayer(path, heads.output.shape[1]))
-        return heads.output
-
-    with editing_heads(model, see):
-        run()
-    return list(found.values())
+        rows = []
+        for effect in self.effects:
+            layer, head = effect.heads[0]
+            row = {
+                "layer": layer, "head": head, "heads": effect.name, "value": effect.value,
+                "change": effect.change, "name": self.layers[layer].name,
+            }  # fmt: skip
+            if (place := effect.most_at) is not None:
+                row |= {"most_at": place, "there": effect.at[place]}
+            rows.append(row)
+        return pandas.DataFrame(rows)
 
 
 Group = tuple[int, int] | Sequence[tuple[int, int]]
@@ -177,17 +154,8 @@ def ablate(
     0.0
     """
     chosen("ablate", "kind", kind, ("zero", "mean", "uniform"))
-    sums = HeadSums()
-    with editing_heads(model, sums):
-        baseline = float(measure())
-
-    def instead(path: str, head: int) -> Tensor | None:
-        return sums.means(path)[head] if kind == "mean" else None
-
-    effects = _effects(
-        model, measure, kind, instead, sums.layers(), baseline, heads, positions, progress
-    )
-    return Ablation(kind, baseline, tuple(sums.layers()), effects)
+    baseline, means = whole_model(model, measure)
+    return _measured(model, measure, kind, baseline, means, means, heads, positions, progress)
 
 
 def patch(
@@ -212,80 +180,75 @@ def patch(
 
     Raises: InputError: inputs of different lengths; no such head or position.
     """
-    outputs = outputs_of(model, source)
-    layers = [RanLayer(path, output.shape[1]) for path, output in outputs.items()]
-    with editing_heads(model, lambda path, heads: heads.output):
-        baseline = float(measure())
-
-    def instead(path: str, head: int) -> Tensor | None:
-        return outputs[path][:, head]
-
-    effects = _effects(
-        model, measure, "patch", instead, layers, baseline, heads, positions, progress
-    )
-    return Ablation("patch", baseline, tuple(layers), effects)
+    others = outputs_of(model, source)
+    baseline, means = whole_model(model, measure)
+    return _measured(model, measure, "patch", baseline, means, others, heads, positions, progress)
 
 
-def _effects(
+def _measured(
     model: nn.Module,
     measure: Measure,
     kind: Kind,
-    instead: Callable[[str, int], Tensor | None],
-    layers: Sequence[RanLayer],
     baseline: float,
+    layers: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
     heads: Sequence[Group] | None,
     positions: Sequence[int] | None,
     progress: Callable[[int, int], None],
-) -> tuple[HeadEffect, ...]:
-    """A run for each group of heads. instead: what a head of a layer gives."""
-    effects = []
-    groups = groups_of(layers, heads)
-    for done, group in enumerate(groups, 1):
-        places = [(layers[layer].name, head) for layer, head in group]
-        interventions = [
-            Intervention(path, head, kind, instead(path, head), positions) for path, head in places
-        ]
+) -> Ablation:
+    """A run for each group of heads. others: by path, (..., heads, 1 or queries, value_depth)."""
+    ran = [RanLayer(path, output.shape[-3]) for path, output in layers.items()]
+    effects: list[HeadEffect] = []
+    groups = groups_of(ran, heads)
+    for group in groups:
+        interventions = []
+        for layer, head in group:
+            path = ran[layer].name
+            other = others[path][..., head, :, :] if kind in ("mean", "patch") else None
+            interventions.append(Intervention(path, head, kind, other, positions))
         with intervening(model, interventions):
             value = float(measure())
         effects.append(HeadEffect(group, value, value - baseline))
-        progress(done, len(groups))
-    return tuple(effects)
+        progress(len(effects), len(groups))
+    return Ablation(kind, baseline, tuple(ran), tuple(effects))
+
+
+def whole_model(model: nn.Module, measure: Measure) -> tuple[float, dict[str, Tensor]]:
+    """The measure of a whole model; and by layer, in order, what each head gives in the mean.
+
+    Returns: beside it (heads, 1, value_depth), over all positions of all runs, by the layer's path.
+    """
+    sums: dict[str, Tensor] = {}
+    counts = Counter[str]()
+
+    def add(call: LayerCall, output: Tensor) -> Tensor:
+        total = output.double().sum((0, 2))[:, None]
+        sums[call.path] = sums[call.path] + total if call.path in sums else total
+        counts[call.path] += output.shape[0] * output.shape[2]
+        return output
+
+    with editing_heads(model, add):
+        baseline = float(measure())
+    return baseline, {path: total / counts[path] for path, total in sums.items()}
 
 
 def outputs_of(model: nn.Module, source: Callable[[], object]) -> dict[str, Tensor]:
-    """What the heads of each layer give in a run, by the layer's path."""
+    """What the heads of each layer give in a run, in order, by the layer's path."""
     outputs: dict[str, Tensor] = {}
 
-    def keep(path: str, heads: HeadOutputs) -> Tensor:
-        outputs[path] = heads.output
-        return heads.output
+    def keep(call: LayerCall, output: Tensor) -> Tensor:
+        outputs[call.path] = output
+        return output
 
     with editing_heads(model, keep):
         source()
     return outputs
 
 
-class HeadSums:
-    """What each head gives in the mean, over all positions of all runs."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-
-    def __call__(self, path: str, heads: HeadOutputs) -> Tensor:
-        batch, _, queries, _ = heads.output.shape
-        total = heads.output.double().sum((0, 2))
-        self._sums[path] = self._sums[path] + total if path in self._sums else total
-        self._counts[path] = self._counts.get(path, 0) + batch * queries
-        return heads.output
-
-    def layers(self) -> list[RanLayer]:
-        """The layers that ran, in order, each once."""
-        return [RanLayer(path, len(total)) for path, total in self._sums.items()]
-
-    def means(self, path: str) -> Tensor:
-        """Of the heads of a layer, (heads, value_depth)."""
-        return self._sums[path] / self._counts[path]
+def attention_layers(model: nn.Module, run: Callable[[], object]) -> list[RanLayer]:
+    """The attention layers of a model in the order of a run, each once."""
+    outputs = outputs_of(model, run)
+    return [RanLayer(path, output.shape[1]) for path, output in outputs.items()]
 
 
 def groups_of(
@@ -293,80 +256,22 @@ def groups_of(
 ) -> list[tuple[tuple[int, int], ...]]:
     """The heads to replace, those of a group together.
 
-    Raises: InputError: no such head, or something else than heads.
+    Raises: InputError: no such head.
     """
     if heads is None:
         heads = [(n, head) for n, layer in enumerate(layers) for head in range(layer.heads)]
-    groups: list[tuple[tuple[int, int], ...]] = []
+    groups = []
     for group in heads:
-        try:
-            alone = len(group) == 2 and isinstance(group[0], SupportsIndex)
-            pairs = cast("Sequence[tuple[int, int]]", [group] if alone else group)
-            places = tuple((index(layer), index(head)) for layer, head in pairs)
-        except (TypeError, ValueError):
-            raise InputError(
-                f"heads={in_words(heads)}; expected [(layer, head), ...], both from 0, or several "
-                "such pairs in the place of one."
-            ) from None
-        for layer, head in places:
-            if not (0 <= layer < len(layers) and 0 <= head < layers[layer].heads):
-                of_layer = layers[layer].heads if 0 <= layer < len(layers) else 0
-                raise InputError(
-                    f"no head {layer}.{head}: the model has layers 0 to {len(layers) - 1}"
-                    + (f", this one heads 0 to {of_layer - 1}." if of_layer else ".")
-                )
-        if places:
-            groups.append(places)
-    return groups
-
-
-def next_token_loss(logits: Tensor, tokens: Tensor, ignore: int | None = None) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in nats.
-
-    Args:
-        logits: (batch, length, vocabulary), of the model that read `tokens`.
-        tokens: ids, (batch, length).
-        ignore: an id that does not count, as of padding.
-
-    >>> import torch
-    >>> next_token_loss(torch.zeros(1, 3, 8), torch.tensor([[1, 2, 3]]))               # log 8
-    tensor(2.0794)
-    """
-    if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
-        raise ShapeError(
-            f"next_token_loss: logits {describe(logits)} for tokens {describe(tokens)}; expected "
-            "(batch, length, vocabulary) and (batch, length)."
+        pairs = [group] if isinstance(group[0], SupportsIndex) else group
+        places = tuple(
+            (int(layer), int(head)) for layer, head in cast(list[tuple[int, int]], pairs)
         )
-    targets = tokens[:, 1:].flatten()
-    return nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(),
-        targets,
-        ignore_index=-100 if ignore is None else ignore,
-    )
-
-
-def chosen_logit(
-    logits: Tensor, token: int, *, minus: int | None = None, position: int = -1
-) -> Tensor:
-    """The logit of a token at a position, less that of another; the mean over a batch.
-
-    Args:
-        logits: (batch, length, vocabulary).
-        token: whose.
-        minus: whose logit is taken off; None: nobody's.
-        position: where; -1: the last.
-
-    >>> import torch
-    >>> chosen_logit(torch.tensor([[[0.5, 2.0, 1.0]]]), token=1, minus=0)
-    tensor(1.5000)
-    """
-    for name, place, size in (
-        ("position", position, logits.shape[1]),
-        ("token", token, logits.shape[2]),
-        ("minus", minus or 0, logits.shape[2]),
-    ):
-        if not -size <= place < size or (place < 0 and name != "position"):
-            raise InputError(f"chosen_logit: {name} {place}; there are {size}, counted from 0.")
-    there = logits[:, position].float()
-    found = there[:, token] if minus is None else there[:, token] - there[:, minus]
-    return found.mean()
+        for layer, head in places:
+            if not 0 <= layer < len(layers) or not 0 <= head < layers[layer].heads:
+                there = ", ".join(f"{n} with {x.heads}" for n, x in enumerate(layers[:3]))
+                raise InputError(
+                    f"no head {layer}.{head}: the model has {len(layers)} layers, from 0, and "
+                    f"these have heads, from 0: {there}{', ...' * (len(layers) > 3)}."
+                )
+        groups.append(places)
+    return groups

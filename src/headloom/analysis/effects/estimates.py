@@ -13,7 +13,8 @@ patching", and Syed et al. 2023 (by the outputs of another input).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +23,16 @@ from headloom.analysis.effects.ablation import (
     Ablation,
     Group,
     HeadEffect,
-    HeadSums,
     RanLayer,
     groups_of,
     outputs_of,
+    whole_model,
 )
-from headloom.analysis.effects.gradients import Layer, backward
-from headloom.analysis.effects.head_outputs import Reached
-from headloom.analysis.effects.interventions import Kind, editing_heads, uniform
-from headloom.errors import InputError, ShapeError
-from headloom.mechanism.shapes import chosen, describe, place_of
+from headloom.analysis.effects.gradients import backward
+from headloom.analysis.effects.interventions import Kind, substitute
+from headloom.errors import InputError
+from headloom.mechanism.shapes import chosen, place_of
+from headloom.tracing.recording.layer_call import LayerCall
 
 __all__ = ["estimate"]
 
@@ -56,9 +57,8 @@ def estimate(
         model: as for `headloom.analysis.effects.ablation.ablate`.
         measure: runs the model, as often as it likes, and gives a number in a tensor, with its
             gradient.
-        kind: what heads would give: see `headloom.analysis.effects.ablation.ablate`; "patch": what
-        they
-            give in the run of `source`.
+        kind: what heads would give: as for `ablate`; "patch": what they give in the run of
+            `source`.
         source: runs the model once on another input of as many tokens, for "patch".
         heads, positions: as for `ablate`.
 
@@ -82,84 +82,29 @@ def estimate(
             'estimate: kind="patch" needs source=, which runs the model on another input, and no '
             "other kind does."
         )
-    patched = {} if source is None else outputs_of(model, source)
-    sums = HeadSums()
-    with editing_heads(model, sums):
-        baseline = float(measure())
-    layers = sums.layers()
-    added = _Added(layers, kind, sums, patched, positions)
+    baseline, means = whole_model(model, measure)
+    others: Mapping[str, Tensor] = means if source is None else outputs_of(model, source)
+    #: By path, what each head and position adds, (batch, heads, queries), of each call.
+    added: dict[str, list[Tensor]] = defaultdict(list)
 
-    def run(seen: Sequence[Layer]) -> Tensor:
-        added.ran = seen
-        return measure()
+    def receive(call: LayerCall, output: Tensor, gradient: Tensor) -> None:
+        instead = substitute(call, output, kind, others.get(call.path))
+        adds = (gradient.double() * (instead.double() - output.double())).sum(-1)
+        if positions is not None:
+            length = adds.shape[2]
+            places = [place_of("input", "estimate", "position", at, length) for at in positions]
+            adds *= torch.isin(torch.arange(length), torch.tensor(places)).to(adds)
+        added[call.path].append(adds)
 
-    backward(model, run, added.receive, operation="estimate")
+    backward(model, lambda calls: measure(), receive, operation="estimate")
+    layers = [RanLayer(path, len(mean)) for path, mean in means.items()]
     effects = []
     for group in groups_of(layers, heads):
-        change, at = added.of(group)
+        parts = [adds[:, head] for layer, head in group for adds in added[layers[layer].name]]
+        change = float(sum(part.sum() for part in parts))
+        # Positions are the same where layers with as many queries ran once, on one input.
+        once = all(len(added[layers[layer].name]) == 1 for layer, _ in group)
+        one_input = once and len({part.shape for part in parts}) == 1 and len(parts[0]) == 1
+        at = tuple(torch.stack(parts).sum((0, 1)).tolist()) if one_input else ()
         effects.append(HeadEffect(group, baseline + change, change, at))
     return Ablation(kind, baseline, tuple(layers), tuple(effects), estimated=True)
-
-
-class _Added:
-    """Takes the gradients of all calls, and adds up what replacing each head would change."""
-
-    def __init__(
-        self,
-        layers: Sequence[RanLayer],
-        kind: Kind,
-        sums: HeadSums,
-        patched: dict[str, Tensor],
-        positions: Sequence[int] | None,
-    ) -> None:
-        self._layers, self._kind, self._sums = layers, kind, sums
-        self._patched, self._positions = patched, positions
-        #: By path, what each head and position adds, (batch, heads, queries), of each call.
-        self._found: dict[str, list[Tensor]] = {}
-        self.ran: Sequence[Layer] = ()
-
-    def receive(self, _: int, reached: Reached, gradient: Tensor) -> None:
-        """One call: what its heads gave, and dm/do."""
-        output = reached.heads.output
-        added = (gradient.double() * (self._instead(reached) - output).double()).sum(-1)
-        if self._positions is not None:
-            count = output.shape[2]
-            wanted = [
-                place_of("input", "estimate", "position", at, count) for at in self._positions
-            ]
-            only = torch.zeros_like(added)
-            only[..., wanted] = added[..., wanted]
-            added = only
-        self._found.setdefault(reached.path, []).append(added)
-
-    def _instead(self, reached: Reached) -> Tensor:
-        """What the heads of a call would give."""
-        output, path = reached.heads.output, reached.path
-        if self._kind == "zero":
-            return torch.zeros_like(output)
-        if self._kind == "uniform":
-            return uniform(reached.heads)
-        if self._kind == "mean":
-            return self._sums.means(path).to(output)[:, None].expand_as(output)
-        given = self._patched.get(path)
-        if given is None or given.shape != output.shape:
-            there = "none" if given is None else describe(given)
-            raise ShapeError(
-                f"estimate: on the other input {path} gives {there}; expected {describe(output)}. "
-                "Inputs that are patched into each other need as many tokens."
-            )
-        return given
-
-    def of(self, group: Sequence[tuple[int, int]]) -> tuple[float, tuple[float, ...]]:
-        """What replacing some heads would change, and what each position adds to it."""
-        parts = [
-            call[:, head]
-            for layer, head in group
-            for call in self._found.get(self._layers[layer].name, ())
-        ]
-        change = float(sum(part.sum() for part in parts))
-        # One input, whose layers have the same queries: positions are the same everywhere.
-        if len({part.shape for part in parts}) != 1 or parts[0].shape[0] != 1:
-            return change, ()
-        once = len({layer.name for layer in self.ran}) == len(self.ran)
-        return change, tuple(torch.stack(parts).sum((0, 1)).tolist()) if once else ()

@@ -1,15 +1,16 @@
-"""Changing what heads give while a model runs: for experiments on what they are needed for.
+"""Reaching, and changing, what the heads of every attention layer give while a model runs.
 
     with intervening(model, [Intervention("decoder.1.self_attention", 3, "zero")]):
         outputs = model(tokens)
 
-Heads are reached before W_O, by `headloom.analysis.effects.head_outputs`, in headloom's own models
-and in unmodified ones of Transformers. The weights of a model are never touched, and whatever
-happens in the block, the model is afterwards as it was.
+Heads are reached before W_O, in headloom's own models and in unmodified ones of Transformers. The
+weights of a model are never touched, and whatever happens in the block, the model is afterwards as
+it was.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,21 +19,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from headloom.analysis.effects.head_outputs import reaching
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.attention_layer import HeadOutputs
+from headloom.mechanism.attention_layer import AttentionLayer, HeadOutputs
 from headloom.mechanism.function import attention
+from headloom.mechanism.graph import Top
 from headloom.mechanism.shapes import describe, place_of
+from headloom.mechanism.watching import editing, layers_of
 from headloom.tracing.model_state import evaluation_mode
+from headloom.tracing.recording.layer_call import LayerCall
+from headloom.tracing.sources.source import Receivers
+from headloom.tracing.sources.transformers import SOURCE, is_transformers_model, routes
 
-__all__ = [
-    "Intervention",
-    "Kind",
-    "editing_heads",
-    "intervening",
-    "uniform",
-]
+__all__ = ["Edit", "Intervention", "Kind", "editing_heads", "intervening", "reaching", "substitute"]
 
+#: From a call and what its heads gave, (batch, heads, queries, value_depth), to what the layer goes
+#: on with.
+Edit = Callable[[LayerCall, Tensor], Tensor]
 Kind = Literal["zero", "mean", "uniform", "patch"]
 
 
@@ -55,56 +57,44 @@ class Intervention:
     output: Tensor | None = None
     positions: Sequence[int] | None = None
 
-    def apply(self, heads: HeadOutputs, output: Tensor) -> None:
+    def apply(self, call: LayerCall, output: Tensor) -> None:
         """Write it into the output of the layer, (batch, heads, queries, value_depth).
 
         Raises: InputError: no such head or position, or an output that is missing or does not fit.
         """
-        if not 0 <= self.head < output.shape[1]:
+        heads, queries = output.shape[1:3]
+        if not 0 <= self.head < heads:
             raise InputError(
-                f"intervening: no head {self.head} in {self.layer}, which has 0 to "
-                f"{output.shape[1] - 1}."
+                f"intervening: no head {self.head} in {self.layer}, which has 0 to {heads - 1}."
             )
-        place = output[:, self.head]
-        if self.positions is None:
-            place.copy_(self._given(heads, place))
-            return
-        count = place.shape[1]
-        chosen = [place_of("input", "intervening", "position", at, count) for at in self.positions]
-        place[:, chosen] = self._given(heads, place)[:, chosen]
-
-    def _given(self, heads: HeadOutputs, place: Tensor) -> Tensor:
-        """What stands in the place of the head's output, (batch, queries, value_depth)."""
-        if self.kind == "zero":
-            return torch.zeros_like(place)
-        if self.kind == "uniform":
-            return uniform(heads)[:, self.head]
-        if self.output is None:
-            raise InputError(
-                f"intervening: a {self.kind} of {self.layer}, head {self.head}, without an "
-                "output. Give output=."
-            )
-        given = self.output.to(place)
-        wanted = place.shape[-1:] if self.kind == "mean" else place.shape
-        if given.shape != wanted:
-            raise ShapeError(
-                f"intervening: a {self.kind} of {self.layer}, head {self.head}, is "
-                f"{describe(given)}; expected ({', '.join(map(str, wanted))}). Inputs that are "
-                "patched into each other need as many tokens."
-            )
-        return given.expand_as(place)
+        other = self.output
+        if other is not None and other.ndim == 3:
+            other = other[:, None]
+        instead = substitute(call, output, self.kind, other)[:, self.head]
+        at = self.positions if self.positions is not None else range(queries)
+        places = [place_of("input", "intervening", "position", place, queries) for place in at]
+        output[:, self.head, places] = instead[:, places]
 
 
-def uniform(heads: HeadOutputs) -> Tensor:
-    """What the heads would give if each query looked at all its keys alike."""
-    batch, count, queries, _ = heads.output.shape
-    kv_heads, keys = heads.keys.shape[1:3]
-    return attention(
-        heads.output.new_zeros(batch, count, queries, 1),
-        heads.output.new_zeros(batch, kv_heads, keys, 1),
-        heads.values,
-        mask=heads.mask,
-    )
+def substitute(call: LayerCall, output: Tensor, kind: Kind, other: Tensor | None) -> Tensor:
+    """What the heads of a call give instead of their output, of its shape: see Intervention.
+
+    other: of "mean" and "patch", what spreads to the output's shape.
+    Raises: InputError: it is missing; ShapeError: it is of another number of tokens.
+    """
+    if kind == "zero":
+        return torch.zeros_like(output)
+    if kind == "uniform":
+        queries, keys = (part.new_zeros(*part.shape[:3], 1) for part in (output, call.keys))
+        return attention(queries, keys, call.values, mask=call.mask)
+    if other is None:
+        raise InputError(f"a {kind} of {call.path} without an output. Give output=.")
+    if kind == "patch" and other.shape[-2:] != output.shape[-2:]:
+        raise ShapeError(
+            f"a patch of {call.path} is {describe(other)}; expected that of {describe(output)}. "
+            "Inputs that are patched into each other need as many tokens."
+        )
+    return other.to(output).expand_as(output)
 
 
 @contextmanager
@@ -113,45 +103,74 @@ def intervening(model: nn.Module, interventions: Sequence[Intervention]) -> Iter
 
     Raises: InputError: no such layer or head; a model whose heads cannot be reached.
     """
-    of_layer: dict[str, list[Intervention]] = {}
-    for one in interventions:
-        of_layer.setdefault(one.layer, []).append(one)
-    seen: set[str] = set()
+    of_layer = defaultdict(list)
+    for intervention in interventions:
+        of_layer[intervention.layer].append(intervention)
+    ran: set[str] = set()
 
-    def edit(path: str, heads: HeadOutputs) -> Tensor:
-        seen.add(path)
-        if path not in of_layer:
-            return heads.output
-        output = heads.output.clone()
-        for one in of_layer[path]:
-            one.apply(heads, output)
+    def edit(call: LayerCall, output: Tensor) -> Tensor:
+        ran.add(call.path)
+        if call.path in of_layer:
+            output = output.clone()
+            for intervention in of_layer[call.path]:
+                intervention.apply(call, output)
         return output
 
     with editing_heads(model, edit):
         yield
-    missing = [path for path in of_layer if path not in seen]
-    if missing and seen:
+    missing = of_layer.keys() - ran
+    if missing and ran:
         raise InputError(
-            f"intervening: the model ran no attention layer {missing[0]!r}; it has "
-            f"{', '.join(sorted(seen))}."
+            f"intervening: the model ran no attention layer {min(missing)!r}; it has "
+            f"{', '.join(sorted(ran))}."
         )
 
 
 @contextmanager
-def editing_heads(model: nn.Module, edit: Callable[[str, HeadOutputs], Tensor]) -> Iterator[None]:
-    """Send what the heads of every attention layer give through a function.
-
-    Within the block the model is in evaluation mode and computes no gradients.
-
-    Args:
-        model: of headloom's attention layers, or of Transformers.
-        edit: from the path of a layer and its heads to the output the layer goes on with.
+def editing_heads(model: nn.Module, edit: Edit) -> Iterator[None]:
+    """Send what heads give through a function; the model evaluates, without gradients.
 
     Raises: InputError: a model whose heads cannot be reached.
     """
-    with (
-        evaluation_mode(model),
-        torch.no_grad(),
-        reaching(model, lambda one: edit(one.path, one.heads), operation="intervening"),
-    ):
+    with evaluation_mode(model), torch.no_grad(), reaching(model, edit, operation="intervening"):
         yield
+
+
+@contextmanager
+def reaching(model: nn.Module, edit: Edit, *, operation: str) -> Iterator[None]:
+    """Send what the heads of every attention layer give through a function.
+
+    Args:
+        model: of headloom's attention layers, or of Transformers and using its attention interface.
+        edit: from each call and its output to the output that the layer goes on with.
+        operation: who asks, for errors.
+
+    Raises: InputError: a model whose heads cannot be reached.
+    """
+
+    def compute(call: LayerCall) -> Tensor:
+        output = attention(call.queries, call.keys, call.values, **call.arguments())
+        return edit(call, output)
+
+    paths = {id(layer): path for path, layer in layers_of(model)}
+
+    def edit_own(layer: AttentionLayer, heads: HeadOutputs) -> Tensor:
+        call = LayerCall(
+            paths[id(layer)], layer.kind, heads.queries, heads.keys, heads.values, heads.scale,
+            heads.mask, None, heads.relative, heads.softcap, heads.sinks,
+        )  # fmt: skip
+        return edit(call, heads.output)
+
+    if is_transformers_model(model) and routes(model):
+        receivers = Receivers(compute, lambda call, graph: None)
+        with SOURCE.calls({"": model}, Top(0), receivers):
+            yield
+    elif paths:
+        with editing(model, edit_own):
+            yield
+    else:
+        raise InputError(
+            f"{operation}: the heads of {type(model).__name__} cannot be reached: it has no "
+            "attention layers of headloom, and does not use the attention interface of "
+            "Transformers. docs/tracing.md lists models that do."
+        )

@@ -7,13 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from headloom.errors import InputError
+from headloom.tracing.model_state import evaluation_mode
 
-__all__ = ["MASK_EVERY", "masked_loss", "output_change", "target_loss"]
+__all__ = ["masked_loss", "next_token_loss", "output_change"]
 
 #: Of the tokens of a text, one in so many is masked.
 MASK_EVERY = 7
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Mean cross-entropy of each token given those before it, in nats.
+
+    Args: logits: (batch, length, vocabulary), of the model that read `tokens`, (batch, length).
+
+    >>> next_token_loss(torch.zeros(1, 3, 8), torch.tensor([[1, 2, 3]]))               # log 8
+    tensor(2.0794)
+    """
+    return cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def masked_loss(
@@ -27,11 +40,9 @@ def masked_loss(
         tokenizer: which says what the mask is, and which tokens are special.
 
     Returns: a function that runs the model once and gives the loss.
-    Raises: InputError: the text has too few tokens, or the tokenizer no mask.
+    Raises: InputError: the text has too few tokens.
     """
     ids = inputs["input_ids"]
-    if tokenizer.mask_token_id is None:
-        raise InputError("masked_loss: the tokenizer has no mask token.")
     special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
     ordinary = (~special[0]).nonzero()[:, 0]
     places = ordinary[MASK_EVERY // 2 :: MASK_EVERY]
@@ -42,33 +53,9 @@ def masked_loss(
         )
     masked = ids.clone()
     masked[:, places] = tokenizer.mask_token_id
-    given = {**inputs, "input_ids": masked}
-
-    def loss() -> Tensor:
-        logits = model(**given).logits[0, places].float()
-        return nn.functional.cross_entropy(logits, ids[0, places])
-
-    return loss
-
-
-def target_loss(
-    model: nn.Module, inputs: Mapping[str, Tensor], target: Tensor
-) -> Callable[[], Tensor]:
-    """The mean cross-entropy of a target given its source, in nats, of an encoder-decoder.
-
-    Args:
-        model: that writes; inputs: its source; target: ids, (1, length).
-
-    Returns: a function that runs the model once and gives the loss.
-    """
-    given = dict(inputs)
-    given.pop("token_type_ids", None)
-
-    def loss() -> Tensor:
-        found: Tensor = model(**given, labels=target, use_cache=False).loss
-        return found
-
-    return loss
+    return lambda: cross_entropy(
+        model(**{**inputs, "input_ids": masked}).logits[0, places].float(), ids[0, places]
+    )
 
 
 def output_change(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[], Tensor]:
@@ -78,18 +65,6 @@ def output_change(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[]
 
     Returns: a function that runs the model once and gives the change.
     """
-    training = [(module, module.training) for module in model.modules()]
-    try:
-        nn.Module.eval(model)
-        with torch.no_grad():
-            before = model(**inputs).last_hidden_state
-    finally:
-        for module, was in training:
-            module.training = was
-
-    def change() -> Tensor:
-        after: Tensor = model(**inputs).last_hidden_state
-        far: Tensor = (after - before).norm() / before.norm()
-        return far
-
-    return change
+    with evaluation_mode(model), torch.no_grad():
+        before: Tensor = model(**inputs).last_hidden_state
+    return lambda: (model(**inputs).last_hidden_state - before).norm() / before.norm()

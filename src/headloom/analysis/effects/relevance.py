@@ -1,40 +1,45 @@
 """Relevance: which input tokens a prediction comes from, by weights and their gradients.
 
-    R = (I + A_L) ... (I + A_1)
+    R = (I + A_L) ... (I + A_1),    A = mean over heads of max(0, dy/dP * P)    elementwise
 
-of the weights of each layer, weighed (`headloom.analysis.effects.gradient_weights`): a weight
-counts as far as y, the logit that is asked about, would grow with it, so that, other than in
-rollout, heads that do not matter to y do not matter. Of an encoder-decoder, with n(R) = I + (R - I)
-/ (its row sums), 0 where these are 0, and R_s of the source, R_t of the target:
+P are the weights of a layer, y the logit that is asked about: a weight counts as far as y would
+grow with it, so that, other than in rollout, heads that do not matter to y do not matter. Of an
+encoder-decoder, R_s of the source, R_t of the target, and R_ts of the target's rows and the
+source's columns, with n(R) = I + (R - I) / (its row sums), 0 where these are 0:
 
     self-attention of the target:  R_t <- R_t + A R_t,  R_ts <- R_ts + A R_ts
     cross-attention:               R_ts <- R_ts + n(R_t)^T A n(R_s)
 
-Source: Chefer, Gur and Wolf 2021, equations 5, 6, 8 to 10.
+A model need not form its weights for that: with o what a head gives, dy/dp_ij = (dy/do_i) . v_j. So
+cells are made of queries, keys, values and dy/do, some rows at a time. A row of R is one product
+with A^T a layer, from the last layer down: the way that the gradient goes. So a layer is done with
+when the gradient leaves it (`headloom.analysis.effects.gradients`), and memory is linear in the
+length. Those of an encoder-decoder are formed whole.
 
-A row of R is one product with A^T a layer, from the last layer down: the way that the gradient
-goes. So a layer is done with when the gradient leaves it (`headloom.analysis.effects.gradients`),
-and memory is linear in the length. Those of an encoder-decoder are needed again, and stay.
+Source: Chefer, Gur and Wolf 2021, equations 5, 6, 8 to 10.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
-from headloom.analysis.effects.gradient_weights import Weighted
-from headloom.analysis.effects.gradients import Layer, backward
-from headloom.analysis.effects.head_outputs import Reached
+from headloom.analysis.effects.gradients import backward
+from headloom.analysis.weights import row_tiles
 from headloom.errors import InputError
-from headloom.tracing.arguments import Arguments, Inputs, token_limit
-from headloom.tracing.recording.sequences import on_device_of
-from headloom.tracing.sources.transformers import is_transformers_model
+from headloom.mechanism.masks import causal
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
+from headloom.mechanism.positions import Shaw
+from headloom.mechanism.shapes import repeat_kv_heads
+from headloom.tracing.arguments import Inputs, batch_of
+from headloom.tracing.huggingface import reader_of
+from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = ["Target", "first_rows", "relevance", "weighted_layers"]
+__all__ = ["Target", "relevance"]
 
 #: Which logit is asked about: its number, or a function from the model's output to one number.
 Target = int | Callable[[Any], Tensor]
@@ -75,41 +80,51 @@ def relevance(
     >>> found.shape, bool(found[0, -1] >= 1)                 # of itself, at least
     (torch.Size([1, 4]), True)
     """
-    held: Tensor | None = None
-    kept: list[Weighted] = []
-    pair = False
+    reader = reader_of(model, "relevance")
+    arguments = reader.arguments(inputs, None, False)
+    if batch_of(arguments) != 1:
+        raise InputError(f"relevance: a batch of {batch_of(arguments)} inputs; expected one text.")
+    takes = inspect.signature(reader.model.forward).parameters
+    if position == -1 and not callable(target) and "logits_to_keep" in takes:
+        arguments.setdefault("logits_to_keep", 1)  # only the last logits are asked about
+    held = torch.zeros(0)
+    is_pair = False
+    layers: list[tuple[str, Tensor]] = []
 
-    def measure(layers: Sequence[Layer]) -> Tensor:
-        nonlocal held, pair
-        score, asked = _score(model(**given), target, position)
-        if not layers:  # which `backward` refuses
-            return score
-        pair = any(layer.kind == "cross" for layer in layers)
-        if not pair:
-            _check_one_sequence(layers)
-        held = first_rows(asked if rows is None else rows, layers[-1].shape[0])
+    def measure(calls: Sequence[LayerCall]) -> Tensor:
+        nonlocal held, is_pair
+        score, asked = _score(reader.model(**arguments), target, position)
+        is_pair = any(call.kind == "cross" for call in calls)
+        sizes = {size for call in calls for size in (call.queries.shape[2], call.keys.shape[2])}
+        if len(sizes) > 1 and not is_pair:
+            raise InputError(
+                f"relevance: the layers have queries or keys of {sorted(sizes)} positions; "
+                "expected one sequence, or an encoder-decoder."
+            )
+        if calls:  # else `backward` says so
+            held = _wanted(asked if rows is None else rows, calls[-1].queries.shape[2])
         return score
 
-    def receive(number: int, reached: Reached, gradient: Tensor) -> None:
+    def receive(call: LayerCall, output: Tensor, gradient: Tensor) -> None:
         nonlocal held
-        layer = Weighted.of(reached, gradient)
-        assert held is not None
-        held = held.to(layer.values)
-        if pair:
-            kept.insert(0, layer)
-        else:
-            held = held + layer.transposed(held)
+        if is_pair:
+            cells = [tile for _, tile in _weighed(call, gradient, ahead=True)]
+            layers.insert(0, (call.kind, torch.cat(cells)))
+            return
+        held = held.to(gradient)
+        added = torch.zeros_like(held)
+        for part, tile in _weighed(call, gradient, ahead=call.mask != causal()):
+            added[: tile.shape[1]] += tile.T @ held[part.start : part.stop]
+        held = held + added
 
-    given = _inputs(model, inputs, last=position == -1 and not callable(target))
-    backward(model, measure, receive, operation="relevance", scoring=True)
-    assert held is not None
-    if pair:
-        own = [layer for layer in kept if layer.kind != "encoder"]
-        held = _across(own, [layer for layer in kept if layer.kind == "encoder"], held)
-    return held.T
+    backward(reader.model, measure, receive, operation="relevance")
+    if not is_pair:
+        return held.T
+    across = _across(layers)
+    return held.T.to(across) @ across
 
 
-def first_rows(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
+def _wanted(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
     """What is asked for, (length, wanted): a column for each row of R."""
     if isinstance(rows, Tensor):
         if rows.shape != (length,):
@@ -118,118 +133,52 @@ def first_rows(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
                 "positions. Give a number for each."
             )
         return rows.detach()[:, None]
-    wanted = [int(row) for row in ([rows] if isinstance(rows, SupportsIndex) else rows)]
-    if not all(-length <= row < length for row in wanted):
+    places = [int(row) for row in ([rows] if isinstance(rows, SupportsIndex) else rows)]
+    if not all(-length <= row < length for row in places):
         raise InputError(
-            f"relevance: rows {list(wanted)}; the last layer has positions 0 to {length - 1}."
+            f"relevance: rows {places}; the last layer has positions 0 to {length - 1}."
         )
-    chosen = torch.zeros(length, len(wanted))
-    chosen[torch.tensor(wanted) % length, torch.arange(len(wanted))] = 1
-    return chosen
+    return torch.eye(length)[:, places]
 
 
-def _check_one_sequence(layers: Sequence[Layer]) -> None:
-    """Raise an InputError where layers look at sequences that no layer leads between."""
-    shapes = sorted({layer.shape for layer in layers})
-    if len(shapes) > 1 or shapes[0][0] != shapes[0][1]:
-        found = ", ".join(f"{queries} x {keys}" for queries, keys in shapes)
-        raise InputError(
-            f"relevance: the layers have queries and keys {found}; expected one sequence, or an "
-            "encoder-decoder."
-        )
+def _weighed(call: LayerCall, gradient: Tensor, *, ahead: bool) -> Iterator[tuple[range, Tensor]]:
+    """A of a layer, some rows at a time: (rows, keys), up to the last row where none looks ahead.
 
-
-def _back(layers: Sequence[Weighted], held: Tensor) -> Tensor:
-    """``R^T y``: from the last layer down."""
-    for layer in reversed(layers):
-        held = held + layer.transposed(held)
-    return held
-
-
-def _forth(layers: Sequence[Weighted], held: Tensor) -> Tensor:
-    """``R x``: from the first layer up."""
-    for layer in layers:
-        held = held + layer @ held
-    return held
-
-
-def _across(own: Sequence[Weighted], source: Sequence[Weighted], held: Tensor) -> Tensor:
-    """``R_ts^T y`` of an encoder-decoder."""
-    ones = torch.ones(source[0].shape[1] if source else own[-1].shape[1], 1)
-    of_source = _forth(source, ones) - ones
-    found = torch.zeros(len(ones), held.shape[1])
-    for number in reversed(range(len(own))):
-        layer = own[number]
-        if layer.kind != "cross":
-            held = held + layer.transposed(held)
-            continue
-        below = [earlier for earlier in own[:number] if earlier.kind != "cross"]
-        # n(R_t) y, then A^T, then n(R_s)^T.
-        both = torch.cat((held, torch.ones(len(held), 1)), 1)
-        moved = _forth(below, both) - both
-        given = layer.transposed(held + _over(moved[:, :-1], moved[:, -1:]))
-        shares = _over(given, of_source)
-        found += given + _back(source, shares) - shares
-    return found
-
-
-def _over(above: Tensor, below: Tensor) -> Tensor:
-    return torch.where(below > 0, above / below.clamp(min=1e-30), 0.0)
-
-
-def weighted_layers(
-    model: nn.Module,
-    inputs: Inputs | Tensor,
-    target: Target | None = None,
-    *,
-    position: int = -1,
-) -> tuple[list[Weighted], int]:
-    """The layers of a model, weighed by the gradient of a prediction. Takes what `relevance` takes.
-
-    Returns: those that the prediction depends on, in the order of the run, and the position that
-    is asked. They hold queries, keys, values and gradients of all layers at once.
+    gradient: dy/do, (1, heads, queries, value_depth).
     """
-    found: list[Weighted] = []
-    asked = position
-
-    def measure(layers: Sequence[Layer]) -> Tensor:
-        nonlocal asked
-        score, asked = _score(model(**given), target, position)
-        return score
-
-    def receive(_: int, reached: Reached, gradient: Tensor) -> None:
-        found.insert(0, Weighted.of(reached, gradient))
-
-    given = _inputs(model, inputs, last=position == -1 and not callable(target))
-    backward(model, measure, receive, operation="relevance", scoring=True)
-    return found, asked
+    options = {**call.arguments(), "bias": None if call.bias is None else call.bias[0]}
+    matrix = AttentionMatrix(call.queries[0], call.keys[0], **options)
+    values = repeat_kv_heads(call.values, matrix.shape[0])[0].to(matrix.queries.dtype)
+    table = None
+    if isinstance(call.relative, Shaw) and call.relative.value_table is not None:
+        table = Shaw(call.relative.value_table.detach(), offset=call.relative.offset)
+    for rows, columns, tile in row_tiles(matrix, causal=not ahead):
+        given = gradient[:, :, rows.start : rows.stop].to(values.dtype)
+        slopes = given[0] @ values[:, : len(columns)].mT
+        if table is not None:  # what each position adds to the values
+            slopes += table.key_scores(given, rows, len(columns))[0]
+        yield rows, (tile * slopes.clamp(min=0)).mean(0)
 
 
-def _inputs(model: nn.Module, inputs: Inputs | Tensor, *, last: bool) -> Arguments:
-    """The arguments of the model; last: of all logits, the last ones alone are asked about."""
-    if isinstance(inputs, Tensor):
-        inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs}
-    given = on_device_of(model, inputs)
-    sizes = {len(value) for value in given.values() if isinstance(value, Tensor)}
-    if sizes != {1}:
-        raise InputError(
-            f"relevance: a batch of {max(sizes, default=0)} inputs; expected one text."
-        )
-    if any(isinstance(value, Tensor) and not value.numel() for value in given.values()):
-        raise InputError("relevance: the text is empty; expected at least one token.")
-    if is_transformers_model(model):
-        limit = token_limit(model)
-        for name in ("input_ids", "decoder_input_ids"):
-            if limit is not None and name in given and given[name].shape[1] > limit:
-                raise InputError(
-                    f"relevance: {given[name].shape[1]} tokens in {name}; {type(model).__name__} "
-                    f"reads {limit} at most. Shorten the text."
-                )
-        given.setdefault("use_cache", False)
-        takes = inspect.signature(model.forward).parameters
-        if last and "logits_to_keep" in takes:
-            given.setdefault("logits_to_keep", 1)
-    return given
+def _across(layers: Sequence[tuple[str, Tensor]]) -> Tensor:
+    """R_ts of an encoder-decoder, from the kind and A of each layer."""
+    across = torch.zeros_like(next(cells for kind, cells in layers if kind == "cross"))
+    of_target, of_source = (torch.eye(size).to(across) for size in across.shape)
+    for _, cells in (layer for layer in layers if layer[0] == "encoder"):
+        of_source = of_source + cells @ of_source
+    for kind, cells in (layer for layer in layers if layer[0] != "encoder"):
+        if kind == "cross":
+            across = across + _normalised(of_target).T @ cells @ _normalised(of_source)
+        else:
+            of_target, across = of_target + cells @ of_target, across + cells @ across
+    return across
+
+
+def _normalised(matrix: Tensor) -> Tensor:
+    """n(R): the rows of what was added to the identity sum to 1, or to 0."""
+    own = torch.eye(len(matrix)).to(matrix)
+    sums = (matrix - own).sum(1, keepdim=True)
+    return own + torch.where(sums > 0, (matrix - own) / sums.clamp(min=1e-30), 0.0)
 
 
 def _score(output: Any, target: Target | None, position: int) -> tuple[Tensor, int]:
@@ -238,31 +187,16 @@ def _score(output: Any, target: Target | None, position: int) -> tuple[Tensor, i
         score = target(output)
         if not isinstance(score, Tensor) or score.numel() != 1:
             raise InputError("relevance: target= gave no single number in a tensor.")
-        return _real(score), position
+        return score, position
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if logits is None or logits.ndim not in (2, 3):
         raise InputError(
             f"relevance: the output, {type(output).__name__}, has no logits. Give a model that "
             "predicts, or target= a function from its output to one number."
         )
-    of_one = logits[0]
-    if of_one.ndim == 2:
-        if not -len(of_one) <= position < len(of_one):
-            raise InputError(
-                f"relevance: no position {position}; there are logits of 0 to {len(of_one) - 1}."
-            )
-        of_one = of_one[position]
-    else:
+    of_input = logits[0]
+    if of_input.ndim == 1:
         position = 0
-    if target is not None and not 0 <= target < len(of_one):
-        raise InputError(f"relevance: no logit {target}; there are 0 to {len(of_one) - 1}.")
-    return _real(of_one[int(of_one.argmax()) if target is None else target]), position
-
-
-def _real(score: Tensor) -> Tensor:
-    if not bool(score.isfinite()):
-        raise InputError(
-            f"relevance: the prediction is {float(score.detach())}. The model's weights, or its "
-            "inputs, hold what is no finite number."
-        )
-    return score
+    else:
+        of_input = of_input[position]
+    return of_input[int(of_input.argmax()) if target is None else target], position

@@ -26,14 +26,13 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from torch import Tensor
 
 from headloom.analysis.arguments import places_of, real_number
-from headloom.analysis.graphs.average import average_edges, dense_average
-from headloom.analysis.graphs.rollout import chosen_layers
-from headloom.analysis.weights import keeps_all, weights_of
+from headloom.analysis.graphs.rollout import chosen_layers_with_warning
+from headloom.analysis.weights import Source, average_edges, dense_average, weights_of
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import place_of
 
-__all__ = ["CHEAP_CELLS", "attention_flow", "layer_edges"]
+__all__ = ["attention_flow", "flow_weights"]
 
 #: What a capacity of 1 is, as a whole number.
 ONE = 2**30
@@ -65,7 +64,7 @@ def attention_flow(
 
     Raises: InputError: no such position or layer; no exact weights.
     """
-    layers, queries, keys, sizes = chosen_layers(trace, kind, "flow")
+    layers, queries, keys, sizes = chosen_layers_with_warning("flow", trace, kind)
     residual = real_number("flow", "residual", residual)
     start = place_of("sequence", "flow", "position", position, sizes[queries])
     ends = places_of("flow", "input position", targets, sizes[keys])
@@ -75,7 +74,12 @@ def attention_flow(
     nodes = sum(sizes.values())
     parts = []
     for layer in layers:
-        edges = layer_edges(layer, exact)[0].tocoo()
+        source = flow_weights(layer, exact)
+        if isinstance(source, AttentionGraph):
+            edges = average_edges(source).tocoo()
+        else:
+            cells = dense_average(source, causal=layer.mask == "causal")
+            edges = scipy.sparse.coo_array(cells.numpy())
         own = np.arange(sizes[layer.queries_from])
         past = nodes + own, first[layer.queries_from] + own, np.full(len(own), residual)
         along = nodes + edges.row, first[layer.keys_from] + edges.col, (1 - residual) * edges.data
@@ -92,15 +96,10 @@ def attention_flow(
     return torch.tensor(flows, dtype=torch.float64).clamp(max=1)
 
 
-def layer_edges(layer: TraceLayer, exact: bool | None) -> tuple[scipy.sparse.csr_array, bool]:
-    """The weights of a layer averaged over heads, and whether they are all; exact: as above."""
-    if exact is None and math.prod(layer.shape) > CHEAP_CELLS:
-        exact = False
-    source = weights_of(layer, exact)
-    if isinstance(source, AttentionGraph):
-        return average_edges(source.keys, source.weights, source.length), keeps_all(source)
-    cells = dense_average(source, causal=layer.mask == "causal")
-    return scipy.sparse.csr_array(cells.numpy()), True
+def flow_weights(layer: TraceLayer, exact: bool | None) -> Source:
+    """The weights of a layer that flow along, of which None is as said above."""
+    cheap = math.prod(layer.shape) <= CHEAP_CELLS
+    return weights_of(layer, exact if exact is not None or cheap else False)
 
 
 def _largest(network: scipy.sparse.csr_array, start: int, sink: int) -> float:

@@ -26,10 +26,10 @@ product a layer, from the first up: exact at any length, in memory linear in it.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,24 +37,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headloom.analysis.arguments import check_trace, places_of, real_number
-from headloom.analysis.graphs.average import dense_average, mean_over_heads
-from headloom.analysis.weights import weights_of
+from headloom.analysis.weights import dense_average, mean_over_heads, weights_of
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData, TraceLayer
 
 __all__ = [
     "Rollout",
+    "Through",
     "chosen_layers",
-    "ends",
-    "of_own",
+    "chosen_layers_with_warning",
     "passed_over",
     "rollout",
     "rollout_columns",
     "rollout_rows",
 ]
-
-#: Cells above which the whole rollout asks to be forced: 1 GiB of float32.
-LIMIT = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +69,21 @@ class Rollout:
     own: Tensor | None = None
 
 
+class Through(NamedTuple):
+    """What a rollout or a flow goes through.
+
+    layers; queries, keys: the sequences of its rows and its columns; sizes: the lengths of all
+    sequences that take part.
+    """
+
+    layers: list[TraceLayer]
+    queries: str
+    keys: str
+    sizes: dict[str, int]
+
+
 def rollout(
-    trace: TraceData,
-    *,
-    kind: str | None = None,
-    exact: bool | None = None,
-    residual: float = 0.5,
-    force: bool = False,
+    trace: TraceData, *, kind: str | None = None, exact: bool | None = None, residual: float = 0.5
 ) -> Tensor:
     """The whole rollout of a trace, (queries, keys).
 
@@ -90,26 +94,18 @@ def rollout(
             from the sequence of the last layer, else the kind of the last layer.
         exact: see `headloom.analysis.weights.weights_of`.
         residual: what comes past a layer, 0 to 1.
-        force: compute it even where it takes more than 1 GiB.
 
     Returns: (queries, keys), float32: row i is what position i holds of each input position.
 
-    Raises: InputError: no such layers; no exact weights; too large. A row or a column of a long
-    one: `rollout_rows`, `rollout_columns`.
+    Raises: InputError: no such layers; no exact weights. A row or a column of a long one:
+    `rollout_rows`, `rollout_columns`.
 
     The time is that of a product of dense matrices a layer.
     """
-    layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout")
+    layers, queries, keys, sizes = chosen_layers_with_warning("rollout", trace, kind)
     residual = real_number("rollout", "residual", residual)
-    if sizes[queries] * sizes[keys] > LIMIT and not force:
-        raise InputError(
-            f"rollout: the whole of it is {sizes[queries]:,} x {sizes[keys]:,}. Take some rows or "
-            "columns (rollout_rows, rollout_columns), or force=True."
-        )
-    held = {
-        name: torch.eye(size) if name == keys else torch.zeros(size, sizes[keys])
-        for name, size in sizes.items()
-    }
+    held = {name: torch.zeros(size, sizes[keys]) for name, size in sizes.items()}
+    held[keys] = torch.eye(sizes[keys])
     for layer in layers:
         weights = dense_average(weights_of(layer, exact), causal=layer.mask == "causal")
         passed = weights @ held[layer.keys_from]
@@ -132,7 +128,7 @@ def rollout_rows(
 
     Returns: values (rows, keys) and rest (rows,).
     """
-    layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout_rows")
+    layers, queries, keys, sizes = chosen_layers_with_warning("rollout_rows", trace, kind)
     residual = real_number("rollout", "residual", residual)
     wanted = places_of("rollout", "position", positions, sizes[queries])
     held: dict[str, NDArray[np.floating]] = {
@@ -164,7 +160,7 @@ def rollout_columns(
 
     Returns: values (queries, columns) and rest (queries,).
     """
-    layers, queries, keys, sizes = chosen_layers(trace, kind, "rollout_columns")
+    layers, queries, keys, sizes = chosen_layers_with_warning("rollout_columns", trace, kind)
     residual = real_number("rollout", "residual", residual)
     wanted = places_of("rollout", "position", positions, sizes[keys])
     # The last column is what each position holds in all.
@@ -182,92 +178,51 @@ def rollout_columns(
     return Rollout(values[:, :-1].clamp(max=1), (1 - values[:, -1]).clamp(min=0))
 
 
-def ends(trace: TraceData, kind: str | None = None) -> tuple[str, str]:
-    """The sequences that the rows and the columns of a rollout are of."""
-    _, queries, keys, _ = chosen_layers(trace, kind)
-    return queries, keys
-
-
-def chosen_layers(
-    trace: TraceData, kind: str | None, operation: str | None = None
-) -> tuple[list[TraceLayer], str, str, dict[str, int]]:
+def chosen_layers(trace: TraceData, kind: str | None) -> Through:
     """The layers of a kind, the sequences at both ends, and the lengths of all that take part.
 
-    operation: what is to be computed through them; then what it passes over is warned of.
+    Raises: InputError: there are none; layers that may have cut what they read into other parts, or
+    two sequences that look at each other.
     """
     check_trace("rollout", trace)
-    asked = kind
     if kind is None and trace.layers:
         last = trace.layers[-1]
         crossing = {layer.queries_from for layer in trace.layers if layer.kind == "cross"}
         kind = "cross" if last.queries_from in crossing else last.kind
-    layers = [layer for layer in trace.layers if kind in ("cross", layer.kind)]
-    ending = next((layer for layer in reversed(layers) if layer.kind == kind), None)
+    ending = next((layer for layer in reversed(trace.layers) if layer.kind == kind), None)
     if ending is None:
         there = ", ".join(sorted({layer.kind for layer in trace.layers})) or "no layer at all"
         raise InputError(f"rollout: the trace has no {kind} layer; it has {there}.")
-    if kind != "cross":
-        # A model of text and images has layers of one kind for both.
-        layers = [layer for layer in layers if layer.queries_from == ending.queries_from]
-    else:
-        layers = _leading_to(ending.queries_from, layers)
-    _check_sequences(trace, layers)
+    # A model of text and images has layers of one kind for both: those that lead to the end.
+    reached, layers = {ending.queries_from}, list[TraceLayer]()
+    for layer in reversed(trace.layers):
+        if layer.queries_from in reached and kind in ("cross", layer.kind):
+            reached |= {layer.keys_from} if kind == "cross" else set()
+            layers.insert(0, layer)
     sizes: dict[str, int] = {}
     for layer in layers:
-        sizes[layer.queries_from], sizes[layer.keys_from] = layer.shape[1], layer.shape[2]
-    if operation is not None and (left := passed_over(trace, asked)) is not None:
-        warnings.warn(f"{operation}: {left}", stacklevel=_levels_to_caller())
-    return layers, ending.queries_from, ending.keys_from, sizes
-
-
-def _leading_to(sequence: str, layers: Sequence[TraceLayer]) -> list[TraceLayer]:
-    """The layers that have an effect on what a sequence holds at the end."""
-    reached = {sequence}
-    leading: list[TraceLayer] = []
-    for layer in reversed(layers):
-        if layer.queries_from in reached:
-            reached.add(layer.keys_from)
-            leading.append(layer)
-    return leading[::-1]
-
-
-def _levels_to_caller() -> int:
-    """Number of frames from the function that warns to the first one outside headloom."""
-    frame, levels = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("headloom."):
-        frame, levels = frame.f_back, levels + 1
-    return levels
-
-
-def _check_sequences(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
-    """Refuse layers that may have cut what they read into other parts, or whose order is open."""
-    across = {(layer.queries_from, layer.keys_from) for layer in layers}
-    for name in {layer.keys_from: None for layer in layers}:
-        over = [layer.name for layer in layers if name in (layer.queries_from, layer.keys_from)]
-        if len(over) > 1 and "parts" in trace.positions.get(name, {}):
+        own, other = layer.queries_from, layer.keys_from
+        sizes[own], sizes[other] = layer.shape[1:]
+        over = [x.name for x in layers if other in (x.queries_from, x.keys_from)]
+        if len(over) > 1 and "parts" in trace.positions.get(other, {}):
             raise InputError(
-                f"{len(over)} layers read {name} in parts, as windows of an image, and nothing "
+                f"{len(over)} layers read {other} in parts, as windows of an image, and nothing "
                 f"says that they cut it alike: {over[0]} ... {over[-1]}. Trace one of them alone, "
                 f"by layers=[{over[0]!r}]."
             )
-    for queries, keys in across:
-        if queries != keys and (keys, queries) in across:
+        if own != other and any((x.keys_from, x.queries_from) == (own, other) for x in layers):
             raise InputError(
-                f"Layers look from {queries} at {keys}, and back: nothing says which is updated "
+                f"Layers look from {own} at {other}, and back: nothing says which is updated "
                 'first. Trace some of them alone, by layers=, or take kind="encoder".'
             )
+    return Through(layers, ending.queries_from, ending.keys_from, sizes)
 
 
-def of_own(trace: TraceData, rows: Rollout, kind: str | None = None) -> str | None:
-    """What a row holds of the sequence that it is in itself, in words; None: all is of that one.
-
-    Of several rows, what the first holds.
-    """
-    if rows.own is None:
-        return None
-    queries, keys = ends(trace, kind)
-    taken, own = float(rows.values[0].sum()), float(rows.own[0])
-    return f"In all {taken:.4f} of it from the {keys}, {own:.4f} of the {queries} itself."
+def chosen_layers_with_warning(operation: str, trace: TraceData, kind: str | None) -> Through:
+    """The chosen layers, with a warning of those that are passed over."""
+    if (left := passed_over(trace, kind)) is not None:
+        warnings.warn(f"{operation}: {left}", stacklevel=3)
+    return chosen_layers(trace, kind)
 
 
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
@@ -275,7 +230,7 @@ def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
 
     Layers that are not in the trace, and those over other sequences: of all kinds if none is asked.
     """
-    layers, queries, _, _ = chosen_layers(trace, kind)
+    layers, queries, *_ = chosen_layers(trace, kind)
     left = [layer for layer in trace.layers if layer not in layers]
     names = {
         "that ran and are not in the trace": [entry["name"] for entry in trace.not_traced],
@@ -291,7 +246,6 @@ def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
         for what, some in names.items()
         if some
     ]
-    if not parts:
-        return None
     plural = "s" * (len(layers) != 1)
-    return f"Through {len(layers)} layer{plural}, not through {' and '.join(parts)}."
+    through = f"Through {len(layers)} layer{plural}, not through {' and '.join(parts)}."
+    return through if parts else None

@@ -1,18 +1,22 @@
-"""Spectra of the weights: how many directions each head uses."""
+"""Spectra of the weights: how many directions each head uses, and where a walk along them stays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.analysis.weights import Source, check_numbers
+from headloom.analysis.arguments import real_number
+from headloom.analysis.graphs.strength import check_square
+from headloom.analysis.weights import Source, average_edges, check_numbers
 from headloom.errors import InputError
 from headloom.mechanism import spectra
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = ["DENSE", "effective_rank", "energy_rank"]
+__all__ = ["DENSE", "PageRank", "effective_rank", "energy_rank", "pagerank"]
 
 #: Positions up to which a head's matrix is formed and all its singular values are found: 3 s a head
 #: there, 0.05 s of 512 positions.
@@ -25,7 +29,7 @@ def effective_rank(source: Source) -> Tensor:
         exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j
 
     Args: source: all weights; or the kept edges: then it is that of their matrix.
-    Returns: (heads,).
+    Returns: (heads,); 0 for a head without weights.
     Raises: InputError: more than 2,048 positions, where all singular values take too long.
     Source: Roy and Vetterli 2007.
 
@@ -34,40 +38,24 @@ def effective_rank(source: Source) -> Tensor:
     >>> effective_rank(headloom.AttentionMatrix(tokens, tokens)).round(decimals=4)
     tensor([4.])
     """
-    ranks = [
-        spectra.effective_rank(spectra.singular_values("effective_rank", dense))
-        for dense in _formed("effective_rank", source)
-    ]
-    return torch.stack(ranks).float() if ranks else torch.zeros(0)
+    return spectra.effective_rank(_singular_values("effective_rank", source)).float()
 
 
 def energy_rank(source: Source) -> Tensor:
-    """How many directions each head's weights use, by energy.
+    """How many directions each head's weights use, by energy: `effective_rank` of s_i^2.
 
-        exp(-sum_i q_i log q_i), q_i = s_i^2 / sum_j s_j^2
-
-    As `effective_rank`, with squared singular values: the exponential of the von Neumann entropy of
-    P P^T / |P|^2.
-
-    Returns: (heads,); 0 for a head without weights.
-    Raises: InputError: more than 2,048 positions.
+    It is the exponential of the von Neumann entropy of P P^T / |P|^2.
 
     >>> import headloom
     >>> tokens = torch.eye(4)[None] * 99
     >>> energy_rank(headloom.AttentionMatrix(tokens, tokens)).round(decimals=4)
     tensor([4.])
     """
-    ranks = []
-    for dense in _formed("energy_rank", source):
-        short = dense.T if dense.shape[0] > dense.shape[1] else dense
-        energy = torch.linalg.eigvalsh(spectra.finite("energy_rank", short @ short.T)).clamp(min=0)
-        share = energy / energy.sum().clamp(min=1e-300)
-        ranks.append((-torch.xlogy(share, share).sum()).exp() * bool(energy.any()))
-    return torch.stack(ranks).float() if ranks else torch.zeros(0)
+    return spectra.effective_rank(_singular_values("energy_rank", source).square()).float()
 
 
-def _formed(operation: str, source: Source) -> Iterator[Tensor]:
-    """The matrix of each head, (queries, keys), float64."""
+def _singular_values(operation: str, source: Source) -> Tensor:
+    """Those of each head's matrix, (heads, the shorter side), float64."""
     heads, queries, keys = source.shape
     if max(queries, keys) > DENSE:
         raise InputError(
@@ -75,8 +63,81 @@ def _formed(operation: str, source: Source) -> Iterator[Tensor]:
             f"{DENSE:,} take too long. Measure a shorter text."
         )
     check_numbers(source, operation)
+    values = torch.zeros(heads, min(queries, keys), dtype=torch.float64)
     for head in range(heads):
         if isinstance(source, AttentionGraph):
-            yield torch.from_numpy(source.adjacency(head).toarray()).double()
+            dense = torch.from_numpy(source.adjacency(head).toarray())
         else:
-            yield source[head, :, :].double()
+            dense = source[head, :, :]
+        values[head] = spectra.singular_values(operation, dense.double())
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class PageRank:
+    """heads: (heads, positions); mean: of the mean over heads, (positions,); each sums to 1."""
+
+    heads: Tensor
+    mean: Tensor
+
+
+def pagerank(source: Source, *, damping: float = 0.85, tolerance: float = 1e-6) -> PageRank:
+    """The PageRank of every head, and of their mean.
+
+        r = d P^T r + (1 - d) / n,    P the weights, each row divided by its sum
+
+    A walker at query i goes on to key j with the probability d P_ij, or else to any position. A row
+    without mass leads everywhere alike. From kept edges, rows are those of the kept edges.
+
+    Found by steps of this equation, each of which brings r nearer by the factor d at least.
+
+    Args:
+        source: all weights, or the kept edges, of a sequence that looks at itself.
+        damping: d, how often the walker follows the weights; 0 to less than 1.
+        tolerance: the error, summed over positions, at most, but for what float32 rounds.
+
+    Raises: ShapeError: there are not as many keys as queries.
+    Source: Page et al. 1999.
+
+    >>> import headloom
+    >>> ahead = torch.tensor([[[0.0, 99.0], [0.0, 99.0]]])       # both look at position 1
+    >>> _, graph = headloom.attend(ahead, torch.eye(2)[None], ahead, scale=1.0)
+    >>> pagerank(graph, damping=0.5).mean.round(decimals=4)      # r_0 = (1 - 0.5) / 2
+    tensor([0.2500, 0.7500])
+    """
+    damping = real_number("pagerank", "damping", damping, below=True)
+    tolerance = real_number("pagerank", "tolerance", tolerance, above=True)
+    check_square("pagerank", source)
+    heads, length, _ = source.shape
+    if isinstance(source, AttentionGraph):
+        walks = [source.adjacency(head).astype(np.float64) for head in range(heads)]
+        walks.append(average_edges(source).astype(np.float64))
+        sums = torch.from_numpy(np.stack([np.asarray(walk.sum(1)) for walk in walks]))
+
+        def moved(along: Tensor) -> Tensor:
+            pairs = zip(walks, along.numpy(), strict=True)
+            return torch.from_numpy(np.stack([walk.T @ x for walk, x in pairs]))
+    else:
+        matrix = source
+        sums = (matrix @ torch.ones(length)).double()
+        sums = torch.cat((sums, sums.mean(0, keepdim=True)))
+
+        def moved(along: Tensor) -> Tensor:
+            # Each head carries its own vector and that of the mean.
+            vectors = torch.stack((along[:-1], along[-1:].expand(heads, -1)), -1)
+            products = (matrix.T @ vectors.to(matrix.queries)).double()
+            return torch.cat((products[..., 0], products[..., 1].mean(0, keepdim=True)))
+
+    blind = sums <= 0
+    ranks = torch.full_like(sums, 1 / max(length, 1))
+    # Each step divides the error, 2 at most, by 1 / d at least: so many suffice.
+    most = math.ceil(math.log(tolerance / 2) / math.log(damping)) if damping > 0 else 1
+    for _ in range(most if length else 0):
+        before = ranks
+        along = torch.where(blind, 0.0, ranks / sums.masked_fill(blind, 1))
+        lost = torch.where(blind, ranks, 0.0).sum(-1, keepdim=True)
+        ranks = damping * (moved(along) + lost / length) + (1 - damping) / length
+        ranks = ranks / ranks.sum(-1, keepdim=True)
+        if float((ranks - before).abs().sum(-1).max()) * damping <= tolerance * (1 - damping):
+            break
+    return PageRank(ranks[:-1].float(), ranks[-1].float())

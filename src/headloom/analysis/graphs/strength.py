@@ -17,8 +17,7 @@ from torch import Tensor
 
 from headloom.analysis.arguments import real_number
 from headloom.analysis.weights import Source, check_numbers
-from headloom.errors import InputError, ShapeError
-from headloom.formats.trace import TraceLayer
+from headloom.errors import ShapeError
 from headloom.mechanism.graph import AttentionGraph
 
 __all__ = [
@@ -26,10 +25,7 @@ __all__ = [
     "HeavyHitters",
     "check_square",
     "components",
-    "given_by_edges",
-    "given_by_rows",
     "heavy_hitters",
-    "norms_of_heads",
     "received",
     "reciprocity",
 ]
@@ -191,55 +187,3 @@ def components(
     kind: Literal["strong", "weak"] = "strong" if strong else "weak"
     labels = [connected_components(of_head, connection=kind)[1] for of_head in edges]
     return Components(np.stack(labels) if labels else np.zeros((0, graph.length), int))
-
-
-def norms_of_heads(layer: TraceLayer) -> Tensor:
-    """|v_j| of each head, (heads, keys): heads that share values have the same.
-
-    Raises: InputError: the trace does not know them.
-    """
-    if layer.value_norms is None:
-        raise InputError(
-            f"layer {layer.name}: the norms of its values were not kept. Trace the model again."
-        )
-    return layer.value_norms.repeat_interleave(layer.heads // layer.value_norms.shape[0], 0)
-
-
-def given_by_edges(graph: AttentionGraph, value_norms: Tensor) -> Tensor:
-    """What each kept edge gives: ``w_ij |v_j|``, in the places of ``graph.weights``.
-
-    A key that is looked at strongly gives little where its value is small, as first tokens and
-    separators often do: raw weights alone mislead.
-
-    Args: graph: without a batch; value_norms: (heads, keys), as from `norms_of_heads`, or of
-    projected values.
-    Returns: (heads, queries, k).
-    Raises: ShapeError: there is not a norm for each head and key.
-    Source: Kobayashi et al. 2020, equation 3 (there with the values projected, f(x_j) = v_j W_O).
-
-    >>> import headloom
-    >>> looks = torch.zeros(1, 1, 1)                              # half on each of two keys
-    >>> _, graph = headloom.attend(looks, torch.zeros(1, 2, 1), torch.zeros(1, 2, 1))
-    >>> given_by_edges(graph, torch.tensor([[0.0, 4.0]]))[0, 0, :2]
-    tensor([0., 2.])
-    """
-    heads, _, keys = graph.shape
-    if value_norms.shape != (heads, keys):
-        raise ShapeError(
-            f"norms: the norms of values are {tuple(value_norms.shape)}; expected a number for "
-            f"each head and key, {(heads, keys)}. Repeat those that heads share."
-        )
-    there = graph.keys.clamp(min=0).long().flatten(1)
-    return graph.weights * value_norms.gather(1, there).reshape(graph.keys.shape)
-
-
-def given_by_rows(source: Source, value_norms: Tensor) -> Tensor:
-    """What all keys, or the kept ones, give a query: ``sum_j w_ij |v_j|``, (heads, queries).
-
-    The share of an edge is taken of it: an upper bound of the length of the query's output.
-    value_norms: (heads, keys).
-    """
-    check_numbers(source, "norms")
-    if isinstance(source, AttentionGraph):
-        return given_by_edges(source, value_norms).sum(-1)
-    return (source @ value_norms[..., None])[..., 0]

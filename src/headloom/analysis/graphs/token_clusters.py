@@ -10,12 +10,12 @@ cut is what leaves each of them, as a share of what it has:
 
 The eigenvectors of A of its k largest eigenvalues minimize it over all vectors, not only those that
 tell clusters, so that no partition has a smaller one than sum_c (1 - eigenvalue_c). Positions with
-like entries in D^-1/2 times these vectors become a cluster, by weighted k-means.
+like entries in D^-1/2 times these vectors become a cluster, by k-means.
 
 Everything is had from products with P and P^T, and P is never formed.
 
-Source: Shi and Malik 2000 (the cut, and its relaxation); Dhillon, Guan and Kulis 2004 (that
-k-means is to be weighted, by d); Satuluri and Parthasarathy 2011 (W of a directed graph).
+Source: Shi and Malik 2000 (the cut, and its relaxation); Satuluri and Parthasarathy 2011 (W of a
+directed graph).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
+from scipy.cluster.vq import kmeans2
 from scipy.sparse.linalg import LinearOperator, lobpcg
 
 from headloom.analysis.arguments import places_of
-from headloom.analysis.graphs.average import mean_over_heads
 from headloom.analysis.graphs.strength import check_square
-from headloom.analysis.weights import Source
+from headloom.analysis.weights import Source, mean_over_heads
 from headloom.errors import InputError
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import whole_number
@@ -45,8 +45,8 @@ DENSE = 1024
 MOST, MANY = 16, 64
 #: How far an eigenvalue may be off, and steps of LOBPCG at most.
 TOLERANCE, PRODUCTS = 1e-4, 400
-#: First centres that k-means tries, and steps from each at most.
-STARTS, STEPS = 10, 100
+#: First centres that k-means tries, and steps from each.
+STARTS, STEPS = 10, 30
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -69,6 +69,11 @@ class TokenClusters:
     def number(self) -> int:
         """How many clusters there are."""
         return len(self.leaving)
+
+    @property
+    def sizes(self) -> Labels:
+        """How many positions each has."""
+        return np.bincount(self.labels[self.labels >= 0], minlength=self.number)
 
     @property
     def cut(self) -> float:
@@ -144,9 +149,11 @@ def token_clusters(
         return found
 
     values, vectors = _leading(product, len(there), min(wanted + 1, len(there)), seed)
-    clusters = _by_largest_step(values) if number is None else wanted
+    clusters = wanted
+    if number is None and len(values) > 2:  # 2 at least
+        clusters = 2 + int((values[1:-1] - values[2:]).argmax())
     places = vectors[:, :clusters] * scale
-    labels[there] = _k_means(places, degrees[there], clusters, seed)
+    labels[there] = _k_means(places, clusters, seed)
     clusters = int(labels.max()) + 1
     members = (labels[:, None] == np.arange(clusters)).astype(np.float64)
     held, inside = members.T @ degrees, (members * shared(members)).sum(0)
@@ -183,50 +190,16 @@ def _leading(
     return values, vectors
 
 
-def _by_largest_step(values: Floats) -> int:
-    """How many clusters the eigenvalues of A, from the largest, speak for: 2 at least."""
-    if len(values) < 3:
-        return len(values)
-    return 2 + int((values[1:-1] - values[2:]).argmax())
-
-
-def _k_means(places: Floats, weights: Floats, number: int, seed: int) -> Labels:
-    """The cluster of each position by its place, by weighted k-means from several starts.
+def _k_means(places: Floats, number: int, seed: int) -> Labels:
+    """The cluster of each position by its place, the best of several starts, numbered in order.
 
     The first centres are drawn as in k-means++ (Arthur and Vassilvitskii 2007).
     """
-    squares = (places**2).sum(1)
-    random = np.random.default_rng(seed)
-
-    def distances(centres: Floats) -> Floats:
-        crossed: Floats = squares[:, None] - 2 * places @ centres.T + (centres**2).sum(1)
-        return crossed.clip(min=0)
-
-    best, best_error = np.zeros(len(weights), np.int64), np.inf
-    for _ in range(STARTS if number > 1 else 1):
-        centres = places[random.choice(len(places), 1, p=weights / weights.sum())]
-        for _ in range(number - 1):
-            odds = weights * distances(centres).min(1)
-            if odds.sum() <= 0:
-                break
-            chosen = random.choice(len(places), 1, p=odds / odds.sum())
-            centres = np.concatenate((centres, places[chosen]))
-        error = np.inf
-        for _ in range(STEPS):
-            apart = distances(centres)
-            nearest = apart.argmin(1)
-            before, error = error, float((weights * apart.min(1)).sum())
-            if error < best_error:
-                best, best_error = nearest, error
-            if error >= before * (1 - 1e-6):
-                break
-            mass = np.bincount(nearest, weights, len(centres))
-            sums = np.stack(
-                [np.bincount(nearest, weights * along, len(centres)) for along in places.T], 1
-            )
-            used = mass > 0
-            centres[used] = sums[used] / mass[used, None]
+    random, tries = np.random.default_rng(seed), []
+    for _ in range(STARTS):
+        with warnings.catch_warnings(action="ignore"):  # that a cluster is empty
+            centres, labels = kmeans2(places, number, iter=STEPS, minit="++", seed=random)
+        tries.append((float(np.square(places - centres[labels]).sum()), labels.tolist()))
     # The first position of a cluster gives it its number.
-    _, first, inverse = np.unique(best, return_index=True, return_inverse=True)
-    labels: Labels = np.argsort(np.argsort(first))[inverse]
-    return labels
+    _, first, inverse = np.unique(min(tries)[1], return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[inverse]

@@ -60,7 +60,7 @@ def ablate(
 
     Or how a --logit does. Without a text: the loss of a run on its validation data.
     """
-    from headloom.api.ablation import HeadQuestion, effects_of_heads
+    from headloom.api.effects import HeadQuestion, effects_of_heads
 
     question = HeadQuestion(
         option.given_text(text, file), target, patch, logit, against, layer, at or None, estimate

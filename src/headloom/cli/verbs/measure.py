@@ -68,12 +68,14 @@ def measure(
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a trace's graphs, or a model's matrices."""
-    from headloom.api.measures import MeasureOptions, measure
+    from headloom.api.measures import measure
     from headloom.formats.trace import TraceData
 
-    options = MeasureOptions(by, layer, head, token, reached, kind, count, exact)
     with working("measuring"):
-        result = measure(name.value, path, options)
+        result = measure(
+            name.value, path, by=by, layer=layer, head=head, token=token, reached=reached,
+            kind=kind, count=count, exact=exact,
+        )  # fmt: skip
     rows = result.rows
     shown = rows.head(option.rows_of(limit, as_csv, len(rows)))
     if "layer" in rows and name is not Name.projections and not as_csv:

@@ -24,7 +24,7 @@ def relevance(
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much each token of a text matters to a prediction, by weights and gradients."""
-    from headloom.api.relevance import relevance_of_tokens
+    from headloom.api.effects import relevance_of_tokens
     from headloom.formats.tokens import shown, visible
 
     with working("computing gradients"):
