@@ -34,7 +34,7 @@ from headloom.training.batches import Batch
 from headloom.training.optimisation import predictor_loss, smoothed_cross_entropy
 from headloom.training.sections import DatesConfig, TranslationConfig
 from headloom.training.tasks.dates import dates_task
-from headloom.training.tasks.translation import translation_task
+from headloom.training.tasks.pairs import translation_task
 
 #: Rows, columns and depth of a large product.
 LARGE = 2048

@@ -30,7 +30,7 @@ from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
 from headloom.training.progress import SilentListener
 from headloom.training.tasks import make_task
-from headloom.training.tasks.repeats import SYMBOLS
+from headloom.training.tasks.language import SYMBOLS
 from headloom.training.validation import Evaluation, evaluate_batches
 
 CONFIG = Path(__file__).parent / "repeats.toml"

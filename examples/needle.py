@@ -28,7 +28,7 @@ from headloom.training.config import load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
 from headloom.training.progress import SilentListener
-from headloom.training.tasks.repeats import START, SYMBOLS
+from headloom.training.tasks.language import START, SYMBOLS
 
 CONFIG = Path(__file__).parent / "repeats.toml"
 

@@ -87,9 +87,6 @@ DATES = '[task]\nkind = "dates"\n'
             DATES + '[model]\npositions = "rotary"\nrotary_scaling = { kind = "yarn", factor = 4 }',
             'RotaryScaling: kind="yarn" without original_length=, the length that the model was',
         ),
-        (DATES + "[model]\nclip = 3", "model.clip: nothing reads it where model.positions is"),
-        (DATES + "[training]\nfloor = 0.1", "training.floor: nothing reads it where training.sch"),
-        (DATES + "[training]\nmax_steps = 9\nwarmup = 10", "training.warmup: it is more than max_"),
         (
             '[task]\nkind = "translation"\ntrain = []\nvalid = ["a"]',
             "task.train = []: expected two line-aligned files, or one of tab-separated pairs.",
@@ -131,23 +128,12 @@ def test_overrides(tmp_path: Path) -> None:
         ("=3", "expected section.key=value"),
         ("training.sede=3", "c.toml with --set: unknown key 'training.sede'; did you mean 'seed'"),
         ("training.seed.x=3", "'seed' is a value, not a section"),
-        (
-            "model.buckets=8",
-            'model.buckets: nothing reads it where model.positions is "sinusoidal"',
-        ),
         ("training.seed=three", "training.seed = 'three': input should be a valid"),
     ],
 )
 def test_overrides_that_are_wrong(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load(tmp_path, DATES + "[training]\nseed = 1\n", override)
-
-
-def test_a_choice_that_is_set_anew_leaves_out_what_went_with_it(tmp_path: Path) -> None:
-    text = DATES + '[model]\npositions = "shaw"\nclip = 3\n'
-    assert "clip" not in load(tmp_path, text, "model.positions=rotary").model.model_fields_set
-    with pytest.raises(InputError, match=r"--set: training\.seed is set twice"):
-        load(tmp_path, text, "training.seed=1", "training.seed=2")
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.toml")), ids=lambda path: path.stem)

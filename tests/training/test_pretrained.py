@@ -21,7 +21,7 @@ from headloom.errors import DataError, InputError
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import classify, generate_text, open_run
 from headloom.training.loop import train
-from headloom.training.translation import translate
+from headloom.training.translation import Search, translate
 
 transformers = pytest.importorskip("transformers")
 
@@ -212,7 +212,7 @@ def test_a_translator(tmp_path: Path) -> None:
     with torch.no_grad():
         learned.model.output_embedding.bias[pad] = 100.0  # type: ignore[union-attr, index]
     for beam in (1, 3):
-        (text,) = translate(learned.model, learned.vocabulary, ["the cat sat"], beam=beam)
+        (text,) = translate(learned.model, learned.vocabulary, ["the cat sat"], Search(beam))
         assert text and set(text.split()) <= {*WORDS}
 
 

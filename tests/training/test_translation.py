@@ -42,7 +42,7 @@ def test_windows_change_nothing(model: Transformer, window: int) -> None:
     found = [line for part in windows for line in part]
     assert [line.number for line in found] == list(range(1, 11))
     assert [line.source for line in found] == list(lines(10))
-    alone = [translate(model, WORDS, [text], beam=3)[0] for text in lines(10)]
+    alone = [translate(model, WORDS, [text], SEARCH)[0] for text in lines(10)]
     written = [WORDS.decode(line.hypotheses[0].tokens) if line.hypotheses else "" for line in found]
     assert written == alone
     assert [line.number for line in found if not line.hypotheses] == [1, 8]

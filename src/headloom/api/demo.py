@@ -92,10 +92,10 @@ def run_demo(path: Path, seed: int, console: Console) -> JsonObject:
 
 
 def _translate(run: TrainedRun, console: Console) -> float:
-    from headloom.training.translation import translate
+    from headloom.training.translation import Search, translate
 
     texts = [written(*example) for example in SHOWN]
-    answers = translate(run.model, run.vocabulary, texts, beam=1)
+    answers = translate(run.model, run.vocabulary, texts, Search(beam=1))
     table = Table(box=None, padding=(0, 2))
     for heading in ("written", "read as", "right"):
         table.add_column(heading)

@@ -19,8 +19,7 @@ from headloom.models.huggingface.conversion import StockModel, stock_model
 from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun
-from headloom.training.pretrained_vocabulary import NO_TOKEN, PretrainedVocabulary
-from headloom.training.text import SPECIALS, Vocabulary
+from headloom.training.text import NO_TOKEN, SPECIALS, PretrainedVocabulary, Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

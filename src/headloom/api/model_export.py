@@ -22,8 +22,7 @@ from headloom.formats.folders import atomic_folder
 from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
-from headloom.training.pretrained_vocabulary import PretrainedVocabulary
-from headloom.training.text import SPECIALS
+from headloom.training.text import SPECIALS, PretrainedVocabulary
 
 __all__ = ["ExportedModel", "export_model"]
 

@@ -39,7 +39,7 @@ from headloom.training.sections import ClassifierConfig, TransformerConfig
 from headloom.training.tasks.images import normalised, shape_of
 from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.text import Vocabulary
-from headloom.training.translation import translate
+from headloom.training.translation import Search, translate
 from headloom.training.validation import mean_loss
 
 if TYPE_CHECKING:
@@ -244,10 +244,8 @@ class RunModel:
             return {"tokens": torch.tensor([ids])}
         room = None
         if target is None:
-            (target,) = translate(
-                self.run.model, words, [text], beam=self.beam,
-                length_penalty=self.run.length_penalty,
-            )  # fmt: skip
+            search = Search(self.beam, self.run.length_penalty)
+            (target,) = translate(self.run.model, words, [text], search)
             # The last token of one that was cut where the positions end has no place to be read.
             assert isinstance(self.run.model, Transformer)  # it has written the target
             room = self.run.model.architecture.room

@@ -6,7 +6,7 @@ import difflib
 import json
 import reprlib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -110,16 +110,6 @@ def _with_kind(content: JsonObject) -> JsonObject:
     return {**content, "model": {"kind": section.models[0].model_fields["kind"].default, **model}}
 
 
-def _names_at(place: Sequence[int | str]) -> list[str]:
-    """The keys that may stand in the section that pydantic's path leads to, with its kind."""
-    if not place:
-        return list(RunConfig.model_fields)
-    known: dict[str, type[BaseModel]] = {"training": TrainingConfig}
-    known |= {**_kinds("task"), **_kinds("model")}
-    section = known.get(str(place[-1]))
-    return [] if section is None else list(section.model_fields)
-
-
 def _explain(source: str, error: ValidationError) -> str:
     """The first thing wrong with a configuration, in one line."""
     # Without a task there is no default of the model either: no second thing wrong.
@@ -133,11 +123,12 @@ def _explain(source: str, error: ValidationError) -> str:
     if first["type"] == "value_error" and len(names) < 2:
         return f"{source}: {first['ctx']['error']}"
     if first["type"] == "extra_forbidden":
-        known = _names_at(place[:-1])
+        sections: dict[str, type[BaseModel]] = {"training": TrainingConfig, "": RunConfig}
+        sections |= {**_kinds("task"), **_kinds("model")}
+        section = sections.get(str(place[-2]) if len(place) > 1 else "")
+        known = [] if section is None else list(section.model_fields)
         near = difflib.get_close_matches(str(place[-1]), known, 1, 0.6)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'others'}."
-        )
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'others'}."
         return f"{source}: unknown key {key!r}; {hint}{also}"
     if first["type"] == "missing":
         return f"{source}: {key!r} is missing. Add it.{also}"
@@ -163,37 +154,6 @@ def check_config(content: JsonObject, source: str) -> RunConfig:
         raise InputError(f"{source}: its values are nested too deeply.") from None
 
 
-#: Keys that nothing reads, but where another key has one of these values.
-_READ_WITH: dict[str, tuple[str, tuple[object, ...]]] = {
-    "model.clip": ("model.positions", ("shaw", "shaw-keys")),
-    "model.buckets": ("model.positions", ("buckets",)),
-    "model.max_distance": ("model.positions", ("buckets",)),
-    "model.rotary_base": ("model.positions", ("rotary",)),
-    "model.encoder_layers": ("task.kind", ("dates", "translation")),
-    "task.vocabulary": ("model.kind", ("transformer", "classifier")),
-    "task.tokens": ("model.kind", ("transformer", "classifier")),
-    "task.valid_share": ("task.valid", (None,)),
-    "task.test_share": ("task.test", (None,)),
-    "training.matrix_learning_rate": ("training.optimiser", ("muon",)),
-    "training.floor": ("training.schedule", ("cosine", "linear")),
-    "training.history_growth": ("training.history", (True,)),
-}
-
-
-def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """The keys that were set and that nothing reads, and why."""
-    for name, (other, values) in _READ_WITH.items():
-        section, key = name.split(".")
-        its_section, its_key = other.split(".")
-        value = getattr(getattr(config, its_section), its_key, values[0])
-        if key in getattr(config, section).model_fields_set and value not in values:
-            shown = "left out" if value is None else json.dumps(value)
-            yield name, f"nothing reads it where {other} is {shown}. Leave it out."
-    training = config.training
-    if "warmup" in training.model_fields_set and training.warmup > training.max_steps:
-        yield "training.warmup", f"it is more than max_steps = {training.max_steps:,}. Lower it."
-
-
 def load_config(path: Path | str, overrides: Sequence[str] | None = None) -> RunConfig:
     """Read and check a TOML file.
 
@@ -203,7 +163,7 @@ def load_config(path: Path | str, overrides: Sequence[str] | None = None) -> Run
 
     Raises:
         DataError: the file is missing or not UTF-8.
-        InputError: not TOML, an unknown key or one that nothing reads, a value that cannot be used.
+        InputError: not TOML, an unknown key, a value that cannot be used.
     """
     text = read_text(path, "configuration")
     try:
@@ -212,21 +172,9 @@ def load_config(path: Path | str, overrides: Sequence[str] | None = None) -> Run
         raise InputError(
             f"{path}: not TOML: {error}. Give a configuration, as those in examples."
         ) from None
-    said: set[str] = set()
     for override in overrides or []:
         _override(content, override)
-        name = override.partition("=")[0].strip()
-        if name in said:
-            raise InputError(f"--set: {name} is set twice. Leave one of them out.")
-        said.add(name)
-    source = f"{path} with --set" if overrides else str(path)
-    for name, why in _unread(check_config(content, source)):
-        section, key = name.split(".")
-        if name in said or _READ_WITH.get(name, ("",))[0] not in said:
-            raise InputError(f"{source}: {name}: {why}")
-        # What the file says for a choice that --set changes is left out with that choice.
-        del content[section][key]
-    return check_config(content, source)
+    return check_config(content, f"{path} with --set" if overrides else str(path))
 
 
 def _override(content: JsonObject, override: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject, read_json, write_json
 from headloom.formats.run import RunFolder
-from headloom.training.pretrained_vocabulary import PretrainedVocabulary
 from headloom.training.text import Vocabulary
 
 __all__ = ["DataDescription", "check_unchanged", "classes_of"]
@@ -45,13 +44,9 @@ class DataDescription:
         facts = read_json(folder.data, "description of the data") if folder.data.exists() else {}
         if not isinstance(facts, dict):
             raise DataError(f"{folder.data}: damaged; expected a JSON object. Put a copy back.")
-        vocabulary: Vocabulary | None = None
+        vocabulary = None
         if folder.vocabulary.exists():
-            ids = facts.get("special_tokens")
-            if isinstance(ids, dict):
-                vocabulary = PretrainedVocabulary.read(folder.vocabulary, ids)
-            else:
-                vocabulary = Vocabulary.load(folder.vocabulary)
+            vocabulary = Vocabulary.load(folder.vocabulary, facts.get("special_tokens"))
         if not facts and vocabulary is None:
             return None
         return cls(vocabulary, facts, folder.path)

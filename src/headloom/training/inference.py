@@ -19,12 +19,11 @@ from headloom.training.batches import bucketed, padded
 from headloom.training.checkpoint import load_weights
 from headloom.training.config import RunConfig, check_config
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.pretrained_vocabulary import PretrainedVocabulary
 from headloom.training.sections import TranslationConfig
 from headloom.training.tasks import build_model, make_task
 from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.tasks.task import Task
-from headloom.training.text import Vocabulary
+from headloom.training.text import PretrainedVocabulary, Vocabulary
 
 __all__ = ["Prediction", "TrainedRun", "classify", "generate_text", "open_run"]
 

@@ -23,8 +23,8 @@ from headloom.models.text_encoder import TextEncoder
 from headloom.models.transformer import Transformer
 from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.pretrained_vocabulary import NO_TOKEN, PretrainedVocabulary
 from headloom.training.sections import LabelsConfig, LanguageConfig, PretrainedConfig
+from headloom.training.text import NO_TOKEN, PretrainedVocabulary
 
 __all__ = ["build_pretrained", "check_room", "fill_pretrained", "read_pretrained"]
 

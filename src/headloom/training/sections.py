@@ -49,6 +49,8 @@ _Size = Annotated[int, Field(ge=1, le=1_000_000)]
 _Layers = Annotated[int, Field(ge=1, le=1_000)]
 _Pixels = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(ge=0, lt=1)]
+#: Tokens: byte-pair encoding needs 300, and makes room for all before the first is learned.
+_Pieces = Annotated[int, Field(ge=300, le=10_000_000)]
 _Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
@@ -277,7 +279,7 @@ class TranslationConfig(TaskSection):
     train: _PairFiles
     valid: _PairFiles
     test: _PairFiles | None = None
-    vocabulary: int = Field(8_000, ge=300)
+    vocabulary: _Pieces = 8_000
     max_length: int = Field(256, ge=1)
     length_penalty: float = Field(1.0, ge=0, le=10)
 
@@ -291,7 +293,7 @@ class LanguageConfig(TaskSection):
     file: str
     valid_share: float = Field(0.1, gt=0, lt=1)
     tokens: Literal["characters", "pieces"] = "characters"
-    vocabulary: int = Field(4_000, ge=300)
+    vocabulary: _Pieces = 4_000
     block: int = Field(128, ge=2)
 
 
@@ -323,7 +325,7 @@ class LabelsConfig(_LabelledSection):
     kind: Literal["labels"]
     train: str
     tokens: Literal["words", "pieces", "characters"] = "words"
-    vocabulary: int = Field(10_000, ge=300)
+    vocabulary: _Pieces = 10_000
     max_length: int = Field(512, ge=2)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,16 +11,19 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headloom.errors import DataError, InputError
-from headloom.formats.files import atomic_file, read_text
+from headloom.formats.files import JsonObject, atomic_file, read_text
+from headloom.formats.manifest import misfit
+from headloom.models.huggingface.folder import NamedTokens
 
-__all__ = [
-    "SPECIALS",
-    "Vocabulary",
-]
+__all__ = ["NO_TOKEN", "SPECIALS", "PretrainedVocabulary", "Vocabulary"]
 
 #: Ids of the special tokens: filler, unknown, start and end of a sequence.
 SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
 
+#: The id of a token that a vocabulary does not have.
+NO_TOKEN = -1
+#: What data.json knows of the tokens: four ids, and those around a text.
+_NAMES = ("pad", "unknown", "start", "end", "before", "after")
 #: Letters, digits and the apostrophes between them; or any other sign that is no white space.
 _WORD = r"\w+(?:['’]\w+)*|[^\w\s]"
 
@@ -51,7 +56,7 @@ class Vocabulary:
                 )
 
     @classmethod
-    def of(cls, kind: str, texts: Sequence[str], size: int) -> Vocabulary:
+    def of(cls, kind: str, texts: Iterable[str], size: int) -> Vocabulary:
         """One of "characters", "words" or "pieces"; size: of the last two."""
         if kind == "characters":
             return cls.of_characters(texts)
@@ -61,18 +66,8 @@ class Vocabulary:
     def of_characters(cls, texts: Iterable[str]) -> Vocabulary:
         """One token for each character of the texts (after Unicode normal form C)."""
         normalizer = normalizers.NFC()
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(normalizer.normalize_str(text))
-        if not counts:
-            raise InputError("the texts are empty; a vocabulary needs at least one character.")
-        # Frequent characters first, equal ones in code point order: the same texts give the
-        # same ids whatever their order.
-        characters = sorted(counts, key=lambda character: (-counts[character], character))
-        words = [*SPECIALS, *characters]
-        tokenizer = Tokenizer(
-            models.WordLevel({word: index for index, word in enumerate(words)}, SPECIALS[1])
-        )
+        tokens = (normalizer.normalize_str(text) for text in texts)
+        tokenizer = _counted(itertools.chain.from_iterable(tokens), "character")
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
@@ -93,16 +88,12 @@ class Vocabulary:
         """
         normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
         splitter = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
-        counts: Counter[str] = Counter()
-        for text in texts:
-            pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
-            counts.update(word for word, _ in pieces)
-        if not counts:
-            raise InputError("the texts are empty; a vocabulary needs at least one word.")
-        ordered = sorted(counts, key=lambda word: (-counts[word], word))
-        words = ordered[: max(1, size - len(SPECIALS))]
-        names = {word: index for index, word in enumerate((*SPECIALS, *words))}
-        tokenizer = Tokenizer(models.WordLevel(names, SPECIALS[1]))
+        words = (
+            word
+            for text in texts
+            for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        )
+        tokenizer = _counted(words, "word", max(1, size - len(SPECIALS)))
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
         return cls(tokenizer)
 
@@ -113,11 +104,6 @@ class Vocabulary:
         size: number of tokens, the 256 bytes and 4 specials among them.
         Source: Sennrich et al. 2016.
         """
-        if not 300 <= size <= 10_000_000:  # room for all is made before the first is learned
-            raise InputError(
-                f"vocabulary: {size} tokens; byte-pair encoding needs 300 or more, and ten million "
-                "at most."
-            )
         tokenizer = Tokenizer(models.BPE())
         tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -215,7 +201,7 @@ class Vocabulary:
             if self.has_pieces and not self.is_special(index):
                 text = self.tokenizer.decode([index])
                 if "\ufffd" in text:
-                    text = "".join(f"<0x{byte:02X}>" for byte in _bytes_of(name))
+                    text = "".join(f"<0x{_BYTE_OF[sign]:02X}>" for sign in name)
                 name = text
             strings.append(name)
         return strings
@@ -226,11 +212,14 @@ class Vocabulary:
             temporary.write_text(self.tokenizer.to_str(pretty=False), "utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> Vocabulary:
-        """Read what `save` wrote."""
+    def load(cls, path: Path, special_tokens: object = None) -> Vocabulary:
+        """Read what `save` wrote; special_tokens: the ids of a PretrainedVocabulary."""
         text = read_text(path, "vocabulary")
         try:
-            return cls(Tokenizer.from_str(text))
+            tokenizer = Tokenizer.from_str(text)
+            if isinstance(special_tokens, dict):
+                return PretrainedVocabulary(tokenizer, special_tokens)
+            return cls(tokenizer)
         except Exception as error:  # tokenizers raises plain Exception
             raise DataError(
                 f"{path}: this vocabulary is damaged: {error}. Put a copy back, or train again."
@@ -242,22 +231,97 @@ def _check_text(text: str) -> None:
         raise InputError(f"the text {text[:40]!r} is not UTF-8 text. Convert it.")
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Which byte each character of a byte-level piece stands for.
+def _counted(tokens: Iterable[str], kind: str, most: int | None = None) -> Tokenizer:
+    """A tokenizer of the most frequent tokens.
 
-    Printable Latin-1 stands for itself, the other 68 bytes for the code points from 256 on, in
-    order.
+    Equal ones in code point order: the same texts give the same ids whatever their order.
     """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
-    }
+    counts = Counter(tokens)
+    if not counts:
+        raise InputError(f"the texts are empty; a vocabulary needs at least one {kind}.")
+    names = sorted(counts, key=lambda token: (-counts[token], token))[:most]
+    ids = {name: index for index, name in enumerate((*SPECIALS, *names))}
+    return Tokenizer(models.WordLevel(ids, SPECIALS[1]))
 
 
-_BYTE_OF = _byte_alphabet()
+#: Which byte each character of a byte-level piece stands for: printable Latin-1 for itself, the
+#: other 68 bytes are the code points from 256 on, in order.
+_PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + place): byte for place, byte in enumerate(_OTHERS)
+}
 
 
-def _bytes_of(piece: str) -> bytes:
-    """The bytes behind a byte-level piece."""
-    return bytes(_BYTE_OF[character] for character in piece)
+class PretrainedVocabulary(Vocabulary):
+    """A tokenizer as it is, and which of its ids fill, begin and end a sequence.
+
+    Texts are split as the tokenizer splits them, but for special tokens: one that is written out
+    in a text is text.
+
+    Args:
+        tokenizer: of tokenizer.json.
+        ids: "pad", "unknown", "start" and "end", NO_TOKEN where there is none; "before" and
+            "after": what an encoder reads around a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ids: JsonObject) -> None:
+        self.tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True
+        numbers = {name: [int] if name in ("before", "after") else int for name in _NAMES}
+        if misfit(ids, numbers, "special_tokens") is not None:
+            raise DataError(
+                "data.json of this run does not say which tokens begin and end a text. Put a copy "
+                "back, or train again."
+            )
+        self.pad, self.unknown, self.start, self.end = (ids[name] for name in _NAMES[:4])
+        self.before, self.after = ids["before"], ids["after"]
+        added = tokenizer.get_added_tokens_decoder()
+        marked = {index for index, token in added.items() if token.special}
+        self._special = {*marked, self.pad, self.start, self.end, *self.before, *self.after}
+
+    @classmethod
+    def of_folder(cls, tokenizer: Tokenizer, named: NamedTokens) -> PretrainedVocabulary:
+        """With the ids that the settings of a folder name.
+
+        What is read around a text is what the tokenizer adds to one.
+        """
+        inside = tokenizer.encode("a", add_special_tokens=False).ids
+        framed = tokenizer.encode("a").ids
+        place = next((n for n in range(len(framed)) if framed[n : n + len(inside)] == inside), None)
+        before = [] if place is None else framed[:place]
+        after = [] if place is None else framed[place + len(inside) :]
+        starts = (named.start, named.first, *before[:1])
+        ends = (*named.ends, *after[-1:])
+        model = json.loads(tokenizer.to_str())["model"]
+        unknown = model.get("unk_id")  # of unigrams
+        if unknown is None and model.get("unk_token") is not None:
+            unknown = tokenizer.token_to_id(model["unk_token"])
+        start = next((token for token in starts if token is not None), None)
+        tokens = named.padding, unknown, start, next(iter(ends), None)
+        numbers = [NO_TOKEN if token is None else token for token in tokens]
+        return cls(tokenizer, dict(zip(_NAMES, [*numbers, before, after], strict=True)))
+
+    def ids(self) -> JsonObject:
+        """The second argument, as data.json keeps it."""
+        return {name: getattr(self, name) for name in _NAMES}
+
+    def framed(self, ids: Sequence[int], longest: int) -> list[int]:
+        """See Vocabulary.framed: with what the model was trained to read around a text."""
+        room = max(0, longest - len(self.before) - len(self.after))
+        return [*self.before, *ids[:room], *self.after][:longest]
+
+    def is_special(self, index: int) -> bool:
+        """See Vocabulary.is_special."""
+        return index in self._special
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See Vocabulary.decode; a space before the first word is the tokenizer's affair."""
+        return self.decode_continuation(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See Vocabulary.token_strings; as the tokenizer has them."""
+        names = (self.tokenizer.id_to_token(index) for index in ids)
+        return [
+            f"#{index}" if name is None else name for index, name in zip(ids, names, strict=True)
+        ]

@@ -15,12 +15,9 @@ from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor, other_kind
 from headloom.models.transformer import Transformer
 from headloom.training.batches import bucketed, padded
-from headloom.training.pretrained_vocabulary import PretrainedVocabulary
-from headloom.training.text import Vocabulary
+from headloom.training.text import PretrainedVocabulary, Vocabulary
 
 __all__ = ["Search", "TranslatedLine", "translate", "translated_windows"]
-
-_Told = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -59,73 +56,56 @@ def translate(
     model: Predictor,
     vocabulary: Vocabulary,
     texts: Sequence[str],
-    *,
-    beam: int = 5,
-    length_penalty: float = 1.0,
-    batch_tokens: int = 8_192,
-    progress: _Told = lambda done, total: None,
+    search: Search | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """Translate texts, by free-running decoding.
 
     Args:
-        model: a Transformer.
+        model: a Transformer, in evaluation mode.
         vocabulary: its tokens.
         texts: sources, read without spaces around them; an empty one gives an empty translation.
-        beam, length_penalty, batch_tokens: see `Search`.
-        progress: see `hypotheses_of`.
-
-    Returns: one translation a text, in their order.
-    """
-    search = Search(beam, length_penalty, batch_tokens)
-    encoded = vocabulary.encode_all([text.strip() for text in texts])
-    ranked = hypotheses_of(model, vocabulary, encoded, search, progress)
-    return [vocabulary.decode(best[0].tokens) if best else "" for best in ranked]
-
-
-def hypotheses_of(
-    model: Predictor,
-    vocabulary: Vocabulary,
-    sources: Sequence[Sequence[int]],
-    search: Search,
-    progress: _Told = lambda done, total: None,
-) -> list[list[Hypothesis]]:
-    """What a beam finds for each source, the best first; nothing for an empty one.
-
-    Args:
-        model: a Transformer.
-        vocabulary: its tokens.
-        sources: ids, without the end token.
         search: how.
         progress: told how many texts of how many are done, at every token: texts that are being
             written count by the share of their longest length.
+
+    Returns: one translation a text, in their order.
     """
-    translator = _translator(model)
-    lengths = [(len(source) + 1,) for source in sources]
+    encoded = vocabulary.encode_all([text.strip() for text in texts])
+    ranked = _hypotheses(_translator(model), vocabulary, encoded, search or Search(), progress)
+    return [vocabulary.decode(best[0].tokens) if best else "" for best in ranked]
+
+
+def _hypotheses(
+    model: Transformer,
+    vocabulary: Vocabulary,
+    sources: Sequence[Sequence[int]],
+    search: Search,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[list[Hypothesis]]:
+    """What a beam finds for each source, ids without the end token; nothing for an empty one."""
     ranked: list[list[Hypothesis]] = [[] for _ in sources]
-    done = 0
+    full = [index for index, source in enumerate(sources) if source]
+    done = len(sources) - len(full)
+    lengths = [(len(sources[index]) + 1,) for index in full]
     for batch in bucketed(lengths, max(1, search.batch_tokens // search.beam)):
-        plan = [index for index in batch if sources[index]]
-        if plan:
 
-            def told(share: float, before: int = done, size: int = len(plan)) -> None:
-                progress(before + int(share * size), len(sources))
+        def told(share: float, before: int = done, size: int = len(batch)) -> None:
+            progress(before + int(share * size), len(sources))
 
-            ids = padded([[*sources[index], vocabulary.end] for index in plan], vocabulary.pad)
-            with products(search.products):
-                decoded = _decode(translator, vocabulary, ids, search, told)
-            for index, hypotheses in zip(plan, decoded, strict=True):
-                ranked[index] = hypotheses
+        plan = [full[place] for place in batch]
+        ids = padded([[*sources[index], vocabulary.end] for index in plan], vocabulary.pad)
+        with products(search.products):
+            decoded = _decode(model, vocabulary, ids, search, told)
+        for index, hypotheses in zip(plan, decoded, strict=True):
+            ranked[index] = hypotheses
         done += len(batch)
         progress(done, len(sources))
     return ranked
 
 
 def translated_windows(
-    model: Predictor,
-    vocabulary: Vocabulary,
-    lines: Iterable[str],
-    search: Search,
-    window: int,
+    model: Predictor, vocabulary: Vocabulary, lines: Iterable[str], search: Search, window: int
 ) -> Iterator[list[TranslatedLine]]:
     """Translate lines without end, in memory that does not grow with their number.
 
@@ -133,7 +113,7 @@ def translated_windows(
     the next one is read.
 
     Args:
-        model: a Transformer.
+        model: a Transformer, in evaluation mode.
         vocabulary: its tokens.
         lines: sources, read without spaces around them.
         search: how.
@@ -163,7 +143,7 @@ def translated_windows(
                 )
                 texts, sources = texts[:place], sources[:place]
                 break
-        ranked = hypotheses_of(translator, vocabulary, sources, search)
+        ranked = _hypotheses(translator, vocabulary, sources, search)
         yield [
             TranslatedLine(number + place, *line)
             for place, line in enumerate(zip(texts, sources, ranked, strict=True))
@@ -174,7 +154,6 @@ def translated_windows(
 
 
 def _translator(model: Predictor) -> Transformer:
-    """The model. Raises: InputError: it does not translate."""
     if not isinstance(model, Transformer):
         raise other_kind(model, "translate", "a translator")
     return model
@@ -188,15 +167,12 @@ def _decode(
     search: Search,
     progress: Callable[[float], None],
 ) -> list[list[Hypothesis]]:
-    training = model.training
-    model.eval()
     # A translation may be longer than its source, within reason and the model's positions. By its
     # own source: else where a translation that does not end is cut would depend on its batch.
     limits = (2 * (source != vocabulary.pad).sum(1) + 32).tolist()
     room = model.architecture.room
     if room is not None:
         limits = [min(limit, room) for limit in limits]
-    start, end = vocabulary.start, vocabulary.end
 
     def told(length: int) -> None:
         progress(length / max(limits))
@@ -204,16 +180,13 @@ def _decode(
     stepper: Stepper = model
     if isinstance(vocabulary, PretrainedVocabulary):
         stepper = WithoutTokens(model, vocabulary.pad)  # it was never taught not to write it
-    try:
-        state = model.start(source)
-        if search.beam == 1:
-            found = greedy(
-                stepper, state, len(source), start=start, end=end, max_length=limits, progress=told
-            )
-            return [[hypothesis] for hypothesis in found]
-        return beam_hypotheses(
-            stepper, state, len(source), start=start, end=end, max_length=limits, beam=search.beam,
-            length_penalty=search.length_penalty, progress=told,
-        )  # fmt: skip
-    finally:
-        model.train(training)
+    state, start, end = model.start(source), vocabulary.start, vocabulary.end
+    if search.beam == 1:
+        written = greedy(
+            stepper, state, len(source), start=start, end=end, max_length=limits, progress=told
+        )
+        return [[hypothesis] for hypothesis in written]
+    return beam_hypotheses(
+        stepper, state, len(source), start=start, end=end, max_length=limits, beam=search.beam,
+        length_penalty=search.length_penalty, progress=told,
+    )  # fmt: skip

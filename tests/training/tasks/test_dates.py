@@ -8,20 +8,21 @@ import pytest
 
 from headloom.errors import InputError
 from headloom.training.sections import DatesConfig
-from headloom.training.tasks.dates import LOCALES, STYLES, DatesTask, dates_task, written
+from headloom.training.tasks.dates import LOCALES, STYLES, dates_task, written
+from headloom.training.tasks.pairs import PairsTask
 
 
-def task(**changes: int) -> DatesTask:
+def task(**changes: int) -> PairsTask:
     sizes = {"train_examples": 3000, "test_examples": 200, **changes}
     return dates_task(DatesConfig(**sizes), 1, None)
 
 
 @pytest.fixture(scope="module")
-def drawn() -> DatesTask:
+def drawn() -> PairsTask:
     return task()
 
 
-def test_no_held_out_date_is_learned_in_any_language(drawn: DatesTask) -> None:
+def test_no_held_out_date_is_learned_in_any_language(drawn: PairsTask) -> None:
     dates = {split: {target for _, target in pairs} for split, pairs in drawn.texts.items()}
     assert not dates["train"] & dates["valid"]
     assert not dates["train"] & dates["test"]

@@ -7,7 +7,7 @@ import torch
 
 from headloom.errors import InputError
 from headloom.training.sections import RepeatsConfig
-from headloom.training.tasks.repeats import RepeatsTask, repeats_task
+from headloom.training.tasks.language import RepeatsTask, repeats_task
 
 
 def task(seed: int = 1, **changes: int) -> RepeatsTask:

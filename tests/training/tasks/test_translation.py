@@ -14,7 +14,7 @@ from headloom.models.decoding import Hypothesis, beam_hypotheses
 from headloom.models.transformer import Transformer
 from headloom.training import translation
 from headloom.training.sections import TranslationConfig
-from headloom.training.tasks.translation import (
+from headloom.training.tasks.pairs import (
     TranslationTask,
     read_pairs,
     translation_task,

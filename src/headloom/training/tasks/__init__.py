@@ -37,11 +37,10 @@ from headloom.training.sections import (
 from headloom.training.tasks.dates import dates_task
 from headloom.training.tasks.images import images_task, shape_of
 from headloom.training.tasks.labels import labels_task
-from headloom.training.tasks.language import language_task
+from headloom.training.tasks.language import language_task, repeats_task
 from headloom.training.tasks.nodes import nodes_task
-from headloom.training.tasks.repeats import repeats_task
+from headloom.training.tasks.pairs import translation_task
 from headloom.training.tasks.task import Task
-from headloom.training.tasks.translation import translation_task
 
 __all__ = ["begin_model", "build_model", "make_task"]
 

@@ -19,7 +19,7 @@ from headloom.training.sections import DatesConfig
 from headloom.training.tasks.pairs import PairsTask, TextPairs
 from headloom.training.text import Vocabulary
 
-__all__ = ["LOCALES", "STYLES", "DatesTask", "dates_task", "written"]
+__all__ = ["LOCALES", "STYLES", "dates_task", "written"]
 
 #: The locales of the task.
 LOCALES = (
@@ -47,10 +47,6 @@ def written(date: datetime.date, locale: str, style: str) -> str:
     return f"{locale}: {text}"
 
 
-class DatesTask(PairsTask):
-    """Dates in 48 languages to ISO 8601."""
-
-
 def _draw(
     dates: list[datetime.date], count: int, numbers: random.Random, *, each_once: bool = False
 ) -> TextPairs:
@@ -65,7 +61,7 @@ def _draw(
     return pairs
 
 
-def dates_task(config: DatesConfig, seed: int, data: DataDescription | None = None) -> DatesTask:
+def dates_task(config: DatesConfig, seed: int, data: DataDescription | None = None) -> PairsTask:
     """The task with its pairs drawn.
 
     No date of the validation and test pairs occurs among the training pairs, in any language.
@@ -81,15 +77,12 @@ def dates_task(config: DatesConfig, seed: int, data: DataDescription | None = No
     dates = [datetime.date.fromordinal(day) for day in range(first, last + 1)]
     numbers.shuffle(dates)
     held_out = min(2 * config.test_examples, len(dates) // 2)
-    test, valid, rest = (
-        dates[: held_out // 2],
-        dates[held_out // 2 : held_out],
-        dates[held_out:],
-    )
+    half = held_out // 2
+    test, valid, rest = dates[:half], dates[half:held_out], dates[held_out:]
     train_pairs = _draw(rest, config.train_examples, numbers)
     valid_pairs = _draw(valid, config.test_examples, numbers, each_once=True)
     test_pairs = _draw(test, config.test_examples, numbers, each_once=True)
     vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
         vocabulary = Vocabulary.of_characters(text for pair in train_pairs for text in pair)
-    return DatesTask(vocabulary, seed, train_pairs, valid_pairs, test_pairs)
+    return PairsTask(vocabulary, seed, train_pairs, valid_pairs, test_pairs)

@@ -1,55 +1,46 @@
-"""Tasks that turn a source sequence into a target sequence."""
+"""Tasks that turn a source text into a target text; translation: pairs of lines from files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from headloom.errors import InputError
+from headloom.formats.files import read_text
+from headloom.formats.lines import check_line_ends
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
-from headloom.training.measures import CorpusMeasure, Results, digest, mean_measure
+from headloom.training.data import DataDescription
+from headloom.training.measures import (
+    CorpusMeasure,
+    Results,
+    digest,
+    mean_measure,
+    translation_measures,
+)
+from headloom.training.sections import TranslationConfig
 from headloom.training.tasks.task import Plan, Probe, TextTask, told_before
 from headloom.training.text import Vocabulary
-from headloom.training.translation import translate
+from headloom.training.translation import Search, translate
 from headloom.training.validation import score_targets
 
-__all__ = ["PairsTask", "TextPairs"]
+__all__ = ["PairsTask", "TextPairs", "TranslationTask", "read_pairs", "translation_task"]
 
 TextPairs = list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """Pairs as ids. Sources end with the end token, targets begin and end with theirs."""
-
-    sources: list[list[int]]
-    targets: list[list[int]]
-
-    @property
-    def lengths(self) -> list[tuple[int, int]]:
-        """What a batch holds of each pair: the source, and the target less one token."""
-        return [
-            (len(source), len(target) - 1)
-            for source, target in zip(self.sources, self.targets, strict=True)
-        ]
+#: Pairs as ids: a source ends with the end token, a target begins and ends with its own.
+_Encoded = list[tuple[list[int], list[int]]]
 
 
 class PairsTask(TextTask):
-    """Pairs of texts in one shared vocabulary."""
+    """Pairs of texts in one shared vocabulary; texts: of "train", "valid" and "test"."""
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        seed: int,
-        train: TextPairs,
-        valid: TextPairs,
-        test: TextPairs,
-        length_penalty: float = 1.0,
-    ) -> None:
+        self, vocabulary: Vocabulary, seed: int, train: TextPairs, valid: TextPairs,
+        test: TextPairs, length_penalty: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__(vocabulary)
         self.seed, self._length_penalty = seed, length_penalty
         self.texts = {"train": train, "valid": valid, "test": test}
@@ -57,12 +48,11 @@ class PairsTask(TextTask):
 
     def _encode(self, pairs: TextPairs) -> _Encoded:
         words = self.vocabulary
-        sources = words.encode_all([source for source, _ in pairs])
-        targets = words.encode_all([target for _, target in pairs])
-        return _Encoded(
-            [[*source, words.end] for source in sources],
-            [[words.start, *target, words.end] for target in targets],
-        )
+        sources, targets = (words.encode_all([pair[side] for pair in pairs]) for side in (0, 1))
+        return [
+            ([*source, words.end], [words.start, *target, words.end])
+            for source, target in zip(sources, targets, strict=True)
+        ]
 
     @property
     def has_test(self) -> bool:
@@ -74,7 +64,7 @@ class PairsTask(TextTask):
         return {
             **{split: len(pairs) for split, pairs in self.texts.items()},
             "vocabulary": len(self.vocabulary),
-            "train_tokens": sum(map(sum, self._train.lengths)),
+            "train_tokens": sum(map(sum, _lengths(self._train))),
         }
 
     def notices(self) -> list[str]:
@@ -83,41 +73,37 @@ class PairsTask(TextTask):
 
     def longest(self) -> int:
         """See Task.longest."""
-        test = self._encode(self.texts["test"])
-        lengths = [length for data in (self._train, self._valid, test) for length in data.lengths]
-        return max(max(pair) for pair in lengths)
+        pairs = [*self._train, *self._valid, *self._encode(self.texts["test"])]
+        return max(map(max, _lengths(pairs)))
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """See Task.plan_epoch."""
-        return bucketed(self._train.lengths, batch_tokens, seed=self.seed * 1_000_003 + epoch)
+        return bucketed(_lengths(self._train), batch_tokens, seed=self.seed * 1_000_003 + epoch)
 
     def batch(self, plan: Plan) -> Batch:
         """See Task.batch."""
         return self._batch(self._train, plan)
 
-    def _batch(self, data: _Encoded, plan: Plan) -> Batch:
-        filler = self.vocabulary.pad
-        source = padded([data.sources[index] for index in plan], filler)
-        target = padded([data.targets[index] for index in plan], filler)
-        tokens = sum(len(data.sources[index]) + len(data.targets[index]) - 1 for index in plan)
+    def _batch(self, pairs: _Encoded, plan: Plan) -> Batch:
+        filler, chosen = self.vocabulary.pad, [pairs[index] for index in plan]
+        source = padded([source for source, _ in chosen], filler)
+        target = padded([target for _, target in chosen], filler)
+        tokens = sum(map(sum, _lengths(chosen)))
         return Batch({"source": source, "target": target[:, :-1]}, target[:, 1:], tokens)
 
     def validation(self, batch_tokens: int) -> list[Batch]:
         """See Task.validation."""
-        plans = bucketed(self._valid.lengths, batch_tokens)
+        plans = bucketed(_lengths(self._valid), batch_tokens)
         return [self._batch(self._valid, plan) for plan in plans]
 
     def probe(self) -> Probe:
         """The validation pair of median length."""
-        order = sorted(range(len(self._valid.sources)), key=lambda i: sum(self._valid.lengths[i]))
-        middle = order[len(order) // 2]
-        source, target = self._valid.sources[middle], self._valid.targets[middle][:-1]
+        order = sorted(self._valid, key=lambda pair: sum(map(len, pair)))
+        source, target = order[len(order) // 2]
+        ids = {"source": source, "target": target[:-1]}
         return Probe(
-            {"source": torch.tensor([source]), "target": torch.tensor([target])},
-            {
-                "source": self.vocabulary.token_strings(source),
-                "target": self.vocabulary.token_strings(target),
-            },
+            {name: torch.tensor([each]) for name, each in ids.items()},
+            {name: self.vocabulary.token_strings(each) for name, each in ids.items()},
         )
 
     def pairs(self, split: str) -> TextPairs:
@@ -136,19 +122,16 @@ class PairsTask(TextTask):
         """The task's measures of the translations of a split, and the loss of its targets."""
         pairs = self.pairs(split)
         sources, expected = ([pair[side] for pair in pairs] for side in (0, 1))
-        loss = self._loss(model, self._encode(pairs))
-        written = translate(
-            model, self.vocabulary, sources, beam=beam, length_penalty=self._length_penalty,
-            progress=progress,
-        )  # fmt: skip
+        loss, search = self._loss(model, self._encode(pairs)), Search(beam, self._length_penalty)
+        written = translate(model, self.vocabulary, sources, search, progress)
         facts = {"examples": len(pairs), "beam": beam}
         measures = [*self.measures(written, expected), loss]
         return Results(split, "sentences", measures, facts)
 
-    def _loss(self, model: Predictor, data: _Encoded) -> CorpusMeasure:
-        nats, tokens = np.zeros(len(data.sources)), np.zeros(len(data.sources))
-        for plan in bucketed(data.lengths, 8_192):
-            scores = score_targets(model, self._batch(data, plan), self.vocabulary.pad)
+    def _loss(self, model: Predictor, pairs: _Encoded) -> CorpusMeasure:
+        nats, tokens = np.zeros(len(pairs)), np.zeros(len(pairs))
+        for plan in bucketed(_lengths(pairs), 8_192):
+            scores = score_targets(model, self._batch(pairs, plan), self.vocabulary.pad)
             nats[plan] = np.bincount(scores.rows.numpy(), scores.nats.numpy(), len(plan))
             tokens[plan] = np.bincount(scores.rows.numpy(), minlength=len(plan))
         return mean_measure("loss", "loss, nats", nats, tokens, higher=False, per_token=True)
@@ -158,3 +141,100 @@ class PairsTask(TextTask):
         exact = [float(text == right) for text, right in zip(written, expected, strict=True)]
         ones = np.ones(len(exact))
         return [mean_measure("exact_match", "exactly right", exact, ones, higher=True)]
+
+
+def _lengths(pairs: _Encoded) -> list[tuple[int, int]]:
+    """What a batch holds of each pair: the source, and the target less one token."""
+    return [(len(source), len(target) - 1) for source, target in pairs]
+
+
+def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
+    """Pairs of texts from two line-aligned files, or from one of tab-separated pairs.
+
+    Args:
+        folder: where the files are.
+        files: one or two names.
+
+    Returns: (source, target), without spaces around them; lines empty on both sides are left out.
+
+    Raises:
+        DataError: a file is missing or not UTF-8.
+        InputError: not one or two files, lines that do not pair, or nothing at all.
+    """
+    paths = [folder / name for name in files]
+    texts = [
+        read_text(path, "text (task.folder says where, in headloom evaluate --data)")
+        for path in paths
+    ]
+    for path, text in zip(paths, texts, strict=True):
+        check_line_ends(text, path)
+    lines = [text.removesuffix("\n").split("\n") for text in texts]
+    if len(lines) == 2 and len(lines[0]) != len(lines[1]):
+        raise InputError(
+            f"{paths[0]} has {len(lines[0])} lines, {paths[1]} {len(lines[1])}; line-aligned "
+            "files have as many. Pair them up again."
+        )
+    pairs = []
+    for number, fields in enumerate(zip(*lines, strict=True), 1):
+        if len(files) == 1:
+            fields = tuple(fields[0].split("\t")) if fields[0].strip() else ("", "")
+            if len(fields) != 2:
+                raise InputError(
+                    f"{paths[0]}: line {number} has {len(fields) - 1} tabs; expected source TAB "
+                    "target."
+                )
+        source, target = (field.strip() for field in fields)
+        if bool(source) != bool(target):
+            empty = paths[0] if not source else paths[-1]
+            raise InputError(
+                f"{empty}: line {number} is empty, its partner is not. Remove both or fill it in."
+            )
+        if source:
+            pairs.append((source, target))
+    if not pairs:
+        raise InputError(f"{' and '.join(map(str, paths))}: no pairs; the files are empty.")
+    return pairs
+
+
+class TranslationTask(PairsTask):
+    """Lines of one language to lines of another.
+
+    left_out: how many training pairs are too long, and how many tokens are not.
+    """
+
+    left_out = 0, 0
+
+    def notices(self) -> list[str]:
+        """See Task.notices."""
+        count, most = self.left_out
+        pairs = count + len(self.texts["train"])
+        left_out = f"{count:,} of {pairs:,} training pairs, longer than task.max_length = {most:,} "
+        return [*([f"{left_out}tokens, are left out."] if count else []), *super().notices()]
+
+    def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
+        """BLEU, chrF and TER, see translation_measures."""
+        return translation_measures(written, expected)
+
+
+def translation_task(
+    config: TranslationConfig, seed: int, data: DataDescription | None = None
+) -> TranslationTask:
+    """The task with its files read."""
+    folder = Path(config.folder)
+    train = read_pairs(folder, config.train)
+    valid = read_pairs(folder, config.valid)
+    test = read_pairs(folder, config.test) if config.test else []
+    vocabulary = None if data is None else data.vocabulary
+    if vocabulary is None:
+        vocabulary = Vocabulary.of_pieces(
+            (text for pair in train for text in pair), config.vocabulary
+        )
+    lengths = [max(map(len, vocabulary.encode_all(pair))) <= config.max_length for pair in train]
+    fitting = [pair for pair, fits in zip(train, lengths, strict=True) if fits]
+    if not fitting:
+        raise InputError(
+            f"every training pair is longer than task.max_length = {config.max_length} tokens."
+        )
+    task = TranslationTask(vocabulary, seed, fitting, valid, test, config.length_penalty)
+    task.left_out = len(train) - len(fitting), config.max_length
+    return task
