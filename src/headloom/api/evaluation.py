@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from headloom.errors import InputError
@@ -16,13 +16,7 @@ from headloom.training.measures import (
     common_stretches,
     translation_measures,
 )
-from headloom.training.resampling import (
-    Comparison,
-    Confidence,
-    Resampling,
-    compare,
-    interval,
-)
+from headloom.training.resampling import Comparison, Confidence, Resampling, compare, interval
 from headloom.training.tasks.pairs import PairsTask
 from headloom.training.tasks.task import Task
 
@@ -75,30 +69,43 @@ def evaluate(first: Path, second: Path | None, how: Evaluation, progress: Progre
     Raises: HeadloomError: no such run, no such data, options that do not fit; two whose data are
     not the same, or have nothing in common to be measured by.
     """
-    report = _one(first, how, progress) if second is None else _two(first, second, how, progress)
-    drawn = how.resampling
-    notes = {
-        "level": drawn.level, "resamples": drawn.resamples, "trials": drawn.trials,
-        "seed": drawn.seed,
-    }  # fmt: skip
-    return replace(report, content={**report.content, "resampling": notes})
+    paths = [path for path in (first, second) if path is not None]
+    sides: list[_Run | Path] = [
+        path if path.is_file() else _opened(path, how, progress) for path in paths
+    ]
+    runs = [side for side in sides if isinstance(side, _Run)]
+    if len(runs) == 2:
+        _check_same_data(*runs)
+    # Files first: what is wrong with one is told before a run is measured, which takes minutes.
+    order = sorted(range(len(sides)), key=lambda place: isinstance(sides[place], _Run))
+    measured = {place: _measured(sides[place], runs, how, progress) for place in order}
+    one = measured[0]
+    report = _of_one(one, how) if second is None else _of_two(one, measured[1], runs, how, progress)
+    return replace(report, content={**report.content, "resampling": asdict(how.resampling)})
 
 
 @dataclass(frozen=True, eq=False)
-class _Evaluated:
-    """A run, or a file of translations, and what it reached.
+class _Run:
+    """A run with its data read."""
 
-    notes: what it is: its path, and of a run the step.
-    """
+    path: Path
+    run: TrainedRun
+    task: Task
+    split: str
 
-    name: str
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """A run, or a file of translations, and what it reached; notes: its path, of a run the step."""
+
+    path: Path
     notes: JsonObject
     results: Results
 
     @property
     def title(self) -> str:
         """What was measured, and on what."""
-        facts, parts = self.results.facts, [self.name]
+        facts, parts = self.results.facts, [str(self.path)]
         if "step" in self.notes:
             parts.append(f"step {self.notes['step']:,}, {self.results.split} data")
         parts += [form.format(facts[name]) for name, form in _FACTS.items() if name in facts]
@@ -116,40 +123,80 @@ class _Evaluated:
         return {**self.notes, **self.results.values(), "intervals": ends}
 
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """A run with its data read."""
-
-    path: Path
-    run: TrainedRun
-    task: Task
-    split: str
-
-    def evaluated(self, how: Evaluation, progress: Progress) -> _Evaluated:
-        def told(done: int, total: int) -> None:
-            progress(done, total, f"measuring {self.path}")
-
-        progress(0, None, f"measuring {self.path}")
-        results = self.task.results(self.run.model, split=self.split, beam=how.beam, progress=told)
-        return _Evaluated(str(self.path), {"run": str(self.path), "step": self.run.step}, results)
-
-
-def _open(path: Path, how: Evaluation, progress: Progress) -> _Run:
+def _opened(path: Path, how: Evaluation, progress: Progress) -> _Run:
     progress(0, None, f"reading {path}")
     run = open_run(path, how.data)
     if how.reference is not None:
-        raise InputError("--reference is for files of translations; a run has its own held-out "
-                         "data. Leave it out.")  # fmt: skip
+        raise InputError(
+            "--reference is for files of translations; a run has its own held-out data. Leave it "
+            "out."
+        )
     task = run.task(how.split)
     return _Run(path, run, task, how.split or ("test" if task.has_test else "valid"))
 
 
-def _one(path: Path, how: Evaluation, progress: Progress) -> Report:
-    if path.is_file():
-        evaluated = _file(path, how, None, progress)
+def _measured(
+    side: _Run | Path, runs: list[_Run], how: Evaluation, progress: Progress
+) -> _Measured:
+    """A side's results; those of a file are against the data of the run beside it."""
+    if isinstance(side, Path):
+        return _file_measured(side, next(iter(runs), None), how, progress)
+    path = str(side.path)
+
+    def told(done: int, total: int | None) -> None:
+        progress(done, total, f"measuring {path}")
+
+    told(0, None)
+    results = side.task.results(side.run.model, split=side.split, beam=how.beam, progress=told)
+    return _Measured(side.path, {"run": path, "step": side.run.step}, results)
+
+
+def _file_measured(path: Path, run: _Run | None, how: Evaluation, progress: Progress) -> _Measured:
+    """A file of translations, a line each, against a run's data or a reference."""
+    progress(0, None, f"measuring {path}")
+    written, measures_of, split = _lines(path), translation_measures, "test"
+    if run is not None:
+        if not isinstance(run.task, PairsTask):
+            raise InputError(
+                f"{path} is a file of translations, {run.path} {run.run.model.purpose}; it does "
+                "not translate. Give a run that does, or two files."
+            )
+        expected = [target for _, target in run.task.pairs(run.split)]
+        source = f"the {run.split} data of {run.path}"
+        measures_of, split = run.task.measures, run.split
+    elif how.reference is None:
+        raise InputError(
+            f"{path} is a file of translations; the right ones are missing. Add --reference FILE."
+        )
     else:
-        evaluated = _open(path, how, progress).evaluated(how, progress)
-    results, facts = evaluated.results, evaluated.results.facts
+        expected, source = _lines(how.reference), str(how.reference)
+    if len(written) != len(expected):
+        raise InputError(
+            f"{path} has {len(written):,} lines, {source} {len(expected):,}; expected a "
+            "translation a line, in the order of the references."
+        )
+    facts = {"examples": len(written)}
+    results = Results(split, "sentences", measures_of(written, expected), facts)
+    return _Measured(path, {"file": str(path)}, results)
+
+
+def _lines(path: Path) -> list[str]:
+    text = read_text(path, "text")
+    if not text.strip():
+        raise InputError(f"{path}: the file is empty. Give a translation a line.")
+    return [line.strip() for line in text.removesuffix("\n").split("\n")]
+
+
+def _number(measure: CorpusMeasure, value: float) -> str:
+    return f"{value:.{measure.digits}f}"
+
+
+def _range(measure: CorpusMeasure, part: Confidence | None) -> str:
+    return "-" if part is None else f"{_number(measure, part.low)}-{_number(measure, part.high)}"
+
+
+def _of_one(one: _Measured, how: Evaluation) -> Report:
+    results, facts = one.results, one.results.facts
     # Of one example alone there is no interval.
     known = {m.name: interval(m, how.resampling) for m in results.measures if len(m.statistics) > 1}
     rows = [[m.label, _number(m, m.value), _range(m, known.get(m.name))] for m in results.measures]
@@ -162,72 +209,15 @@ def _one(path: Path, how: Evaluation, progress: Progress) -> Report:
     if "chance" in facts:
         notes.append(f"Chance: {facts['chance']:.4f} right.")
     header = ("measure", "value", f"{how.resampling.level:.0%} interval")
-    notes += evaluated.signatures
-    return Report([evaluated.title], header, rows, notes, evaluated.content(known))
+    return Report([one.title], header, rows, [*notes, *one.signatures], one.content(known))
 
 
-def _number(measure: CorpusMeasure, value: float) -> str:
-    return f"{value:.{measure.digits}f}"
-
-
-def _range(measure: CorpusMeasure, part: Confidence | None) -> str:
-    return "-" if part is None else f"{_number(measure, part.low)}-{_number(measure, part.high)}"
-
-
-def _lines(path: Path) -> list[str]:
-    text = read_text(path, "text")
-    if not text.strip():
-        raise InputError(f"{path}: the file is empty. Give a translation a line.")
-    return [line.strip() for line in text.removesuffix("\n").split("\n")]
-
-
-def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> _Evaluated:
-    """The measures of a file of translations, a line each, against a run's data or a reference."""
-    progress(0, None, f"measuring {path}")
-    written = _lines(path)
-    if run is not None:
-        if not isinstance(run.task, PairsTask):
-            raise InputError(
-                f"{path} is a file of translations, {run.path} {run.run.model.purpose}; it does "
-                "not translate. Give a run that does, or two files."
-            )
-        expected = [target for _, target in run.task.pairs(run.split)]
-        source = f"the {run.split} data of {run.path}"
-    elif how.reference is None:
-        raise InputError(
-            f"{path} is a file of translations; the right ones are missing. Add --reference FILE."
-        )
-    else:
-        expected, source = _lines(how.reference), str(how.reference)
-    if len(written) != len(expected):
-        raise InputError(
-            f"{path} has {len(written):,} lines, {source} {len(expected):,}; expected a "
-            "translation a line, in the order of the references."
-        )
-    measures = translation_measures(written, expected)
-    if run is not None and isinstance(run.task, PairsTask):
-        measures = run.task.measures(written, expected)
-    split = "test" if run is None else run.split
-    results = Results(split, "sentences", measures, {"examples": len(written)})
-    return _Evaluated(str(path), {"file": str(path)}, results)
-
-
-def _two(first: Path, second: Path, how: Evaluation, progress: Progress) -> Report:
-    paths = first, second
-    runs = [None if path.is_file() else _open(path, how, progress) for path in paths]
-    opened = [run for run in runs if run is not None]
-    if len(opened) == 2:
-        _check_same_data(*opened)
-    # Files first: what is wrong with one is told before a run is measured, which takes minutes.
-    done = {
-        place: _file(path, how, next(iter(opened), None), progress)
-        for place, path in enumerate(paths)
-        if runs[place] is None
-    }
-    done |= {place: run.evaluated(how, progress) for place, run in enumerate(runs) if run}
-    one, two = _on_the_same(done[0], done[1])
+def _of_two(
+    one: _Measured, two: _Measured, runs: list[_Run], how: Evaluation, progress: Progress
+) -> Report:
+    one, two = _on_the_same(one, two)
     progress(0, None, "comparing")
-    words = [run.run.data.vocabulary for run in opened]
+    words = [run.run.data.vocabulary for run in runs]
     same_tokens = len({None if part is None else part.tokenizer.to_str() for part in words}) < 2
     others = {measure.name: measure for measure in two.results.measures}
     comparisons = [
@@ -237,13 +227,13 @@ def _two(first: Path, second: Path, how: Evaluation, progress: Progress) -> Repo
     ]
     if not comparisons:
         raise InputError(
-            f"{first} and {second} have other vocabularies and no measure in common. Compare "
+            f"{one.path} and {two.path} have other vocabularies and no measure in common. Compare "
             "models of the same task."
         )
     compared = {c.measure.name for c in comparisons}
     measures = (*one.results.measures, *two.results.measures)
     left_out = list(dict.fromkeys(m.label for m in measures if m.name not in compared))
-    words_of = _in_words(one, two, comparisons[0], how.resampling)
+    in_words = _in_words(one, two, comparisons[0], how.resampling.trials)
     level = f"{how.resampling.level:.0%}"
     rows = [
         [
@@ -266,30 +256,23 @@ def _two(first: Path, second: Path, how: Evaluation, progress: Progress) -> Repo
             for c in comparisons
         },
         "not_compared": left_out,
-        "in_words": words_of,
+        "in_words": in_words,
     }
-    return Report(
-        [f"A: {one.title}", f"B: {two.title}"],
-        ("measure", "A", f"{level} of A", "B", f"{level} of B", "B - A", "p"),
-        rows,
-        [*([f"Not comparable: {', '.join(left_out)}."] if left_out else []), words_of,
-         *one.signatures],
-        content,
-    )  # fmt: skip
+    header = ("measure", "A", f"{level} of A", "B", f"{level} of B", "B - A", "p")
+    notes = [f"Not comparable: {', '.join(left_out)}."] if left_out else []
+    titles = [f"A: {one.title}", f"B: {two.title}"]
+    return Report(titles, header, rows, [*notes, in_words, *one.signatures], content)
 
 
-def _on_the_same(first: _Evaluated, second: _Evaluated) -> tuple[_Evaluated, _Evaluated]:
-    """Both on the examples that both have whole: windows may end a text at different places.
-
-    Raises: InputError: there is none.
-    """
+def _on_the_same(first: _Measured, second: _Measured) -> tuple[_Measured, _Measured]:
+    """Both on the examples that both have whole: windows may end a text at different places."""
     covered = first.results.covered, second.results.covered
     if covered[0] is None or covered[1] is None or covered[0] == covered[1]:
         return first, second
     common = common_stretches(covered[0], covered[1])
     if common.start == common.stop:
         raise InputError(
-            f"{first.name} and {second.name} have no {STRETCH} characters of the held-out text in "
+            f"{first.path} and {second.path} have no {STRETCH} characters of the held-out text in "
             "common. Compare models of a longer text, or with a smaller task.block."
         )
     one, two = (replace(part, results=part.results.part(common)) for part in (first, second))
@@ -312,26 +295,22 @@ def _check_same_data(first: _Run, second: _Run) -> None:
     )
 
 
-def _in_words(first: _Evaluated, second: _Evaluated, chosen: Comparison, how: Resampling) -> str:
+def _in_words(first: _Measured, second: _Measured, chosen: Comparison, trials: int) -> str:
     """What the comparison by a measure says, in one sentence."""
-    names = first.name, second.name
-    label, digits = chosen.measure.label, chosen.measure.digits
+    names, measure = (first.path, second.path), chosen.measure
     if chosen.difference == 0:
-        return f"{names[0]} and {names[1]} are equal by {label}."
-    better, worse = chosen.first, chosen.second
+        return f"{names[0]} and {names[1]} are equal by {measure.label}."
+    values = chosen.first, chosen.second
     if chosen.second_is_better:
-        better, worse, names = worse, better, names[::-1]
-    shown = f"{better:.{digits}f}", f"{worse:.{digits}f}"
-    if shown[0] == shown[1]:
-        shown = f"{better:.6g}", f"{worse:.6g}"
-    trials = how.trials
-    chance = (
-        f"exchanging their results at random makes so large a difference in "
-        f"{chosen.p * (trials + 1) - 1:,.0f} of {trials:,} trials (p = {chosen.p:.4f})"
+        values, names = values[::-1], names[::-1]
+    better, worse = (_number(measure, value) for value in values)
+    if better == worse:
+        better, worse = (f"{value:.6g}" for value in values)
+    found = (
+        f"{measure.label} {better} to {worse}; exchanging their results at random makes so large a "
+        f"difference in {chosen.p * (trials + 1) - 1:,.0f} of {trials:,} trials "
+        f"(p = {chosen.p:.4f})."
     )
     if chosen.p <= SIGNIFICANT:
-        return f"{names[0]} is better than {names[1]}: {label} {shown[0]} to {shown[1]}; {chance}."
-    return (
-        f"No difference is shown between {names[0]} and {names[1]}: {label} {shown[0]} to "
-        f"{shown[1]}; {chance}."
-    )
+        return f"{names[0]} is better than {names[1]}: {found}"
+    return f"No difference is shown between {names[0]} and {names[1]}: {found}"

@@ -128,7 +128,9 @@ def _explain(source: str, error: ValidationError) -> str:
         section = sections.get(str(place[-2]) if len(place) > 1 else "")
         known = [] if section is None else list(section.model_fields)
         near = difflib.get_close_matches(str(place[-1]), known, 1, 0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'others'}."
+        hint = (
+            f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'others'}."
+        )
         return f"{source}: unknown key {key!r}; {hint}{also}"
     if first["type"] == "missing":
         return f"{source}: {key!r} is missing. Add it.{also}"

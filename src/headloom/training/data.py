@@ -26,6 +26,13 @@ class DataDescription:
     facts: JsonObject = field(default_factory=dict)
     folder: Path | None = None
 
+    @property
+    def words(self) -> Vocabulary:
+        """The vocabulary. Raises: DataError: the run lacks it."""
+        if self.vocabulary is None:
+            raise self.fault("this run lacks its vocabulary.json")
+        return self.vocabulary
+
     def fault(self, what: str) -> DataError:
         """The error of a run that lacks one of these files, or something in it."""
         place = "" if self.folder is None else f"{self.folder}: "

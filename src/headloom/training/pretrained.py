@@ -23,10 +23,10 @@ from headloom.models.text_encoder import TextEncoder
 from headloom.models.transformer import Transformer
 from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.sections import LabelsConfig, LanguageConfig, PretrainedConfig
+from headloom.training.sections import PretrainedConfig
 from headloom.training.text import NO_TOKEN, PretrainedVocabulary
 
-__all__ = ["build_pretrained", "check_room", "fill_pretrained", "read_pretrained"]
+__all__ = ["build_pretrained", "fill_pretrained", "read_pretrained"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,8 @@ def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
     Raises: InputError: the task is not learned by such a model; DataError: data.json is damaged.
     """
     assert isinstance(config.model, PretrainedConfig)
-    wanted = _wanted(config)
+    kinds = {"language": ["gpt2", "llama"], "labels": ["bert"]}
+    wanted = kinds.get(config.task.kind, ["marian"])
     try:
         sizes = data.facts["pretrained"]
         family = sizes["family"]
@@ -128,12 +129,6 @@ def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
     return kind(count, architecture, padding)
 
 
-def _wanted(config: RunConfig) -> list[str]:
-    if isinstance(config.task, LanguageConfig):
-        return ["gpt2", "llama"]
-    return ["bert"] if isinstance(config.task, LabelsConfig) else ["marian"]
-
-
 @torch.no_grad()
 def fill_pretrained(model: Predictor, folder: Path, data: DataDescription) -> None:
     """Give a new model the weights of a folder.
@@ -157,20 +152,3 @@ def fill_pretrained(model: Predictor, folder: Path, data: DataDescription) -> No
         raise DataError(f"{folder}: this is not the model that the run began from any more.")
     for name, value in given.items():
         own[name].copy_(value)
-
-
-def check_room(config: RunConfig, model: Predictor) -> None:
-    """Raise an InputError where a task reads more tokens at once than a model has positions."""
-    architecture = getattr(model, "architecture", None)
-    room = architecture.room if isinstance(architecture, Architecture) else None
-    task = config.task
-    key, length = "", 0
-    if isinstance(task, LanguageConfig):
-        key, length = "block", task.block
-    elif isinstance(task, LabelsConfig):
-        key, length = "max_length", task.max_length
-    if room is not None and length > room:
-        raise InputError(
-            f"task.{key} is {length}, the positions of model.folder end at {room}. Set task.{key} "
-            f"to {room} or less."
-        )

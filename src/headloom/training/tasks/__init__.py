@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headloom.errors import InputError
+from headloom.errors import InputError, is_out_of_memory
 from headloom.models.classifier import Classifier
-from headloom.models.configuration import Architecture
 from headloom.models.convolutional import ConvolutionalClassifier
 from headloom.models.graph_attention import GraphAttentionNetwork
 from headloom.models.image_classifier import ImageClassifier
@@ -19,17 +18,11 @@ from headloom.models.transformer import Transformer
 from headloom.models.vision_transformer import VisionTransformer
 from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.pretrained import (
-    build_pretrained,
-    check_room,
-    fill_pretrained,
-    read_pretrained,
-)
+from headloom.training.pretrained import build_pretrained, fill_pretrained, read_pretrained
 from headloom.training.sections import (
     ClassifierConfig,
     ConvolutionalConfig,
     GraphConfig,
-    ModelConfig,
     PretrainedConfig,
     TransformerConfig,
     VisionTransformerConfig,
@@ -56,26 +49,21 @@ class _Kind:
     """
 
     make: Callable[[Any, int, DataDescription | None], Task]
-    build: Callable[[ModelConfig, DataDescription], Predictor]
+    build: Callable[[Any, DataDescription], Predictor]
 
 
-def _transformer(config: ModelConfig, data: DataDescription) -> Transformer:
-    """A model that reads one text and writes another."""
-    return Transformer(*_sizes(config, data))
+def _transformer(config: TransformerConfig, data: DataDescription) -> Transformer:
+    return Transformer(len(data.words), config.architecture(), data.words.pad)
 
 
-def _language_model(config: ModelConfig, data: DataDescription) -> LanguageModel:
-    """A model that continues a text."""
-    return LanguageModel(*_sizes(config, data))
+def _language_model(config: TransformerConfig, data: DataDescription) -> LanguageModel:
+    return LanguageModel(len(data.words), config.architecture(), data.words.pad)
 
 
-def _graph_network(config: ModelConfig, data: DataDescription) -> GraphAttentionNetwork:
-    """A model that classifies the nodes of a graph."""
-    features, classes = data.facts.get("features"), data.facts.get("classes")
-    if not isinstance(config, GraphConfig) or not isinstance(classes, list):
-        raise InputError(f"model.kind {config.kind!r}: this task needs a model that reads graphs.")
+def _graph_network(config: GraphConfig, data: DataDescription) -> GraphAttentionNetwork:
+    features = data.facts.get("features")
     if not isinstance(features, int):
-        raise InputError("data.json does not say how many features a node has. Put a copy back.")
+        raise data.fault("data.json does not say how many features a node has")
     if config.width % config.heads:
         raise InputError(
             f"model.width {config.width} does not split into {config.heads} heads. Choose a "
@@ -83,38 +71,25 @@ def _graph_network(config: ModelConfig, data: DataDescription) -> GraphAttention
         )
     sizes = config.model_dump(exclude={"kind", "width"})
     depth = config.width // config.heads
-    return GraphAttentionNetwork(features, len(classes), depth=depth, **sizes)
+    return GraphAttentionNetwork(features, len(classes_of(data)), depth=depth, **sizes)
 
 
-def _sizes(config: ModelConfig, data: DataDescription) -> tuple[int, Architecture, int]:
-    if not isinstance(config, TransformerConfig) or data.vocabulary is None:
-        raise InputError(f"model.kind {config.kind!r}: this task needs a model that reads tokens.")
-    return len(data.vocabulary), config.architecture(), data.vocabulary.pad
-
-
-def _classifier(config: ModelConfig, data: DataDescription) -> Classifier:
-    """A model that reads a text and scores each class."""
-    if not isinstance(config, ClassifierConfig) or data.vocabulary is None:
-        raise InputError(f"model.kind {config.kind!r}: this task needs a classifier.")
+def _classifier(config: ClassifierConfig, data: DataDescription) -> Classifier:
     return Classifier(
-        len(data.vocabulary),
-        len(classes_of(data)),
-        config.architecture(),
-        pooling=config.pooling,
-        padding=data.vocabulary.pad,
-    )
+        len(data.words), len(classes_of(data)), config.architecture(), pooling=config.pooling,
+        padding=data.words.pad,
+    )  # fmt: skip
 
 
-def _image_classifier(config: ModelConfig, data: DataDescription) -> ImageClassifier:
-    """A model that sees an image and scores each class."""
+def _image_classifier(
+    config: ConvolutionalConfig | VisionTransformerConfig, data: DataDescription
+) -> ImageClassifier:
     shape, classes = shape_of(data), len(classes_of(data))
     if isinstance(config, ConvolutionalConfig):
         return ConvolutionalClassifier(shape, classes, config.convolutions())
-    if isinstance(config, VisionTransformerConfig):
-        return VisionTransformer(
-            shape, classes, config.architecture(), patch=config.patch, read=config.read
-        )
-    raise InputError(f"model.kind {config.kind!r}: this task needs a model that sees images.")
+    return VisionTransformer(
+        shape, classes, config.architecture(), patch=config.patch, read=config.read
+    )
 
 
 _KINDS = {
@@ -128,13 +103,6 @@ _KINDS = {
 }
 
 
-def _check_vocabulary(config: RunConfig, data: DataDescription) -> None:
-    """Raise a DataError where a run of a model that reads tokens does not know them."""
-    reads = isinstance(config.model, TransformerConfig | ClassifierConfig | PretrainedConfig)
-    if reads and data.vocabulary is None:
-        raise data.fault("this run lacks its vocabulary.json")
-
-
 def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
     """The task of a run with its data, ready to be learned.
 
@@ -143,8 +111,9 @@ def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
         data: of a run that goes on or is used; None: found in the training data.
     """
     make = _KINDS[config.task.kind].make
-    if data is not None:
-        _check_vocabulary(config, data)
+    reads = isinstance(config.model, TransformerConfig | ClassifierConfig | PretrainedConfig)
+    if data is not None and reads:
+        _ = data.words
     if not isinstance(config.model, PretrainedConfig):
         return make(config.task, config.training.seed, data)
     if data is None:
@@ -160,13 +129,12 @@ def build_model(config: RunConfig, data: DataDescription) -> Predictor:
 
     Raises: InputError: there is not enough memory for it. DataError: the run lacks a file.
     """
-    _check_vocabulary(config, data)
     try:
         if isinstance(config.model, PretrainedConfig):
             return build_pretrained(config, data)
         return _KINDS[config.task.kind].build(config.model, data)
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise InputError(
             f"a model of kind {config.model.kind!r}: not enough memory. Choose smaller sizes."
@@ -179,5 +147,4 @@ def begin_model(config: RunConfig, task: Task, model: Predictor) -> None:
     Raises: HeadloomError: the folder that it begins from cannot be used.
     """
     if isinstance(config.model, PretrainedConfig):
-        check_room(config, model)
         fill_pretrained(model, Path(config.model.folder), task.description)
