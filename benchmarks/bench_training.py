@@ -31,10 +31,10 @@ from headloom.models.configuration import Architecture
 from headloom.models.dense import Products, has_matrix_unit, linear_maps, products
 from headloom.models.transformer import Transformer
 from headloom.training.batches import Batch
-from headloom.training.optimisation import predictor_loss, smoothed_cross_entropy
 from headloom.training.sections import DatesConfig, TranslationConfig
 from headloom.training.tasks.dates import dates_task
 from headloom.training.tasks.pairs import translation_task
+from headloom.training.validation import predictor_loss, smoothed_cross_entropy
 
 #: Rows, columns and depth of a large product.
 LARGE = 2048

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,16 @@ from headloom.models.configuration import Architecture
 from headloom.models.dense import Products
 from headloom.models.language_model import LanguageModel
 from headloom.training import optimisers
-from headloom.training.config import RunConfig, TrainingConfig
+from headloom.training.config import RunConfig, Schedule, TrainingConfig
 from headloom.training.loop import train
-from headloom.training.optimisers import COEFFICIENTS, ITERATIONS, Muon, make_optimisers, orthogonal
+from headloom.training.optimisers import (
+    COEFFICIENTS,
+    ITERATIONS,
+    Muon,
+    learning_rate,
+    make_optimisers,
+    orthogonal,
+)
 from headloom.training.progress import SilentListener
 
 
@@ -117,3 +125,24 @@ def test_matrices_are_made_orthogonal_in_bfloat16_where_the_processor_has_it(
         settings = TrainingConfig(optimiser="muon", products=products)
         muon, _ = make_optimisers(model, settings)
         assert isinstance(muon, Muon) and muon.dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "floor", "step", "expected"),
+    [
+        ("constant", 0.0, 11, 2.0),
+        ("inverse-sqrt", 0.0, 15, 2.0 * math.sqrt(4 / 16)),
+        ("linear", 0.0, 5, 2.0 * 6 / 8),
+        ("linear", 0.0, 11, 0.0),
+        ("linear", 0.25, 11, 0.5),
+        ("linear", 0.25, 99, 0.5),
+        ("cosine", 0.0, 7, 1.0),
+        ("cosine", 0.0, 5, 2.0 * (1 + math.sqrt(0.5)) / 2),
+        ("cosine", 0.0, 11, 0.0),
+        ("cosine", 0.1, 11, 0.2),
+        ("cosine", 0.1, 7, 1.1),
+    ],
+)
+def test_after_the_warm_up(schedule: Schedule, floor: float, step: int, expected: float) -> None:
+    found = learning_rate(step, peak=2.0, warmup=4, last=12, schedule=schedule, floor=floor)
+    assert found == pytest.approx(expected, abs=1e-12)

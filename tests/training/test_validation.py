@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
-from headloom.training.validation import evaluate_batches, mean_loss
+from headloom.training.validation import evaluate_batches, mean_loss, smoothed_cross_entropy
 
 
 class Looks(Predictor):
@@ -46,3 +47,20 @@ def test_the_mean_of_all_targets_that_count_and_its_gradient() -> None:
     for read, target in pairs:
         slope[read] += (log_p[read].exp() - nn.functional.one_hot(torch.tensor(target), 5)) / 6
     assert torch.allclose(torch.autograd.grad(loss, model.table)[0].double(), slope, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_loss_by_its_formula(smoothing: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
+    targets = [[1, 4, 0], [2, 0, 3]]
+    expected = 0.0
+    for row, ids in enumerate(targets):
+        for place, target in enumerate(ids):
+            if target == 0:
+                continue
+            exponentials = [math.exp(value) for value in logits[row, place].tolist()]
+            logs = [math.log(value / sum(exponentials)) for value in exponentials]
+            expected -= (1 - smoothing) * logs[target] + smoothing * sum(logs) / 5
+    found = smoothed_cross_entropy(logits, torch.tensor(targets), smoothing=smoothing, ignore=0)
+    assert float(found) == pytest.approx(expected, rel=1e-12)

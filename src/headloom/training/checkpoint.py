@@ -15,7 +15,7 @@ from headloom.errors import DataError
 from headloom.formats.files import JsonObject
 from headloom.formats.run import RunFolder
 from headloom.formats.tensors import load_tensors, save_tensors
-from headloom.training.optimisation import Better
+from headloom.training.config import Better
 from headloom.training.ranks import Ranks
 
 __all__ = [

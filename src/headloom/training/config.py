@@ -15,11 +15,13 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
 from headloom.models.dense import Products
-from headloom.training.optimisation import Better, Schedule
 from headloom.training.sections import ModelConfig, Section, TaskConfig, TaskSection
 
-__all__ = ["RunConfig", "TrainingConfig", "check_config", "load_config"]
+__all__ = ["Better", "RunConfig", "Schedule", "TrainingConfig", "check_config", "load_config"]
 
+#: Which weights are kept: see headloom.training.checkpoint.Position.judge.
+Better = Literal["loss", "loss-and-accuracy"]
+Schedule = Literal["inverse-sqrt", "cosine", "linear", "constant"]
 #: A share that is kept, as of a running mean.
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 

@@ -35,15 +35,14 @@ from headloom.training.checkpoint import (
     save_weights,
 )
 from headloom.training.config import RunConfig, TrainingConfig
-from headloom.training.optimisation import learning_rate, predictor_loss
-from headloom.training.optimisers import make_optimisers
+from headloom.training.optimisers import learning_rate, make_optimisers
 from headloom.training.progress import Listener
 from headloom.training.ranks import GroupError, Objective, Ranks, joined
 from headloom.training.recording import snapshot
 from headloom.training.sections import PretrainedConfig
 from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
-from headloom.training.validation import evaluate_batches
+from headloom.training.validation import evaluate_batches, predictor_loss
 
 __all__ = ["Listener", "TrainingResult", "train"]
 

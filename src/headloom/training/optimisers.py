@@ -1,8 +1,9 @@
-"""What changes a model's parameters: Adam, AdamW, or Muon with AdamW."""
+"""What changes a model's parameters: Adam, AdamW, or Muon with AdamW; and by how much."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 from headloom.models.dense import multiplies_bfloat16
 from headloom.models.predictor import Predictor
-from headloom.training.config import TrainingConfig
+from headloom.training.config import Schedule, TrainingConfig
 
-__all__ = ["Muon", "make_optimisers", "orthogonal"]
+__all__ = ["Muon", "learning_rate", "make_optimisers", "orthogonal"]
 
 #: Coefficients of the polynomial a x + b x^3 + c x^5 that is iterated on the singular values: the
 #: steepest at 0 of those that end near 1 (0.7 to 1.2), of Jordan et al. 2024.
@@ -93,7 +94,11 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for matrices in _by_shape(group["params"]):
+            shapes: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    shapes.setdefault(parameter.shape, []).append(parameter)
+            for matrices in shapes.values():
                 self._move(matrices, group)
         return loss
 
@@ -113,15 +118,6 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(matrices, list(steps), alpha=-rate)
 
 
-def _by_shape(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Those that have a gradient, in groups of one shape."""
-    shapes: dict[torch.Size, list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            shapes.setdefault(parameter.shape, []).append(parameter)
-    yield from shapes.values()
-
-
 def make_optimisers(model: Predictor, settings: TrainingConfig) -> list[torch.optim.Optimizer]:
     """The optimisers of a training; each group of parameters has its highest rate as "peak".
 
@@ -130,28 +126,21 @@ def make_optimisers(model: Predictor, settings: TrainingConfig) -> list[torch.op
     """
     matrices = _hidden_matrices(model) if settings.optimiser == "muon" else []
     chosen = {id(matrix) for matrix in matrices}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     optimisers: list[torch.optim.Optimizer] = []
     if matrices:
         # Elsewhere torch computes bfloat16 number by number.
         fast = settings.products == "bfloat16" and multiplies_bfloat16()
-        dtype = torch.bfloat16 if fast else torch.float32
         muon = Muon(
-            matrices,
-            lr=settings.matrix_learning_rate,
-            weight_decay=settings.weight_decay,
-            dtype=dtype,
-        )
+            matrices, lr=settings.matrix_learning_rate, weight_decay=settings.weight_decay,
+            dtype=torch.bfloat16 if fast else torch.float32,
+        )  # fmt: skip
         optimisers.append(muon)
     kind = torch.optim.Adam if settings.optimiser == "adam" else torch.optim.AdamW
     adam = kind(
-        rest,
-        lr=settings.peak_learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+        [parameter for parameter in model.parameters() if id(parameter) not in chosen],
+        lr=settings.peak_learning_rate, betas=settings.betas, eps=settings.epsilon,
+        weight_decay=settings.weight_decay, fused=True,
+    )  # fmt: skip
     optimisers.append(adam)
     for optimiser in optimisers:
         for group in optimiser.param_groups:
@@ -160,14 +149,47 @@ def make_optimisers(model: Predictor, settings: TrainingConfig) -> list[torch.op
 
 
 def _hidden_matrices(model: Predictor) -> list[nn.Parameter]:
-    """The matrices of a model's linear maps, without the last one."""
-    last = None if model.last_map is None else model.last_map.weight
+    """The matrices of a model's linear maps, each once, without the last one and embeddings."""
     modules = list(model.modules())
     others = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
-    weights = [module.weight for module in modules if isinstance(module, nn.Linear)]
-    hidden = {
-        id(weight): weight
-        for weight in weights
-        if isinstance(weight, nn.Parameter) and weight is not last and id(weight) not in others
-    }
-    return list(hidden.values())
+    if model.last_map is not None:
+        others.add(id(model.last_map.weight))
+    weights = (module.weight for module in modules if isinstance(module, nn.Linear))
+    hidden = {id(weight): weight for weight in weights if isinstance(weight, nn.Parameter)}
+    return [weight for key, weight in hidden.items() if key not in others]
+
+
+def learning_rate(
+    step: int, *, peak: float, warmup: int, last: int, schedule: Schedule, floor: float = 0.0
+) -> float:
+    """The learning rate of a step: linear warm-up to the peak, then the schedule.
+
+        inverse-sqrt:  peak * sqrt(warmup / step)
+        cosine:        from the peak to floor * peak at the last step, along half a cosine
+        linear:        the same along a line
+        constant:      the peak
+
+    Args:
+        step: from 0.
+        peak: the highest rate.
+        warmup: steps of the warm-up.
+        last: the last step of the training.
+        schedule: which.
+        floor: the lowest rate of cosine and linear, as a share of the peak.
+
+    Source: Vaswani et al. 2017, equation 3 (inverse-sqrt); Loshchilov and Hutter 2017 (cosine).
+
+    >>> learning_rate(9, peak=1.0, warmup=10, last=100, schedule="cosine")
+    1.0
+    >>> learning_rate(39, peak=1.0, warmup=10, last=100, schedule="inverse-sqrt")
+    0.5
+    """
+    if step + 1 <= warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "constant":
+        return peak
+    if schedule == "inverse-sqrt":
+        return peak * math.sqrt(max(warmup, 1) / (step + 1))
+    progress = min(1.0, (step + 1 - warmup) / max(1, last - warmup))
+    remaining = 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return peak * (floor + (1 - floor) * remaining)

@@ -1,4 +1,4 @@
-"""Loss and accuracy on batches that the model does not learn from."""
+"""The loss that a model learns by; loss and accuracy on batches that it does not learn from."""
 
 from __future__ import annotations
 
@@ -9,11 +9,54 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from headloom.models.dense import is_plain, projected_loss
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
-from headloom.training.optimisation import smoothed_cross_entropy
 
-__all__ = ["Evaluation", "evaluate_batches", "mean_loss", "score_targets"]
+__all__ = [
+    "Evaluation", "evaluate_batches", "mean_loss", "predictor_loss", "score_targets",
+    "smoothed_cross_entropy",
+]  # fmt: skip
+
+
+def smoothed_cross_entropy(
+    logits: Tensor, targets: Tensor, *, smoothing: float, ignore: int
+) -> Tensor:
+    """Cross-entropy with label smoothing, summed over the tokens that count, in nats.
+
+        loss = -(1 - smoothing) log p(target) - smoothing * mean over v of log p(v)
+
+    Args:
+        logits: (..., vocabulary).
+        targets: ids, (...).
+        smoothing: share of the target's mass that is spread over the vocabulary.
+        ignore: the id that does not count (padding).
+
+    Source: Szegedy et al. 2016, section 7.
+
+    >>> import torch
+    >>> round(float(smoothed_cross_entropy(
+    ...     torch.zeros(1, 4), torch.tensor([2]), smoothing=0.1, ignore=0)), 4)   # log 4
+    1.3863
+    """
+    return cross_entropy(
+        logits.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=ignore,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+
+
+def predictor_loss(
+    model: Predictor, outputs: Tensor, targets: Tensor, *, smoothing: float
+) -> Tensor:
+    """The loss of a model's outputs, (rows, width): that of its last map, where it ends in one."""
+    last = model.last_map
+    if last is not None and is_plain(last):
+        return projected_loss(outputs, last.weight, last.bias, targets, smoothing=smoothing)
+    # Every row has a target.
+    return smoothed_cross_entropy(model.logits(outputs), targets, smoothing=smoothing, ignore=-100)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from headloom.mechanism.backends.compiled import kernels
 from headloom.models.configuration import Architecture
 from headloom.models.dense import Products, loss, maps, passes, products, projected_loss
 from headloom.models.language_model import LanguageModel
-from headloom.training.optimisation import predictor_loss
+from headloom.training.validation import predictor_loss
 
 
 def formula(outputs: Tensor, matrix: Tensor, targets: Tensor, smoothing: float) -> Tensor:
