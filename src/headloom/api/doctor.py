@@ -20,8 +20,6 @@ from headloom.errors import InputError, installing
 from headloom.formats.files import JsonObject
 from headloom.version import __version__
 
-__all__ = ["Finding", "examine", "report"]
-
 #: Extras of contributors, and of extras.
 _NOT_SHOWN = {"dev", "docs", "all"}
 

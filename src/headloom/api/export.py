@@ -10,8 +10,6 @@ from headloom.formats import exchange
 from headloom.formats.trace import TraceData, layer_number
 from headloom.mechanism.shapes import place_of
 
-__all__ = ["export_trace"]
-
 
 def export_trace(
     path: Path,

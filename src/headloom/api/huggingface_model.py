@@ -24,14 +24,6 @@ from headloom.training.text import NO_TOKEN, SPECIALS, PretrainedVocabulary, Voc
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = [
-    "exported_tokenizer",
-    "huggingface_loader",
-    "logits_of_huggingface",
-    "scores_of_ctranslate2",
-    "write_ctranslate2",
-    "write_huggingface",
-]
 
 #: Hypotheses of a translation's search, as `headloom predict` has by default.
 BEAM = 5

@@ -24,8 +24,6 @@ from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.text import SPECIALS, PretrainedVocabulary
 
-__all__ = ["ExportedModel", "export_model"]
-
 #: By how much numbers may differ, of the largest; sums in float32 in another order.
 TOLERANCE = 1e-4
 #: Tokens of the texts on which they are compared, where the model has as many positions.

@@ -24,8 +24,6 @@ from headloom.training.tasks.images import mean_deviation
 from headloom.training.tasks.labels import longest_text
 from headloom.training.text import SPECIALS, Vocabulary
 
-__all__ = ["logits_of_onnx", "write_onnx"]
-
 #: Sizes that are free, and those with which a graph is drawn: a 1 would be taken for fixed.
 _EXAMPLES = {"batch": 2, "positions": 5, "targets": 3}
 #: Batches that are compared: how many sequences, and their tokens.

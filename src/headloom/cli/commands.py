@@ -29,7 +29,6 @@ from headloom.version import __version__
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["VERBS", "app", "main", "one_line"]
 
 #: The verbs of each panel of ``headloom --help``, in order.
 VERBS = {

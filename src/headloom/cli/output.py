@@ -21,24 +21,6 @@ if TYPE_CHECKING:
     from headloom.formats.trace import TraceData
     from headloom.studio.steps.steps import Line
 
-__all__ = [
-    "JsonAlone",
-    "Progress",
-    "cell",
-    "console",
-    "print_arrow",
-    "print_csv",
-    "print_frame",
-    "print_json",
-    "print_lines",
-    "print_table",
-    "progress_bar",
-    "records",
-    "say",
-    "with_layers",
-    "working",
-]
-
 
 def console() -> Console:
     """Where progress is written: standard error, so that results can be piped."""

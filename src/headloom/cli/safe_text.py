@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TextIO, cast
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["exact_output", "safe", "safe_console", "safe_output"]
 
 #: Control characters but tab and line feed, marks that embed, override or isolate the direction of
 #: writing, separators of lines, and halves of surrogate pairs.

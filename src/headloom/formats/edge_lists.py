@@ -14,8 +14,6 @@ from headloom.errors import DataError
 from headloom.formats.files import cannot_read, check_file, in_brief
 from headloom.formats.layer_data import check_stored_types
 
-__all__ = ["SUFFIXES", "read_edges"]
-
 #: The endings of files of edges.
 SUFFIXES = (".parquet", ".csv")
 

@@ -11,8 +11,6 @@ from headloom.formats.trace import TraceData, TraceLayer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["write_graphml", "write_trace_parquet"]
-
 
 def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) -> None:
     """A head as GraphML, for Gephi, Cytoscape, igraph, yEd; number: of its layer in the trace.

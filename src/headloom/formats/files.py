@@ -18,34 +18,6 @@ from typing import Any, BinaryIO, cast
 
 from headloom.errors import DataError
 
-__all__ = [
-    "MARK",
-    "NOT_WRITABLE",
-    "JsonMapping",
-    "JsonObject",
-    "atomic_file",
-    "cannot_read",
-    "check_file",
-    "disk_errors",
-    "file_digest",
-    "finite",
-    "in_brief",
-    "is_there",
-    "keep_mode",
-    "leftovers",
-    "not_utf8",
-    "open_file",
-    "parse_json",
-    "read_json",
-    "read_text",
-    "reason_of",
-    "remove_leftovers",
-    "sync",
-    "temporary_path",
-    "unpacked",
-    "write_json",
-]
-
 #: An object of JSON, to be written or as it was read; and one that is only read.
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]

@@ -30,8 +30,6 @@ from headloom.formats.files import (
     temporary_path,
 )
 
-__all__ = ["AGAIN", "atomic_folder", "check_there", "own_folder", "was_interrupted"]
-
 #: The remedy for a folder whose writing was stopped.
 AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."
 

@@ -36,17 +36,6 @@ from headloom.mechanism.spectra import MATRICES, MEASURES
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "MATRICES",
-    "MEASURES",
-    "PROBE_EDGES",
-    "PRODUCT_SIZE",
-    "History",
-    "LayerSnapshot",
-    "Snapshot",
-    "is_snapshot_step",
-    "write_snapshot",
-]
 
 #: Edges kept of each of the probe's rows. A probe is short: these are all, or nearly.
 PROBE_EDGES = 64

@@ -16,7 +16,6 @@ from headloom.formats.stored_arrays import read_npz
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["LabelledImages", "image_array", "open_image", "read_images"]
 
 #: Endings of the files of a folder that are images, in small letters.
 _ENDINGS = (".png", ".jpg", ".jpeg")

@@ -44,8 +44,6 @@ from headloom.formats.trace_writer import (
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.received import Received
 
-__all__ = ["REMEDY", "Digests", "LayerData", "LayerInMemory", "StoredLayer", "check_stored_types"]
-
 REMEDY = "Trace the model again."
 
 #: What the libraries raise that read a file which is not what it says.

@@ -9,8 +9,6 @@ from typing import BinaryIO
 from headloom.errors import InputError
 from headloom.formats.files import not_utf8, unpacked
 
-__all__ = ["check_line_ends", "decoded_lines", "file_lines", "text_lines"]
-
 _MARK = "\ufeff"
 
 

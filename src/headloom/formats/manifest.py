@@ -22,8 +22,6 @@ from headloom.formats.trace_writer import (
 from headloom.formats.traced_images import are_images
 from headloom.formats.verification import is_verification
 
-__all__ = ["check_manifest", "is_count", "misfit"]
-
 #: The largest number that tables have room for, of queries and keys; and of heads.
 _MOST, _MOST_HEADS = 2**31 - 1, 2**15 - 1
 

@@ -15,8 +15,6 @@ from headloom.errors import InputError
 from headloom.formats.files import atomic_file, read_text
 from headloom.formats.lines import text_lines
 
-__all__ = ["GoldLinks", "Link", "check_links", "pharaoh_line", "read_pharaoh", "write_pharaoh"]
-
 #: The places of a word of the source and of one of the target.
 Link = tuple[int, int]
 

@@ -17,8 +17,6 @@ from headloom.formats.files import (
     reason_of,
 )
 
-__all__ = ["Reports"]
-
 
 @dataclass(frozen=True)
 class Reports:

@@ -41,8 +41,6 @@ from headloom.formats.files import (
 from headloom.formats.reports import Reports
 from headloom.formats.tensors import read_notes
 
-__all__ = ["RunFolder", "is_free", "is_run"]
-
 _FORMAT, _VERSION = "headloom run", 1
 #: What there may be of a run before its run.json.
 _START = {"lock", "history", "config.json", "vocabulary.json", "data.json"}

@@ -17,8 +17,6 @@ from torch import Tensor
 from headloom.errors import DataError
 from headloom.formats.files import cannot_read, check_file, in_brief, open_file
 
-__all__ = ["SUFFIXES", "Arrays", "read_arrays", "read_npz"]
-
 #: By their names.
 Arrays = dict[str, NDArray[np.generic]]
 

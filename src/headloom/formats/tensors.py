@@ -17,8 +17,6 @@ from torch import Tensor
 from headloom.errors import DataError
 from headloom.formats.files import JsonObject, atomic_file, cannot_read, check_file, parse_json
 
-__all__ = ["DTYPES", "header_of", "load_tensors", "read_notes", "save_tensors"]
-
 #: Types of numbers by the names of safetensors.
 DTYPES = {
     torch.float64: "F64",

@@ -20,8 +20,6 @@ from headloom.formats.files import JsonMapping, JsonObject
 from headloom.mechanism.masks import Mask, Ranges, Window, causal
 from headloom.mechanism.positions import ALiBi, ByDistance, Relative, Shaw
 
-__all__ = ["MASKS", "POSITIONS", "TENSORS", "Terms"]
-
 #: Tensors that terms may have, by their names on disk, and their shapes: "h" heads, "q" queries,
 #: "k" keys, "d" depth, "t" the rows of a table, "n" queries + keys - 1, 1 one for all.
 TENSORS = {

@@ -11,8 +11,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-__all__ = ["PARTS", "Tokens", "each_once", "running_text", "shown", "texts_of", "visible"]
-
 _UPPER, _LOWER = "⁰¹²³⁴⁵⁶⁷⁸⁹", "₀₁₂₃₄₅₆₇₈₉"
 #: What follows a character that several tokens share: which of them this is, as in 東²⁄₃.
 PARTS = rf"[{_UPPER}]+⁄[{_LOWER}]+"

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from headloom.errors import InputError, optional_package
 from headloom.formats.files import JsonMapping
-from headloom.formats.layer_data import Digests, LayerData, LayerInMemory, StoredLayer
+from headloom.formats.layer_data import Digests, LayerData, StoredLayer
+from headloom.formats.layer_data import LayerInMemory as LayerInMemory
 from headloom.formats.terms import Terms
 from headloom.formats.tokens import Tokens, shown, visible
 from headloom.formats.traced_images import TracedImage
@@ -26,9 +27,6 @@ from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 if TYPE_CHECKING:
     import networkx
     import pandas
-
-
-__all__ = ["LayerInMemory", "TraceData", "TraceLayer", "layer_number"]
 
 
 @dataclass(frozen=True, eq=False)

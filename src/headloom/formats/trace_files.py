@@ -21,18 +21,6 @@ from headloom.formats.files import JsonObject
 from headloom.formats.tensors import DTYPES, header_of
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = [
-    "FRACTIONS",
-    "STORED_TYPES",
-    "TableFile",
-    "TensorFile",
-    "edge_table",
-    "edge_tables",
-    "key_table",
-    "received_table",
-    "row_table",
-]
-
 #: Number types of stored queries and keys, by the names of safetensors.
 STORED_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 

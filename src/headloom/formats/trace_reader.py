@@ -12,8 +12,6 @@ from headloom.formats.layer_data import REMEDY
 from headloom.formats.manifest import check_manifest
 from headloom.formats.trace_writer import EDGES, FORMAT, MANIFEST, ROWS, VERSION
 
-__all__ = ["open_folder"]
-
 
 def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
     """Check a trace folder as far as can be done without reading its tables.

@@ -52,24 +52,6 @@ from headloom.version import __version__
 if TYPE_CHECKING:
     from headloom.formats.trace import TraceLayer
 
-__all__ = [
-    "EDGES",
-    "EDGE_COLUMNS",
-    "FORMAT",
-    "KEYS",
-    "KEY_COLUMNS",
-    "MANIFEST",
-    "QUERIES_KEYS",
-    "RECEIVED",
-    "RECEIVED_COLUMNS",
-    "ROWS",
-    "ROW_COLUMNS",
-    "VERSION",
-    "TraceWriter",
-    "manifest_digest",
-    "not_a_trace",
-    "writing_trace",
-]
 
 FORMAT = "headloom-trace"
 #: Raised when an older headloom could not read what this one writes.

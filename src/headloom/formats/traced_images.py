@@ -16,19 +16,6 @@ from typing import Any
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, JsonObject
 
-__all__ = [
-    "FITS",
-    "NAMES",
-    "Box",
-    "Size",
-    "Tile",
-    "TracedImage",
-    "are_images",
-    "contained",
-    "cropped",
-    "tile_box",
-]
-
 Size = tuple[int, int]
 Box = tuple[float, float, float, float]
 

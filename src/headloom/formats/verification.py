@@ -16,8 +16,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 
 from headloom.formats.files import JsonMapping
 
-__all__ = ["ON_ANOTHER_TEXT", "in_words", "is_verification", "outward"]
-
 #: What a trace says whose model was verified before, on another text.
 ON_ANOTHER_TEXT = {"unverified": "its model was verified, on another text"}
 
