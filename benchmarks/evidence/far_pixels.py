@@ -35,7 +35,7 @@ from torch import nn
 
 import headloom
 from headloom.formats.files import JsonObject
-from headloom.models.convolutional import ConvolutionalClassifier
+from headloom.models.images import ConvolutionalClassifier
 from headloom.studio.pictures import places, save_picture
 from headloom.studio.pictures.images import Look, looks_of
 from headloom.training.checkpoint import Position

@@ -12,12 +12,16 @@ import headloom
 from headloom.models.blocks import DecoderBlock
 from headloom.models.classifier import Classifier
 from headloom.models.configuration import Architecture
-from headloom.models.convolutional import ConvolutionalClassifier, Convolutions, Region
-from headloom.models.image_classifier import ImageShape
+from headloom.models.images import (
+    ConvolutionalClassifier,
+    Convolutions,
+    ImageShape,
+    Region,
+    VisionTransformer,
+)
 from headloom.models.language_model import LanguageModel
 from headloom.models.text_encoder import TextEncoder
 from headloom.models.transformer import Transformer
-from headloom.models.vision_transformer import VisionTransformer
 
 SIZES: dict[str, Any] = {
     "width": 12, "heads": 4, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headloom.models import dense
-from headloom.models.continuations import best_continuations, largest
+from headloom.models.next_tokens import best_continuations, largest
 
 
 @pytest.mark.parametrize("width", [1, 3, 64, 640, 641, 1343, 1344, 10_007])

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from headloom.models.convolutional import ConvolutionalClassifier, Convolutions, Region
-from headloom.models.image_classifier import ImageShape
+from headloom.models.images import ConvolutionalClassifier, Convolutions, ImageShape, Region
 from headloom.training.config import load_config
 from headloom.training.sections import ConvolutionalConfig
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headloom.models.decoding import DecodingState, sample
-from headloom.models.sampling import nucleus
+from headloom.models.next_tokens import nucleus
 
 #: Not so close to 1 that the order of a sum decides.
 _SHARES = st.floats(0.01, 0.999)

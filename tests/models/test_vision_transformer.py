@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from headloom.models.blocks import EncoderBlock
 from headloom.models.configuration import Architecture
-from headloom.models.image_classifier import ImageShape
-from headloom.models.vision_transformer import VisionTransformer
+from headloom.models.images import ImageShape, VisionTransformer
 
 SHAPE = ImageShape(3, 8, 12)
 

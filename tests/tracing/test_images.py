@@ -8,9 +8,12 @@ from torch import nn
 
 import headloom
 from headloom.models.configuration import Architecture
-from headloom.models.convolutional import ConvolutionalClassifier, Convolutions
-from headloom.models.image_classifier import ImageShape
-from headloom.models.vision_transformer import VisionTransformer
+from headloom.models.images import (
+    ConvolutionalClassifier,
+    Convolutions,
+    ImageShape,
+    VisionTransformer,
+)
 
 SHAPE = ImageShape(1, 8, 12)
 

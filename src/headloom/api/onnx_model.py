@@ -15,7 +15,7 @@ from headloom.formats.files import JsonObject, write_json
 from headloom.mechanism.masks import causal, padding
 from headloom.models.classifier import Classifier, pooled
 from headloom.models.embeddings import Embedding
-from headloom.models.image_classifier import ImageClassifier
+from headloom.models.images import ImageClassifier
 from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 from headloom.training.data import classes_of

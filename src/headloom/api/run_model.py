@@ -27,7 +27,7 @@ from headloom.formats.files import JsonMapping
 from headloom.formats.images import image_array
 from headloom.formats.trace import TraceData
 from headloom.models.classifier import Classifier
-from headloom.models.image_classifier import ImageClassifier
+from headloom.models.images import ImageClassifier
 from headloom.models.transformer import Transformer
 from headloom.tracing.capture import trace_as
 from headloom.tracing.capture import verify as verify_model

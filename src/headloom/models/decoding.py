@@ -16,8 +16,7 @@ from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.models.blocks import BlockCache
-from headloom.models.continuations import best_continuations, closed_up, in_place
-from headloom.models.sampling import draw
+from headloom.models.next_tokens import best_continuations, closed_up, draw, in_place
 
 __all__ = [
     "DecodingState",
@@ -321,7 +320,7 @@ def sample(
         temperature: divides the logits; 0 takes the likeliest.
         top: draw among the so many likeliest only.
         top_p: draw from the nucleus only, the likeliest tokens that hold this share of the
-            probability, of what the temperature and `top` leave: see `headloom.models.sampling`.
+            probability, of what the temperature and `top` leave: see `headloom.models.next_tokens`.
         end: stop when every sequence has drawn this id.
         generator: of the random numbers.
 

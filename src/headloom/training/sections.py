@@ -20,8 +20,7 @@ from headloom.models.configuration import (
     PoolingKind,
     PositionKind,
 )
-from headloom.models.convolutional import Convolutions, Region
-from headloom.models.vision_transformer import ReadOut
+from headloom.models.images import Convolutions, ReadOut, Region
 
 __all__ = [
     "ClassifierConfig",

@@ -13,8 +13,8 @@ from headloom.models.dense import (
     Products,
     has_matrix_unit,
     linear_maps,
-    loss,
     maps,
+    passes,
     products,
     projected_loss,
 )
@@ -222,7 +222,7 @@ def test_losses_of_a_last_map(rows: int, monkeypatch: pytest.MonkeyPatch) -> Non
     outputs = torch.randn(rows, 130, requires_grad=True)
     matrix = torch.randn(900, 130, requires_grad=True)
     targets = torch.randint(900, (rows,))
-    monkeypatch.setitem(loss.LOGITS_AT_ONCE, "float32-tiles", 150 * 900)
+    monkeypatch.setitem(passes.LOGITS_AT_ONCE, "float32-tiles", 150 * 900)
 
     def results(kind: Products) -> list[Tensor]:
         with products(kind):

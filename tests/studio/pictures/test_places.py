@@ -11,8 +11,7 @@ import headloom
 from headloom.errors import InputError
 from headloom.formats.trace import TraceLayer
 from headloom.models.configuration import Architecture
-from headloom.models.image_classifier import ImageShape
-from headloom.models.vision_transformer import VisionTransformer
+from headloom.models.images import ImageShape, VisionTransformer
 from headloom.studio.pictures import places
 from headloom.studio.pictures.images import Look, looks_of
 

@@ -12,7 +12,7 @@ from tests.training.conftest import measures_of
 
 from headloom.errors import InputError
 from headloom.formats.tensors import load_tensors
-from headloom.models.image_classifier import ImageShape
+from headloom.models.images import ImageShape
 from headloom.training.config import RunConfig, check_config
 from headloom.training.data import DataDescription
 from headloom.training.inference import open_run

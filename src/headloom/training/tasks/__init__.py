@@ -9,13 +9,11 @@ from typing import Any
 
 from headloom.errors import InputError, is_out_of_memory
 from headloom.models.classifier import Classifier
-from headloom.models.convolutional import ConvolutionalClassifier
 from headloom.models.graph_attention import GraphAttentionNetwork
-from headloom.models.image_classifier import ImageClassifier
+from headloom.models.images import ConvolutionalClassifier, ImageClassifier, VisionTransformer
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
 from headloom.models.transformer import Transformer
-from headloom.models.vision_transformer import VisionTransformer
 from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
 from headloom.training.pretrained import build_pretrained, fill_pretrained, read_pretrained

@@ -14,7 +14,7 @@ from torch import Tensor
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.formats.images import LabelledImages, read_images
-from headloom.models.image_classifier import ImageShape
+from headloom.models.images import ImageShape
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription
 from headloom.training.measures import digest
