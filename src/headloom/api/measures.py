@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from headloom.analysis import measures
-from headloom.analysis.matrices.composition import composition_table
+from headloom.analysis.matrices.circuits import composition_table, weight_measures
 from headloom.analysis.matrices.projections import matrices_of
-from headloom.analysis.matrices.table import weight_measures
 from headloom.analysis.measures import Table
 from headloom.api.opening import open_model
 from headloom.errors import InputError

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import headloom
-from headloom.analysis.matrices.circuits import Circuit
-from headloom.analysis.matrices.composition import composition, composition_table
+from headloom.analysis.matrices.circuits import Circuit, composition, composition_table
 from headloom.analysis.matrices.projections import LayerMatrices
 
 WIDTH = 20

@@ -10,7 +10,7 @@ from tests.tracing.without_torchvision import timm
 from torch import nn
 
 import headloom
-from headloom.analysis.matrices.projections import LayerMatrices, matrices_of, matrices_of_snapshot
+from headloom.analysis.matrices.projections import LayerMatrices, matrices_of
 from headloom.mechanism.multihead import MultiHeadAttention
 
 transformers = pytest.importorskip("transformers")
@@ -163,18 +163,6 @@ def test_headlooms_own_layers() -> None:
 def test_a_model_without_attention() -> None:
     with pytest.raises(headloom.InputError, match="Linear has no attention layer"):
         matrices_of(nn.Linear(2, 2))
-
-
-def test_a_snapshot_has_the_matrices_of_its_model(translator, tmp_path) -> None:
-    from headloom.formats.history import LayerSnapshot, Snapshot
-
-    (of_model,) = [layer for layer in matrices_of(translator) if layer.kind == "encoder"]
-    matrices = {name: getattr(of_model, name) for name in ("W_Q", "W_K", "W_V", "W_O")}
-    _, graph = headloom.attend(*torch.randn(3, 4, 3, 2), keep=headloom.Top(1))
-    layer = LayerSnapshot("encoder", "encoder", matrices, {}, graph, ["a"] * 3, ["a"] * 3)
-    (found,) = matrices_of_snapshot(Snapshot(0, None, [layer]))
-    assert isinstance(found, LayerMatrices)
-    assert torch.equal(found.W_O, of_model.W_O)
 
 
 def _output(layer: LayerMatrices, x: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import headloom
-from headloom.analysis.matrices.projections import matrices_of_snapshot
 from headloom.analysis.monitor.probe import Probe
 from headloom.errors import DataError, InputError
 from headloom.formats.history import History
@@ -242,8 +241,6 @@ def test_large_matrices_are_pictures(tmp_path: Path, gpt2: Any, batches: list[Te
             float(cells[cells.abs().argmax()]), rel=1e-5
         )
     assert torch.allclose(product_cells(queries, keys, 96), whole, atol=1e-6)
-    with pytest.raises(InputError, match=r"the history keeps no W_Q of layer"):
-        matrices_of_snapshot(snapshot)
 
 
 def test_warnings_of_collapse_and_explosion(tmp_path: Path, gpt2: Any, batches: Any) -> None:

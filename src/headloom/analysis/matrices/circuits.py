@@ -3,32 +3,49 @@
     QK = W_Q W_K^T    (width, source_width): who looks at whom; scores are x QK y^T
     OV = W_V W_O      (source_width, width): what is written where it is looked at
 
-Seen from tokens to tokens, with the embedding W_E (tokens, width) and the output W_U (width,
-tokens): W_E QK W_E^T and W_E OV W_U.
+What head 1 writes is h OV_1, with h what it looked at. A later head 2 may read that
+
+    Q: in its queries, by OV_1 QK_2       who looks depends on what head 1 found
+    K: in its keys,    by OV_1 QK_2^T     who is looked at does: so an induction head reads one that
+                                          looks at the previous token
+    V: in its values,  by OV_1 OV_2       both move the same thing, as one virtual head
+
+and the score of the pair is how much of both circuits is left in their product,
+
+    |first second| / (|first| |second|)    (Frobenius norms),
+
+1 where head 2 reads the one direction that head 1 writes, 0 where it reads none of it. Of circuits
+that lie anywhere it is 1 / sqrt(width), in the mean of its squares. What stands between the heads,
+norms and their gains, is left out, and so are rotations of positions within QK.
 
 Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headloom.analysis.matrices.projections import LayerMatrices
-from headloom.errors import InputError, ShapeError
+from headloom.errors import InputError, ShapeError, optional_package
 from headloom.mechanism import spectra
-from headloom.mechanism.shapes import check_type, describe, place_of, real_tensor
+from headloom.mechanism.shapes import chosen
 
-if TYPE_CHECKING:
-    from scipy.sparse.linalg import LinearOperator
+with optional_package("projections"):
+    import pandas
 
-__all__ = ["Circuit", "ov_circuit", "qk_circuit"]
-
-
-_EXPECTED = "matrices of a layer, as matrices_of(model)[0]"
+__all__ = [
+    "Circuit",
+    "composition",
+    "composition_table",
+    "ov_circuit",
+    "qk_circuit",
+    "weight_measures",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +63,9 @@ class Circuit:
     right: Tensor
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(heads, rows, columns)."""
-        return self.left.shape[0], self.left.shape[1], self.right.shape[1]
+    def is_square(self) -> bool:
+        """Whether it leads from a space to itself, as of a sequence that looks at itself."""
+        return self.left.shape[1] == self.right.shape[1]
 
     def norm(self) -> Tensor:
         """Frobenius norm, (heads,)."""
@@ -63,15 +80,13 @@ class Circuit:
         return spectra.effective_rank(self.singular_values())
 
     def eigenvalues(self) -> Tensor:
-        """Those of right^T left, (heads, depth), complex: all of the circuit's that are not 0.
+        """Those of right^T left, (heads, depth), complex: all of a square circuit's that are not 0.
 
         Some are 0 where the circuit has a lower rank than the head has depth.
-
-        Raises: InputError: the circuit does not lead from a space to itself.
         """
-        self._square("eigenvalues")
-        turned = spectra.finite("eigenvalues", self.right.transpose(-2, -1) @ self.left)
-        values: Tensor = torch.linalg.eigvals(turned)
+        values: Tensor = torch.linalg.eigvals(
+            spectra.finite("eigenvalues", self.right.transpose(-2, -1) @ self.left)
+        )
         return values
 
     def copying(self) -> Tensor:
@@ -90,8 +105,10 @@ class Circuit:
         return torch.where(size > 0, eigenvalues.real.sum(-1) / size.clamp(min=1e-30), 0.0)
 
     def symmetry(self) -> Tensor:
-        """1 symmetric, 0 random, -1 antisymmetric, (heads,): see `headloom.mechanism.spectra`."""
-        self._square("symmetry")
+        """Of a square circuit: 1 symmetric, 0 random, -1 antisymmetric, (heads,).
+
+        See `headloom.mechanism.spectra`.
+        """
         return spectra.symmetry(self.left, self.right)
 
     def directionality(self) -> Tensor:
@@ -109,73 +126,171 @@ class Circuit:
         left, right = (part.permute(1, 0, 2).flatten(1)[None] for part in (self.left, self.right))
         return Circuit(left, right)
 
-    def dense(self, head: int) -> Tensor:
-        """The matrix of a head, (rows, columns)."""
-        head = place_of("circuit", "dense", "head", head, len(self.left))
-        return self.left[head] @ self.right[head].T
 
-    def operator(self, head: int) -> LinearOperator:
-        """The matrix of a head for SciPy, never formed."""
-        from scipy.sparse.linalg import aslinearoperator
-
-        head = place_of("circuit", "operator", "head", head, len(self.left))
-        left, right = self.left[head].numpy(), self.right[head].numpy()
-        product: LinearOperator = aslinearoperator(left) @ aslinearoperator(right.T)
-        return product
-
-    def _square(self, operation: str) -> None:
-        _, rows, columns = self.shape
-        if rows != columns:
-            raise InputError(
-                f"{operation}: the circuit is {rows} x {columns}; expected a square one, of a "
-                "sequence that looks at itself."
-            )
-
-
-def qk_circuit(layer: LayerMatrices, embedding: Tensor | None = None) -> Circuit:
-    """``W_Q W_K^T`` of each head; with an embedding (tokens, width), from token to token.
-
-    Returns: a Circuit of (heads, width, source_width), or (heads, tokens, tokens).
-    """
-    check_type("qk_circuit", "the layer", layer, LayerMatrices, _EXPECTED)
+def qk_circuit(layer: LayerMatrices) -> Circuit:
+    """``W_Q W_K^T`` of each head, (heads, width, source_width)."""
     layer = layer.repeated()
-    if embedding is None:
-        return Circuit(layer.W_Q, layer.W_K)
-    _check_embedding("qk_circuit", "embedding", embedding, layer.W_Q.shape[1], 1)
-    return Circuit(embedding @ layer.W_Q, embedding @ layer.W_K)
+    return Circuit(layer.W_Q, layer.W_K)
 
 
-def ov_circuit(
-    layer: LayerMatrices, embedding: Tensor | None = None, unembedding: Tensor | None = None
-) -> Circuit:
-    """``W_V W_O`` of each head; with embeddings, from token to logits, ``W_E W_V W_O W_U``.
-
-    Args:
-        layer: its matrices.
-        embedding: W_E, (tokens, width).
-        unembedding: W_U, (width, tokens); None: W_E^T.
-
-    Returns: a Circuit of (heads, source_width, width), or (heads, tokens, tokens).
+def ov_circuit(layer: LayerMatrices) -> Circuit:
+    """``W_V W_O`` of each head, (heads, source_width, width).
 
     Raises: InputError: the layer's W_O is not known.
     """
-    check_type("ov_circuit", "the layer", layer, LayerMatrices, _EXPECTED)
     layer = layer.repeated()
     if layer.W_O is None:
         raise InputError(f"ov_circuit: W_O of layer {layer.name} is not known.")
-    written = layer.W_O.transpose(-2, -1)
-    if embedding is None:
-        return Circuit(layer.W_V, written)
-    _check_embedding("ov_circuit", "embedding", embedding, layer.W_V.shape[1], 1)
-    if unembedding is not None:
-        _check_embedding("ov_circuit", "unembedding", unembedding, layer.W_O.shape[2], 0)
-    out = embedding if unembedding is None else unembedding.T
-    return Circuit(embedding @ layer.W_V, out @ written)
+    return Circuit(layer.W_V, layer.W_O.transpose(-2, -1))
 
 
-def _check_embedding(operation: str, name: str, matrix: object, width: int, side: int) -> None:
-    """Raise an InputError unless a matrix has the width of a layer on a side."""
-    given = real_tensor(operation, name, matrix)
-    if given.ndim != 2 or given.shape[side] != width:
-        shape = f"(tokens, {width})" if side else f"({width}, tokens)"
-        raise ShapeError(f"{operation}: {name} is {describe(given)}; expected {shape}.")
+def composition(first: Circuit, second: Circuit) -> Tensor:
+    """How much of what the heads of one circuit write the heads of another read.
+
+        |first second| / (|first| |second|), the products never formed
+
+    Args:
+        first: (heads, rows, width); of what writes: OV.
+        second: (later_heads, width, columns); of what reads: QK, its transpose, or OV.
+
+    Returns: (heads, later_heads), from 0 to 1; 0 where a circuit is 0.
+    Raises: ShapeError: the first does not lead to where the second begins.
+    Source: Elhage et al. 2021, "Attention heads compose".
+
+    >>> axes = torch.eye(4)
+    >>> one = Circuit(axes[None, :, :2], axes[None, :, :2])  # reads and writes the first two axes
+    >>> other = Circuit(axes[None, :, 1:3], axes[None, :, 1:3])  # the second and the third
+    >>> composition(one, one), composition(one, other)
+    (tensor([[0.7071]]), tensor([[0.5000]]))
+    """
+    if first.right.shape[1] != second.left.shape[1]:
+        raise ShapeError(
+            f"composition: the first circuit leads to a width of {first.right.shape[1]}, the "
+            f"second begins in one of {second.left.shape[1]}. Give heads of one stream."
+        )
+    # A factor counts by its triangle alone: what is left of it is a rotation.
+    written = torch.linalg.qr(first.left, mode="r").R @ first.right.transpose(-2, -1)
+    read = second.left @ torch.linalg.qr(second.right, mode="r").R.transpose(-2, -1)
+    joined = torch.einsum("hrw,gwc->hgrc", written, read).norm(dim=(-2, -1))
+    sizes = written.norm(dim=(-2, -1))[:, None] * read.norm(dim=(-2, -1))
+    return torch.where(sizes > 0, joined / sizes.clamp(min=torch.finfo(sizes.dtype).tiny), 0.0)
+
+
+#: What a head reads an earlier one by: a circuit that begins in the stream between both.
+_READS: dict[str, Callable[[LayerMatrices], Circuit]] = {
+    "Q": qk_circuit,
+    "K": lambda layer: qk_circuit(layer).transposed(),
+    "V": ov_circuit,
+}
+
+
+def composition_table(layers: Sequence[LayerMatrices]) -> pandas.DataFrame:
+    """Every pair of an attention head and one that can read what it writes, strongest first.
+
+    Columns: by ("Q", "K" or "V": what reads), layer and head, of what reads, from_layer and
+    from_head, of what writes; score, from 0 to 1, and times_random, the score over that of circuits
+    that lie anywhere, ``score sqrt(width)``.
+
+    An encoder's heads are read by its later ones and, as keys and values, by the heads of
+    cross-attention; a decoder's by its later ones.
+
+    Args: layers: as `headloom.analysis.matrices.projections.matrices_of` gives them.
+
+    Raises: InputError: no layer can read another one, or a matrix holds an infinite number or NaN.
+    """
+    _check_finite("composition", layers)
+    parts = []
+    for later, reader in enumerate(layers):
+        for earlier, writer in enumerate(layers[:later]):
+            for by in _READS:
+                if not _reads(by, reader, writer):
+                    continue
+                first = ov_circuit(writer)
+                scores = composition(first, _READS[by](reader)).float()
+                places = [torch.arange(size) for size in scores.shape]
+                from_head, head = torch.meshgrid(*places, indexing="ij")
+                columns: dict[str, object] = {
+                    "by": by, "layer": later, "head": head.flatten().numpy(),
+                    "from_layer": earlier, "from_head": from_head.flatten().numpy(),
+                    "score": scores.flatten().numpy(),
+                    "times_random": (scores * math.sqrt(first.right.shape[1])).flatten().numpy(),
+                }  # fmt: skip
+                parts.append(pandas.DataFrame(columns))
+    if not parts:
+        raise InputError(
+            "composition: no attention layer can read what another one writes. Expected a model "
+            "with two or more in a row, whose W_O are known."
+        )
+    table = pandas.concat(parts, ignore_index=True)
+    return table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
+
+
+def _reads(by: str, reader: LayerMatrices, writer: LayerMatrices) -> bool:
+    """Whether a later layer reads what an earlier one writes, and both circuits are known."""
+    if writer.W_O is None or (by == "V" and reader.W_O is None):
+        return False
+    source = reader.kind == "cross" and by != "Q"  # keys and values are of the encoder
+    if (writer.kind == "encoder") != (source or reader.kind == "encoder"):
+        return False
+    width = (reader.W_Q if by == "Q" else reader.W_K).shape[1]
+    return writer.W_O.shape[2] == width
+
+
+def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pandas.DataFrame:
+    """Measures of W_Q W_K^T and W_V W_O, a row for each layer, or for each head.
+
+    Columns: layer, name, kind, (head); symmetry, directionality (of W_Q W_K^T, by layer of all
+    heads side by side: Saponati et al. 2025), qk_norm, qk_rank, ov_norm, ov_rank, copying (of
+    W_V W_O), norm_W_Q, norm_W_K, norm_W_V, norm_W_O. By layer, ranks and copying are means over
+    heads. Ranks are effective ones (Roy and Vetterli 2007).
+
+    Args: layers: as `headloom.analysis.matrices.projections.matrices_of` gives them; by: "layer" or
+    "head".
+
+    Raises: InputError: a matrix holds an infinite number or NaN.
+    """
+    chosen("weights", "by", by, ("head", "layer"))
+    _check_finite("weights", layers)
+    tables = []
+    for number, layer in enumerate(layers):
+        labels: dict[str, object] = {"layer": number, "name": layer.name, "kind": layer.kind}
+        rows = range(1 if by == "layer" else layer.heads)
+        labels |= {} if by == "layer" else {"head": rows}
+        measures = _measures(layer, by == "layer")
+        tables.append(pandas.DataFrame(labels | measures, index=rows))
+    return pandas.concat(tables, ignore_index=True)
+
+
+def _measures(layer: LayerMatrices, together: bool) -> dict[str, object]:
+    """The measures of each head, or of the layer."""
+
+    def mean(of_heads: Tensor) -> Tensor:
+        return of_heads.mean(0, keepdim=True) if together else of_heads
+
+    measures: dict[str, Tensor] = {}
+    qk = qk_circuit(layer)
+    whole = qk.together() if together else qk
+    if qk.is_square:
+        measures["symmetry"] = whole.symmetry()
+    measures |= {
+        "directionality": whole.directionality(),
+        "qk_norm": whole.norm(),
+        "qk_rank": mean(qk.effective_rank()),
+    }
+    if layer.W_O is not None:
+        ov = ov_circuit(layer)
+        measures["ov_norm"] = (ov.together() if together else ov).norm()
+        measures["ov_rank"] = mean(ov.effective_rank())
+        if ov.is_square:
+            measures["copying"] = mean(ov.copying())
+    known = layer if together else layer.repeated()
+    for name, matrix in known.known():
+        measures[f"norm_{name}"] = matrix.norm()[None] if together else matrix.norm(dim=(1, 2))
+    return {name: values.numpy() for name, values in measures.items()}
+
+
+def _check_finite(operation: str, layers: Sequence[LayerMatrices]) -> None:
+    """Raise the InputError that names the first matrix with an infinite number or NaN."""
+    for layer in layers:
+        for name, matrix in layer.known():
+            spectra.finite(f"{operation}: {name} of layer {layer.name}", matrix)

@@ -9,26 +9,20 @@ are norms and rotations of queries and keys: what is here is the matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.formats.history import Snapshot
 from headloom.mechanism.attention_layer import AttentionLayer
-from headloom.mechanism.shapes import check_type, in_words
-from headloom.mechanism.spectra import finite
 from headloom.mechanism.watching import named_modules
 from headloom.tracing.recording.sequences import layer_kind
 
 __all__ = [
     "LayerMatrices",
-    "check_finite",
-    "checked_matrices",
     "matrices_of",
-    "matrices_of_snapshot",
     "output_projection",
 ]
 
@@ -69,35 +63,16 @@ class LayerMatrices:
         """How many heads of queries it has."""
         return self.W_Q.shape[0]
 
+    def known(self) -> list[tuple[str, Tensor]]:
+        """The names of the matrices, and these."""
+        named = {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V, "W_O": self.W_O}
+        return [(name, matrix) for name, matrix in named.items() if matrix is not None]
+
     def repeated(self) -> LayerMatrices:
         """The same with a W_K and a W_V for each head."""
         times = self.heads // self.W_K.shape[0]
-        return LayerMatrices(
-            self.name,
-            self.kind,
-            self.W_Q,
-            self.W_K.repeat_interleave(times, 0),
-            self.W_V.repeat_interleave(times, 0),
-            self.W_O,
-        )
-
-
-def checked_matrices(operation: str, layers: object) -> list[LayerMatrices]:
-    """The matrices of layers as a list; an InputError where they are none."""
-    several: list[Any] = list(layers) if isinstance(layers, Sequence) else []
-    if not isinstance(layers, Sequence) or not all(isinstance(x, LayerMatrices) for x in several):
-        raise InputError(
-            f"{operation}: layers={in_words(layers)}; expected those of matrices_of(model)."
-        )
-    return several
-
-
-def check_finite(operation: str, layers: Iterable[LayerMatrices]) -> None:
-    """Raise the InputError that names the first matrix with an infinite number or NaN."""
-    for layer in layers:
-        for name in ("W_Q", "W_K", "W_V", "W_O"):
-            if (matrix := getattr(layer, name)) is not None:
-                finite(f"{operation}: {name} of layer {layer.name}", matrix)
+        keys, values = (matrix.repeat_interleave(times, 0) for matrix in (self.W_K, self.W_V))
+        return replace(self, W_K=keys, W_V=values)
 
 
 def matrices_of(model: nn.Module) -> list[LayerMatrices]:
@@ -115,7 +90,6 @@ def matrices_of(model: nn.Module) -> list[LayerMatrices]:
     >>> layer.W_Q.shape, layer.W_K.shape, layer.W_O.shape
     (torch.Size([2, 8, 4]), torch.Size([1, 8, 4]), torch.Size([2, 4, 8]))
     """
-    check_type("weights", "the model", model, nn.Module, "a module of torch")
     layers = list(_layers(model))
     if not layers:
         raise InputError(
@@ -125,36 +99,15 @@ def matrices_of(model: nn.Module) -> list[LayerMatrices]:
     return layers
 
 
-def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
-    """The matrices of every attention layer at one step of a run's history.
-
-    Raises: InputError: the history does not keep them.
-    """
-    check_type("weights", "the snapshot", snapshot, Snapshot, "one of a history, history[step]")
-    layers = []
-    for layer in snapshot.layers:
-        known = layer.matrices
-        missing = [name for name in ("W_Q", "W_K", "W_V") if name not in known]
-        if missing:
-            raise InputError(
-                f"projections: the history keeps no {missing[0]} of layer {layer.name}, which was "
-                "not known, or too large. headloom.monitor(..., matrices=True) keeps those that "
-                "are "
-                "known."
-            )
-        layers.append(
-            LayerMatrices(
-                layer.name, layer.kind, known["W_Q"], known["W_K"], known["W_V"], known.get("W_O")
-            )
-        )
-    return layers
-
-
 def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
     modules = dict(named_modules(model))
     for path, module in modules.items():
         if isinstance(module, AttentionLayer):
-            yield _of_headloom(path, module)
+            own = {name: matrix.detach().float() for name, matrix in module.matrices().items()}
+            # Of the heads of a group, which share theirs, the first.
+            first = slice(None, None, module.heads // module.kv_heads)
+            shared = own["W_K"][first], own["W_V"][first]
+            yield LayerMatrices(path, module.kind, own["W_Q"], *shared, own["W_O"])
             continue
         weights = _projections(module)
         if weights is None:
@@ -170,16 +123,6 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
             _split(values, keys.shape[1] // depth),
             _output(path, modules, heads),
         )
-
-
-def _of_headloom(path: str, layer: AttentionLayer) -> LayerMatrices:
-    matrices = {name: matrix.detach().float() for name, matrix in layer.matrices().items()}
-    # Of the heads of a group, which share theirs, the first.
-    shared = slice(None, None, layer.heads // layer.kv_heads)
-    return LayerMatrices(
-        path, layer.kind, matrices["W_Q"], matrices["W_K"][shared], matrices["W_V"][shared],
-        matrices["W_O"],
-    )  # fmt: skip
 
 
 def _matrix(module: Any) -> Tensor | None:
