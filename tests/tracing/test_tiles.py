@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headloom.tracing.vision_language.layouts import LAYOUTS, Request
+from headloom.tracing.vision_language import LAYOUTS, Request
 
 WORD, BORDER, NAME, LINE, IMAGE = 1, 2, 3, 4, 9
 #: Tiles of 4 x 4 pixels, patches of one, pixel shuffle of 2 x 2: four image tokens each.

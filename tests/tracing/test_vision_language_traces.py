@@ -15,7 +15,7 @@ from tests.tracing.vision_models import FAMILIES, MARK
 
 import headloom
 from headloom.errors import DataError, InputError
-from headloom.tracing.vision_language.layouts import LAYOUTS
+from headloom.tracing.vision_language import LAYOUTS
 
 #: Every second family; the others are slow.
 families = pytest.mark.parametrize("name", [*list(FAMILIES)[::2], *slow(*list(FAMILIES)[1::2])])

@@ -22,7 +22,7 @@ from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.formats.traced_images import Box, Size, Tile, TracedImage
 from headloom.mechanism.shapes import place_of
-from headloom.tracing.vision_language.layouts import LAYOUTS
+from headloom.tracing.vision_language import LAYOUTS
 
 __all__ = ["ImageMap", "has_patches", "image_map", "row_of_layer"]
 

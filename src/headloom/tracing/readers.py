@@ -20,8 +20,6 @@ from headloom.tracing.sources.functions import Functions
 from headloom.tracing.sources.graphs import reads_a_graph
 from headloom.tracing.sources.transformers import is_transformers_model
 
-__all__ = ["HeadloomReader", "ModuleReader", "Reader", "check_visible"]
-
 #: Types of token ids.
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -51,8 +49,21 @@ class Reader(ABC):
         """
 
     def called(self, args: tuple[object, ...], keywords: Inputs) -> Arguments:
-        """What the model is called with, by the names of its arguments."""
-        return _named_arguments(self.model, args, keywords)
+        """What the model is called with, by the names of its arguments; "input 0" without one.
+
+        Raises: TypeError: it does not take them.
+        """
+        signature = inspect.signature(self.model.forward)
+        arguments: Arguments = {}
+        for name, value in signature.bind(*args, **keywords).arguments.items():
+            kind = signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                arguments.update(value)
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                arguments.update((f"input {number}", part) for number, part in enumerate(value))
+            else:
+                arguments[name] = value
+        return arguments
 
     def prefix(self, arguments: Inputs, tokens: int | None) -> tuple[Arguments, int]:
         """The arguments cut to so many tokens (None: whole), and how many are left."""
@@ -87,8 +98,7 @@ def check_visible(model: nn.Module, operation: str) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError(
             f"{operation}: {type(model).__name__} is on the device meta, where tensors have no "
-            "numbers. Load its weights: from_pretrained without device_map='meta', or to_empty and "
-            "load_state_dict."
+            "numbers. Load its weights: from_pretrained without device_map='meta'."
         )
     for path, module in named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
@@ -98,69 +108,38 @@ def check_visible(model: nn.Module, operation: str) -> None:
             )
 
 
-def _named_arguments(model: nn.Module, given: Sequence[object], keywords: Inputs) -> Arguments:
-    """What a module was given by the names of its arguments; "input 0" where they have none.
-
-    Raises: TypeError: it does not take them.
-    """
-    signature = inspect.signature(model.forward)
-    arguments: Arguments = {}
-    for name, value in signature.bind(*given, **keywords).arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            arguments.update(value)
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
-            arguments.update((f"input {number}", part) for number, part in enumerate(value))
-        else:
-            arguments[name] = value
-    return arguments
-
-
 class ModuleReader(Reader):
     """Any module of torch, of which nothing is known."""
 
     def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
         """See Reader. inputs: a tensor (the first argument), several in a tuple, or a mapping."""
-        model, name = self.model, self.name
+        name = self.name
         if generates:
             raise InputError(
                 f"trace: generate= is for models of Transformers and of headloom; {name} is "
                 f"neither. {self.around or 'Run what writes in a block of headloom.watch(model).'}"
             )
         if isinstance(inputs, Tensor):
-            if layers_of(model) and inputs.ndim == 1 and inputs.dtype in _INTEGERS:
+            if layers_of(self.model) and inputs.ndim == 1 and inputs.dtype in _INTEGERS:
                 inputs = inputs[None]  # ids of one text, of headloom's layers, which read batches
             inputs = (inputs,)
-        if not isinstance(inputs, Mapping):
-            if not isinstance(inputs, tuple | list):
-                raise InputError(
-                    f"trace: the inputs are {type(inputs).__name__}; {name} reads tensors: give "
-                    "one, a tuple of them, or a dict with one for each argument."
-                )
+        if isinstance(inputs, tuple | list):
             try:
-                inputs = _named_arguments(model, inputs, {})
+                inputs = self.called(tuple(inputs), {})
             except TypeError as error:
-                raise InputError(
-                    f"trace: {name}.forward does not take {len(inputs)} inputs: {error}. Give a "
-                    "dict with a tensor for each argument."
-                ) from None
-            if not inputs.keys() <= inspect.signature(model.forward).parameters.keys():
-                remedy = "Wrap it in a module whose forward names them."
-                raise InputError(
-                    f"trace: {name}.forward takes inputs without a name. {self.around or remedy}"
-                )
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        arguments = {
+                raise InputError(f"trace: {name}.forward does not take these: {error}.") from None
+        if not isinstance(inputs, Mapping):
+            raise InputError(
+                f"trace: the inputs are {type(inputs).__name__}; {name} reads tensors: give one, a "
+                "tuple of them, or a dict with one for each argument."
+            )
+        device = next(
+            (parameter.device for parameter in self.model.parameters()), torch.device("cpu")
+        )
+        return {
             str(name): value.to(device) if isinstance(value, Tensor) else value
             for name, value in inputs.items()
         }
-        for argument, value in arguments.items():
-            if isinstance(value, Tensor) and value.is_nested:
-                raise InputError(
-                    f"trace: {argument} is a nested tensor, whose rows no graph has. Pad it, as by "
-                    "torch.nested.to_padded_tensor, and give a mask of the padding."
-                )
-        return arguments
 
     def names(
         self, arguments: Inputs, tokenizer: Tokenizer, calls: Sequence[LayerCall] | None
@@ -201,27 +180,20 @@ class HeadloomReader(Reader):
     def _sequences(self, arguments: Inputs) -> dict[str, Tensor]:
         """What the model reads, by names: token ids, (batch, length), or if there are none images.
 
-        Raises: InputError: neither, or batches of different sizes.
+        Raises: InputError: neither.
         """
-        sequences = {
-            name: ids
-            for name, ids in arguments.items()
-            if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in _INTEGERS
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+        texts = {n: ids for n, ids in tensors.items() if ids.ndim == 2 and ids.dtype in _INTEGERS}
+        sequences = texts or {
+            name: images
+            for name, images in tensors.items()
+            if images.ndim == 4 and images.is_floating_point()
         }
-        if not sequences:
-            sequences = {
-                name: images
-                for name, images in arguments.items()
-                if isinstance(images, Tensor) and images.ndim == 4 and images.is_floating_point()
-            }
         if not sequences:
             raise InputError(
                 "trace: the inputs hold no token ids and no images; expected integers of shape "
                 "(length,) or (batch, length), or numbers, (batch, channels, rows, columns)."
             )
-        if len({len(ids) for ids in sequences.values()}) > 1:
-            sizes = ", ".join(f"{name}: {len(ids)}" for name, ids in sequences.items())
-            raise InputError(f"trace: the inputs are batches of different sizes ({sizes}).")
         return sequences
 
     def names(

@@ -360,7 +360,7 @@ def _with_received(
         *queries_keys, mask=terms.mask, bias=terms.bias, relative=terms.relative, scale=scale,
         softcap=softcap, sinks=terms.sinks,
     )  # fmt: skip
-    values = call.no_values(call.shape[2]).expand(call.keys.shape[0], -1, -1)
+    values = call.queries.new_empty(call.keys.shape[0], call.shape[2], 0)
     _, again = attend(
         call.queries, call.keys, values, mask=call.mask, bias=call.bias, relative=call.relative,
         scale=call.scale, softcap=call.softcap, sinks=terms.sinks, keep=Top(0),

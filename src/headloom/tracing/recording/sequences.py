@@ -18,7 +18,7 @@ from headloom.mechanism.grid import Grid
 from headloom.tracing.arguments import BESIDE, Arguments, Inputs, Tokenizer
 from headloom.tracing.names import special_known, texts_known, token_names
 from headloom.tracing.recording.sound import SoundAxis, is_sound
-from headloom.tracing.vision_language.positions import ImagesOfText, images_of_texts
+from headloom.tracing.vision_language import ImagesOfText, images_of_texts
 
 __all__ = [
     "InputSequence",

@@ -1,8 +1,6 @@
-"""Attention calls of models that do not use the interface: dense weights, a layer at a time.
+"""Models that do not use the interface: dense weights, taken where each layer returns them.
 
-Such models return the weights of every layer when they are asked for them, and would hold them all
-until the end. Here each is taken where its layer returns it, and nothing goes on in its place, so
-that memory holds one.
+Nothing goes on in their place, so that memory holds those of one layer.
 """
 
 from __future__ import annotations
@@ -25,12 +23,8 @@ from headloom.tracing.sources.source import takes_attention
 from headloom.tracing.sources.tensors import is_causal
 from headloom.tracing.sources.transformers import NothingRecordedError
 
-__all__ = ["run_dense"]
 
-Receive = Callable[[LayerCall], object]
-
-
-def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> object:
+def run_dense(model: nn.Module, inputs: Inputs, receive: Callable[[LayerCall], object]) -> object:
     """Run a model of Transformers and hand over the dense weights of each layer as its call.
 
     Args:
@@ -49,22 +43,17 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> object:
             "and its weights are a band around each query, not a matrix. docs/tracing.md lists "
             "models that can be traced."
         )
-    taken = False
+    batch, taken = batch_of(inputs), 0
 
     def take(call: LayerCall) -> None:
         nonlocal taken
-        taken = True
+        taken += 1
         receive(call)
 
-    batch = batch_of(inputs)
     config: Any = model.config
     before = config._attn_implementation_internal
     takes = inspect.signature(model.forward).parameters
-    asks = {"output_attentions": True}
-    if "output_attentions" not in takes and not any(
-        p.kind is p.VAR_KEYWORD for p in takes.values()
-    ):
-        asks = {}
+    asks = "output_attentions" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     with ExitStack() as stack:
         stack.callback(setattr, config, "_attn_implementation_internal", before)
         # Fused attention has no weights to return.
@@ -75,7 +64,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> object:
                 hook = _taking(path, batch, take)
                 stack.callback(module.register_forward_hook(hook).remove)
         try:
-            output: object = model(**{**inputs, **asks})
+            output: object = model(**{**inputs, **({"output_attentions": True} if asks else {})})
         except HeadloomError:
             raise
         except Exception as error:
@@ -110,26 +99,25 @@ def _without_new_hooks(model: nn.Module) -> Iterator[None]:
                     table.pop(number, None)
 
 
-def _taking(path: str, batch: int, receive: Receive) -> Callable[..., Any]:
+def _taking(path: str, batch: int, receive: Callable[[LayerCall], object]) -> Callable[..., object]:
     """A hook that takes dense weights out of what a module returns."""
 
-    def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
-        left = taken(module, output) if isinstance(output, (tuple, list)) else output
-        return None if left is output else left
-
-    def taken(module: nn.Module, value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            left = [taken(module, inner) for inner in value]
-            if all(new is old for new, old in zip(left, value, strict=True)):
+    def left(module: nn.Module, value: object) -> object:
+        if isinstance(value, tuple | list):
+            parts = [left(module, inner) for inner in value]
+            if all(new is old for new, old in zip(parts, value, strict=True)):
                 return value
-            # A named tuple is made from its fields.
-            return getattr(type(value), "_make", type(value))(left)
+            make: Any = getattr(type(value), "_make", type(value))  # of a named tuple
+            return make(parts)
         weights = _weights_of(value, batch)
         if weights is None:
             return value
         receive(_call(path, module, weights))
         # What is inside a layer returns first: its parents find nothing to take any more.
-        return value.new_zeros((0,) * 4)
+        return weights.new_zeros((0,) * 4)
+
+    def hook(module: nn.Module, _: object, output: object) -> object:
+        return left(module, output) if isinstance(output, tuple | list) else None
 
     return hook
 
@@ -143,34 +131,23 @@ def _call(path: str, module: nn.Module, weights: Tensor) -> LayerCall:
     queries = weights.new_zeros(*weights.shape[:3], 1, dtype=torch.float32)
     keys = weights.new_zeros(*weights.shape[:2], weights.shape[3], 1, dtype=torch.float32)
     return LayerCall(
-        path=path,
-        kind=layer_kind(path, module, causal),
-        queries=queries,
-        keys=keys,
-        values=keys,
-        scale=1.0,
-        bias=weights.float().log(),
-        positions="bias",
-        weights_only=True,
-    )
+        path, layer_kind(path, module, causal), queries, keys, keys, scale=1.0,
+        bias=weights.float().log(), positions="bias", weights_only=True,
+    )  # fmt: skip
 
 
-def _weights_of(value: Any, batch: int) -> Tensor | None:
+def _weights_of(value: object, batch: int) -> Tensor | None:
     """A tensor as weights, (batch, heads, queries, keys); None: it is none.
 
     Their rows sum to 1, or to 0. Some models have them as (queries, keys, batch, heads).
     """
     if not isinstance(value, Tensor) or value.ndim != 4 or not value.is_floating_point():
         return None
-    if not value.numel() or bool((value < 0).any()):
-        return None
-    if _sum_to_one(value):
-        return value
+    near = 1e-3 if value.dtype == torch.float32 else 2e-2
     turned = value.permute(2, 3, 0, 1)
-    return turned if len(turned) == batch and _sum_to_one(turned) else None
-
-
-def _sum_to_one(weights: Tensor) -> bool:
-    sums = weights.float().sum(-1)
-    near = 1e-3 if weights.dtype == torch.float32 else 2e-2
-    return bool((((sums - 1).abs() < near) | (sums == 0)).all()) and bool(sums.any())
+    for weights in (value, turned) if len(turned) == batch else (value,):
+        sums = weights.float().sum(-1)
+        whole = bool((((sums - 1).abs() < near) | (sums == 0)).all()) and bool(sums.any())
+        if whole and not bool((value < 0).any()):
+            return weights
+    return None

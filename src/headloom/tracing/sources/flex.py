@@ -19,8 +19,6 @@ from headloom.mechanism.masks import Mask
 from headloom.mechanism.parts import in_float64
 from headloom.tracing.recording.score_terms import score_mask
 
-__all__ = ["FlexCall", "FlexTerms", "UnreadableRuleError", "beside_output"]
-
 #: Scores for which a `score_mod` is tried, beside 0.
 _TRIED = (-3.0, 0.5, 7.0)
 #: A score that a soft cap cuts to its limit.
@@ -68,29 +66,38 @@ class FlexCall:
         batch, heads, queries, _ = self.query.shape
         return batch, heads, queries, self.key.shape[2]
 
-    def _places(self, rows: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Batch, head, query and key of every cell, as four tensors that broadcast."""
+    def _cells(
+        self,
+        rule: Callable[..., Tensor],
+        name: str,
+        scores: tuple[Tensor, ...],
+        rows: Tensor | None,
+        buffers: tuple[object, ...],
+    ) -> Tensor:
+        """A rule for every cell of some rows, (batch, heads, queries, keys)."""
         device = self.query.device
         ranges = [torch.arange(size, device=device) for size in self._sizes]
         if rows is not None:
             ranges[2] = rows.to(device)
-        return tuple(
-            places.reshape([-1 if axis == own else 1 for axis in range(4)])
-            for own, places in enumerate(ranges)
-        )
+        sizes = [len(part) for part in ranges]
+        places = [part.reshape([-1 if axis == own else 1 for axis in range(4)])
+                  for own, part in enumerate(ranges)]  # fmt: skip
+        try:
+            cells = rule(*scores, *places, *buffers)
+        except Exception as error:
+            raise UnreadableRuleError(
+                f"its {name} fails on tensors of places, {type(error).__name__}"
+            ) from error
+        cells = torch.as_tensor(cells, device=device)
+        return cells.reshape((1,) * (4 - cells.ndim) + cells.shape).expand(sizes)
 
     def _allowed(self, rows: Tensor | None = None) -> Tensor:
-        return _of_cells(
-            lambda *places: self.block_mask[-1](*places, *self.mask_mod_other_buffers),
-            self._places(rows), "mask_mod",
-        )  # fmt: skip
+        return self._cells(self.block_mask[-1], "mask_mod", (), rows, self.mask_mod_other_buffers)
 
     def _scored(self, score: Tensor, rows: Tensor | None = None) -> Tensor:
         """The `score_mod` of scores, (batch, heads, queries, keys), or one for all cells."""
-        return _of_cells(
-            lambda *places: self.score_mod(score, *places, *self.score_mod_other_buffers),
-            self._places(rows), "score_mod",
-        )  # fmt: skip
+        buffers = self.score_mod_other_buffers
+        return self._cells(self.score_mod, "score_mod", (score,), rows, buffers)
 
     @torch.no_grad()
     def terms(self) -> FlexTerms:
@@ -157,22 +164,6 @@ def beside_output() -> int:
     from torch.nn.attention import flex_attention
 
     return 2 if hasattr(flex_attention, "AuxRequest") else 1
-
-
-def _of_cells(rule: Callable[..., Tensor], places: tuple[Tensor, ...], name: str) -> Tensor:
-    """A rule for every cell.
-
-    Raises: UnreadableRuleError: it does not take the places of all cells at once.
-    """
-    sizes = [part.numel() for part in places]
-    try:
-        cells = rule(*places)
-    except Exception as error:
-        raise UnreadableRuleError(
-            f"its {name} fails on tensors of places, {type(error).__name__}"
-        ) from error
-    cells = torch.as_tensor(cells, device=places[0].device)
-    return cells.reshape((1,) * (4 - cells.ndim) + cells.shape).expand(sizes)
 
 
 def _without_repeats(cells: Tensor) -> Tensor:

@@ -30,8 +30,6 @@ from headloom.tracing.arguments import Inputs
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.source import Modules, Receivers, Source
 
-__all__ = ["SOURCE", "UNKNOWN", "graph_of_edges", "reads_a_graph", "unknown_layers"]
-
 #: Classes whose weights are known, and those of their file that derive from them.
 _KNOWN = ("GATConv", "GATv2Conv", "TransformerConv")
 #: Why a layer of another class is not in a trace.

@@ -1,4 +1,4 @@
-"""Where the patches of images stand among the image tokens of a text, family by family.
+"""Where the patches of images stand among the tokens of a text, family by family.
 
 A vision-language model writes the features of its images over the image tokens of its text, in
 their order through the whole batch. A layout says what these features are, in the same order:
@@ -10,19 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import groupby, product
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headloom.formats.traced_images import Size, Tile, TracedImage, contained, tile_box
+from headloom.formats.traced_images import NAMES, Size, Tile, TracedImage, contained, tile_box
 from headloom.tracing.arguments import Inputs
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-__all__ = ["LAYOUTS", "Feature", "Request", "SeenImage"]
 
 #: The tile, the row and the column of a patch; None: a feature that is no patch, as a newline.
 Feature = tuple[int, int, int] | None
@@ -98,24 +97,12 @@ def _merged(request: Request) -> list[SeenImage] | None:
     return images
 
 
-def _stretched(request: Request) -> list[SeenImage] | None:
-    """PaliGemma: pictures that are stretched to one size."""
-    return _whole(request, "stretch", None, most_before=0)
+def _whole(request: Request, most_before: int) -> list[SeenImage] | None:
+    """PaliGemma, and LLaVA: pictures of one size.
 
-
-def _fixed(request: Request) -> list[SeenImage] | None:
-    """LLaVA: pictures of one size, of which the class token may be read too, before the patches.
-
-    Its processors crop, pad or stretch, and the model is not told which.
+    LLaVA may read the class token too, before the patches, and its processors crop, pad or stretch:
+    the model is not told which.
     """
-    high, wide = request.pixels.shape[-2:]
-    fit, shortest = _fit_of(request.processor, (high, wide))
-    return _whole(request, fit, shortest, most_before=1)
-
-
-def _whole(
-    request: Request, fit: str | None, shortest: int | None, most_before: int
-) -> list[SeenImage] | None:
     pixels, patch = request.pixels, request.config.vision_config.patch_size
     if pixels.ndim != 4 or not len(pixels) or request.tokens % len(pixels):
         return None
@@ -124,9 +111,9 @@ def _whole(
     before = request.tokens // len(pixels) - rows * columns
     if not 0 <= before <= most_before:
         return None
+    fit = _fit_of(request.processor, (high, wide)) if most_before else ("stretch", None)
     # Pixels that are left over at the right and below belong to no patch.
-    tile = _tile(rows, columns, rows * patch, columns * patch)
-    seen = _seen((high, wide), [tile], fit, shortest=shortest)
+    seen = _seen((high, wide), [_tile(rows, columns, rows * patch, columns * patch)], *fit)
     first: tuple[Feature, ...] = (None,) * before
     return [SeenImage(seen.image, first + seen.features)] * len(pixels)
 
@@ -166,21 +153,15 @@ def _split(request: Request) -> list[SeenImage] | None:
         return None
     images = []
     for ids, places in request.runs():
-        if any(end - start != side * side for start, end in places):
-            return None
         sizes = _rows_and_columns(ids, places)
-        if sizes is None:
+        if sizes is None or any(end - start != side * side for start, end in places):
             return None
         for rows, columns in sizes:
             size = (rows * high, columns * high)
-            tiles = [
-                Tile(tile_box(row, column, (high, high)), side, side)
-                for row in range(rows)
-                for column in range(columns)
-            ]
-            images.append(
-                _seen(size, tiles + [_tile(side, side, *size)] * (len(tiles) > 1), "stretch")
-            )
+            grid = product(range(rows), range(columns))
+            tiles = [Tile(tile_box(*place, (high, high)), side, side) for place in grid]
+            tiles += [_tile(side, side, *size)] * (len(tiles) > 1)
+            images.append(_seen(size, tiles, "stretch"))
     return images
 
 
@@ -189,19 +170,16 @@ def _rows_and_columns(ids: list[int], places: list[tuple[int, int]]) -> list[Siz
 
     None: what stands there is not what the processor writes.
     """
-    if not places:
-        return []
-    if places[-1][1] == len(ids):
-        return None
+    if not places or places[-1][1] == len(ids):
+        return None if places else []
     # The token that ends every picture also begins every tile.
     border = ids[places[-1][1]]
     sizes: list[Size] = []
     tiles = rows = 0
-    for number, (_, end) in enumerate(places):
+    for (_, end), (following, _) in zip(places, [*places[1:], places[-1]], strict=True):
         tiles += 1
-        following = places[number + 1][0] if number + 1 < len(places) else end
         between = ids[end:following]
-        if number + 1 == len(places) or between.count(border) > 1:
+        if following < end or between.count(border) > 1:
             # The last run of an image is the whole picture, and alone where it was not cut.
             if tiles > 1 and (not rows or (tiles - 1) % rows):
                 return None
@@ -224,13 +202,12 @@ def _tiled(request: Request) -> list[SeenImage] | None:
     patch = config.vision_config.patch_size
     side = int(high // (patch if isinstance(patch, int) else patch[0]) * config.downsample_ratio)
     images = []
-    for _, places in request.runs():
-        for start, end in places:
-            count, left = divmod(end - start, side * side)
-            if left or count == 2 or high != wide:
-                return None
-            size = (high, wide) if count == 1 else None
-            images.append(_seen(size, [_tile(side, side, high, wide)] * count, "stretch"))
+    for start, end in (place for _, places in request.runs() for place in places):
+        count, left = divmod(end - start, side * side)
+        if left or count == 2 or high != wide:
+            return None
+        size = (high, wide) if count == 1 else None
+        images.append(_seen(size, [_tile(side, side, high, wide)] * count, "stretch"))
     return images
 
 
@@ -291,10 +268,81 @@ LAYOUTS: dict[str, Layout] = {
     "qwen2_vl": _merged,
     "qwen2_5_vl": _merged,
     "qwen3_vl": _merged,
-    "llava": _fixed,
-    "paligemma": _stretched,
+    "llava": partial(_whole, most_before=1),
+    "paligemma": partial(_whole, most_before=0),
     "idefics3": _split,
     "smolvlm": _split,
     "internvl": _tiled,
     "llava_next": _any_resolution,
 }
+
+
+@dataclass(frozen=True)
+class ImagesOfText:
+    """The images of one text of a batch.
+
+    places: image, tile, row and column of each of its tokens, -1 where it is no patch.
+    """
+
+    images: tuple[TracedImage, ...]
+    places: list[tuple[int, int, int, int]]
+
+    def known(self, span: slice) -> dict[str, list[int]]:
+        """What `Trace.positions` says of some positions."""
+        places = self.places[span]
+        return {name: [place[number] for place in places] for number, name in enumerate(NAMES)}
+
+    def named(self, names: list[str], span: slice) -> list[str]:
+        """The names of some positions, those of patches by where they lie."""
+        named = list(names)
+        for number, (image, tile, row, column) in enumerate(self.places[span]):
+            if image >= 0:
+                of_image = f"image {image}, " * (len(self.images) > 1)
+                of_tile = f"tile {tile}, " * (len(self.images[image].tiles) > 1)
+                named[number] = f"{of_image}{of_tile}patch {row},{column}"
+        return named
+
+
+def images_of_texts(
+    model: nn.Module, inputs: Inputs, processor: Any, prompt: int | None = None
+) -> list[ImagesOfText] | None:
+    """The images of each text of a batch; None: there are none, or their layout is not known.
+
+    Args:
+        model: of Transformers.
+        inputs: what its processor made.
+        processor: of the model, or of images; anything else says nothing.
+        prompt: how many tokens were given; what was generated after them holds no image.
+    """
+    config: Any = getattr(model, "config", None)
+    layout, token = LAYOUTS.get(getattr(config, "model_type", "")), None
+    ids, pixels = inputs.get("input_ids"), inputs.get("pixel_values")
+    if layout is not None and isinstance(ids, Tensor) and isinstance(pixels, Tensor):
+        token = getattr(config, "image_token_id", None)
+    if layout is None or token is None or ids is None or ids.ndim != 2:
+        return None
+    of_image = ids == token
+    of_image[:, prompt:] &= prompt is None
+    count = int(of_image.sum())
+    images = getattr(processor, "image_processor", processor)
+    seen = layout(Request(config, inputs, count, images)) or []
+    features = [(number, part) for number, image in enumerate(seen) for part in image.features]
+    # Several texts may be written of one, side by side in the batch.
+    copies, left = divmod(count, len(features) or 1)
+    if not features or left or not copies or len(ids) % copies:
+        return None
+    texts, start = [], 0
+    for row, marked in enumerate(of_image, 1):
+        where = marked.nonzero()[:, 0].tolist()
+        own = features[start : start + len(where)]
+        start += len(where) if row % copies == 0 else 0
+        first, end = (own[0][0], own[-1][0] + 1) if own else (0, 0)
+        # The features of a text are those of whole images.
+        if len(where) != len(own) or len(own) != sum(len(x.features) for x in seen[first:end]):
+            return None
+        places = [(-1, -1, -1, -1)] * ids.shape[1]
+        for place, (number, feature) in zip(where, own, strict=True):
+            if feature is not None:
+                places[place] = (number - first, *feature)
+        texts.append(ImagesOfText(tuple(image.image for image in seen[first:end]), places))
+    return texts
