@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from headloom.analysis.alignment.links import links_by, pairs_of
+from headloom.analysis.alignment.links import mutual, pairs_of
 from headloom.api.loaded_model import from_huggingface
 from headloom.api.model import tell_unknown
 from headloom.api.run_model import RunModel
@@ -163,11 +163,10 @@ def _alignments(run: TrainedRun, window: list[TranslatedLine], n_best: int) -> I
         yield from ({"alignment": "", "weights": []} for _ in pairs)
         return
     sources, targets = zip(*pairs, strict=True)
-    links = links_by("mutual")
     for read in word_weights_of(RunModel(run), sources, targets, steps=("write",)):
         mean = read.weights.mean(0, keepdim=True)
         yield {
-            "alignment": pharaoh_line(pairs_of(links(mean)[0])),
+            "alignment": pharaoh_line(pairs_of(mutual(mean)[0])),
             "weights": [[round(weight, _DIGITS) for weight in row] for row in mean[0].tolist()],
         }
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from headloom.analysis.alignment.align import Alignment, AlignmentOptions, align_words, check_choice
-from headloom.analysis.alignment.words import AligningHead, Step, WordWeights, word_weights
+from headloom.analysis.alignment.align import Alignment, AlignmentOptions, align_words
+from headloom.analysis.alignment.words import Step, WordWeights, word_weights
 from headloom.api.heads import find_traces
-from headloom.api.model import Model, Pairs, check_text
+from headloom.api.model import Model, check_text
 from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.files import read_text
@@ -21,8 +20,6 @@ from headloom.formats.run import is_run
 from headloom.mechanism.graph import Top
 from headloom.tracing.capture import trace_as
 from headloom.tracing.options import TraceOptions
-
-__all__ = ["PairReader", "align_files", "word_weights_of"]
 
 #: Pairs that the model reads at once.
 _BATCH = 32
@@ -48,13 +45,9 @@ def align_files(
     Raises: InputError: files that do not go together; DataError: a file is missing.
     """
     links = None if gold is None else read_pharaoh(gold)
-    check_choice(options, links)
+    options.check(links)
     path = Path(source)
-    if (
-        path.is_dir()
-        and not is_run(path)
-        and any((*path.glob("trace.json"), *path.glob("*/trace.json")))
-    ):
+    if not is_run(path) and any((*path.glob("trace.json"), *path.glob("*/trace.json"))):
         if sources is not None or targets is not None:
             raise InputError(
                 f"{source} holds traces, which have texts of their own. Leave out --source-file "
@@ -95,50 +88,31 @@ def word_weights_of(
 
     Raises: InputError: a model that does not read pairs; no text at all.
     """
-    full = [
-        i for i, pair in enumerate(zip(sources, targets, strict=True)) if all(map(str.strip, pair))
-    ]
+    pairs = list(zip(sources, targets, strict=True))
+    full = [place for place, pair in enumerate(pairs) if all(map(str.strip, pair))]
     if not full:
         check_text("")
-    reader = PairReader(model.network, steps)
     written = 0
     for start in range(0, len(full), _BATCH):
         chosen = full[start : start + _BATCH]
-        pairs = model.pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
-        read = dict(zip(chosen, reader.read(pairs), strict=True))
-        progress(start + len(chosen), len(full))
-        end = len(sources) if start + _BATCH >= len(full) else chosen[-1] + 1
-        for i in range(written, end):
-            sides = sources[i].split(), targets[i].split()
-            empty = torch.zeros(len(reader.heads), len(sides[1]), len(sides[0]))
-            yield read.get(i) or WordWeights(empty, reader.heads, *sides)
-        written = end
-
-
-class PairReader:
-    """Lets a model read pairs; the first batch is held against the untouched model.
-
-    Args:
-        network: an encoder-decoder.
-        steps: see `word_weights`.
-    """
-
-    def __init__(self, network: nn.Module, steps: Sequence[Step]) -> None:
-        self.network, self.steps = network, steps
-        #: The heads, in the order of the weights; none before the first batch.
-        self.heads: tuple[AligningHead, ...] = ()
-
-    def read(self, pairs: Pairs) -> list[WordWeights]:
-        """Return the weights between the words of each pair."""
-        first = not self.heads
+        read = model.pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
         # Queries and keys, of which the weights on the source are computed alone: those of a long
         # source over itself would take its length squared.
-        options = TraceOptions(keep=Top(1), verify=None if first else False, sampled=first)
-        traced = trace_as(self.network, pairs.inputs, options)
+        verify = None if not start else False
+        options = TraceOptions(keep=Top(1), verify=verify, sampled=not start)
+        traced = trace_as(model.network, read.inputs, options)
         traces = traced if isinstance(traced, list) else [traced]
-        weights = [
-            word_weights(trace, source, target, steps=self.steps)
-            for trace, source, target in zip(traces, pairs.sources, pairs.targets, strict=True)
-        ]
-        self.heads = weights[0].heads
-        return weights
+        weights = {
+            place: word_weights(trace, source, target, steps=steps)
+            for place, trace, source, target in zip(
+                chosen, traces, read.sources, read.targets, strict=True
+            )
+        }
+        heads = weights[chosen[0]].heads
+        progress(start + len(chosen), len(full))
+        end = len(pairs) if start + _BATCH >= len(full) else chosen[-1] + 1
+        for i in range(written, end):
+            sides = sources[i].split(), targets[i].split()
+            empty = torch.zeros(len(heads), len(sides[1]), len(sides[0]))
+            yield weights.get(i) or WordWeights(empty, heads, *sides)
+        written = end

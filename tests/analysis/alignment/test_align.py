@@ -10,8 +10,7 @@ import torch
 
 import headloom
 from headloom.analysis.alignment.align import AlignmentOptions, align_words
-from headloom.analysis.alignment.heads import best_few, links_of_heads, measure
-from headloom.analysis.alignment.links import mutual, pairs_of
+from headloom.analysis.alignment.links import best_few, measure, mutual, pairs_of
 from headloom.analysis.alignment.words import AligningHead, WordWeights
 from headloom.formats.pharaoh import GoldLinks
 
@@ -55,15 +54,13 @@ def sentences_of(orders: Sequence[Sequence[int]]) -> list[WordWeights]:
 def test_two_halves_make_a_whole() -> None:
     orders = permutations(12)
     sentences, gold = sentences_of(orders), gold_of(orders)
-    found = best_few(sentences, gold, mutual)
-    assert sorted(found.chosen) == [1, 2]
-    assert float(measure(sentences, gold, mutual, found.chosen[:1])[found.chosen[1]]) == 1.0
-    for number, single in enumerate(found.single):
-        links = [pairs_of(links_of_heads(each.weights, [number], mutual)) for each in sentences]
-        assert single == pytest.approx(1 - headloom.alignment_error_rate(links, gold).aer)
-    assert best_few(sentences, gold, mutual, most=1).chosen == [
-        int(found.single.index(max(found.single)))
-    ]
+    single, chosen = best_few(sentences, gold, mutual)
+    assert sorted(chosen) == [1, 2]
+    assert float(measure(sentences, gold, mutual, chosen[:1])[chosen[1]]) == 1.0
+    for number, value in enumerate(single):
+        links = [pairs_of(mutual(each.weights)[number]) for each in sentences]
+        assert value == pytest.approx(1 - headloom.alignment_error_rate(links, gold).aer)
+    assert best_few(sentences, gold, mutual, most=1)[1] == [single.index(max(single))]
 
 
 def test_without_gold_directions_agree_where_heads_align() -> None:

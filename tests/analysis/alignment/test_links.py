@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headloom
-from headloom.analysis.alignment.links import METHODS, argmax, links_by, mutual
+from headloom.analysis.alignment.links import METHODS, argmax, mutual
 from headloom.formats.pharaoh import GoldLinks
 
 
@@ -25,8 +25,6 @@ def test_links_are_those_of_a_search_cell_by_cell() -> None:
     for method in METHODS.values():
         assert method(torch.zeros(2, 0, 4)).shape == (2, 0, 4)
         assert method(torch.zeros(2, 3, 0)).shape == (2, 3, 0)
-    with pytest.raises(headloom.InputError, match="no method 'hmm'; there are mutual, argmax"):
-        links_by("hmm")
 
 
 def test_the_error_rate_is_that_worked_out_by_hand() -> None:

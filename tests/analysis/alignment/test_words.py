@@ -69,7 +69,7 @@ def trace_of(weights: torch.Tensor = WEIGHTS) -> headloom.Trace:
 
 def test_the_weights_of_words_are_those_worked_out_by_hand() -> None:
     words = word_weights(trace_of())
-    assert (words.source, words.target, words.size) == (["a", "dog"], ["ein", "Hund"], (2, 2))
+    assert (words.source, words.target) == (["a", "dog"], ["ein", "Hund"])
     assert words.heads == (AligningHead(0, 0, "read"), AligningHead(0, 0, "write"))
     # ein: row 1. Hund: the mean of rows 2 and 3. dog: the sum of columns 1 and 2.
     read = [[0.2, 0.7], [(0.1 + 0.25) / 2, (0.7 + 0.5) / 2]]
@@ -97,7 +97,5 @@ def test_rows_that_are_cut_short_are_not_aligned_by() -> None:
     trace = headloom.from_weights(
         torch.rand(1, 3, 40).softmax(-1), kind="cross", keep=headloom.Top(2)
     )
-    with pytest.raises(
-        headloom.InputError, match=r"keeps at most 2 edges .* keep=headloom\.All\(\)"
-    ):
+    with pytest.raises(headloom.InputError, match="weights are not known exactly"):
         headloom.align([trace])

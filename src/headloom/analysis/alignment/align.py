@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from headloom.analysis.alignment.heads import best_few, better_steps, links_of_heads, measure
-from headloom.analysis.alignment.links import ErrorRate, alignment_error_rate, links_by, pairs_of
+from headloom.analysis.alignment.links import (
+    METHODS,
+    MOST,
+    ErrorRate,
+    alignment_error_rate,
+    best_few,
+    better_steps,
+    measure,
+    pairs_of,
+)
 from headloom.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights, word_weights
 from headloom.analysis.arguments import each_trace
 from headloom.errors import InputError
 from headloom.formats.pharaoh import GoldLinks, Link, check_links, read_pharaoh, write_pharaoh
 from headloom.formats.trace import TraceData
-
-__all__ = ["Alignment", "AlignmentOptions", "align", "align_words", "check_choice", "check_heads"]
+from headloom.mechanism.shapes import chosen
 
 #: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
 _ENOUGH = 1_000
@@ -42,20 +49,12 @@ class AlignmentOptions:
     heads: str | Sequence[str] | None = None
     method: str = "mutual"
     step: Step | None = None
-    most: int = 8
+    most: int = MOST
 
-    def __post_init__(self) -> None:
-        """Raise an InputError for what cannot be asked."""
-        links_by(self.method)
-        if self.step not in (*STEPS, None):
-            raise InputError(f"align: step {self.step!r}; expected {' or '.join(STEPS)}.")
-        _ = self.named
-
-    @property
-    def named(self) -> list[AligningHead] | None:
-        """The heads that are named; None: they are to be chosen."""
+    def named(self) -> list[AligningHead]:
+        """The heads that are named; none: they are to be chosen."""
         if self.heads in (None, "best", "agreement"):
-            return None
+            return []
         names = self.heads.split(",") if isinstance(self.heads, str) else self.heads or ()
         return [AligningHead.named(name) for name in names]
 
@@ -63,6 +62,17 @@ class AlignmentOptions:
     def steps(self) -> tuple[Step, ...]:
         """The steps that heads are tried by."""
         return STEPS if self.step is None else (self.step,)
+
+    def check(self, gold: object) -> None:
+        """Raise an InputError for what cannot be asked."""
+        chosen("align", "method", self.method, tuple(METHODS))
+        chosen("align", "step", self.step or "read", STEPS)
+        self.named()
+        if self.heads == "best" and gold is None:
+            raise InputError(
+                "align: the best heads are chosen against gold links. Give --gold FILE, or take "
+                "heads by agreement."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +112,7 @@ def align(
     heads: str | Sequence[str] | None = None,
     method: str = "mutual",
     step: Step | None = None,
-    most: int = 8,
+    most: int = MOST,
 ) -> Alignment:
     """Align the words of target and source by the heads of cross-attention.
 
@@ -129,15 +139,6 @@ def align(
     return result
 
 
-def check_choice(options: AlignmentOptions, gold: object) -> None:
-    """Raise an InputError where heads cannot be chosen as asked."""
-    if options.heads == "best" and gold is None:
-        raise InputError(
-            "align: the best heads are chosen against gold links. Give --gold FILE, or take heads "
-            "by agreement."
-        )
-
-
 def align_words(
     sentences: Iterable[WordWeights],
     options: AlignmentOptions,
@@ -147,21 +148,21 @@ def align_words(
 
     Sentences are taken one by one, but for those that heads are chosen on.
     """
-    check_choice(options, gold)
+    options.check(gold)
     rest = iter(sentences)
     first = list(rest if gold is not None else islice(rest, _ENOUGH))
     if not first:
         raise InputError("align: no sentences; give at least one pair.")
     if gold is not None:
-        check_links(gold, [sentence.size for sentence in first])
-    every, method, named = first[0].heads, links_by(options.method), options.named
-    half = slice(0, None, 2 if gold is not None and named is None and len(first) > 1 else 1)
-    chosen_on = first[half]
-    of_gold = None if gold is None or options.heads == "agreement" else gold[half]
-    _check_alike(chosen_on)
+        check_links(gold, [(len(each.source), len(each.target)) for each in first])
+    every, method, named = first[0].heads, METHODS[options.method], options.named()
+    _check_heads(first[0].heads, named, first)
+    # With gold, heads are chosen on every other pair, and measured on those between.
+    apart = gold is not None and not named
+    chosen_on = first[:: 2 if apart and len(first) > 1 else 1]
+    of_gold = None if gold is None or options.heads == "agreement" else gold[:: 2 if apart else 1]
     note = ""
-    if named is not None:
-        check_heads(named, every)
+    if named:
         places = [every.index(head) for head in named]
         single = measure(chosen_on, of_gold, method).tolist()
         table = [(every[place], single[place]) for place in places]
@@ -170,17 +171,17 @@ def align_words(
         if of_gold is None:
             steps, told = better_steps(chosen_on)
             chosen_on = [sentence.of(steps) for sentence in chosen_on]
-        best = best_few(chosen_on, of_gold, method, options.most)
-        places = [steps[place] for place in best.chosen]
-        order = sorted(range(len(steps)), key=lambda number: -best.single[number])
-        table = [(every[steps[number]], best.single[number]) for number in order]
-        note = "" if all(told[place] for place in best.chosen) else _NOT_TOLD
+        single, best = best_few(chosen_on, of_gold, method, options.most)
+        places = [steps[place] for place in best]
+        ordered = sorted(zip(steps, single, strict=True), key=lambda pair: -pair[1])
+        table = [(every[place], value) for place, value in ordered]
+        note = "" if all(told[place] for place in best) else _NOT_TOLD
     links = []
     for sentence in chain(first, rest):
-        _check_alike([first[0], sentence])
-        links.append(pairs_of(links_of_heads(sentence.weights, places, method)))
-    others = slice(0 if named else 1, None, 1 if named else 2)
-    apart = [] if gold is None else list(gold[others])
+        _check_heads(every, (), [sentence])
+        links.append(pairs_of(method(sentence.weights[places].mean(0, keepdim=True))[0]))
+    measured = slice(1 if apart else 0, None, 2 if apart else 1)
+    right = [] if gold is None else list(gold[measured])
     mean = first[0].weights[places].mean(0, keepdim=True)
     return Alignment(
         links=links,
@@ -188,30 +189,27 @@ def align_words(
         table=table,
         measure="agreement" if of_gold is None else "1 - AER",
         chosen_on=0 if named else len(chosen_on),
-        error_rate=alignment_error_rate(links[others], apart) if apart else None,
-        measured_on=len(apart),
+        error_rate=alignment_error_rate(links[measured], right) if right else None,
+        measured_on=len(right),
         first=WordWeights(mean, (), first[0].source, first[0].target),
         note=note,
     )
 
 
-def check_heads(named: Sequence[AligningHead], every: Sequence[AligningHead]) -> None:
-    """Raise an InputError where a head that is named is none of a model's."""
-    missing = [head for head in named if head not in every]
-    if missing:
+def _check_heads(
+    every: Sequence[AligningHead], named: Iterable[AligningHead], sentences: Iterable[WordWeights]
+) -> None:
+    """Raise an InputError where a head is none of the model's, or models have other heads."""
+    if missing := [head for head in named if head not in every]:
         layers = sorted({head.layer for head in every})
         count = len({head.head for head in every if head.layer == layers[0]})
         raise InputError(
             f"heads: no head {missing[0]}; there is cross-attention in layer "
             f"{', '.join(map(str, layers))}, there with {count} heads, from 0."
         )
-
-
-def _check_alike(sentences: Sequence[WordWeights]) -> None:
-    """Raise an InputError where sentences come from models of other heads."""
-    for number, sentence in enumerate(sentences):
-        if sentence.heads != sentences[0].heads:
+    for sentence in sentences:
+        if sentence.heads != every:
             raise InputError(
-                f"align: trace {number + 1} has {len(sentence.heads)} heads of cross-attention, "
-                f"the first {len(sentences[0].heads)}. Give traces of one model, of all layers."
+                f"align: a trace has {len(sentence.heads)} heads of cross-attention, the first "
+                f"{len(every)}. Give traces of one model, of all layers."
             )

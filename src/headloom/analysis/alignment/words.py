@@ -12,20 +12,10 @@ import torch
 from torch import Tensor
 
 from headloom.analysis.heads.patterns import separators
+from headloom.analysis.weights import weights_of
 from headloom.errors import InputError
 from headloom.formats.tokens import each_once, shown
-from headloom.formats.trace import TraceData, TraceLayer
-
-__all__ = [
-    "STEPS",
-    "AligningHead",
-    "Step",
-    "WordParts",
-    "WordWeights",
-    "parts_by_offsets",
-    "parts_by_tokens",
-    "word_weights",
-]
+from headloom.formats.trace import TraceData
 
 #: Which query stands for a target token: that which is made from it, and so reads it, or the one
 #: before, which writes it.
@@ -93,11 +83,6 @@ class WordWeights:
     heads: tuple[AligningHead, ...]
     source: list[str]
     target: list[str]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """How many words the source and the target have."""
-        return len(self.source), len(self.target)
 
     def of(self, places: Sequence[int]) -> WordWeights:
         """Some of the heads, by their places."""
@@ -187,7 +172,7 @@ def word_weights(
         source, target: the words; None: as the tokens are spelled.
         steps: "read", "write", or both, for each head one after the other.
 
-    Raises: InputError: no cross-attention, a source that is no text, edges that were cut off.
+    Raises: InputError: no cross-attention, or no exact weights.
 
     Source: Clark et al. 2019, section 4.1 (sum over the pieces that are looked at, mean over those
     that look); Chen et al. 2020, "Accurate Word Alignment Induction from Neural Machine
@@ -199,12 +184,6 @@ def word_weights(
         raise InputError(
             "align: the trace has no cross-attention, where a target looks at its source. Give "
             "traces of an encoder-decoder."
-        )
-    known = trace.positions.get(layers[0].keys_from, {})
-    if "seconds" in known or "rows" in known:
-        raise InputError(
-            f"align: the source is no text but {len(layers[0].key_tokens)} places of a sound or an "
-            "image, which have no words. Give traces of a translator."
         )
 
     def parts_of(name: str) -> WordParts:
@@ -221,22 +200,8 @@ def word_weights(
     parts: list[Tensor] = []
     heads: list[AligningHead] = []
     for number, layer in zip(crossing, layers, strict=True):
-        looked_at = _weights_of(layer) @ columns
+        looked_at = weights_of(layer, exact=True).dense().float() @ columns
         for step in steps:
             parts.append(rows_of[step] @ looked_at)
             heads += [AligningHead(number, head, step) for head in range(layer.heads)]
     return WordWeights(torch.cat(parts), tuple(heads), source.words, target.words)
-
-
-def _weights_of(layer: TraceLayer) -> Tensor:
-    """The weights of a layer, (heads, queries, keys)."""
-    if layer.data.keeps_every_edge:
-        return layer.graph.dense().float()
-    matrix = layer.normalised_matrix
-    if matrix is None:
-        raise InputError(
-            f"align: layer {layer.name} keeps at most {layer.graph.k} edges of each query and "
-            f"no exact weights: {layer.no_matrix}. Trace with keep=headloom.All(), or keep queries "
-            "and keys."
-        )
-    return matrix.dense().float()
