@@ -181,10 +181,10 @@ def test_bad_input(layer_class: Any) -> None:
     cases: list[tuple[Any, str]] = [
         (lambda: layer(x, torch.tensor([[4], [0]])), "an edge has the source 4; there are 4 such"),
         (lambda: layer(x, torch.tensor([[0], [-1]])), "an edge has the target -1"),
-        (lambda: layer(x, zeros(3, 2, dtype=torch.int64)), r"edge_index is torch\.int64 of shape"),
-        (lambda: layer(x, EDGES.float()), r"edge_index is torch\.float32 of shape \(2, 4\)"),
+        (lambda: layer(x, zeros(3, 2, dtype=torch.int64)), r"edge_index is a tensor \(3, 2\)"),
+        (lambda: layer(x, EDGES.float()), "expected a tensor of int64"),
         (lambda: layer(x, torch.eye(4).to_sparse()), r"\(2, edges\), sources over targets"),
-        (lambda: layer(x, EDGES.tolist()), "edge_index is list"),
+        (lambda: layer(x, EDGES.tolist()), "edge_index is a list"),
         (lambda: layer(x[0], EDGES), r"x is \(8\)"),
         (lambda: layer(x.long(), EDGES), r"as from x\.float\(\)"),
         (lambda: layer_class((8, 6), 2)((x, x), EDGES), r"expected \(rows, 6\)"),
@@ -193,7 +193,6 @@ def test_bad_input(layer_class: Any) -> None:
         (lambda: layer_class(8, 2, heads=0), "1 or more"),
         (lambda: with_features(x, EDGES, zeros(3, 2)), "there are 4 edges"),
         (lambda: with_features(x, EDGES, zeros(4, 3)), r"expected \(rows, 2\)"),
-        (lambda: headloom.GATv2Conv(8, 2)(x, EDGES, zeros(4, 2)), "edge_dim="),
     ]
     for run, words in cases:
         with pytest.raises(headloom.InputError, match=words):

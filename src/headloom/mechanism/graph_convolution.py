@@ -40,25 +40,20 @@ class GraphLayer(nn.Module):
         self,
         in_channels: int | tuple[int, int],
         out_channels: int,
-        heads: int,
-        concat: bool,
-        negative_slope: float,
-        dropout: float,
-        add_self_loops: bool,
-        edge_dim: int | None,
-        fill_value: float | str,
-        bias: bool,
-        residual: bool,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | str = "mean",
+        bias: bool = True,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         name = type(self).__name__
         both = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
-        widths = [whole_number(name, "in_channels", width, 1) for width in both]
-        if len(widths) != 2:
-            raise InputError(
-                f"{name}: in_channels={in_words(in_channels)}; expected the width of the nodes' "
-                "features, or a pair, of sources and of targets."
-            )
+        sources, targets = (whole_number(name, "in_channels", width, 1) for width in both)
         if not 0 <= finite_number(name, "dropout", dropout) <= 1:
             raise InputError(f"{name}: dropout={in_words(dropout)}; expected 0 to 1.")
         if isinstance(fill_value, str) and fill_value not in _COMBINED:
@@ -71,15 +66,27 @@ class GraphLayer(nn.Module):
         self.in_channels, self.concat, self.dropout = in_channels, concat, dropout
         self.negative_slope = finite_number(name, "negative_slope", negative_slope)
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
-        self.widths, self.residual = (widths[0], widths[1]), residual
+        self.widths, self.residual = (sources, targets), residual
         total = out_channels * (heads if concat else 1)
         self.lin_edge: nn.Linear | None = None
         if edge_dim is not None:
             width = whole_number(name, "edge_dim", edge_dim, 1)
             self.lin_edge = nn.Linear(width, heads * out_channels, bias=False)
-        self.res = nn.Linear(widths[1], total, bias=False) if residual else None
+        self.res = nn.Linear(targets, total, bias=False) if residual else None
         self.bias = nn.Parameter(torch.empty(total)) if bias else None
         self.observer: GraphObserver | None = None
+        self._make(heads * out_channels)
+        self.reset_parameters()
+
+    @abstractmethod
+    def _make(self, wide: int) -> None:
+        """Add the learned matrices and vectors of this kind of layer."""
+
+    @abstractmethod
+    def _call(
+        self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
+    ) -> NeighbourCall:
+        """The call of attention, without dropout; features: of the edges."""
 
     def __getstate__(self) -> dict[str, object]:
         """What a copy takes along, also a pickled one: nobody watches it."""
@@ -94,34 +101,42 @@ class GraphLayer(nn.Module):
                 bound = math.sqrt(6.0 / (parameter.shape[-2] + parameter.shape[-1]))
                 nn.init.uniform_(parameter, -bound, bound)
 
-    @abstractmethod
-    def _call(
-        self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
-    ) -> NeighbourCall:
-        """The call of attention, of projected nodes, without dropout."""
-
-    @abstractmethod
-    def _projected(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Sources and targets, (nodes, heads, out_channels) each."""
-
-    def _heads_of(self, linear: nn.Linear, rows: Tensor) -> Tensor:
+    def _by_head(self, linear: nn.Linear, rows: Tensor) -> Tensor:
         """A linear map of nodes or edges, (rows, heads, out_channels)."""
         (projected,) = linear_maps(rows, [linear])
         return projected.view(len(rows), self.heads, self.out_channels)
 
-    def _run(
-        self, x: Nodes, edge_index: Tensor, edge_attr: Tensor | None, with_weights: bool
+    def forward(
+        self,
+        x: Nodes,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The nodes' new features.
+
+        Args:
+            x: (nodes, in_channels), or those of sources and of targets.
+            edge_index: integers (2, edges), sources over targets.
+            edge_attr: (edges, edge_dim), or (edges,).
+            return_attention_weights: whether edges and weights are wanted too.
+
+        Returns: (targets, heads * out_channels), or (targets, out_channels); and, if asked,
+            (edges, weights), with weights (edges, heads) after dropout.
+
+        Raises: InputError: an edge to a node that is not there. ShapeError: features of another
+            number of rows.
+        """
         name = type(self).__name__
         of_sources, of_targets = (x, x) if isinstance(x, Tensor) else x
         check_features(name, "x", of_sources, self.widths[0])
         check_features(name, "x", of_targets, self.widths[1])
-        edge_index, edge_attr = self._checked_edges(edge_index, edge_attr)
+        edge_attr = self._checked_edges(edge_index, edge_attr)
         if self.add_self_loops:
             nodes = min(len(of_sources), len(of_targets))
             edge_index, edge_attr = _with_self_loops(edge_index, edge_attr, self.fill_value, nodes)
         edges = Edges.of_index(edge_index, len(of_targets), len(of_sources))
-        call = self._call(edges, *self._projected(of_sources, of_targets), edge_attr)
+        call = self._call(edges, of_sources, of_targets, edge_attr)
         if self.observer is not None:
             self.observer(self, call, of_sources is of_targets)
         call = call.with_dropout(self.dropout if self.training else 0.0)
@@ -131,34 +146,32 @@ class GraphLayer(nn.Module):
             output = output + linear_maps(of_targets, [self.res])[0]
         if self.bias is not None:
             output = output + self.bias
-        return (output, (edge_index, neighbour_weights(call))) if with_weights else output
+        return (
+            (output, (edge_index, neighbour_weights(call))) if return_attention_weights else output
+        )
 
-    def _checked_edges(
-        self, edge_index: Tensor, edge_attr: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        name = type(self).__name__
-        kinds = (torch.int64, torch.int32)
+    def _checked_edges(self, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor | None:
+        """The features of edges, (edges, features), where they have some."""
+        name, kinds = type(self).__name__, (torch.int64, torch.int32)
         if (
             not isinstance(edge_index, Tensor)
             or edge_index.layout != torch.strided
             or (edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype not in kinds)
         ):
             raise InputError(
-                f"{name}: the edge_index is {_in_short(edge_index)}; expected a tensor of int64, "
+                f"{name}: the edge_index is {in_words(edge_index)}; expected a tensor of int64, "
                 "(2, edges), sources over targets."
             )
-        if self.edge_dim is None:
-            return edge_index, None
-        if edge_attr is not None:
-            flat = isinstance(edge_attr, Tensor) and edge_attr.ndim == 1
-            edge_attr = edge_attr[:, None] if flat else edge_attr
-            check_features(name, "edge_attr", edge_attr, self.edge_dim)
-            if len(edge_attr) != edge_index.shape[1]:
-                raise ShapeError(
-                    f"{name}: edge_attr is {describe(edge_attr)}, there are "
-                    f"{edge_index.shape[1]} edges. Give a row for each edge."
-                )
-        return edge_index, edge_attr
+        if self.edge_dim is None or edge_attr is None:
+            return None
+        edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 else edge_attr
+        check_features(name, "edge_attr", edge_attr, self.edge_dim)
+        if len(edge_attr) != edge_index.shape[1]:
+            raise ShapeError(
+                f"{name}: edge_attr is {describe(edge_attr)}, there are {edge_index.shape[1]} "
+                "edges. Give a row for each edge."
+            )
+        return edge_attr
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
@@ -168,60 +181,18 @@ class GraphObserver(Protocol):
     """Who watches graph layers."""
 
     def __call__(self, layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
-        """Receive one call of a layer.
-
-        of_one: whether the nodes that look are those that are looked at.
-        """
+        """Receive one call of a layer; of_one: whether its sources are its targets."""
 
 
 def check_features(name: str, what: str, features: object, width: int) -> None:
     """Raise where features are no floating-point rows of a width."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         raise InputError(
-            f"{name}: {what} is {_in_short(features)}; expected a tensor of real numbers, as from "
+            f"{name}: {what} is {in_words(features)}; expected a tensor of real numbers, as from "
             f"{what}.float()."
         )
     if features.ndim != 2 or features.shape[1] != width:
         raise ShapeError(f"{name}: {what} is {describe(features)}; expected (rows, {width}).")
-
-
-def _in_short(given: object) -> str:
-    if not isinstance(given, Tensor):
-        return type(given).__name__
-    return f"{given.dtype} of shape {describe(given)}"
-
-
-def _with_self_loops(
-    edge_index: Tensor, features: Tensor | None, fill: float | str, nodes: int
-) -> tuple[Tensor, Tensor | None]:
-    """Exactly one self-loop for each of the first `nodes` nodes, after all other edges.
-
-    Args:
-        edge_index: (2, edges), sources over targets; its own self-loops are left out.
-        features: (edges, features) or None.
-        fill: features of self-loops: a number, or how those of the edges to a node are combined.
-        nodes: how many get one.
-
-    >>> _with_self_loops(torch.tensor([[0, 1, 1], [1, 1, 0]]), None, "mean", 2)[0]
-    tensor([[0, 1, 0, 1],
-            [1, 0, 0, 1]])
-    """
-    others = edge_index[0] != edge_index[1]
-    edge_index = edge_index[:, others]
-    loops = torch.arange(nodes, dtype=edge_index.dtype, device=edge_index.device).expand(2, -1)
-    joined = torch.cat((edge_index, loops), 1)
-    if features is None:
-        return joined, None
-    features = features[others]
-    # The empty product is 1, everything else that is empty 0.
-    empty = float(fill == "mul") if isinstance(fill, str) else fill
-    filled = features.new_full((nodes, features.shape[1]), empty)
-    if isinstance(fill, str):
-        inside = edge_index[1] < nodes
-        places = edge_index[1][inside].long()[:, None].expand(-1, features.shape[1])
-        how = _COMBINED[fill]
-        filled = filled.scatter_reduce(0, places, features[inside], how, include_self=False)
-    return joined, torch.cat((features, filled))
 
 
 class GATConv(GraphLayer):
@@ -251,81 +222,36 @@ class GATConv(GraphLayer):
     torch.Size([3, 8])
     """
 
-    def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        heads: int = 1,
-        concat: bool = True,
-        negative_slope: float = 0.2,
-        dropout: float = 0.0,
-        add_self_loops: bool = True,
-        edge_dim: int | None = None,
-        fill_value: float | str = "mean",
-        bias: bool = True,
-        residual: bool = False,
-    ) -> None:
-        super().__init__(
-            in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops,
-            edge_dim, fill_value, bias, residual,
-        )  # fmt: skip
-        wide = heads * out_channels
+    def _make(self, wide: int) -> None:
         self.lin: nn.Linear | None = None
         self.lin_src: nn.Linear | None = None
         self.lin_dst: nn.Linear | None = None
-        if isinstance(in_channels, int):
-            self.lin = nn.Linear(in_channels, wide, bias=False)
+        if isinstance(self.in_channels, int):
+            self.lin = nn.Linear(self.in_channels, wide, bias=False)
         else:
             self.lin_src, self.lin_dst = (nn.Linear(w, wide, bias=False) for w in self.widths)
-        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
-        edge = None if edge_dim is None else nn.Parameter(torch.empty(1, heads, out_channels))
-        self.att_edge = edge
-        self.reset_parameters()
-
-    def forward(
-        self,
-        x: Nodes,
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        return_attention_weights: bool | None = None,
-    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The nodes' new features.
-
-        Args:
-            x: (nodes, in_channels), or those of sources and of targets.
-            edge_index: integers (2, edges), sources over targets.
-            edge_attr: (edges, edge_dim), or (edges,).
-            return_attention_weights: whether edges and weights are wanted too.
-
-        Returns: (targets, heads * out_channels), or (targets, out_channels); and, if asked,
-            (edges, weights), with weights (edges, heads) after dropout.
-
-        Raises: InputError: an edge to a node that is not there. ShapeError: features of another
-            number of rows.
-        """
-        return self._run(x, edge_index, edge_attr, bool(return_attention_weights))
-
-    def _projected(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        of_sources, of_targets = self.lin or self.lin_src, self.lin or self.lin_dst
-        assert of_sources is not None and of_targets is not None
-        projected = self._heads_of(of_sources, sources)
-        if targets is sources and of_targets is of_sources:
-            return projected, projected
-        return projected, self._heads_of(of_targets, targets)
+        shape = (1, self.heads, self.out_channels)
+        self.att_src = nn.Parameter(torch.empty(shape))
+        self.att_dst = nn.Parameter(torch.empty(shape))
+        self.att_edge = None if self.edge_dim is None else nn.Parameter(torch.empty(shape))
 
     def _call(
         self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
     ) -> NeighbourCall:
+        of_sources, of_targets = self.lin or self.lin_src, self.lin or self.lin_dst
+        assert of_sources is not None and of_targets is not None
+        values = looking = self._by_head(of_sources, sources)
+        if targets is not sources or of_targets is not of_sources:
+            looking = self._by_head(of_targets, targets)
         edge_terms = None
         if features is not None and self.lin_edge is not None and self.att_edge is not None:
-            edge_terms = features @ (self.lin_edge.weight.T @ _by_head(self.att_edge))
+            edge_terms = features @ (self.lin_edge.weight.T @ _blocks(self.att_edge))
         return NeighbourCall(
             edges,
             NeighbourScore.ADDITIVE,
-            sources,
-            target_terms=targets.flatten(1) @ _by_head(self.att_dst),
-            source_terms=sources.flatten(1) @ _by_head(self.att_src),
+            values,
+            target_terms=looking.flatten(1) @ _blocks(self.att_dst),
+            source_terms=values.flatten(1) @ _blocks(self.att_src),
             edge_terms=edge_terms,
             slope=self.negative_slope,
         )
@@ -357,56 +283,70 @@ class GATv2Conv(GraphLayer):
         share_weights: bool = False,
         residual: bool = False,
     ) -> None:
+        self.share_weights = share_weights
         super().__init__(
             in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops,
             edge_dim, fill_value, bias, residual,
         )  # fmt: skip
-        self.share_weights, wide = share_weights, heads * out_channels
+
+    def _make(self, wide: int) -> None:
+        bias = self.bias is not None
         self.lin_l = nn.Linear(self.widths[0], wide, bias)
-        self.lin_r = self.lin_l if share_weights else nn.Linear(self.widths[1], wide, bias)
-        self.att = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.reset_parameters()
-
-    def forward(
-        self,
-        x: Nodes,
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        return_attention_weights: bool | None = None,
-    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The nodes' new features; see `GATConv.forward`."""
-        if edge_attr is not None and self.lin_edge is None:
-            raise InputError(
-                "GATv2Conv: edge_attr is given to a layer of edges without features. Give "
-                "edge_dim= when the layer is made."
-            )
-        return self._run(x, edge_index, edge_attr, bool(return_attention_weights))
-
-    def _projected(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        projected = self._heads_of(self.lin_l, sources)
-        if targets is sources and self.share_weights:
-            return projected, projected
-        return projected, self._heads_of(self.lin_r, targets)
+        self.lin_r = self.lin_l if self.share_weights else nn.Linear(self.widths[1], wide, bias)
+        self.att = nn.Parameter(torch.empty(1, self.heads, self.out_channels))
 
     def _call(
         self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
     ) -> NeighbourCall:
+        values = looking = self._by_head(self.lin_l, sources)
+        if targets is not sources or not self.share_weights:
+            looking = self._by_head(self.lin_r, targets)
         rows = None
         if features is not None and self.lin_edge is not None:
-            rows = self._heads_of(self.lin_edge, features)
+            rows = self._by_head(self.lin_edge, features)
         return NeighbourCall(
             edges,
             NeighbourScore.VECTOR,
-            sources,
-            queries=targets,
-            keys=sources,
+            values,
+            queries=looking,
+            keys=values,
             vector=self.att[0],
             edge_rows=rows,
             slope=self.negative_slope,
         )
 
 
-def _by_head(vector: Tensor) -> Tensor:
+def _blocks(vector: Tensor) -> Tensor:
     """A vector for each head, (1, heads, depth), as a matrix (heads * depth, heads)."""
     heads = vector.shape[1]
     return (vector[0, :, :, None] * torch.eye(heads).to(vector)[:, None]).flatten(0, 1)
+
+
+def _with_self_loops(
+    edge_index: Tensor, features: Tensor | None, fill: float | str, nodes: int
+) -> tuple[Tensor, Tensor | None]:
+    """Exactly one self-loop for each of the first `nodes` nodes, after all other edges.
+
+    Its own self-loops are left out. fill: features of self-loops: a number, or how those of the
+    edges to a node are combined.
+
+    >>> _with_self_loops(torch.tensor([[0, 1, 1], [1, 1, 0]]), None, "mean", 2)[0]
+    tensor([[0, 1, 0, 1],
+            [1, 0, 0, 1]])
+    """
+    others = edge_index[0] != edge_index[1]
+    edge_index = edge_index[:, others]
+    loops = torch.arange(nodes, dtype=edge_index.dtype, device=edge_index.device).expand(2, -1)
+    joined = torch.cat((edge_index, loops), 1)
+    if features is None:
+        return joined, None
+    features = features[others]
+    # The empty product is 1, everything else that is empty 0.
+    empty = float(fill == "mul") if isinstance(fill, str) else fill
+    filled = features.new_full((nodes, features.shape[1]), empty)
+    if isinstance(fill, str):
+        inside = edge_index[1] < nodes
+        places = edge_index[1][inside].long()[:, None].expand(-1, features.shape[1])
+        how = _COMBINED[fill]
+        filled = filled.scatter_reduce(0, places, features[inside], how, include_self=False)
+    return joined, torch.cat((features, filled))

@@ -28,7 +28,7 @@ from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.mask import Mask
 from headloom.mechanism.masks import ends_before
 from headloom.mechanism.positions import ALiBi, Buckets, Relative, Shaw, alibi_slopes, check_buckets
-from headloom.mechanism.rotary import RotaryScaling, checked_base, checked_scaling, rotary
+from headloom.mechanism.rotary import RotaryScaling, checked_scaling, rotary
 from headloom.mechanism.shapes import chosen, describe, finite_number, in_words, whole_number
 
 WeightsKind = Literal["learned", "uniform"]
@@ -145,9 +145,9 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         super().__init__(heads, kv_heads, kind, relative)
         self.width, self.source_width, self.depth = width, source_width, depth
         self.dropout = finite_number(name, "dropout", dropout, 0, 1)
-        self.rotary_base = checked_base(name, positions.rotary_base)
-        checked_scaling(name, positions.rotary_scaling, self.rotary_base)
-        self.rotary_scaling, self.max_distance = positions.rotary_scaling, positions.max_distance
+        checked_scaling(name, positions.rotary_scaling, positions.rotary_base)
+        self.rotary_base, self.rotary_scaling = positions.rotary_base, positions.rotary_scaling
+        self.max_distance = positions.max_distance
         self.scale = 0.0 if weights == "uniform" else None
         self.w_q = nn.Linear(width, heads * self.depth, bias)
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)

@@ -48,8 +48,8 @@ class Relative(ABC):
     """Relative positions as `headloom.attention` takes them: what they add to scores and output.
 
     A new kind is a frozen dataclass with an `offset`. One whose scores take a bias by distance
-    derives from `DistanceBias` and says the bias of a distance, and of one head; the kernels, the
-    weight matrix and traces then know it. Any other overrides what it adds.
+    derives from `DistanceBias` and says the bias of a distance; the kernels, the weight matrix and
+    traces then know it. Any other overrides what it adds.
     """
 
     offset: int
@@ -79,10 +79,8 @@ class Relative(ABC):
         """
         return None
 
-    @property
-    def only_bias(self) -> bool:
-        """Whether a bias by distance is all they add: `by_distance` then gives it."""
-        return False
+    #: Whether a bias by distance is all they add: `by_distance` then gives it.
+    only_bias: ClassVar[bool] = False
 
     def by_distance(self, queries: int, keys: int) -> ByDistance | None:
         """All they add, as a bias for each distance; None: it depends on more than the distance."""
@@ -99,7 +97,7 @@ class Relative(ABC):
         """
         if self.only_bias:
             return self
-        raise self._says_not("in_scores")
+        raise InputError(f"{type(self).__name__}: it has no in_scores, which a matrix asks for.")
 
     def moved(self, by: int) -> Self:
         """The same for queries whose positions are so many higher."""
@@ -110,13 +108,7 @@ class Relative(ABC):
 
         Raises: InputError: they say nothing of it.
         """
-        raise self._says_not("of_head")
-
-    def _says_not(self, method: str) -> InputError:
-        name = type(self).__name__
-        return InputError(
-            f"{name}: it has no {method}, which a matrix asks for. Write {name}.{method}."
-        )
+        raise InputError(f"{type(self).__name__}: it has no of_head, which a matrix asks for.")
 
 
 class DistanceBias(Relative):
@@ -126,6 +118,7 @@ class DistanceBias(Relative):
         the distance, which multiplies the number's gradient.
     """
 
+    only_bias = True
     looked_up: ClassVar[bool] = False
 
     @abstractmethod
@@ -134,10 +127,6 @@ class DistanceBias(Relative):
 
     def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
         return self.bias_of(distances(rows, keys, self.offset, device))
-
-    @property
-    def only_bias(self) -> bool:
-        return True
 
     def by_distance(self, queries: int, keys: int) -> ByDistance:
         # In the order of the keys, the last query sees distances from 1 - queries on.
@@ -303,11 +292,9 @@ class Shaw(Relative):
         tables = [("key", self.key_table, depth)]
         if self.value_table is not None:
             tables.append(("value", self.value_table, value_depth))
-        for name, table, _ in tables:
-            real_tensor("Shaw", f"the {name} table", table)
         for name, table, expected in tables:
             if (
-                table.ndim not in (2, 3)
+                real_tensor("Shaw", f"the {name} table", table).ndim not in (2, 3)
                 or table.shape[-1] != expected
                 or table.shape[-2] % 2 == 0
                 or table.shape[-2] != self.key_table.shape[-2]

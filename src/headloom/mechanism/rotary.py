@@ -201,7 +201,6 @@ def rotary(
         )
     if type(offset) is not int:  # a program that is compiled for any offset has no number yet
         offset = whole_number("rotary", "offset", offset)
-    base = checked_base("rotary", base)
     checked_scaling("rotary", scaling, base)
     if tensor.ndim < 2:
         raise ShapeError(
@@ -228,7 +227,7 @@ def rotary(
 def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | None) -> Tensor:
     """All coordinates turned, the two halves paired."""
     depth = tensor.shape[-1]
-    if serves(tensor, offset):
+    if _kernel_serves(tensor, offset):
         # As many positions have their angles computed at once: a power of two, 64 or more.
         length = 1 << max(offset + tensor.shape[2] - 1, 63).bit_length()
         cosines, sines = _table(depth, base, scaling, length)
@@ -236,11 +235,8 @@ def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | N
     # Angles of far positions need more digits than float32 has.
     device = torch.device("cpu") if without_float64(tensor.device) else tensor.device
     position = torch.arange(tensor.shape[-2], device=device, dtype=torch.float64) + offset
-    cos, sin = (
-        part.to(tensor.dtype).to(tensor.device)
-        for part in _turns(position, rotary_frequencies(depth, base, scaling), scaling)
-    )
-    return turn(tensor, cos, sin)
+    cosines, sines = _angles(position, depth, base, scaling)
+    return _turn(tensor, *(part.to(tensor.dtype).to(tensor.device) for part in (cosines, sines)))
 
 
 @lru_cache(maxsize=8)
@@ -249,30 +245,24 @@ def _table(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles of positions 0 to ``length``, (length, depth / 2) each."""
     position = torch.arange(length, dtype=torch.float64, device="cpu")
-    cos, sin = _turns(position, rotary_frequencies(depth, base, scaling), scaling)
-    return cos.float(), sin.float()
+    cosines, sines = _angles(position, depth, base, scaling)
+    return cosines.float(), sines.float()
 
 
-def _turns(
-    position: Tensor, frequency: Tensor, scaling: RotaryScaling | None
+def _angles(
+    position: Tensor, depth: int, base: float, scaling: RotaryScaling | None
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of ``position * frequency``, times what the scaling multiplies by."""
-    angle = position[:, None] * frequency.to(position.device)
-    cos, sin = angle.cos(), angle.sin()
-    return (cos, sin) if scaling is None else (cos * scaling.size, sin * scaling.size)
-
-
-def checked_base(operation: str, base: float) -> float:
-    """What the wavelengths of positions are powers of; an InputError where it is not above 0."""
-    base = finite_number(operation, "base", base)
-    if base <= 0:
-        raise InputError(f"{operation}: base={base:g}; expected a number above 0, as 10,000.")
-    return base
+    """Cosines and sines of the angles of positions, times what the scaling multiplies by."""
+    angle = position[:, None] * rotary_frequencies(depth, base, scaling).to(position.device)
+    size = 1.0 if scaling is None else scaling.size
+    return angle.cos() * size, angle.sin() * size
 
 
 def checked_scaling(operation: str, scaling: object, base: float) -> None:
-    """Raise an InputError where this slows no turns of that base down."""
-    if scaling is not None and not isinstance(scaling, RotaryScaling):
+    """Raise an InputError where the base is not above 0, or this slows no turns of it down."""
+    if finite_number(operation, "base", base) <= 0:
+        raise InputError(f"{operation}: base={base:g}; expected a number above 0, as 10,000.")
+    if not isinstance(scaling, RotaryScaling | None):
         raise InputError(
             f"{operation}: scaling is a {type(scaling).__name__}; expected a headloom."
             'RotaryScaling, as headloom.RotaryScaling("linear", 4).'
@@ -288,8 +278,7 @@ def checked_scaling(operation: str, scaling: object, base: float) -> None:
 ANGLES_KEPT = 2**17
 
 
-def serves(tensor: Tensor, offset: int) -> bool:
-    """Whether `rotary` takes these queries or keys."""
+def _kernel_serves(tensor: Tensor, offset: int) -> bool:
     return (
         kernels is not None
         and tensor.ndim == 4
@@ -301,13 +290,8 @@ def serves(tensor: Tensor, offset: int) -> bool:
     )
 
 
-def turn(tensor: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Each pair of coordinates (x_i, x_{i + depth/2}) turned by its angle, in torch's operations.
-
-    Args:
-        tensor: (..., positions, depth).
-        cosines, sines: of the angles, (positions, depth / 2).
-    """
+def _turn(tensor: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Each pair of coordinates (x_i, x_{i + depth/2}) turned by its angle, in torch."""
     first, second = tensor.chunk(2, -1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
 
@@ -334,7 +318,7 @@ class _Rotary(torch.autograd.Function):
         if not batched((by_output,)):
             return _rotary(by_output, cosines, sines, back), None, None, None
         length = by_output.shape[2]
-        turned = turn(by_output, cosines[:length], -sines[:length] if back else sines[:length])
+        turned = _turn(by_output, cosines[:length], -sines[:length] if back else sines[:length])
         return turned, None, None, None
 
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,13 +21,10 @@ from torch.nn import Parameter
 
 from headloom.mechanism.mask import Mask
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-def constant_when_compiled(
-    function: Callable[_Arguments, _Result],
-) -> Callable[_Arguments, _Result]:
+def constant_when_compiled(function: _Function) -> _Function:
     """A function that the compiler calls instead of reading: a program has its result for good.
 
     That is what torch.compiler.assume_constant_result does, which loads the compiler, in seconds.
@@ -65,25 +62,15 @@ def _has_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 
 
-class _HasQueries(Protocol):
-    @property
-    def queries(self) -> Tensor: ...
-
-
-_Call = TypeVar("_Call", bound=_HasQueries)
-
-
-def in_own_types(
-    function: Callable[Concatenate[_Call, _Arguments], _Result],
-) -> Callable[Concatenate[_Call, _Arguments], _Result]:
+def in_own_types(function: _Function) -> _Function:
     """A function of a call whose operations torch.autocast does not change."""
 
     @wraps(function)
-    def exact(call: _Call, /, *arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+    def exact(call: Any, *arguments: object) -> object:
         with without_autocast(call.queries.device):
-            return function(call, *arguments, **options)
+            return function(call, *arguments)
 
-    return exact
+    return cast(_Function, exact)
 
 
 #: The instruction set whose kernels run, by name; the widest that the processor has if empty.

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from types import UnionType
 from typing import Any, get_type_hints
 
@@ -39,7 +38,7 @@ from headloom.mechanism.backends.compiled import (
 )
 from headloom.mechanism.backends.native_gradients import Gradients, Saved, by_formulas, gradients
 from headloom.mechanism.backends.native_request import prepare
-from headloom.mechanism.call import CONSTANT, NAMES, PER_ROW, AttentionCall, Results, graph_of
+from headloom.mechanism.call import CONSTANT, NAMES, AttentionCall, Results, graph_of
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.positions import DistanceBias
 from headloom.mechanism.shapes import Output
@@ -53,7 +52,6 @@ ROUNDS_WEIGHTS = chosen_instruction_set() in ("avx512_bf16", "amx")
 KERNEL_NAMES = (*NAMES, "exact_output")
 #: How many fields of a call are tensors; then come its numbers.
 TENSORS, FIELDS = 11, len(NativeCall._fields)
-LAST_QUERIES = NativeCall._fields.index("last_queries")
 
 Tensors = tuple[Tensor | None, ...]
 #: The fields of a call, one after the other, then `kept`, `received` and `learns`.
@@ -63,14 +61,11 @@ Arguments = Sequence[Any]
 def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Results:
     """Run the forward kernel.
 
-    Args:
-        native: the call.
-        kept: places for a row's edges, the ones past the last empty; -1 for the output alone.
-        received: whether to sum what each key receives, from the last queries too if the call
-            has such.
-        learns: whether a backward pass may follow, which needs lse and, where the output is
-            rounded, the output before that: an error of dO . O does not cancel in a row's sums,
-            and grows with the distances or keys that these multiply.
+    kept: places for a row's edges, the ones past the last empty; -1 for the output alone.
+    received: whether to sum what each key receives, from the last queries too if the call has such.
+    learns: whether a backward pass may follow, which needs lse and, where the output is rounded,
+        the output before that: an error of dO . O does not cancel in a row's sums, and grows with
+        the distances or keys that these multiply.
     """
     queries, depth = native.queries, native.values.shape[3]
     # (The types are the kernels', whatever torch's default is; empty_like takes half of the time of
@@ -118,37 +113,17 @@ def _threads(native: NativeCall) -> int:
     return threads
 
 
-# What follows gives the results in the order of KERNEL_NAMES.
-
-
-#: Names of the results of a call: by whether it keeps a graph, sums what keys receive, and what
-#: they receive from the last queries.
-ASKED = {
-    (graph, received, last): frozenset(
-        (
-            *(PER_ROW if graph else ("output", "lse")),
-            *("exact_output", *(NAMES[-3:-1] if received else ())),
-            *(NAMES[-1:] if received and last else ()),
-        )
-    )
-    for graph, received, last in product((False, True), repeat=3)
-}
-
-
-def results_of(arguments: Arguments, tensors: Tensors) -> Results:
-    """Those of some results that were asked for; a compiled program has empty ones too."""
-    last = arguments[LAST_QUERIES]
-    kept, received, _ = arguments[FIELDS:]
-    asked = ASKED[kept >= 0, received, last > 0]
+def results_of(tensors: Tensors) -> Results:
+    """Results in the order of KERNEL_NAMES by name; compiled programs have empty ones, left out."""
     pairs = zip(KERNEL_NAMES, tensors, strict=True)
-    return {name: tensor for name, tensor in pairs if tensor is not None and name in asked}
+    return {name: tensor for name, tensor in pairs if tensor is not None and tensor.ndim > 1}
 
 
 def keep(ctx: Any, inputs: Arguments, output: Tensors) -> None:
     """Keep what the backward pass needs."""
     ctx.set_materialize_grads(False)
     ctx.arguments = (*[None] * TENSORS, *inputs[TENSORS:])
-    results = results_of(inputs, output)
+    results = results_of(output)
     constant = (results.get(name) for name in (*CONSTANT, "exact_output"))
     ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
     exact = inputs[0].dtype == torch.bfloat16 and "exact_output" in results
@@ -165,7 +140,7 @@ def backward_pass(ctx: Any, by_result: Tensors, compute: Callable[..., Gradients
         need and tensor is not None
         for need, tensor in zip(ctx.needs_input_grad[:DIFFERENTIABLE], tensors, strict=False)
     ]
-    incoming = results_of(ctx.arguments, by_result)
+    incoming = results_of(by_result)
     native = NativeCall(*tensors[:TENSORS], *arguments[:-3])
     found = compute(native, Saved(*tensors[TENSORS:]), incoming, needs)
     return *found, *[None] * (len(ctx.arguments) - DIFFERENTIABLE)
@@ -229,7 +204,7 @@ def attend(call: AttentionCall, instruction_set: str = "") -> tuple[Output, Atte
     else:
         arguments = (*native, kept, received, learns)
         run = _operator if serves_compiled() else _attend
-        results = results_of(arguments, run(*arguments))
+        results = results_of(run(*arguments))
     output = results["output"]
     # (To convert to what a tensor has takes a microsecond, which short calls feel.)
     if output.dtype != call.queries.dtype:

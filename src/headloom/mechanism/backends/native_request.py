@@ -7,7 +7,7 @@ mask that is none of these is formed as bool cells, up to a size.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,22 +94,8 @@ def _why_mask_not_served(call: AttentionCall, mask: Mask) -> str | None:
     )
 
 
-class _Rules(TypedDict, total=False):
-    """Fields of a NativeCall that not every call has."""
-
-    bias: Tensor
-    offset_bias: Tensor
-    key_table: Tensor
-    value_table: Tensor | None
-    sinks: Tensor
-    key_range: Tensor
-    row_range: Tensor | None
-    allowed: Tensor
-    banded: bool
-    left: int
-    right: int
-    clip: int
-    relative_offset: int
+#: Fields of a NativeCall that not every call has.
+_Rules = dict[str, Any]
 
 
 def prepare(call: AttentionCall) -> NativeCall:

@@ -295,8 +295,7 @@ def attend(call: AttentionCall) -> tuple[Output, AttentionGraph]:
     """Output and attention graph, without edges if none are kept, of a call that is served."""
     asked, k, received = prepare(call), max(call.places, 0), call.received is not None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in asked.tensors):
-        arguments = (*asked, k, received, True)
-        results = native.results_of(arguments, _attend(*arguments))
+        results = native.results_of(_attend(*asked, k, received, True))
     else:
         results = forward_graph(asked, k, received)
     fill_places(results, k)
