@@ -63,33 +63,29 @@ class KeyValueCache:
 
         Raises: ShapeError: other sizes than the positions that it holds.
         """
-        old_keys, old_values = self.keys, self.values
-        if old_keys is not None and old_values is not None:
-            _check_sizes(old_keys, keys)
-            _check_sizes(old_values, values)
-            fit = all(
-                old.dtype == new.dtype and old.device == new.device
-                for old, new in ((old_keys, keys), (old_values, values))
-            )
+        if self.keys is not None and self.values is not None:
+            both = ((self.keys, keys), (self.values, values))
+            for old, new in both:
+                if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
+                    raise ShapeError(
+                        f"KeyValueCache: it holds {describe(old)} as (batch, heads, positions, "
+                        f"depth), and is given {describe(new)}. Begin a new cache, or reorder this "
+                        "one."
+                    )
+            fit = all(old.dtype == new.dtype and old.device == new.device for old, new in both)
             if kept or torch.is_grad_enabled() or not fit or keys.shape[2] != values.shape[2]:
-                keys = torch.cat((old_keys, keys), 2)
-                values = torch.cat((old_values, values), 2)
+                keys, values = torch.cat(both[0], 2), torch.cat(both[1], 2)
                 self._room = None
             else:
-                keys, values = self._written(old_keys, old_values, keys, values)
+                start, end = self.length, self.length + keys.shape[2]
+                room = self._own_room()
+                if room is None or room[0].shape[1] < end:
+                    room = (_roomier(self.keys, end), _roomier(self.values, end))
+                for part, new in zip(room, (keys, values), strict=True):
+                    part[:, start:end] = new.transpose(1, 2)
+                keys, values = self._use(room, end)
         self.keys, self.values = keys, values
         return keys, values
-
-    def _written(self, old_keys: Tensor, old_values: Tensor, keys: Tensor, values: Tensor) -> _Pair:
-        """New keys and values behind the old ones."""
-        start = old_keys.shape[2]
-        end = start + keys.shape[2]
-        room = self._own_room()
-        if room is None or room[0].shape[1] < end:
-            room = (_roomier(old_keys, end), _roomier(old_values, end))
-        for part, new in zip(room, (keys, values), strict=True):
-            part[:, start:end] = new.transpose(1, 2)
-        return self._use(room, end)
 
     def _use(self, room: _Pair, end: int) -> _Pair:
         """So many positions of a memory from now on."""
@@ -134,14 +130,6 @@ def _may_be_written(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch.is_inference_mode_enabled() or not tensor.is_inference()
-
-
-def _check_sizes(old: Tensor, new: Tensor) -> None:
-    if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
-        raise ShapeError(
-            f"KeyValueCache: it holds {describe(old)} as (batch, heads, positions, depth), and is "
-            f"given {describe(new)}. Begin a new cache, or reorder this one."
-        )
 
 
 def _roomier(tensor: Tensor, end: int) -> Tensor:

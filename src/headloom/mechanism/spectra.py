@@ -155,31 +155,21 @@ MEASURES = (
 Numbers = list[float | None]
 
 
-def _norms(matrix: Tensor | None, heads: int) -> Numbers:
-    """The Frobenius norm of each head's matrix; heads of a group share theirs."""
-    if matrix is None:
-        return [None] * heads
-    norms: Numbers = matrix.norm(dim=(1, 2)).repeat_interleave(heads // len(matrix)).tolist()
-    return norms
-
-
 def matrix_measures(
     matrices: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None, heads: int | None = None
 ) -> dict[str, Numbers]:
     """MEASURES of a layer's matrices.
 
-    Args:
-        matrices: those of MATRICES that are known, (heads, rows, columns); of a group that shares
-            W_K and W_V, (kv_heads, ...).
-        gradients: likewise, of the loss by each; None: there are none.
-        heads: of the layer; None: those of W_Q.
+    matrices: those of MATRICES that are known, (heads, rows, columns); of a group that shares
+        W_K and W_V, (kv_heads, ...). gradients: likewise, of the loss by each, if there are.
+    heads: of the layer; None: those of W_Q.
     """
     heads = len(matrices["W_Q"]) if heads is None else heads
-    gradients = {} if gradients is None else gradients
-    measures = {f"norm_{name}": _norms(matrices.get(name), heads) for name in MATRICES}
-    for name in MATRICES:
-        measures[f"gradient_norm_{name}"] = _norms(gradients.get(name), heads)
-    measures |= {name: [None] * heads for name in ("effective_rank", "symmetry", "directionality")}
+    measures: dict[str, Numbers] = {name: [None] * heads for name in MEASURES}
+    for prefix, parts in (("norm", matrices), ("gradient_norm", gradients or {})):
+        for name, matrix in parts.items():
+            norms = matrix.norm(dim=(1, 2)).repeat_interleave(heads // len(matrix))
+            measures[f"{prefix}_{name}"] = norms.tolist()
     if "W_Q" in matrices and "W_K" in matrices:
         queries, keys = matrices["W_Q"], _of_each_head(matrices["W_Q"], matrices["W_K"])
         measures["effective_rank"] = effective_rank(product_spectrum(queries, keys)).tolist()
