@@ -14,53 +14,13 @@ from torch.testing import assert_close
 import headloom
 from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
-from headloom.mechanism.reference import attention as reference
-from headloom.mechanism.reference.positions import bucket_bias
 
 LENGTH = 40
-
-
-def layer_of(kind: Any = "encoder", **options: Any) -> MultiHeadAttention:
-    """A layer in float64 whose table has large numbers, so that a mistake in it is seen."""
-    torch.manual_seed(0)
-    layer = MultiHeadAttention(12, 3, relative="buckets", kind=kind, **options).double()
-    nn.init.normal_(layer.bucket_table)
-    return layer
 
 
 def inputs_of(length: int = LENGTH, width: int = 12) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(2, length, width, dtype=torch.float64, generator=generator)
-
-
-@pytest.mark.parametrize(("kind", "ahead"), [("encoder", True), ("decoder", False)])
-def test_a_layer_is_the_formula(kind: str, ahead: bool) -> None:
-    """Row by row, with the bias of every cell by its bucket; also with a cache."""
-    layer, inputs = layer_of(kind, positions=PositionSizes(buckets=8, max_distance=20)), inputs_of()
-    bias = bucket_bias(
-        layer.bucket_table.detach(), LENGTH, LENGTH, bidirectional=ahead, max_distance=20
-    )
-    mask, allowed = None, torch.ones(LENGTH, LENGTH, dtype=torch.bool)
-    if not ahead:
-        mask, allowed = headloom.causal(), allowed.tril()
-    queries, keys, values = (
-        linear(inputs).view(2, LENGTH, 3, 4).transpose(1, 2)
-        for linear in (layer.w_q, layer.w_k, layer.w_v)
-    )
-    scores = (queries @ keys.mT) / math.sqrt(4) + bias
-    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
-    expected = layer.w_o((weights @ values).transpose(1, 2).flatten(-2))
-    assert_close(layer(inputs, mask=mask), expected, rtol=1e-9, atol=1e-9)
-    # The bias counts: without it the output is another.
-    assert not torch.allclose(reference.softmax(scores - bias) @ values, weights @ values)
-    if ahead:
-        return
-    cache = KeyValueCache()
-    steps = [
-        layer(part, mask=headloom.causal(offset=cache.length), cache=cache)
-        for part in (inputs[:, :25], inputs[:, 25:26], inputs[:, 26:])
-    ]
-    assert_close(torch.cat(steps, 1), expected, rtol=1e-9, atol=1e-9)
 
 
 def t5_of(kind: str, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -19,31 +20,51 @@ from headloom.mechanism.reference import scores as formulas
 from headloom.mechanism.reference.call import Attended, scores_of_heads
 from headloom.mechanism.reference.call import attend as reference_attend
 
-SCORES = (
-    "default",
-    "dot",
-    "bilinear",
-    "bilinear per head",
-    "bilinear symmetric",
-    "additive",
-    "graph attention",
-    "graph attention v2",
-)
 MASKS = (
-    "none",
-    "causal",
-    "window",
-    "lengths",
-    "left padding",
-    "neighbours",
-    "bool 2d",
-    "bool 3d",
-    "bool 4d",
-    "causal & padding",
-    "window | neighbours",
-    "nothing allowed",
-)
+    "none", "causal", "window", "lengths", "left padding", "neighbours", "bool 2d", "bool 3d",
+    "bool 4d", "causal & padding", "window | neighbours", "nothing allowed",
+)  # fmt: skip
 RELATIVES = ("none", "shaw", "shaw per head", "shaw keys only", "alibi", "buckets", "one-way")
+
+
+def scores(random: Any, heads: int, depth: int) -> dict[str, Callable[[], tuple[Any, Any]]]:
+    """Each score of headloom, and its formula for the queries and keys of a head."""
+
+    def bilinear(*shape: int) -> tuple[Any, Any]:
+        A = random(*shape, depth, depth)
+        own = A.double().expand(heads, depth, depth)
+        return headloom.Bilinear(A), lambda q, k, head: formulas.bilinear(q, k, own[head])
+
+    def symmetric() -> tuple[Any, Any]:
+        A = random(depth, depth)
+        score = headloom.Bilinear(A, symmetric=True)
+        return score, lambda q, k, head: formulas.symmetric_bilinear(q, k, A.double())
+
+    def additive() -> tuple[Any, Any]:
+        W, U, v = random(3, depth), random(3, depth), random(3)
+        exact = W.double(), U.double(), v.double()
+        return headloom.Additive(W, U, v), lambda q, k, head: formulas.additive(q, k, *exact)
+
+    def graph() -> tuple[Any, Any]:
+        a_1, a_2 = random(heads, depth), random(heads, depth)
+        both = torch.cat((a_1, a_2), 1).double()
+        score = headloom.GraphAttention(a_1, a_2)
+        return score, lambda q, k, head: formulas.graph_attention(q, k, both[head])
+
+    def graph_v2() -> tuple[Any, Any]:
+        a = random(heads, depth)
+        score = headloom.GraphAttentionV2(a)
+        return score, lambda q, k, head: formulas.graph_attention_v2(q, k, a[head].double())
+
+    def dot(q: Tensor, k: Tensor, head: int) -> Tensor:
+        return formulas.dot(q, k)
+
+    return {
+        "default": lambda: (None, dot), "dot": lambda: (headloom.Dot(), dot),
+        "bilinear": bilinear, "bilinear per head": lambda: bilinear(heads),
+        "bilinear symmetric": symmetric, "additive": additive,
+        "graph attention": graph, "graph attention v2": graph_v2,
+    }  # fmt: skip
 
 
 @dataclass(repr=False)
@@ -106,7 +127,8 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
     heads = kv_heads * draw(st.integers(1, 2), label="groups")
     rows, length = draw(st.integers(0, 5), label="queries"), draw(st.integers(0, 5), label="keys")
     depth, value_depth = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    kind = draw(st.sampled_from(SCORES), label="score")
+    kinds = scores(random, heads, depth)
+    kind = draw(st.sampled_from(list(kinds)), label="score")
     mask_kind = draw(st.sampled_from(MASKS), label="mask")
     relative_kind = draw(st.sampled_from(RELATIVES), label="relative")
     size = draw(st.sampled_from((1e4, 1e-4, 1.0)), label="size") if sizes else 1.0
@@ -117,54 +139,8 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
     options: dict[str, Any] = {}
     reference: dict[str, Any] = {}
 
-    scale = 1.0
-    if kind == "default":
-        scale = 1 / math.sqrt(depth)
-
-        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
-            return formulas.dot(q, k)
-    elif kind == "dot":
-        options["score"] = headloom.Dot()
-
-        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
-            return formulas.dot(q, k)
-    elif kind == "bilinear":
-        A = random(depth, depth)
-        options["score"] = headloom.Bilinear(A)
-
-        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
-            return formulas.bilinear(q, k, A.double())
-    elif kind == "bilinear per head":
-        A = random(heads, depth, depth)
-        options["score"] = headloom.Bilinear(A)
-
-        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
-            return formulas.bilinear(q, k, A[head].double())
-    elif kind == "bilinear symmetric":
-        A = random(depth, depth)
-        options["score"] = headloom.Bilinear(A, symmetric=True)
-
-        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
-            return formulas.symmetric_bilinear(q, k, A.double())
-    elif kind == "additive":
-        W, U, v = random(3, depth), random(3, depth), random(3)
-        options["score"] = headloom.Additive(W, U, v)
-
-        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
-            return formulas.additive(q, k, W.double(), U.double(), v.double())
-    elif kind == "graph attention":
-        a_1, a_2 = random(heads, depth), random(heads, depth)
-        options["score"] = headloom.GraphAttention(a_1, a_2)
-
-        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
-            return formulas.graph_attention(q, k, torch.cat((a_1[head], a_2[head])).double())
-    else:
-        a = random(heads, depth)
-        options["score"] = headloom.GraphAttentionV2(a)
-
-        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
-            return formulas.graph_attention_v2(q, k, a[head].double())
-
+    options["score"], pair_scores = kinds[kind]()
+    scale = 1 / math.sqrt(depth) if kind == "default" else 1.0
     if draw(st.booleans(), label="own scale"):
         scale = options["scale"] = draw(st.sampled_from((0.0, 0.3, -1.0)))
     reference["scale"] = scale
@@ -197,12 +173,9 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
         ),
         "nothing allowed": (headloom.padding(0), torch.zeros(rows, length, dtype=torch.bool)),
     }
-    if mask_kind == "bool 3d":
-        allowed = coin(heads, rows, length)
-        options["mask"] = reference["allowed"] = allowed
-    elif mask_kind == "bool 4d":
-        allowed = coin(batch, 1, rows, length)
-        options["mask"] = reference["allowed"] = allowed
+    if mask_kind in ("bool 3d", "bool 4d"):
+        lead = (heads,) if mask_kind == "bool 3d" else (batch, 1)
+        options["mask"] = reference["allowed"] = coin(*lead, rows, length)
     else:
         options["mask"], reference["allowed"] = chosen[mask_kind]
 
@@ -257,18 +230,9 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
         f"{sorted(options)}"
     )
     return Case(
-        queries,
-        keys,
-        values,
-        options,
-        leaves,
-        reference,
-        pair_scores,
-        k,
-        batched,
-        cells,
+        queries, keys, values, options, leaves, reference, pair_scores, k, batched, cells,
         description,
-    )
+    )  # fmt: skip
 
 
 def check_against_reference(case: Case, tolerance: float) -> None:
@@ -277,12 +241,9 @@ def check_against_reference(case: Case, tolerance: float) -> None:
     def close(ours: Tensor, theirs: Tensor, what: str) -> None:
         assert ours.shape == theirs.shape, what
         torch.testing.assert_close(
-            ours.detach().double(),
-            theirs.detach(),
-            rtol=tolerance,
-            atol=tolerance,
+            ours.detach().double(), theirs.detach(), rtol=tolerance, atol=tolerance,
             msg=lambda text: f"{what}: {text}",
-        )
+        )  # fmt: skip
 
     with patch.object(torch_blocks, "BLOCK_CELLS", case.cells):
         plain = headloom.attention(*case.inputs(), **case.options)
@@ -296,11 +257,10 @@ def check_against_reference(case: Case, tolerance: float) -> None:
     close(output, expected.output, "attend")
     close(dense_output, expected.output, "attend, All")
     close(weights, expected.weights, "weights")
-    close(graph.lse, expected.lse, "lse")
-    close(graph.entropy, expected.entropy, "entropy")
-    close(graph.rest, expected.rest, "rest")
-    close(graph.scores, expected.kept_scores, "kept scores")
-    close(graph.weights, expected.kept_weights, "kept weights")
+    for name in ("lse", "entropy", "rest"):
+        close(getattr(graph, name), getattr(expected, name), name)
+    for name in ("scores", "weights"):
+        close(getattr(graph, name), getattr(expected, f"kept_{name}"), f"kept {name}")
     assert torch.equal(graph.count.long(), expected.count)
     assert graph.shape == tuple(expected.scores.shape)
 

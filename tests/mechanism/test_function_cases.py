@@ -12,31 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 import headloom
 from headloom.mechanism.backends import torch_blocks
-from headloom.mechanism.reference import attention as formulas
 from headloom.mechanism.reference import scores as pair_scores
 from headloom.mechanism.reference.call import attend as reference_attend
 from headloom.mechanism.reference.call import scores_of_heads
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**20), st.integers(1, 7), st.booleans())
-def test_permuting_the_keys_permutes_the_columns(seed: int, length: int, masked: bool) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    queries = torch.randn(2, 3, 4, 5, generator=generator)
-    keys, values = torch.randn(2, 2, 3, length, 5, generator=generator)
-    mask = torch.rand(4, length, generator=generator) < 0.7 if masked else None
-    order = torch.randperm(length, generator=generator)
-    output, weights = headloom.attend(queries, keys, values, mask=mask, keep=headloom.All())
-    permuted = None if mask is None else mask[:, order]
-    output_permuted, weights_permuted = headloom.attend(
-        queries, keys[:, :, order], values[:, :, order], mask=permuted, keep=headloom.All()
-    )
-    torch.testing.assert_close(weights_permuted, weights[..., order])
-    torch.testing.assert_close(output_permuted, output)
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,41 +49,7 @@ def test_top_k_of_whole_scores_breaks_ties_by_the_lower_key(
     assert torch.equal(graph.scores.double(), expected.kept_scores)
 
 
-def test_attention_on_the_complete_graph_is_sdpa() -> None:
-    torch.manual_seed(0)
-    queries, keys, values = torch.randn(3, 2, 9, 8, dtype=torch.float64)
-    complete, lower = torch.ones(9, 9), torch.ones(9, 9).tril()
-    for adjacency, causal in ((complete, False), (lower, True)):
-        expected = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
-        mask = headloom.neighbours(adjacency)
-        output, _ = headloom.attend(queries, keys, values, mask=mask)
-        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-        fused = headloom.attention(queries, keys, values, mask=mask)
-        torch.testing.assert_close(fused, expected, rtol=0, atol=1e-12)
-        neighbours = [row.nonzero()[:, 0].tolist() for row in adjacency]
-        scores = formulas.scale(formulas.score(queries[1], keys[1]), depth=8)
-        literal, weights = formulas.neighbourhood_attention(scores, values[1], neighbours)
-        torch.testing.assert_close(output[1], literal, rtol=0, atol=1e-12)
-        _, dense = headloom.attend(queries, keys, values, mask=mask, keep=headloom.All())
-        torch.testing.assert_close(dense[1], weights, rtol=0, atol=1e-12)
-
-
-def test_six_steps_vector_form_and_fast_path_are_one() -> None:
-    torch.manual_seed(0)
-    queries, keys, values = torch.randn(3, 6, 4, dtype=torch.float64)
-    steps = formulas.attention(queries, keys, values)
-    vector = formulas.attention_vector_form(queries, keys, values, scaled=True)
-    fast = headloom.attention(queries[None], keys[None], values[None])[0]
-    torch.testing.assert_close(vector, steps, rtol=0, atol=1e-13)
-    torch.testing.assert_close(fast, steps, rtol=0, atol=1e-13)
-
-
 class TestDropout:
-    def test_zero_changes_nothing(self) -> None:
-        torch.manual_seed(0)
-        inputs = torch.randn(3, 2, 5, 4)
-        assert torch.equal(headloom.attention(*inputs), headloom.attention(*inputs, dropout=0.0))
-
     @pytest.mark.parametrize("path", ["fused", "masked", "blocks", "graph", "all"])
     def test_weights_are_dropped_or_grow(self, path: str) -> None:
         """Values are the identity, so that the output is the dropped weights."""
@@ -154,17 +101,6 @@ def test_a_row_without_keys_has_no_nan_anywhere() -> None:
         assert bool(tensor.grad.isfinite().all())
     assert queries.grad is not None
     assert queries.grad[0, 0].tolist() == [0, 0, 0]
-
-
-def test_a_sink_alone_takes_all_the_mass() -> None:
-    inputs = torch.randn(3, 1, 2, 3)
-    output, graph = headloom.attend(
-        *inputs, mask=headloom.padding(0), sinks=torch.tensor([0.5]), keep=headloom.Top(1)
-    )
-    assert output.abs().max() == 0
-    assert graph.rest[0].tolist() == [1, 1]
-    assert graph.lse[0].tolist() == [0.5, 0.5]
-    assert graph.count[0].tolist() == [0, 0]
 
 
 def test_symmetric_is_known_only_of_one_sequence_and_a_symmetric_score() -> None:

@@ -30,7 +30,7 @@ def script() -> Iterator[tuple[Callable[..., Any], Callable[..., list[str]]]]:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("calls", [80, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("calls", [150, pytest.param(250, marks=pytest.mark.slow)])
 def test_random_calls_are_those_of_float64(script: Any, calls: int) -> None:
     draw, problems = script
     for number in range(calls):

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 import headloom
-from headloom.mechanism import neighbours
 from headloom.mechanism.backends import compiled
-from headloom.mechanism.call import checked_call
 
 pytestmark = pytest.mark.skipif(not compiled.instruction_sets(), reason="built without kernels")
 
@@ -86,20 +83,6 @@ def test_a_graph_without_edges_has_gradients_of_zero(nodes: int) -> None:
     for tensor in (graph.scores.exp(), graph.weights, graph.rest, graph.entropy):
         (gradient,) = torch.autograd.grad(tensor.sum(), tokens, retain_graph=True)
         assert not gradient.any()
-
-
-def test_the_complete_graph_is_dense_and_the_lower_triangular_one_causal() -> None:
-    generator = torch.Generator().manual_seed(0)
-    queries, keys, values = torch.randn(3, 1, 4, 30, 8, generator=generator)
-    for mask, causal in ((torch.ones(30, 30), False), (torch.ones(30, 30).tril(), True)):
-        call = routing_call(queries, keys, values, headloom.neighbours(mask))
-        along_edges, _ = neighbours.attend(call)
-        dense = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
-        torch.testing.assert_close(along_edges, dense, rtol=0, atol=1e-6)
-
-
-def routing_call(queries: Tensor, keys: Tensor, values: Tensor, mask: Any) -> Any:
-    return checked_call("test", queries, keys, values, mask=mask)
 
 
 def test_dropout_leaves_each_weight_with_its_probability() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from headloom.mechanism.reference import attention as formulas
-from headloom.mechanism.reference import positions
 from headloom.mechanism.reference.call import attend
 
 
@@ -111,14 +110,6 @@ def test_image_attention_is_attention_over_places() -> None:
     assert torch.equal(unchanged, image)
 
 
-@pytest.mark.parametrize("clip", [0, 1, 4])
-def test_shaw_with_a_table_of_zeros_is_plain_attention(clip: int) -> None:
-    x, matrices = random(0, 5, 4), random(1, 3, 4, 3)
-    zero = torch.zeros(2 * clip + 1, 3, dtype=torch.float64)
-    ours = positions.shaw_attention(x, *matrices, zero, zero)
-    torch.testing.assert_close(ours, formulas.self_attention(x, *matrices), rtol=0, atol=1e-12)
-
-
 def test_a_call_with_everything_by_hand() -> None:
     """Raw 0, 0, 0; biases log 2, 0, and the third key hidden; sink 0: weights 1/2 and 1/4."""
     raw = torch.zeros(1, 1, 1, 3, dtype=torch.float64)
@@ -142,9 +133,3 @@ def test_a_call_with_everything_by_hand() -> None:
     assert attended.count.item() == 2
     assert attended.kept_keys.flatten().tolist() == [0, 1, -1]
     assert attended.kept_scores[..., 2].item() == -math.inf
-
-
-def test_the_cap_comes_before_the_bias() -> None:
-    raw = torch.tensor([[[[1e6]]]], dtype=torch.float64)
-    attended = attend(raw, raw, softcap=2.0, bias=torch.tensor(3.0))
-    assert attended.scores.item() == pytest.approx(5.0)
