@@ -61,20 +61,17 @@ def test_the_formula_of_the_paper(
     mask = headloom.causal() if causal else None
     output = layer(decoder, encoder, mask=mask)
     for b in range(2):
-        expected = reference.encoder_decoder(decoder[b], encoder[b], W_Q, W_K, W_V, W_O, allowed)
+        expected = reference.multi_head(decoder[b], encoder[b], W_Q, W_K, W_V, W_O, allowed)
         torch.testing.assert_close(output[b], expected, rtol=0, atol=1e-12)
 
     own = layer_of(5, query_heads, kv_heads=kv_heads, depth=depth, bias=False)
     matrices = own.matrices()
     shared = {name: matrices[name][::group_size] for name in ("W_K", "W_V")}
     for b in range(2):
-        expected = reference.multi_head_self(
-            decoder[b],
-            matrices["W_Q"],
-            shared["W_K"],
-            shared["W_V"],
+        expected = reference.multi_head(
+            decoder[b], decoder[b], matrices["W_Q"], shared["W_K"], shared["W_V"],
             matrices["W_O"].flatten(0, 1),
-        )
+        )  # fmt: skip
         torch.testing.assert_close(own(decoder)[b], expected, rtol=0, atol=1e-12)
 
 

@@ -3,9 +3,8 @@
 A mask is a rule, not a matrix: it is asked for a block of rows at a time, so that a causal mask
 over 100,000 tokens costs nothing. Rules combine by ``&``, ``|`` and ``~``.
 
-A new mask is a class with `block`. Everything else has a default, right for any mask, that goes
-through its cells. A mask that knows its ranges overrides `bounds`, and the kernels then skip the
-keys that it hides; one that knows its transpose overrides `transposed`.
+A new mask is a class with `block`. Everything else has a default, right for any mask. A mask that
+knows its ranges overrides `bounds`, and the kernels then skip the keys that it hides.
 """
 
 from __future__ import annotations
@@ -234,26 +233,31 @@ def _ranges_of_rows(mask: Mask, rows: range, keys: int, sample: int) -> Tensor |
     return None if bool(apart.any() | heads_differ) else ends * (count > 0)
 
 
-@dataclass(frozen=True)
-class _Pair(Mask):
-    first: Mask
-    second: Mask
+class _Made(Mask):
+    """A mask made of masks, which are its fields."""
+
+    @property
+    def parts(self) -> list[Mask]:
+        """The masks that it is made of."""
+        return [getattr(self, name) for name in type(self).__match_args__]  # type: ignore[attr-defined]
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        self.first.check(batch, heads, queries, keys)
-        self.second.check(batch, heads, queries, keys)
+        for part in self.parts:
+            part.check(batch, heads, queries, keys)
 
     def transposed(self, queries: int, keys: int) -> Mask:
-        parts = (part.transposed(queries, keys) for part in (self.first, self.second))
-        return type(self)(*parts)
+        return type(self)(*(part.transposed(queries, keys) for part in self.parts))
 
     def of_head(self, head: int) -> Mask:
-        return type(self)(self.first.of_head(head), self.second.of_head(head))
+        return type(self)(*(part.of_head(head) for part in self.parts))
 
 
 @dataclass(frozen=True)
-class Both(_Pair):
+class Both(_Made):
     """May look where both masks allow it: ``first & second``."""
+
+    first: Mask
+    second: Mask
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         return self.first.cells(rows, keys, device) & self.second.cells(rows, keys, device)
@@ -263,30 +267,24 @@ class Both(_Pair):
 
 
 @dataclass(frozen=True)
-class Either(_Pair):
+class Either(_Made):
     """May look where one of the masks allows it: ``first | second``."""
+
+    first: Mask
+    second: Mask
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         return self.first.cells(rows, keys, device) | self.second.cells(rows, keys, device)
 
 
 @dataclass(frozen=True)
-class Not(Mask):
+class Not(_Made):
     """May look where a mask does not allow it: ``~mask``."""
 
     mask: Mask
 
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        self.mask.check(batch, heads, queries, keys)
-
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         return ~self.mask.cells(rows, keys, device)
-
-    def transposed(self, queries: int, keys: int) -> Mask:
-        return Not(self.mask.transposed(queries, keys))
-
-    def of_head(self, head: int) -> Mask:
-        return Not(self.mask.of_head(head))
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,6 @@ from headloom.mechanism.scores import (
     GraphAttention,
     GraphAttentionV2,
     ScaledDot,
-    check_per_head,
     node_terms,
 )
 from headloom.mechanism.shapes import Output, repeat_kv_heads
@@ -192,22 +191,22 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
     for query, key, value in zip(*by_node, strict=True):
         one = NeighbourCall(edges, NeighbourScore.DOT, value, scale=call.scale)
         if isinstance(score, GraphAttention):
-            target_terms = _terms("the query vector", query, score.query_vector)
-            source_terms = _terms("the key vector", key, score.key_vector)
-            terms = {"target_terms": target_terms, "source_terms": source_terms}
-            one = changed(one, score=NeighbourScore.ADDITIVE, slope=score.slope, **terms)
+            one = changed(
+                one, score=NeighbourScore.ADDITIVE, slope=score.slope,
+                target_terms=_terms(query, score.query_vector),
+                source_terms=_terms(key, score.key_vector),
+            )  # fmt: skip
         else:
             one = changed(one, queries=query, keys=key)
         if isinstance(score, GraphAttentionV2):
-            check_per_head("GraphAttentionV2", "the vector", score.vector, query)
             vector = score.vector.to(query).expand(call.heads, -1)
             one = changed(one, score=NeighbourScore.VECTOR, slope=score.slope, vector=vector)
         calls.append(one)
     return calls
 
 
-def _terms(name: str, nodes: Tensor, vector: Tensor) -> Tensor:
+def _terms(nodes: Tensor, vector: Tensor) -> Tensor:
     """A term of each node and head, (nodes, heads): what a score of two terms reads of it."""
     if nodes.dtype in (torch.float16, torch.bfloat16):
         nodes, vector = nodes.float(), vector.float()
-    return node_terms(name, nodes.transpose(0, 1), vector).T
+    return node_terms(nodes.transpose(0, 1), vector).T

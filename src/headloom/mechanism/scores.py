@@ -21,22 +21,19 @@ from headloom.mechanism.parts import with_tensors
 from headloom.mechanism.shapes import describe, finite_number
 
 
-def check_per_head(operation: str, name: str, vector: Tensor, tensor: Tensor) -> None:
-    """Raise a ShapeError where a vector is none for the depth of nodes, (..., nodes, depth)."""
-    if vector.ndim not in (1, 2) or vector.shape[-1] != tensor.shape[-1]:
+def node_terms(nodes: Tensor, vector: Tensor) -> Tensor:
+    """What a score of two terms reads of each node, ``a . W h_i``: (..., nodes, depth) to (...,
+    nodes); vector: (depth,) or (heads, depth).
+    """
+    return (nodes * vector[..., None, :]).sum(-1)
+
+
+def _check_vector(operation: str, name: str, vector: Tensor, nodes: Tensor) -> None:
+    if vector.ndim not in (1, 2) or vector.shape[-1] != nodes.shape[-1]:
         raise ShapeError(
-            f"{operation}: {name} is {describe(vector)}, nodes have depth {tensor.shape[-1]}. "
+            f"{operation}: {name} is {describe(vector)}, nodes have depth {nodes.shape[-1]}. "
             "It must be (depth,) or (heads, depth)."
         )
-
-
-def node_terms(name: str, nodes: Tensor, vector: Tensor) -> Tensor:
-    """What a score of two terms reads of each node, ``a . W h_i``, (..., nodes).
-
-    Args: nodes: (..., nodes, depth); vector: (depth,) or (heads, depth), and its name in errors.
-    """
-    check_per_head("GraphAttention", name, vector, nodes)
-    return (nodes * vector[..., None, :]).sum(-1)
 
 
 class Score(ABC):
@@ -317,9 +314,14 @@ class GraphAttention(Score):
     def __post_init__(self) -> None:
         finite_number("GraphAttention", "slope", self.slope)
 
+    def check(self, queries: Tensor, keys: Tensor) -> None:
+        super().check(queries, keys)
+        _check_vector("GraphAttention", "the query vector", self.query_vector, queries)
+        _check_vector("GraphAttention", "the key vector", self.key_vector, keys)
+
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        from_query = node_terms("the query vector", queries, self.query_vector)
-        from_key = node_terms("the key vector", keys, self.key_vector)
+        from_query = node_terms(queries, self.query_vector)
+        from_key = node_terms(keys, self.key_vector)
         return leaky_relu(from_query[..., :, None] + from_key[..., None, :], self.slope)
 
 
@@ -357,8 +359,11 @@ class GraphAttentionV2(Score):
     def __post_init__(self) -> None:
         finite_number("GraphAttentionV2", "slope", self.slope)
 
+    def check(self, queries: Tensor, keys: Tensor) -> None:
+        super().check(queries, keys)
+        _check_vector("GraphAttentionV2", "the vector", self.vector, queries)
+
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        check_per_head("GraphAttentionV2", "the vector", self.vector, queries)
         summed = queries[..., :, None, :] + keys[..., None, :, :]
         return (leaky_relu(summed, self.slope) * self.vector[..., None, None, :]).sum(-1)
 

@@ -65,20 +65,20 @@ def test_multi_head_is_torchs_layer() -> None:
     )
     W_O = layer.out_proj.weight.T
     expected, _ = layer(x[None], y[None], y[None])
-    ours = formulas.encoder_decoder(x, y, W_Q, W_K, W_V, W_O)
+    ours = formulas.multi_head(x, y, W_Q, W_K, W_V, W_O)
     torch.testing.assert_close(ours, expected[0], rtol=0, atol=1e-12)
     expected, _ = layer(x[None], x[None], x[None], attn_mask=torch.ones(4, 4).triu(1).bool())
-    ours = formulas.multi_head_self(x, W_Q, W_K, W_V, W_O, torch.ones(4, 4).tril().bool())
+    ours = formulas.multi_head(x, x, W_Q, W_K, W_V, W_O, torch.ones(4, 4).tril().bool())
     torch.testing.assert_close(ours, expected[0], rtol=0, atol=1e-12)
 
 
 def test_groups_share_keys_and_values() -> None:
     x = random(0, 4, 6)
     W_Q, W_K, W_V, W_O = random(1, 4, 6, 2), random(2, 2, 6, 2), random(3, 2, 6, 2), random(4, 8, 6)
-    grouped = formulas.multi_head_self(x, W_Q, W_K, W_V, W_O)
-    repeated = formulas.multi_head_self(x, W_Q, W_K[[0, 0, 1, 1]], W_V[[0, 0, 1, 1]], W_O)
+    grouped = formulas.multi_head(x, x, W_Q, W_K, W_V, W_O)
+    repeated = formulas.multi_head(x, x, W_Q, W_K[[0, 0, 1, 1]], W_V[[0, 0, 1, 1]], W_O)
     assert torch.equal(grouped, repeated)
-    wrong = formulas.multi_head_self(x, W_Q, W_K[[0, 1, 0, 1]], W_V[[0, 1, 0, 1]], W_O)
+    wrong = formulas.multi_head(x, x, W_Q, W_K[[0, 1, 0, 1]], W_V[[0, 1, 0, 1]], W_O)
     assert not torch.allclose(grouped, wrong)
 
 

@@ -95,35 +95,24 @@ def by_operations(gradients: Iterable[Tensor | None]) -> bool:
     return torch.is_grad_enabled() or batched(gradients)
 
 
-def _recomputed(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
-    again = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    # An autograd function's results would be cut off where they stand for several.
-    if again and not batched(tensors):
-        return applied(_Recomputed, function, *tensors)
-    return function(*tensors)
-
-
 def products_again(
     function: Function, tensors: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """The gradients of a function, from those of its results.
-
-    Recomputed where they are differentiated again.
-    """
-    count = len(tensors)
+    """The gradients of a function, from those of its results; recomputed for their own."""
+    count, both = len(tensors), (*tensors, *gradients)
 
     def products(*both: Tensor) -> tuple[Tensor, ...]:
         return _products(function, both[:count], both[count:])
 
-    return _recomputed(products, *tensors, *gradients)
+    again = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in both)
+    # An autograd function's results would be cut off where they stand for several.
+    return applied(_Recomputed, products, *both) if again and not batched(both) else products(*both)
 
 
 def _results(native: NativeCall, rows: range, queries_count: int, kept: Tensor | None) -> Results:
-    """Results of some rows, in float32.
+    """Results of some rows, in float32, whose queries and bias a call has alone.
 
-    native: its queries, and its bias where that differs by query, are those of the rows alone.
-    queries_count: of the whole call.
-    kept: keys (batch, heads, rows, k), or None where the output alone is asked.
+    queries_count: of the whole call. kept: keys of edges, or None: the output alone is asked.
     """
     queries, heads = native.queries, native.queries.shape[1]
     keys, values = (repeat_kv_heads(part, heads) for part in (native.keys, native.values))
@@ -147,11 +136,7 @@ def gradients_by_formulas(
 ) -> tuple[Tensor | None, ...]:
     """Gradients for NativeCall.tensors, None for those that want none.
 
-    Args:
-        native: the call.
-        kept: the keys of its kept edges, or None for none.
-        incoming: gradients by the results, those that there are.
-        needs: which of NativeCall.tensors want a gradient.
+    kept: the keys of kept edges, if there are. incoming: gradients by the results that have one.
     """
     present = [n for n, tensor in enumerate(native.tensors) if tensor is not None]
     by_row = [n for n in present if NativeCall._fields[n] in ("queries", "bias")]

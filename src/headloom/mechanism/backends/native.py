@@ -53,6 +53,9 @@ KERNEL_NAMES = (*NAMES, "exact_output")
 #: How many fields of a call are tensors; then come its numbers.
 TENSORS, FIELDS = 11, len(NativeCall._fields)
 
+#: What the kernels call the edges that are kept.
+_ASKED = {name: f"kept_{name}" for name in ("keys", "scores", "weights")}
+
 Tensors = tuple[Tensor | None, ...]
 #: The fields of a call, one after the other, then `kept`, `received` and `learns`.
 Arguments = Sequence[Any]
@@ -79,26 +82,21 @@ def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Resu
         kernels.forward(native, results, _threads(native))
         return results
     shape, alike, single, whole = queries.shape[:3], torch.empty_like, torch.float32, torch.int32
-    asked: dict[str, Tensor | int] = {"output": output}
-    results["lse"] = asked["lse"] = lse = torch.empty(shape, dtype=single)
+    results["lse"] = lse = torch.empty(shape, dtype=single)
     if learns and native.bfloat16:
-        exact = torch.empty((*shape, depth), dtype=single)
-        results["exact_output"] = asked["exact_output"] = exact
+        results["exact_output"] = torch.empty((*shape, depth), dtype=single)
     if kept >= 0:
-        asked["kept"] = kept
-        scores = torch.empty((*shape, kept), dtype=single)
-        results["keys"] = asked["kept_keys"] = alike(scores, dtype=whole)
-        results["scores"] = asked["kept_scores"] = scores
-        results["weights"] = asked["kept_weights"] = alike(scores)
-        results["entropy"] = asked["entropy"] = alike(lse)
-        results["rest"] = asked["rest"] = alike(lse)
-        results["count"] = asked["count"] = alike(lse, dtype=whole)
+        results["scores"] = scores = torch.empty((*shape, kept), dtype=single)
+        results["keys"], results["weights"] = alike(scores, dtype=whole), alike(scores)
+        results["entropy"], results["rest"] = alike(lse), alike(lse)
+        results["count"] = alike(lse, dtype=whole)
     if received:
         for name in NAMES[-3:] if native.last_queries else NAMES[-3:-1]:
             # Zeros: the kernels write nothing where there is no query.
             by_key = torch.zeros((*shape[:2], native.keys.shape[2]), dtype=single)
-            results[name] = asked[name] = by_key
-    kernels.forward(native, asked, _threads(native))
+            results[name] = by_key
+    asked = {_ASKED.get(name, name): tensor for name, tensor in results.items()}
+    kernels.forward(native, asked if kept < 0 else asked | {"kept": kept}, _threads(native))
     return results
 
 
@@ -147,10 +145,7 @@ def backward_pass(ctx: Any, by_result: Tensors, compute: Callable[..., Gradients
 
 
 class AutogradAttend(torch.autograd.Function):
-    """Results of a call, differentiable but for kept keys, counts and the largest weights.
-
-    As an operator has it, without the operator. Its gradients can be differentiated again.
-    """
+    """Results of a call, differentiable twice but for kept keys, counts and the largest weights."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensors:
@@ -165,12 +160,6 @@ class AutogradAttend(torch.autograd.Function):
 
 
 _attend: Callable[..., Tensors] = AutogradAttend.apply
-
-
-def _wants_gradients(native: NativeCall) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    return any(tensor is not None and tensor.requires_grad for tensor in native.tensors)
 
 
 def _prepared(call: AttentionCall) -> NativeCall:
@@ -198,7 +187,9 @@ def attend(call: AttentionCall, instruction_set: str = "") -> tuple[Output, Atte
     if instruction_set:
         native = native._replace(instruction_set=instruction_set)
     kept, received = -1 if call.keep is None else call.places, call.received is not None
-    learns = _wants_gradients(native)
+    learns = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in native.tensors
+    )
     if not (learns or serves_compiled()):
         results = forward(native, kept, received, False)
     else:
@@ -227,12 +218,9 @@ def _checked(arguments: Arguments) -> NativeCall:
     native = NativeCall(*arguments[:FIELDS])
     keys = native.keys.shape[2]
     for ranges in (native.key_range, native.row_range):
-        if ranges is None or not ranges.numel():
-            continue
-        first, last = int(ranges.min()), int(ranges.max())
-        if first < 0 or last > keys:
+        if ranges is not None and ranges.numel() and not 0 <= ranges.min() <= ranges.max() <= keys:
             raise ShapeError(
-                f"mask: keys {first} to {last} are asked for, of {keys}. "
+                f"mask: keys {int(ranges.min())} to {int(ranges.max())} are asked for, of {keys}. "
                 f"Give lengths, or ranges, from 0 to {keys}."
             )
     return native

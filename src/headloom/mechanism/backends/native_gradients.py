@@ -59,10 +59,7 @@ class Saved(NamedTuple):
 def gradients(
     native: NativeCall, saved: Saved, incoming: Results, needs: Sequence[bool]
 ) -> Gradients:
-    """Gradients for NativeCall.tensors; differentiable again.
-
-    incoming: gradients by the results, those that there are.
-    """
+    """Gradients for NativeCall.tensors, by those of results; differentiable again."""
     # Where somebody calls backward() inside autocast, sums would be rounded, which kernels read.
     with without_autocast(native.queries.device):
         found = None
@@ -72,11 +69,7 @@ def gradients(
 
 
 def by_formulas(native: NativeCall, saved: Saved, incoming: Results) -> bool:
-    """Whether the kernel leaves the gradients to torch's formulas.
-
-    It does where lse has lost the digits that weights are made of, and where it has too many
-    columns.
-    """
+    """Whether torch takes the gradients: lse has lost its digits, or there are many columns."""
     far = (saved.lse.abs() > FAR) & saved.lse.isfinite()
     return _too_deep(native, incoming) or bool(far.any())
 
@@ -118,11 +111,10 @@ def _by_kernel(
 def _with_columns(
     native: NativeCall, by_received: list[Tensor | None]
 ) -> tuple[NativeCall, Output, Tensor]:
-    """A call whose values have a column for each gradient by what a key receives.
+    """A call whose values have a column for each gradient by what a key receives, in float32.
 
-    by_received: gradients (batch, heads, keys) by that from all queries, and from the last.
-    Returns: the call, in float32, since gradients are not rounded as half-precision values are;
-    the output of the new columns; and its gradient, (1, heads, queries, columns).
+    by_received: gradients by that from all queries, and from the last.
+    Returns: the call; the output of the new columns; its gradient, (1, heads, queries, columns).
     """
     queries, keys, values = (part.float() for part in native[:3])
     heads, kv_heads, rows = queries.shape[1], keys.shape[1], queries.shape[2]
@@ -154,15 +146,11 @@ def _with_columns(
 
 
 def _padded(depth: int) -> int:
-    """Columns of the kernels' gradients: whole vectors of every instruction set."""
-    return (depth + 15) // 16 * 16
+    return (depth + 15) // 16 * 16  # whole vectors of every instruction set
 
 
 def _pieces(native: NativeCall) -> tuple[int, int]:
-    """Ranges that the keys of a head are cut into, each a task, and the keys of one.
-
-    They depend on the shapes alone, so that results do not depend on the threads.
-    """
+    """Ranges that the keys of a head are cut into, whatever the threads, and the keys of one."""
     (batch, kv_heads, length, _) = native.values.shape
     tiles = math.ceil(length / PIECE_KEYS)
     pieces = max(1, min(tiles, math.ceil(BACKWARD_TASKS / max(1, batch * kv_heads))))
@@ -263,10 +251,7 @@ def _run(
 
 
 def _through_kept(saved: Saved, incoming: Results) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients with respect to the kept scores and lse, from all that is made of them.
-
-    A kept weight is e^(score - lse), and the rest is what the kept weights leave.
-    """
+    """Gradients by the kept scores and lse: weights are e^(score - lse), rest what they leave."""
     by_score, by_lse, by_weight = (incoming.get(name) for name in ("scores", "lse", "weights"))
     if "rest" in incoming:
         by_rest = incoming["rest"][..., None]

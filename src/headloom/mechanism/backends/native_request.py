@@ -29,7 +29,7 @@ from headloom.mechanism.scores import Bilinear, Dot, ScaledDot
 
 #: Cells of a mask that may be formed for a call: 256 MiB.
 MASK_CELLS = 2**28
-#: Scores that the kernels take. (A tuple made once: an isinstance of a union makes one each time.)
+#: Scores that the kernels take.
 _DOTS = (ScaledDot, Dot, Bilinear)
 #: Types that the kernels read.
 _TYPES = (torch.float32, torch.bfloat16)
@@ -78,9 +78,8 @@ def why_form_not_served(call: AttentionCall) -> str | None:
 
 def _why_mask_not_served(call: AttentionCall, mask: Mask) -> str | None:
     (batch, heads, queries, _), keys = call.queries.shape, call.keys.shape[2]
-    if batch * heads * queries * keys <= MASK_CELLS:
-        return None
-    rest = mask.bounds(queries, keys).rest
+    many = batch * heads * queries * keys > MASK_CELLS
+    rest = mask.bounds(queries, keys).rest if many else None
     if rest is None:
         return None
     # Two rows tell the size of all, or that all are one.
@@ -137,8 +136,10 @@ def prepare(call: AttentionCall) -> NativeCall:
 def _add_positions(rules: _Rules, call: AttentionCall, relative: Relative) -> None:
     tables = relative.tables()
     if tables is not None:
-        rules["key_table"] = _as_table(tables.keys)
-        rules["value_table"] = None if tables.values is None else _as_table(tables.values)
+        for name, table in (("key_table", tables.keys), ("value_table", tables.values)):
+            if table is not None:  # the kernels read memory: it may lie elsewhere than the call
+                table = table if table.ndim == 3 else table[None]
+                rules[name] = table.to("cpu", torch.float32).contiguous()
         rules["clip"] = (tables.keys.shape[-2] - 1) // 2
         rules["relative_offset"] = relative.offset
         return
@@ -157,11 +158,6 @@ def _plain_rows(tensor: Tensor) -> Tensor:
     if not torch.compiler.is_compiling() and tensor.is_neg():
         return tensor.resolve_neg()
     return tensor
-
-
-def _as_table(table: Tensor) -> Tensor:
-    # The kernels read memory: tables may lie elsewhere than the call.
-    return (table if table.ndim == 3 else table[None]).to("cpu", torch.float32).contiguous()
 
 
 def _as_cells(cells: Tensor, keys: int) -> Tensor:

@@ -232,34 +232,6 @@ def multi_head(
     return torch.cat(heads, -1) @ W_O
 
 
-def multi_head_self(
-    inputs: Tensor,
-    W_Q: Tensor,
-    W_K: Tensor,
-    W_V: Tensor,
-    W_O: Tensor,
-    allowed: Tensor | None = None,
-) -> Tensor:
-    """Multi-head self-attention: queries, keys and values from one sequence. See `multi_head`."""
-    return multi_head(inputs, inputs, W_Q, W_K, W_V, W_O, allowed)
-
-
-def encoder_decoder(
-    decoder: Tensor,
-    encoder: Tensor,
-    W_Q: Tensor,
-    W_K: Tensor,
-    W_V: Tensor,
-    W_O: Tensor,
-    allowed: Tensor | None = None,
-) -> Tensor:
-    """Encoder-decoder attention: queries from the decoder, keys and values from the encoder.
-
-    See `multi_head`. Source: Vaswani et al. 2017, section 3.2.3.
-    """
-    return multi_head(decoder, encoder, W_Q, W_K, W_V, W_O, allowed)
-
-
 # Graphs and images.
 
 
