@@ -102,18 +102,6 @@ def test_dense_is_the_matrix_without_its_weak_edges(seed: int, k: int, batched: 
             np.testing.assert_allclose(graph.adjacency(head - 2).toarray(), dense[head], rtol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**20), st.integers(1, 7))
-def test_weights_are_exponentials_of_scores(seed: int, k: int) -> None:
-    graph, _ = random_graph(seed, k)
-    kept = graph.keys >= 0
-    expected = (graph.scores - graph.lse[..., None]).exp()
-    torch.testing.assert_close(graph.weights[kept], expected[kept])
-    assert bool((graph.scores[~kept] == -math.inf).all())
-    assert bool((graph.weights[~kept] == 0).all())
-    assert bool((graph.scores.diff(dim=-1)[kept[..., 1:]] <= 0).all())
-
-
 def test_a_batch_is_taken_apart_by_index() -> None:
     graph, weights = random_graph(0, 2, batched=True)
     assert graph.batched

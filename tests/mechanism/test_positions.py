@@ -15,8 +15,6 @@ from headloom.mechanism.backends import compiled
 from headloom.mechanism.positions import bucket_of_distance
 from headloom.mechanism.reference import positions as reference
 
-offsets = st.integers(-3, 5)
-
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 20), st.integers(1, 8))
@@ -44,18 +42,6 @@ def test_rotary(
         torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
     by_default = headloom.rotary(vectors[..., : 2 * half], offset)
     assert torch.equal(by_default, headloom.rotary(vectors, offset, dims=2 * half)[..., : 2 * half])
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000))
-def test_rotary_scores_know_the_distance_only(i: int, j: int, shift: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 1, 8, dtype=torch.float64, generator=generator)
-
-    def score(i: int, j: int) -> float:
-        return float(headloom.rotary(query, i)[0] @ headloom.rotary(key, j)[0])
-
-    assert score(i, j) == pytest.approx(score(i + shift, j + shift), abs=1e-9)
 
 
 def test_rotary_of_neighbours_is_llamas_own_code() -> None:
@@ -88,52 +74,6 @@ def test_buckets_of_every_distance(buckets: int, farthest: int, both: bool) -> N
     assert ours.tolist() == expected
     assert min(expected) >= 0
     assert max(expected) <= buckets - 1
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 5), st.integers(0, 6), st.integers(0, 3), offsets, st.booleans())
-def test_shaw_is_the_literal_tensor(
-    queries: int, keys: int, clip: int, offset: int, per_head: bool
-) -> None:
-    generator = torch.Generator().manual_seed(7)
-    heads, depth, value_depth = 2, 3, 4
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-    table = (heads, 2 * clip + 1) if per_head else (2 * clip + 1,)
-    shaw = headloom.Shaw(random(*table, depth), random(*table, value_depth), offset)
-    assert shaw.clip == clip
-    shaw.check(heads, depth, value_depth)
-    q, weights = random(2, heads, queries, depth), random(2, heads, queries, keys)
-    scores = shaw.key_scores(q, range(queries), keys)
-    output = shaw.value_output(weights, range(queries))
-    assert output is not None
-    assert shaw.value_table is not None
-    for head in range(heads):
-        key_table = shaw.key_table[head] if per_head else shaw.key_table
-        value_table = shaw.value_table[head] if per_head else shaw.value_table
-        a_K = reference.shaw_embeddings(key_table, queries, keys, offset)
-        a_V = reference.shaw_embeddings(value_table, queries, keys, offset)
-        expected = torch.einsum("bid,ijd->bij", q[:, head], a_K)
-        torch.testing.assert_close(scores[:, head], expected, rtol=0, atol=1e-12)
-        expected = torch.einsum("bij,ijd->bid", weights[:, head], a_V)
-        torch.testing.assert_close(output[:, head], expected, rtol=0, atol=1e-12)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 5), offsets)
-def test_biases_of_blocks_are_rows_of_the_whole(queries: int, keys: int, offset: int) -> None:
-    cpu = torch.device("cpu")
-    slopes, table = torch.tensor([0.5, 0.25]), torch.randn(6, 2)
-    alibi = headloom.ALiBi(slopes, offset)
-    buckets = headloom.Buckets(table, max_distance=9, offset=offset)
-    whole_alibi = reference.alibi_bias(slopes, queries, keys, offset)
-    whole_buckets = reference.bucket_bias(table, queries, keys, max_distance=9, offset=offset)
-    for start in range(queries):
-        rows = range(start, queries)
-        assert torch.equal(alibi.bias(rows, keys, cpu), whole_alibi[:, start:])
-        assert torch.equal(buckets.bias(rows, keys, cpu), whole_buckets[:, start:])
 
 
 @pytest.mark.parametrize("instruction_set", compiled.instruction_sets())

@@ -175,10 +175,8 @@ class AttentionLayer(nn.Module):
 
     @abstractmethod
     def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
-        """W_Q, W_K (heads, width, depth), W_V (heads, width, value_depth) and W_O (heads,
-        value_depth, width), as formulas have them; heads of a group share W_K and W_V.
-
-        gradients: those of the loss by each, instead; 0 where there is none.
+        """W_Q, W_K (heads, width, depth), W_V (heads, width, value_depth), W_O (heads, value_depth,
+        width); heads of a group share W_K and W_V. gradients: those of the loss by each, or 0.
         """
 
     def attend(

@@ -134,7 +134,6 @@ def checked_call(
     received: int | None = None,
 ) -> AttentionCall:
     """The call with a batch dimension and its defaults filled in, or an error that says why not."""
-    # What is left out has nothing to check: a call of a few microseconds asks for little.
     if not (score is None and relative is None and bias is None and sinks is None):
         if score is not None and not isinstance(score, Score):
             raise InputError(
@@ -204,8 +203,7 @@ def _check_inputs(
     operation: str, queries: Queries, keys: Keys, values: Values, same_depth: bool
 ) -> None:
     """Raise an error unless queries, keys and values can enter one attention call."""
-    # Each thing is asked for once, and of what is right nothing more: a call of a few microseconds
-    # feels it.
+    # (Of what is right nothing more is asked: a call of a few microseconds feels it.)
     dtype = queries.dtype
     if not (
         queries.layout is keys.layout is values.layout is _STRIDED
@@ -218,7 +216,7 @@ def _check_inputs(
     key_batch, kv_heads, length, key_depth = keys.shape
     value_batch, value_heads, value_length, _ = values.shape
     on_cpu = queries.is_cpu and keys.is_cpu and values.is_cpu
-    if not on_cpu and not (queries.device == keys.device == values.device):
+    if not (on_cpu or queries.device == keys.device == values.device):
         raise InputError(
             f"{operation}: queries are on {queries.device}, keys on {keys.device}, values on "
             f"{values.device}. Move all three to one device."
@@ -248,15 +246,10 @@ def _refuse_kinds(operation: str, *tensors: Tensor) -> None:
                 f"{operation}: {name} have {tensor.ndim} dimensions, from {describe(tensor)}; "
                 "expected (batch, heads, positions, depth), or the same without the batch."
             )
-        if tensor.dtype not in TYPES:
-            raise InputError(
-                f"{operation}: {name} are {tensor.dtype}; expected float32, float64, bfloat16 or "
-                f"float16. Convert them, as in {name}.float()."
-            )
     queries, keys, values = (tensor.dtype for tensor in tensors)
     raise InputError(
-        f"{operation}: queries are {queries}, keys {keys}, values {values}. Convert all three to "
-        "one type."
+        f"{operation}: queries are {queries}, keys {keys}, values {values}; expected one type for "
+        "all: float32, float64, bfloat16 or float16. Convert them, as in queries.float()."
     )
 
 

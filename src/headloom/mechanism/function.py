@@ -31,8 +31,7 @@ Result = tuple[Output, AttentionGraph | Tensor | None]
 class Row(NamedTuple):
     """One way to compute a call.
 
-    name: the backend that a caller names.
-    why_not: why it does not serve a call, or None; with the backend that was named, or None.
+    why_not: why it does not serve a call, given the backend that was named, if one was.
     run: computes a call that it serves. It may raise a BackendError where a compiler fails.
     """
 
@@ -65,10 +64,7 @@ BACKENDS = (
 
 
 def run(operation: str, call: AttentionCall, named: Backend | None) -> Result:
-    """Compute a call by the first backend that serves it.
-
-    Raises: InputError: no such backend. BackendError: the backend named does not serve the call.
-    """
+    """Compute a call by the first backend that serves it; a BackendError where none does."""
     if named is not None and (not isinstance(named, str) or named not in get_args(Backend)):
         raise InputError(
             f'{operation}: backend={in_words(named)}; expected "native", "triton", "torch" or None.'

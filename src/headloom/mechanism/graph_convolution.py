@@ -327,12 +327,7 @@ def _with_self_loops(
 ) -> tuple[Tensor, Tensor | None]:
     """Exactly one self-loop for each of the first `nodes` nodes, after all other edges.
 
-    Its own self-loops are left out. fill: features of self-loops: a number, or how those of the
-    edges to a node are combined.
-
-    >>> _with_self_loops(torch.tensor([[0, 1, 1], [1, 1, 0]]), None, "mean", 2)[0]
-    tensor([[0, 1, 0, 1],
-            [1, 0, 0, 1]])
+    Its own are left out. fill: their features: a number, or how those of a node's edges combine.
     """
     others = edge_index[0] != edge_index[1]
     edge_index = edge_index[:, others]

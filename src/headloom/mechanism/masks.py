@@ -80,11 +80,9 @@ def ends_before(mask: Mask | Tensor, position: int) -> bool:
 
 
 def _extreme(lengths: Tensor, of: Callable[[Tensor], Tensor]) -> int | None:
-    """The least or the largest; None: there is none, or it is not known yet.
+    """The least or the largest; None: there is none, or no number yet.
 
-    A program that is being compiled has no numbers, nor has one that torch.func traces or maps
-    over: what computes the attention looks at them then. Lengths that are mapped over are not held
-    against the keys: a longer one means all of them, a negative one none.
+    So it is in a compiled program, and where torch.func maps over lengths: these are not checked.
     """
     if not lengths.numel() or torch.compiler.is_compiling():
         return None

@@ -163,10 +163,7 @@ class NeighbourCall:
         return self.values.shape[1]
 
     def with_dropout(self, probability: float) -> NeighbourCall:
-        """The same call, each weight set to 0 with a probability, and the others grown to match.
-
-        Drawn from torch's generator, edge by edge in the order of places.
-        """
+        """The same call, each weight set to 0 with a probability, and the others grown to match."""
         if not probability:
             return self
         kept = torch.empty(len(self.edges), self.heads, dtype=torch.bool, device=self.values.device)
@@ -208,10 +205,7 @@ def raw_scores(call: NeighbourCall) -> Tensor:
 
 
 def weights_of(call: NeighbourCall, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The softmax of scores over each row, (edges, heads), and its log-sum-exp, (targets, heads).
-
-    A row without edges, or with none but of score minus infinity, has weights of 0.
-    """
+    """The softmax of scores in each row, (edges, heads), and its log-sum-exp, (targets, heads)."""
     rows, shape = call.edges.rows, (call.edges.targets, scores.shape[1])
     with torch.no_grad():
         most = scores.new_full(shape, -torch.inf)

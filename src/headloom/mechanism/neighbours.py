@@ -60,10 +60,7 @@ def neighbour_graph(
 ) -> AttentionGraph:
     """The attention graph of a call: of each query the k strongest edges, before dropout.
 
-    k: None for as many as the node with the most neighbours has, which keeps every edge. Parallel
-        edges are edges of their own.
-    received: whether to sum what each node receives; see AttentionCall.received.
-    Returns: (heads, targets, k); a weight is differentiable as often as asked.
+    k: None for all. received: see AttentionCall. Returns: (heads, targets, k), differentiable.
     """
     call, dtype = _in_float(call)
     edges = call.edges
@@ -106,10 +103,7 @@ def neighbour_graph(
 
 
 def _places(call: NeighbourCall, scores: Tensor, seen: Tensor, k: int) -> Tensor:
-    """The places of the k strongest edges of each row, strongest first, -1 past the last.
-
-    Of equal scores, the lower key comes first. Returns: (heads, targets, k).
-    """
+    """The places of the k strongest edges of each row, (heads, targets, k), -1 past the last."""
     edges = call.edges
     with torch.no_grad():
         by_key = torch.sort(edges.columns, stable=True).indices

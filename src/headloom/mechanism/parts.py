@@ -43,11 +43,7 @@ def without_float64(device: torch.device) -> bool:
 
 
 def in_float64(tensor: Tensor) -> Tensor:
-    """A tensor in float64: where it is, or on the CPU if its device has no such numbers.
-
-    >>> in_float64(torch.ones(2)).dtype
-    torch.float64
-    """
+    """A tensor in float64: where it is, or on the CPU if its device has no such numbers."""
     return (tensor.cpu() if without_float64(tensor.device) else tensor).double()
 
 

@@ -23,22 +23,13 @@ from headloom.mechanism.shapes import describe, finite_number, real_tensor, whol
 
 
 def distances(rows: range, keys: int, offset: int, device: torch.device) -> Tensor:
-    """The distance ``j - (i + offset)`` from each query to each key, (rows, keys).
-
-    >>> distances(range(2), 3, 0, torch.device("cpu"))
-    tensor([[ 0,  1,  2],
-            [-1,  0,  1]])
-    """
+    """The distance ``j - (i + offset)`` from each query to each key, (rows, keys)."""
     position = torch.arange(rows.start, rows.stop, device=device) + offset
     return torch.arange(keys, device=device)[None, :] - position[:, None]
 
 
 class DistanceTables(NamedTuple):
-    """Embeddings of distances, clipped to [-clip, clip]: q . a^K joins q . k, and a^V the values.
-
-    keys: a^K, (2 clip + 1, depth) or (heads, 2 clip + 1, depth). values: a^V, likewise, or None.
-    Source: Shaw et al. 2018.
-    """
+    """Embeddings of distances, a^K and a^V of `Shaw`: (2 clip + 1, depth), or one for each head."""
 
     keys: Tensor
     values: Tensor | None
@@ -91,10 +82,7 @@ class Relative(ABC):
         return None
 
     def in_scores(self) -> Relative:
-        """What of them enters the scores, for an `AttentionMatrix`.
-
-        Raises: InputError: they are no bias, and say nothing of it.
-        """
+        """What of them enters the scores, for an `AttentionMatrix`."""
         if self.only_bias:
             return self
         raise InputError(f"{type(self).__name__}: it has no in_scores, which a matrix asks for.")
@@ -104,10 +92,7 @@ class Relative(ABC):
         return changed(self, offset=self.offset + by)
 
     def of_head(self, head: int, heads: int) -> Relative:
-        """Those of one of so many heads, for a call of that head alone.
-
-        Raises: InputError: they say nothing of it.
-        """
+        """Those of one of so many heads, for a call of that head alone."""
         raise InputError(f"{type(self).__name__}: it has no of_head, which a matrix asks for.")
 
 
@@ -152,10 +137,7 @@ class _BiasOfHead(DistanceBias):
 
 @dataclass(frozen=True, eq=False)
 class ByDistance(DistanceBias):
-    """A bias for each distance: ``bias_ij = values[zero + j - i - offset]``.
-
-    values: (heads or 1, distances).
-    """
+    """A bias for each distance: ``values[:, zero + j - i - offset]``; (heads or 1, distances)."""
 
     looked_up: ClassVar[bool] = True
 

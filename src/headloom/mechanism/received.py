@@ -35,10 +35,7 @@ class Received(NamedTuple):
 
 
 def last_queries(received: bool | LastQueries, operation: str) -> int | None:
-    """How many last queries are summed by themselves, 0: none; None: nobody asks what keys receive.
-
-    Raises: InputError: it is none of what may be asked.
-    """
+    """How many last queries are summed by themselves, 0: none; None: nobody asks."""
     if isinstance(received, LastQueries):
         return received.number
     if isinstance(received, bool):
@@ -56,10 +53,7 @@ def in_window(rows: range, queries: int, last: int) -> slice:
 
 
 def of_rows(weights: Weights, rows: range, queries: int, last: int) -> Received:
-    """What keys receive from some rows of the weights, (batch, heads, rows, keys).
-
-    queries: all. last: how many last queries are summed by themselves, 0: none.
-    """
+    """What keys receive from some rows of the weights, (batch, heads, rows, keys)."""
     with torch.no_grad():
         none = weights.new_zeros(*weights.shape[:-2], weights.shape[-1])
         most = weights.amax(-2) if weights.shape[-2] else none
@@ -75,10 +69,7 @@ def of_rows(weights: Weights, rows: range, queries: int, last: int) -> Received:
 def of_edges(
     weights: Tensor, rows: Tensor, columns: Tensor, shape: tuple[int, int], last: int | None
 ) -> Received:
-    """What keys receive along edges, without a batch.
-
-    weights: (edges, heads). rows, columns: (edges,). shape: queries and keys.
-    """
+    """What keys receive along edges, without a batch; weights: (edges, heads)."""
     if last is None:
         return Received()
     queries, keys = shape

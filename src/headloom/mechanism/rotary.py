@@ -119,12 +119,10 @@ class RotaryScaling:
 
 
 def rotary_frequencies(depth: int, base: float, scaling: RotaryScaling | None = None) -> Tensor:
-    """The angle by which each pair of coordinates turns from one position to the next.
+    """The angle by which each pair turns from one position to the next: base^(-2i / depth).
 
-        theta_i = base^(-2i / depth)
-
-    Returns: (depth / 2,), float64, on the CPU; slowed down by the scaling.
-    Source: Su et al. 2021, section 3.2.2.
+    Returns: (depth / 2,), float64, on the CPU; slowed down by the scaling. Source: Su et al. 2021,
+    section 3.2.2.
     """
     pairs = torch.arange(0, depth, 2, dtype=torch.float64, device="cpu")
     if scaling is not None and scaling.kind == "ntk":  # bloc97 2023; Peng et al. 2023, section 3.1

@@ -22,9 +22,7 @@ from headloom.mechanism.shapes import describe, finite_number
 
 
 def node_terms(nodes: Tensor, vector: Tensor) -> Tensor:
-    """What a score of two terms reads of each node, ``a . W h_i``: (..., nodes, depth) to (...,
-    nodes); vector: (depth,) or (heads, depth).
-    """
+    """The term ``a . W h_i`` of nodes (..., nodes, depth); a: (depth,) or (heads, depth)."""
     return (nodes * vector[..., None, :]).sum(-1)
 
 

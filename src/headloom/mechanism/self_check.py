@@ -33,12 +33,10 @@ _CASES = (
 
 @dataclass(frozen=True)
 class Check:
-    """What one backend made of one call.
+    """What one backend, an instruction set or "torch", made of one call.
 
-    backend: an instruction set of the kernels, or "torch".
-    call: what was asked.
-    error: the largest difference from float64, as a share of what rounding may cause: 1 at most.
-    worst: in which result.
+    error: the largest difference from float64, in the result `worst`, as a share of what rounding
+        may cause: 1 at most.
     """
 
     backend: str

@@ -141,39 +141,22 @@ def chosen(operation: str, name: str, choice: object, choices: tuple[str, ...]) 
 
 
 def real_tensor(operation: str, name: str, tensor: object) -> Tensor:
-    """A dense tensor of real numbers; an InputError for all else.
-
-    >>> import torch
-    >>> real_tensor("layer", "x", torch.ones(1))
-    tensor([1.])
-    """
+    """A dense tensor of real numbers; an InputError for all else."""
+    kind = type(tensor).__name__
     if isinstance(tensor, Tensor):
-        kind = _why_not_dense(tensor)
-        if kind is None and not (tensor.is_complex() or tensor.is_quantized):
+        dense = tensor.layout is torch.strided and not tensor.is_nested
+        if dense and not (tensor.is_complex() or tensor.is_quantized):
             return tensor
-        kind = kind or f"a tensor of {tensor.dtype}"
-    else:
-        kind = type(tensor).__name__
+        kind = "a nested tensor" if tensor.is_nested else f"a tensor of {tensor.dtype}"
+        kind += "" if dense or tensor.is_nested else f" and layout {tensor.layout}"
     raise InputError(
         f"{operation}: {name} is {kind}; expected a dense tensor of real numbers, as from "
         "torch.as_tensor."
     )
 
 
-def _why_not_dense(tensor: Tensor) -> str | None:
-    """What a tensor is whose numbers do not lie at strides in memory; None where they do."""
-    if tensor.is_nested:
-        return "a nested tensor"
-    return None if tensor.layout is torch.strided else f"a tensor of layout {tensor.layout}"
-
-
 def describe(tensor: Tensor) -> str:
-    """A tensor's shape as the errors print it.
-
-    >>> import torch
-    >>> describe(torch.zeros(2, 8, 5, 64))
-    '(2, 8, 5, 64)'
-    """
+    """A tensor's shape as the errors print it: (2, 8, 5, 64)."""
     return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
 
 
@@ -182,13 +165,8 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def repeat_kv_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Repeat keys or values of grouped-query attention so that every query head has its own.
+    """Keys or values, (batch, kv_heads, keys, depth), with a head for each of the queries'.
 
-    Args:
-        tensor: (batch, kv_heads, keys, depth); kv_heads divides heads.
-        heads: heads of the queries.
-
-    Returns: (batch, heads, keys, depth).
     Source: Ainslie et al. 2023.
     """
     groups = heads // tensor.shape[1]

@@ -16,10 +16,7 @@ from headloom.mechanism.shapes import describe
 
 
 def finite(operation: str, matrix: Tensor) -> Tensor:
-    """The matrix itself, whose numbers are all finite.
-
-    Raises: InputError: one is infinite or NaN: such a matrix has no singular values.
-    """
+    """The matrix itself; an InputError where a number is infinite or NaN: it has no spectrum."""
     if not bool(matrix.isfinite().all()):
         raise InputError(
             f"{operation}: a matrix of {describe(matrix)} holds numbers that are infinite or NaN; "

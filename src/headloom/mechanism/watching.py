@@ -23,12 +23,7 @@ def is_compiled(module: object) -> bool:
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module of a model, once, with its path, as `nn.Module.named_modules` gives them.
-
-    >>> model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.ReLU()))
-    >>> [path for path, _ in named_modules(model)]
-    ['', '0', '1', '1.0']
-    """
+    """Every module of a model, once, with its path, as `nn.Module.named_modules` gives them."""
     seen: set[nn.Module] = set()
     # Those to come, the next one last.
     waiting: list[tuple[str, nn.Module]] = [("", model)]
@@ -49,18 +44,12 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, AttentionLayer]]:
-    """The attention layers of a model with their paths, in the order of the model.
-
-    Of layers that were compiled one by one the paths are those of the model as it is written.
-    """
+    """The attention layers of a model with their paths, in the order of the model."""
     return [(path, part) for path, part in named_modules(model) if isinstance(part, AttentionLayer)]
 
 
 class Recorder:
-    """An observer that keeps what it sees: name, layer and observation of each call, in order.
-
-    Names are the layers' paths in the model. Everything is cut off from autograd.
-    """
+    """An observer that keeps name, layer and observation of each call, cut off from autograd."""
 
     def __init__(self, model: nn.Module, keep: Keep) -> None:
         self.keep = keep

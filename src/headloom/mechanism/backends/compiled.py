@@ -25,10 +25,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def constant_when_compiled(function: _Function) -> _Function:
-    """A function that the compiler calls instead of reading: a program has its result for good.
-
-    That is what torch.compiler.assume_constant_result does, which loads the compiler, in seconds.
-    """
+    """torch.compiler.assume_constant_result, which would load the compiler, in seconds."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -37,8 +34,7 @@ def constant_when_compiled(function: _Function) -> _Function:
 def is_exporting() -> bool:
     """Whether a program is exported, to run where headloom may not be.
 
-    Before torch 2.12 the compiler takes torch.compiler.is_exporting for true wherever it compiles.
-    torch 2.6 has no such function; the flag that it has is set by an export alone.
+    Before torch 2.12 the compiler's own function is true wherever it compiles; 2.6 has none.
     """
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
@@ -46,12 +42,7 @@ def is_exporting() -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which torch.autocast changes no type: exact numbers stay what they are.
-
-    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(torch.device("cpu")):
-    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    torch.float32
-    """
+    """A context in which torch.autocast changes no type: exact numbers stay what they are."""
     if _has_autocast(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
@@ -205,9 +196,8 @@ def chosen_instruction_set() -> str:
 def beside_a_thread() -> Iterator[None]:
     """While the block runs, what this thread asks of torch takes one thread fewer.
 
-    For work beside a thread that is busy too: an operation that is shared among all processors
-    waits for the share whose processor the other has, for milliseconds, however small it is. Other
-    threads keep theirs, unlike by torch.set_num_threads. Without kernels nothing changes.
+    For work beside a busy thread: an operation that is shared among all processors waits for the
+    share whose processor the other has, for milliseconds. Other threads keep theirs.
     """
     before = 0
     if kernels is not None:
@@ -229,8 +219,7 @@ def _in_transform() -> bool:
 def serves_compiled() -> bool:
     """Whether a call goes into a compiled program as an operator.
 
-    It does not where the program is exported, to run where headloom may not be, and where
-    torch.func transforms it, or derivatives are taken forward: of operators torch has neither.
+    Not where it is exported, transformed by torch.func or derived forward: operators are not.
     """
     if not torch.compiler.is_compiling() or is_exporting():
         return False

@@ -75,10 +75,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def batched(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether one of the tensors stands for several, as gradients do by is_grads_batched=True.
-
-    Such have no memory that a kernel could read, and no numbers that could be looked at.
-    """
+    """Whether one of the tensors stands for several, as gradients do by is_grads_batched=True."""
     functorch = torch._C._functorch
     return any(
         functorch.is_legacy_batchedtensor(tensor) or functorch.is_batchedtensor(tensor)
@@ -88,10 +85,7 @@ def batched(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def by_operations(gradients: Iterable[Tensor | None]) -> bool:
-    """Whether a backward pass is to go by torch's operations, not by a kernel.
-
-    It is where its results are to be differentiated again, and where it is asked for several.
-    """
+    """Whether a backward pass is differentiated again, or stands for several: not by a kernel."""
     return torch.is_grad_enabled() or batched(gradients)
 
 

@@ -165,8 +165,7 @@ _attend: Callable[..., Tensors] = AutogradAttend.apply
 def _prepared(call: AttentionCall) -> NativeCall:
     """What the kernels are asked, in float32 where a gradient is multiplied by distances.
 
-    The gradients of a row's scores sum to 0 as far as the weights of its output are those of the
-    backward pass, and distances multiply what is left.
+    These multiply what rounded weights leave of a row's gradients, whose sum is 0.
     """
     native, relative = prepare(call), call.relative
     if not (ROUNDS_WEIGHTS and native.bfloat16 and isinstance(relative, DistanceBias)):

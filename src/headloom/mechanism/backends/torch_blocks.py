@@ -56,10 +56,7 @@ def in_float(call: AttentionCall) -> AttentionCall:
 
 
 class _AllRows:
-    """All queries of a program that is exported for any length: a range whose end is no number.
-
-    Masks and positions that ask for ``len(rows)`` make it a program for one length.
-    """
+    """All queries of a program that is exported for any length: a range whose end is no number."""
 
     start = 0
 
@@ -77,10 +74,7 @@ def all_rows(queries: Queries) -> range:
 
 
 def row_blocks(queries: Queries, cells_per_row: int) -> list[range]:
-    """The queries, in blocks of BLOCK_CELLS or one row.
-
-    cells_per_row: numbers that a query of one head costs.
-    """
+    """The queries in blocks of BLOCK_CELLS or one row; cells_per_row: of one head."""
     batch, heads, count, _ = queries.shape
     if is_exporting() and any(type(size) is not int for size in queries.shape):
         return [all_rows(queries)]  # as many blocks as there are would be a number too
@@ -117,10 +111,7 @@ def run_block(
 
 
 def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range) -> Scores:
-    """The scores of some rows as AttentionCall defines them, minus infinity where hidden.
-
-    queries: the rows; keys: one head for each head of queries.
-    """
+    """The scores of some rows as AttentionCall defines them; keys: one head for each of queries."""
     scores = call.score(queries, keys)
     length = keys.shape[2]
     if not isinstance(scores, Tensor) or scores.shape != (*queries.shape[:3], length):
@@ -198,8 +189,7 @@ def weigh(call: AttentionCall, weights: Weights, values: Values, rows: range) ->
 def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest scores of each row, highest first, ties to the lower key; and their keys.
 
-    In a program that is compiled for any number of keys, minus infinity and keys past the last one
-    stand in the places that are left.
+    In a program that is compiled for any number of keys, rows of fewer have minus infinity too.
     """
     if type(scores.shape[-1]) is int:
         k = min(k, scores.shape[-1])

@@ -93,9 +93,8 @@ def _dense_rows(
 class _Together(torch.autograd.Function):
     """The tensors of one block as they are; a backward pass through one goes through all.
 
-    A recomputed block is let go when the backward pass has been through all of it. Where the loss
-    uses only some of its outputs, the rest of each block would stay until the end, and memory
-    would be quadratic.
+    A recomputed block is let go when the backward pass has been through all of it: of a loss that
+    uses only some, the rest of each block would stay until the end.
     """
 
     @staticmethod
@@ -135,10 +134,7 @@ def _fused_serves(call: AttentionCall) -> bool:
 
 
 def _zeros_for_nan(call: AttentionCall, output: Tensor) -> bool:
-    """Whether torch's fused attention gave 0 in rows whose scores are not numbers (NaN).
-
-    On the CPU it does where there are fewer keys than its vectors are long.
-    """
+    """Whether torch's fused attention gave 0 in rows of NaN, as it does on the CPU of few keys."""
     inputs = (call.queries, call.keys)
     if output.device.type != "cpu" or why_wrapped(inputs) is not None:
         return False

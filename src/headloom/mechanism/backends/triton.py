@@ -82,10 +82,7 @@ def _triton_version() -> tuple[int, ...]:
 
 @lru_cache
 def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str | None:
-    """What is wrong with the kernels on a device, held against plain torch there; None: nothing.
-
-    received: whether what keys receive is asked too, by a kernel of its own.
-    """
+    """What is wrong with the kernels on a device, held against plain torch there; None: nothing."""
     generator = torch.Generator().manual_seed(1)
     length = 70 if interpreted() else 700  # several tiles
     queries, keys, values = (
@@ -122,10 +119,7 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
 
 
 def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Results:
-    """Output and graph.
-
-    kept: how many edges of a row to keep. received: whether to sum what each key receives.
-    """
+    """Output and graph of so many edges a row, and what each key receives."""
     from headloom.mechanism.backends.triton_edges import edges_kernel
     from headloom.mechanism.backends.triton_scores import received_kernel
     from headloom.mechanism.backends.triton_softmax import softmax_kernel

@@ -103,10 +103,7 @@ class MatrixCall:
         )
 
     def transposed(self, row_bias: Tensor) -> MatrixCall:
-        """Queries and keys exchanged, a number for each query added: (heads, 1, queries).
-
-        For positions that are a bias by distance, or none.
-        """
+        """Queries and keys exchanged, (heads, 1, queries) added; positions: a bias by distance."""
         _, queries, keys = self.shape
         by_distance = self._by_distance()
         return replace(
@@ -119,10 +116,7 @@ class MatrixCall:
         )
 
     def plus_transpose(self, row_bias: Tensor) -> MatrixCall:
-        """The call whose scores are s_ij + s_ji, a number for each j added.
-
-        Of a sequence that looks at itself, without a cap; positions as for `transposed`.
-        """
+        """The call whose scores are s_ij + s_ji, a number for each j added; without a cap."""
         _, queries, keys = self.shape
         repeated = self.repeated_keys()
         mask, bias, relative = self.mask, row_bias, self._by_distance()
@@ -293,10 +287,7 @@ def tile(call: MatrixCall, lse: Tensor, rows: Sequence[int], columns: Sequence[i
 def places_of(
     index: object, shape: tuple[int, int, int]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int], list[int]]:
-    """``matrix[index]`` as heads, queries, keys, and which of the three were numbers.
-
-    Raises: InputError: it is no heads, queries, keys, or one of them is not there.
-    """
+    """``matrix[index]`` as heads, queries, keys, and which of the three were numbers."""
     parts = index if isinstance(index, tuple) else (index,)
     shown = ", ".join(repr(part) if isinstance(part, slice) else in_words(part) for part in parts)
     if len(parts) != 3:
@@ -332,11 +323,7 @@ def summaries_of_blocks(
 ) -> tuple[Tensor, Tensor]:
     """The largest weight and the sum of each block of some rows and columns of one head.
 
-        largest_BC = max over i in B, j in C of P_ij        sum_BC = sum over them of P_ij
-
-    Blocks that the mask hides are skipped. lse: (1, queries), of each row. size: the side of a
-    block; blocks are counted from the starts of rows and columns.
-
+    Blocks that the mask hides are skipped. lse: (1, queries). size: the side of a block.
     Returns: two of (blocks of queries, blocks of keys).
     """
     shape = (-(-len(rows) // size), -(-len(columns) // size))
