@@ -17,6 +17,7 @@ from headloom.api import demo
 from headloom.formats.history import History
 from headloom.formats.tensors import load_tensors
 from headloom.studio import page, pictures
+from headloom.studio.arrays import few_digits
 from headloom.training.config import RunConfig, check_config
 
 Command = Callable[..., Any]
@@ -71,8 +72,8 @@ def test_a_small_demo_leaves_all_that_it_names(
     steps, losses = drawn[0][2]["loss"]
     assert (steps[0], losses[0]) == (0, History(run / "history")[0].loss)
     assert (steps[-1], losses[-1]) == (20, next(r["loss"] for r in reports if r["step"] == 20))
-    curves = described[0]["curves"]["training loss"]
-    assert curves == [*zip(steps, losses, strict=True)]
+    curve = described[0]["history"].description["curves"]["training loss"]
+    assert curve == [[step, few_digits(loss)] for step, loss in zip(steps, losses, strict=True)]
     # Started again, it has nothing to learn and draws the same.
     again = headloom_main("demo", "--run", run, "--seed", 3, "--json")
     assert json.loads(again.out)["exact_match"] == report["exact_match"]

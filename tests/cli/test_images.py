@@ -13,7 +13,6 @@ from tests.cli.conftest import Command
 import headloom
 import headloom.cli
 from headloom.formats.history import History
-from headloom.studio.runs import probe_trace, run_snapshots
 from headloom.studio.training import training_history
 
 CONFIGURATION = """
@@ -100,7 +99,7 @@ def test_its_history_and_its_heads(folder, headloom_main: Command) -> None:
     assert result.code == 0, result.err
     assert headloom_main("measure", "projections", folder / "run").code == 0
     history = History(folder / "run" / "history")
-    shown = training_history(run_snapshots(history), {}, probe_trace(history)).description
+    shown = training_history(list(history)).description
     assert shown["layers"][0]["shape"] == [1, 24, 6]
     assert shown["sequences"]["tokens"][23] == "patch 3,5"
 

@@ -19,12 +19,14 @@ from torch import nn
 
 import headloom
 from headloom.api.trace import Trace
+from headloom.formats.history import LayerSnapshot, Snapshot
 from headloom.formats.terms import Terms
 from headloom.formats.trace import LayerInMemory, TraceLayer
 from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.studio.collection import Collection
 from headloom.studio.page import collect, page_html
 from headloom.studio.serving import Viewer
+from headloom.studio.training import TrainingHistory, training_history
 
 #: The first is Chromium without windows: the same engine, half the processor time for each page.
 CHROMIUM = next(
@@ -166,29 +168,26 @@ def studio(sessions: Callable[[bool, bool], Any], tmp_path: Path) -> Iterator[St
     assert opened.problems == []
 
 
-@pytest.fixture
-def history_of() -> Callable[[Trace], list[dict[str, Any]]]:
-    """A function from a probe's trace to a training: uniform weights first, the trace's last."""
+def snapshot_of(trace: Trace, step: int, loss: float | None, **measures: float) -> Snapshot:
+    """A trace as the snapshot of a training, one number for all its heads."""
+    layers = [
+        LayerSnapshot(
+            layer.name, layer.kind, {}, {name: [x] * layer.heads for name, x in measures.items()},
+            layer.graph, list(layer.query_tokens), list(layer.key_tokens), scale=1.0,
+            product=torch.full((layer.heads, 8, 8), float(step)),
+        )
+        for layer in trace.layers
+    ]  # fmt: skip
+    return Snapshot(step, loss, layers)
 
-    def make(trace: Trace) -> list[dict[str, Any]]:
-        uniform = [torch.full(layer.shape, 1 / layer.shape[2]) for layer in trace.layers]
-        learned = [layer.graph.dense() for layer in trace.layers]
-        return [
-            {
-                "step": step,
-                "loss": 2.0 - place,
-                "layers": {
-                    layer.name: {
-                        "weights": (uniform, learned)[place][number],
-                        "norm": [1.0 + place] * layer.heads,
-                        "symmetry": [0.1 * place] * layer.heads,
-                        "product": torch.full((layer.heads, 8, 8), float(place)),
-                    }
-                    for number, layer in enumerate(trace.layers)
-                },
-            }
-            for place, step in enumerate((0, 500))
-        ]
+
+@pytest.fixture
+def history_of() -> Callable[[Trace], TrainingHistory]:
+    """A function from a probe's trace to a training of two snapshots."""
+
+    def make(trace: Trace) -> TrainingHistory:
+        first = snapshot_of(trace, 0, 2.0, norm=1.0, symmetry=0.0)
+        return training_history([first, snapshot_of(trace, 500, 1.0, norm=2.0, symmetry=0.1)])
 
     return make
 

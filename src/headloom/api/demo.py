@@ -125,9 +125,8 @@ def _draw(
 ) -> dict[str, Path]:
     from headloom.studio import pictures
     from headloom.studio.page import export_page
-    from headloom.studio.runs import loss_curves, probe_trace, run_snapshots
+    from headloom.studio.training import run_history
 
-    history = History(run.folder.history)
     folder = run.folder.path / "pictures"
     folder.mkdir(exist_ok=True)
     page = run.folder.path / "demo.html"
@@ -149,9 +148,7 @@ def _draw(
         list(traces.values()),
         "dates in 48 languages",
         names=list(traces),
-        history=run_snapshots(history),
-        curves=loss_curves(run.folder, history),
-        probe=probe_trace(history),
+        history=run_history(run.folder),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",
             "training": f"{result.seconds:.0f} s, {result.steps:,} steps",
@@ -164,7 +161,7 @@ def _draw(
 def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
     """The probe's attention, and W_Q W_K^T, in the cross head whose W_Q moved most."""
     from headloom.studio.pictures import history
-    from headloom.studio.runs import loss_curves
+    from headloom.studio.training import loss_curves
 
     past = History(run.folder.history)
     snapshots = list(past)

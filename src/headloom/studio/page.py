@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from headloom.formats.trace import TraceData
 from headloom.studio.arrays import as_json
 from headloom.studio.collection import Collection, Example, name_of
 from headloom.studio.pack import pack
-from headloom.studio.training import training_history
+from headloom.studio.training import TrainingHistory
 from headloom.version import __version__
 
 __all__ = ["collect", "export_page", "page_html", "script", "shell", "style"]
@@ -46,9 +46,7 @@ def export_page(
     title: str = "headloom",
     *,
     names: Sequence[str] | None = None,
-    history: Sequence[JsonMapping] | None = None,
-    curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    probe: TraceData | None = None,
+    history: TrainingHistory | None = None,
     summary: JsonMapping | None = None,
 ) -> None:
     """Write one HTML file that shows traces in a browser, offline, with nothing beside it.
@@ -58,29 +56,12 @@ def export_page(
         traces: the examples to choose from; at least one.
         title: what the page is called.
         names: a short name for each example; None: made of its tokens.
-        history: snapshots along a training, in order, each
-
-                {"step": 100, "loss": 1.25,                     # loss may be None
-                 "layers": {"encoder.layers.0.attention": {     # names as in the probe's trace
-                     "weights": (heads, queries, keys),         # of the probe, 0 to 1
-                     "left_out": (heads,),                      # share of a row not in them
-                     "norm": (heads,),                          # |W_Q W_K^T|
-                     "effective_rank": (heads,),
-                     "symmetry": (heads,),                      # -1 to 1
-                     "product": (heads, n, n)}}}                # W_Q W_K^T, or a part of it
-
-            Tensors, arrays or lists; each of the six may be left out.
-        curves: finer curves of the loss, {"training loss": [(step, loss), ...], ...}.
-        probe: the trace of the probe input, whose tokens and layers the history's weights have;
-            None: the first of `traces`.
+        history: of a training: `headloom.studio.training.run_history`.
         summary: what else to say of the run: {"exact match": "99.4 %", ...}, in order.
 
-    Raises: InputError: nothing to show, or a history that does not fit; DataError: the file cannot
-    be written.
+    Raises: InputError: nothing to show; DataError: the file cannot be written.
     """
-    collection = collect(
-        traces, title, names=names, history=history, curves=curves, probe=probe, summary=summary
-    )
+    collection = collect(traces, title, names=names, history=history, summary=summary)
     page = page_html(collection)
     with atomic_file(path) as temporary:
         temporary.write_text(page, "utf-8", newline="\n")
@@ -91,30 +72,16 @@ def collect(
     title: str = "headloom",
     *,
     names: Sequence[str] | None = None,
-    history: Sequence[JsonMapping] | None = None,
-    curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    probe: TraceData | None = None,
+    history: TrainingHistory | None = None,
     summary: JsonMapping | None = None,
-    watched: JsonMapping | None = None,
-    state: str | None = None,
 ) -> Collection:
-    """What is to be shown; takes what `export_page` takes, what is known of a watched training
-    (`headloom.studio.training.watched_training`), and the state of a run.
-    """
-    if not traces:
-        raise InputError("page: no trace; expected one or more.")
-    if names is not None and len(names) != len(traces):
-        raise InputError(f"page: {len(names)} names for {len(traces)} traces; expected one each.")
+    """What is to be shown; takes what `export_page` takes."""
+    names = [name_of(trace) for trace in traces] if names is None else names
     return Collection(
         title,
-        [
-            Example(names[place] if names else name_of(trace), trace)
-            for place, trace in enumerate(traces)
-        ],
+        [Example(name, trace) for name, trace in zip(names, traces, strict=True)],
         [(str(name), str(value)) for name, value in (summary or {}).items()],
-        training_history(history, curves or {}, probe or traces[0], watched, state)
-        if history
-        else None,
+        history,
     )
 
 
