@@ -17,7 +17,7 @@ from headloom.analysis.sql.bounded import ask_bounded
 from headloom.api.trace import Trace
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
-from headloom.studio import routes
+from headloom.studio import server
 from headloom.studio.asking import FIRST, LONGEST, Asking, SupersededError
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
@@ -138,7 +138,7 @@ def test_of_texts_that_wait_the_last_is_read(make_trace: Callable[..., Trace]) -
 
 def test_sql_over_the_server(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is asked here takes some hundredths of a second; a busy machine may take more than five.
-    monkeypatch.setattr(routes, "ask_bounded", partial(ask_bounded, seconds=120))
+    monkeypatch.setattr(server, "ask_bounded", partial(ask_bounded, seconds=120))
     status, said = post(viewer, "/api/sql", {"query": "select count(*) as n from tokens"})
     assert (status, said) == (200, {"columns": ["n"], "rows": [[1]], "more": False, "note": ""})
     _, asked = post(viewer, "/api/ask", {"text": "one two three"})

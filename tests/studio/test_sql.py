@@ -13,7 +13,7 @@ from tests.studio.windows import until
 from headloom.analysis.sql.bounded import ask_bounded
 from headloom.analysis.sql.query import QUESTIONS
 from headloom.api.trace import Trace
-from headloom.studio import routes
+from headloom.studio import server
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
 
@@ -26,7 +26,7 @@ Serving = Callable[..., Viewer]
 def viewer(serving: Serving, pair_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Viewer:
     viewer = serving(collect([pair_trace]))
     # What is asked here takes some hundredths of a second; a busy machine may take more than five.
-    monkeypatch.setattr(routes, "ask_bounded", partial(ask_bounded, seconds=120))
+    monkeypatch.setattr(server, "ask_bounded", partial(ask_bounded, seconds=120))
     return viewer
 
 

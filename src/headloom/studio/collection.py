@@ -7,7 +7,6 @@ notebook hold them all (`headloom.studio.pack`): the front end reads one set of 
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 import threading
 from collections.abc import Callable
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from headloom.studio.asking import Asking
 
 __all__ = ["Collection", "Example", "name_of"]
-
-#: Cells of a layer up to which their sums are made at once.
-_CHEAP_CELLS = 2**28
 
 
 @dataclass
@@ -131,11 +127,6 @@ class Example:
             if number not in self._sums:
                 self._sums[number] = layer_sums(self.layers, number, self.values(number), go_on)
         return self._sums[number]
-
-    def sums_take_long(self, number: int) -> bool:
-        """Whether they are yet to be made, by a pass over many cells."""
-        cells = math.prod(self.trace.layers[number].shape)
-        return number not in self._sums and cells > _CHEAP_CELLS
 
     def heads(self, wait: bool = False) -> JsonObject:
         """What is known of every head.

@@ -112,11 +112,6 @@ class Comparison:
         )
         return as_tile(after - before)
 
-    def takes_long(self, layers: tuple[int, int], tile: Tile) -> bool:
-        """Whether a tile waits for a pass over a whole matrix: see `MatrixTiles`."""
-        pairs = zip(self._examples, layers, strict=True)
-        return any(example.matrix.takes_long(number, tile) for example, number in pairs)
-
     def _measured(self, pair: tuple[int, int]) -> JsonObject:
         first, second = self._examples
         ours, theirs = first.layers.layer(pair[0]), second.layers.layer(pair[1])

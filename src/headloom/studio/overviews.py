@@ -116,10 +116,6 @@ class Overviews:
                 self._means[number] = self._made(number, go_on)
             return self._means[number]
 
-    def takes_long(self, number: int) -> bool:
-        """Whether the exact pictures are yet to be made, in more than a moment."""
-        return self.state(number) == "later" and number not in self._means
-
     def _made(self, number: int, go_on: Callable[[], bool]) -> bytes:
         matrix, sizes = self._layers.matrix(number), self._sizes(number)
         assert matrix is not None, number

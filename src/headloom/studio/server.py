@@ -7,13 +7,9 @@ says the same of each piece for as long as it runs, so that a browser asks for n
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import json
-import secrets
-import threading
 from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import asdict
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -25,29 +21,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headloom.errors import HeadloomError
+from headloom.analysis.sql.bounded import LONGEST as LONGEST_QUERY
+from headloom.analysis.sql.bounded import ask_bounded
+from headloom.errors import DataError, HeadloomError
 from headloom.formats.files import JsonObject
 from headloom.studio.arrays import as_json
+from headloom.studio.asking import LONGEST, SupersededError
 from headloom.studio.collection import Collection
 from headloom.studio.page import script, shell, style
-from headloom.studio.routes import POSTS, ROUTES, Answer, Opened, Place, Slow
+from headloom.studio.routes import ROUTES, UNCACHED, Opened, Pieces
 
 __all__ = ["create_app"]
 
 #: What the studio's own page may do: run its own script, ask its own server, draw.
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src data: blob:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -57,13 +47,32 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
-_JSON, _NUMBERS = "application/json", "application/octet-stream"
-_UNCACHED = {"Cache-Control": "no-store"}
-#: Pieces that take long and are made at the same time, and seconds between two looks whether a
-#: browser still waits for one.
-_AT_ONCE, _LOOK = 2, 0.2
-#: Bytes of a text from which on it is compressed; bytes of a question, at most.
-_PACKED, _LONGEST = 2**14, 2**18
+#: Bytes of a question, at most.
+_LONGEST = 2**18
+
+
+def create_app(collection: Collection) -> Starlette:
+    """The application that serves a collection."""
+    opened = Opened(collection)
+    pieces = Pieces(opened)
+    page = shell(
+        title=f"{collection.title} · headloom",
+        style='<link rel="stylesheet" href="studio.css">',
+        script='<script type="module" src="studio.js"></script>',
+    )
+    return Starlette(
+        routes=[
+            Route("/", lambda request: Response(page, media_type="text/html; charset=utf-8")),
+            Route("/studio.js", pieces.text(script, "text/javascript")),
+            Route("/studio.css", pieces.text(style, "text/css")),
+            *(Route(f"/api/{path}", pieces.answering(make)) for path, make in ROUTES.items()),
+            # What the page sends, as JSON, which no page of another site can.
+            Route("/api/ask", _question(opened, _ask), methods=["POST"]),
+            Route("/api/sql", _question(opened, _sql), methods=["POST"]),
+        ],
+        middleware=[Middleware(LocalOnly, traces=collection.traces)],
+        exception_handlers={HeadloomError: _failed, HTTPException: _failed},
+    )
 
 
 class LocalOnly:
@@ -90,8 +99,7 @@ class LocalOnly:
                     headers[name] = value
             await send(message)
 
-        refused = self._refused(scope)
-        await (refused or self.app)(scope, receive, guarded)
+        await (self._refused(scope) or self.app)(scope, receive, guarded)
 
     def _refused(self, scope: Scope) -> Response | None:
         server, headers = scope.get("server"), Headers(scope=scope)
@@ -113,139 +121,88 @@ class LocalOnly:
 
 
 def _problem(detail: str, status: int) -> JSONResponse:
-    return JSONResponse({"detail": detail}, status, headers=_UNCACHED)
+    return JSONResponse({"detail": detail}, status, headers=UNCACHED)
 
 
-def create_app(collection: Collection) -> Starlette:
-    """The application that serves a collection."""
-    server = _Server(collection)
-    page = shell(
-        title=f"{collection.title} · headloom",
-        style='<link rel="stylesheet" href="studio.css">',
-        script='<script type="module" src="studio.js"></script>',
-    )
-    return Starlette(
-        routes=[
-            Route("/", lambda request: Response(page, media_type="text/html; charset=utf-8")),
-            Route("/studio.js", server.text(script, "text/javascript")),
-            Route("/studio.css", server.text(style, "text/css")),
-            *(Route(f"/api/{path}", server.piece(answer)) for path, answer in ROUTES.items()),
-            *(
-                Route(f"/api/{path}", server.question(answer), methods=["POST"])
-                for path, answer in POSTS.items()
-            ),
-        ],
-        middleware=[Middleware(LocalOnly, traces=collection.traces)],
-        exception_handlers={
-            HeadloomError: lambda request, error: _problem(str(error), 500),
-            HTTPException: lambda request, error: _problem(_detail(error), _status(error)),
-        },
-    )
+def _failed(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        return _problem(str(error), 500)
+    missing = error.detail == "Not Found"
+    detail = "nothing is here: the studio is at /" if missing else error.detail
+    return _problem(detail, error.status_code)
 
 
-def _detail(error: Exception) -> str:
-    detail = error.detail if isinstance(error, HTTPException) else str(error)
-    return "nothing is here: the studio is at /" if detail == "Not Found" else detail
+class Fields:
+    """The fields of a question in JSON. Raises: HTTPException: one is missing or odd."""
+
+    def __init__(self, body: bytes) -> None:
+        try:
+            self._content = json.loads(body)
+        except ValueError:
+            self._content = None
+        if not isinstance(self._content, dict):
+            raise HTTPException(422, "expected a JSON object")
+
+    def text(self, name: str, most: int, default: str | None = None) -> str:
+        """A text of so many characters at most."""
+        value = self._content.get(name, default)
+        if not isinstance(value, str) or len(value) > most:
+            raise HTTPException(422, f"{name}: expected a text of at most {most} characters")
+        return value
+
+    def whole(self, name: str) -> int:
+        """A whole number, 0 or more."""
+        value = self._content.get(name, 0)
+        if type(value) is not int or not 0 <= value < 2**53:
+            raise HTTPException(422, f"{name}: expected a whole number, 0 or more")
+        return value
 
 
-def _status(error: Exception) -> int:
-    return error.status_code if isinstance(error, HTTPException) else 500
+def _ask(opened: Opened, asked: Fields) -> JsonObject:
+    """Trace a text by the model that is open: the example that it is from now on."""
+    text, window = asked.text("text", LONGEST), asked.text("window", 64, "")
+    if opened.collection.asking is None:
+        raise HTTPException(404, "no model is open here: headloom view MODEL")
+    number, example = opened.collection.asking.ask(window, asked.whole("turn"), text)
+    return {"example": number, "description": example.description()}
 
 
-class _Server:
-    """How pieces are answered."""
+def _sql(opened: Opened, asked: Fields) -> JsonObject:
+    """The first rows of the answer to one SELECT over the views of an example."""
+    query, trace = asked.text("query", LONGEST_QUERY), opened.example(asked.whole("example")).trace
+    if not opened.answering.acquire(timeout=10):
+        raise HTTPException(409, "another question is being answered: ask again")
+    try:
+        return asdict(ask_bounded(trace, query))
+    finally:
+        opened.answering.release()
 
-    def __init__(self, collection: Collection) -> None:
-        self._opened = Opened(collection)
-        # A new server may show another trace at the same address.
-        self._tag = f'"{secrets.token_hex(8)}"'
-        self._slow = asyncio.Semaphore(_AT_ONCE)
 
-    def text(self, make: Callable[[], str], kind: str) -> Callable[[Request], Response]:
-        """The answer to a request for a part of the front end."""
-        return lambda request: self.lasting(
-            request, lambda: make().encode(), f"{kind}; charset=utf-8"
-        )
+def _question(
+    opened: Opened, make: Callable[[Opened, Fields], JsonObject]
+) -> Callable[[Request], Awaitable[Response]]:
+    """The answer to what the page sends, or the problem in one line."""
 
-    def lasting(self, request: Request, make: Callable[[], bytes], kind: str) -> Response:
-        """What does not change; or that the browser has it."""
-        caching = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
-        if self._tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=caching)
-        content = make()
-        # Through a tunnel from another machine texts come several times as fast; numbers hardly.
-        if kind != _NUMBERS and len(content) >= _PACKED:
-            caching["Vary"] = "Accept-Encoding"
-            if "gzip" in request.headers.get("accept-encoding", ""):
-                content = gzip.compress(content, compresslevel=1)
-                caching["Content-Encoding"] = "gzip"
-        return Response(content, media_type=kind, headers=caching)
+    def answer(body: bytes) -> JsonObject:
+        try:
+            return make(opened, Fields(body))
+        except SupersededError:
+            raise HTTPException(409, "a newer question came meanwhile") from None
+        except DataError:
+            raise
+        except HeadloomError as error:
+            return {"problem": str(error)}
 
-    def piece(
-        self, answer: Callable[[Place], Answer] | Slow
-    ) -> Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]:
-        """The answer to a request for a piece."""
+    async def answered(request: Request) -> Response:
+        # A form of another site can send other kinds without being asked first.
+        if request.headers.get("content-type") != "application/json":
+            raise HTTPException(422, "expected JSON")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _LONGEST:
+                raise HTTPException(413, f"expected at most {_LONGEST} bytes")
+        made = await run_in_threadpool(answer, body)
+        return Response(as_json(made), media_type="application/json", headers=UNCACHED)
 
-        def at_once(request: Request) -> Response:
-            assert not isinstance(answer, Slow)
-            made = answer(Place(self._opened, request.path_params))
-            kind = _NUMBERS if isinstance(made.content, bytes) else _JSON
-            if not made.lasting:
-                return Response(bytes(made), media_type=kind, headers=_UNCACHED)
-            return self.lasting(request, lambda: bytes(made), kind)
-
-        async def slowly(request: Request) -> Response:
-            assert isinstance(answer, Slow)
-            return await self._slowly(request, Place(self._opened, request.path_params), answer)
-
-        return slowly if isinstance(answer, Slow) else at_once
-
-    async def _slowly(self, request: Request, place: Place, piece: Slow) -> Response:
-        """The answer of what may take long. Such pieces wait for each other outside of the server's
-        threads, which others need meanwhile; and none is made for a browser that has left.
-        """
-        left = threading.Event()
-
-        def made() -> Response:
-            try:
-                make = partial(piece.make, place, lambda: not left.is_set())
-                return self.lasting(request, make, _NUMBERS)
-            except InterruptedError:
-                return Response(status_code=204)
-
-        if not piece.takes_long(place):
-            return await run_in_threadpool(made)
-        async with self._slow:
-            if await request.is_disconnected():
-                return Response(status_code=204)
-            making = asyncio.ensure_future(run_in_threadpool(made))
-            try:
-                while not (await asyncio.wait({making}, timeout=_LOOK))[0]:
-                    if await request.is_disconnected():
-                        left.set()
-                return making.result()
-            finally:
-                left.set()
-
-    def question(
-        self, answer: Callable[[object, Opened], JsonObject]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """The answer to what the page sends."""
-
-        async def answered(request: Request) -> Response:
-            # A form of another site can send other kinds without being asked first.
-            if request.headers.get("content-type") != _JSON:
-                raise HTTPException(422, "expected JSON")
-            body = b""
-            async for part in request.stream():
-                body += part
-                if len(body) > _LONGEST:
-                    raise HTTPException(413, f"expected at most {_LONGEST} bytes")
-            try:
-                content = json.loads(body)
-            except ValueError:
-                raise HTTPException(422, "expected JSON") from None
-            made = await run_in_threadpool(answer, content, self._opened)
-            return Response(as_json(made), media_type=_JSON, headers=_UNCACHED)
-
-        return answered
+    return answered

@@ -41,12 +41,11 @@ class Viewer:
         self._socket = _bound(port)
         self._collection = collection
         self.address = f"http://{_HOST}:{self._socket.getsockname()[1]}/"
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._warming = threading.Thread(target=self._warm, daemon=True)
 
     def run(self) -> None:
         """Serve until interrupted: what still computes or waits then is left alone."""
-        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         try:
             # Half a second at a time: on Windows a wait without an end hears no Ctrl-C.
@@ -63,7 +62,6 @@ class Viewer:
 
     def start(self) -> None:
         """Serve in the background; returns once it answers."""
-        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         atexit.register(self._end)
         while not self._server.started and self._thread.is_alive():
@@ -72,7 +70,7 @@ class Viewer:
     def close(self, patience: float = 10) -> None:
         """Stop serving. patience: seconds for requests that still wait."""
         self._server.should_exit = True
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(timeout=patience)
         self._socket.close()
 
@@ -196,8 +194,7 @@ def _server(collection: Collection) -> uvicorn.Server:
 
 def _bound(port: int | None) -> socket.socket:
     """A socket that listens on a port of this machine alone."""
-    tried = [port] if port is not None else [*_PORTS, 0]
-    for wanted in tried:
+    for wanted in [*_PORTS, 0] if port is None else [port]:
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -206,12 +203,9 @@ def _bound(port: int | None) -> socket.socket:
             return listening
         except OSError as error:
             listening.close()
-            if error.errno != errno.EADDRINUSE or port is not None:
-                reason = (
-                    "is in use"
-                    if error.errno == errno.EADDRINUSE
-                    else f"cannot be had: {error.strerror}"
-                )
+            if port is not None or error.errno != errno.EADDRINUSE:
+                in_use = error.errno == errno.EADDRINUSE
+                reason = "is in use" if in_use else f"cannot be had: {error.strerror}"
                 raise InputError(
                     f"view: port {wanted} {reason}. Choose another, or --port 0 for any."
                 ) from None

@@ -148,10 +148,6 @@ class MatrixTiles:
             "rank": int((scored.scores > score).sum()) + 1,
         }
 
-    def exact(self, number: int) -> bool:
-        """Whether tiles of a layer are of the whole matrix, not of kept edges alone."""
-        return self._trace.layers[number].data.has_matrix
-
     def _blocks(
         self, number: int, head: int, rows: range, columns: range, size: int
     ) -> tuple[Tensor, Tensor]:
@@ -161,20 +157,6 @@ class MatrixTiles:
             return _kept_blocks(self._layers[number], head, rows, columns, size)
         queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         return matrix.block_summaries(head, size, queries, keys)
-
-    def takes_long(self, number: int, tile: Tile) -> bool:
-        """Whether a tile waits for a pass over the matrix of its head, yet to be made."""
-        _, queries, keys = self._trace.layers[number].shape
-        base = _base_level(queries, keys)
-        if tile.level < base:
-            return False
-        with self._keeping:
-            found = self._passes.get((number, tile.head))
-        if found is None:
-            return True
-        tall = SIDE << (tile.level - base)
-        rows = range(tile.row * tall, min((tile.row + 1) * tall, len(found.largest)))
-        return bool(found.missing(rows))
 
     def _held(self, number: int, head: int) -> _Pass:
         """The pass of a head, as far as it is made; those of the heads looked at last are held."""
