@@ -114,7 +114,7 @@ def test_projections(headloom_main: Command, runs: Path, rows: Any) -> None:
         ("clusters T --layer 0 --head 9", "no head 9; the layer has heads 0 to 1."),
         ("graph T --by token", "by='token'; expected"),
         ("projections R --by word", "by='word'; expected one of"),
-        ("projections T", "a trace, which headloom heads, headloom measure and headloom"),
+        ("projections T", "It is a trace: headloom heads, headloom measure"),
         ("size T", "'size' is not one of"),
     ],
 )

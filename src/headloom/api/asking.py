@@ -1,10 +1,8 @@
-"""What `headloom view` opens: traces, a run, or a model that reads texts while somebody types
-them.
-"""
+"""What `headloom view` opens: traces, a run, or a model that reads what somebody types."""
 
 from __future__ import annotations
 
-import threading
+from functools import cached_property
 from pathlib import Path
 
 from headloom.api.model import Model, TraceChoices, check_text
@@ -19,10 +17,7 @@ from headloom.studio.collection import Collection
 from headloom.studio.neuron import LayerNumbers
 from headloom.studio.page import collect
 from headloom.studio.runs import open_collection, open_traces
-from headloom.tracing.arguments import token_limit
 from headloom.tracing.locating import PACKAGED, is_gguf
-
-__all__ = ["Reader", "is_model", "open_studio"]
 
 #: What a model reads first.
 TEXT = "The animal didn't cross the street because it was too tired."
@@ -34,50 +29,37 @@ class Reader:
     Of one text at a time: `Asking` sees to it.
     """
 
-    def __init__(self, name: str, model: Model | None = None) -> None:
-        self._name, self._model = name, model
-        self._opening = threading.Lock()
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._calls: tuple[str, dict[str, LayerCalled]] | None = None
 
+    @cached_property
     def model(self) -> Model:
         """The model, once it is open."""
-        with self._opening:
-            if self._model is None:
-                self._model = open_model(self._name, quiet=True)
-            return self._model
+        return open_model(self._name)
 
     def __call__(self, text: str) -> TraceData:
         """Trace a text. Raises: HeadloomError: it cannot be read."""
         check_text(text)
         options = TraceChoices(keep=32, verify=False)
-        model = self.model()
-        if unknown := model.unknown_parts(text):
+        if unknown := self.model.unknown_parts(text):
             parts = ", ".join(repr(part) for part in unknown[:5])
             raise InputError(f"{self._name} does not know {parts}. Type what it was trained on.")
-        inputs = model.inputs(text, options)
-        if isinstance(inputs, str) and model.tokenizer is not None:
-            limit = token_limit(model.network)
-            count = len(model.tokenizer(inputs, verbose=False)["input_ids"])
-            if limit is not None and count > limit:
-                raise InputError(
-                    f"This text has {count:,} tokens; {self._name} reads {limit:,} at most. "
-                    "Shorten it."
-                )
+        inputs, tokenizer = self.model.inputs(text, options), self.model.tokenizer
         written = None
-        if not isinstance(inputs, str) and "target" in inputs and model.tokenizer is not None:
+        if not isinstance(inputs, str) and "target" in inputs and tokenizer is not None:
             # What a translator of headloom wrote, and then read.
-            written = {"wrote": model.tokenizer.decode(inputs["target"][0].tolist()[1:])}
-        return model.trace(inputs, None, options, description=written)
+            written = {"wrote": tokenizer.decode(inputs["target"][0].tolist()[1:])}
+        return self.model.trace(inputs, None, options, description=written)
 
     def through(self, text: str, layer: str) -> LayerNumbers:
         """What a layer, by its path, read and made on a text, on which the model runs once.
 
         Raises: InputError: its learned matrices, or what enters it, could not be told.
         """
-        model = self.model()
         if self._calls is None or self._calls[0] != text:
-            inputs = model.inputs(text, TraceChoices(verify=False))
-            self._calls = text, layer_calls(model, inputs)
+            inputs = self.model.inputs(text, TraceChoices(verify=False))
+            self._calls = text, layer_calls(self.model, inputs)
         call = self._calls[1].get(layer)
         if call is None:
             raise InputError(
@@ -109,27 +91,23 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
 
     Raises: DataError: nothing, or something damaged; InputError: the model reads no text.
     """
-    name = str(path)
     if text is not None and (others or is_run(path) or not is_model(path)):
         raise InputError(f"--text: {path} is no model, which would read it. Leave it out.")
     if others:
         return open_traces([path, *others])
+    reader = Reader(str(path))
+    title = path.resolve().name if path.exists() else str(path)
     if is_run(path):
-        collection = open_collection(path)
-        run = RunFolder.open(path)
+        collection, run = open_collection(path), RunFolder.open(path)
         # Others see images or graphs, have no weights yet, or are of a watched training.
-        if run.vocabulary.exists() and run.best.exists():
-            reader = Reader(name)
-            title = path.resolve().name
-            collection.asking = Asking(title, reader, reader.through)
-        return collection
-    if not is_model(path):
+        if not run.vocabulary.exists() or not run.best.exists():
+            return collection
+    elif is_model(path):
+        text = TEXT if text is None else text
+        collection = collect([reader(text)], title, names=[text])
+        collection.examples[0].text = text
+    else:
         return open_collection(path)
-    reader = Reader(name, open_model(name))
-    text = TEXT if text is None else text
-    title = name if not path.exists() else path.resolve().name
-    collection = collect([reader(text)], title, names=[text])
-    collection.examples[0].text = text
     collection.asking = Asking(title, reader, reader.through)
     return collection
 

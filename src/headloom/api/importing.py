@@ -23,8 +23,6 @@ from headloom.mechanism.masks import Mask, causal, window
 from headloom.tracing.given import TokensGiven, from_queries_keys, from_weights
 from headloom.tracing.given_edges import from_edges
 
-__all__ = ["ImportOptions", "import_files", "layers_of_names"]
-
 _TOKENS = ("tokens", "input_ids", "token_ids")
 _NAME = re.compile(
     r"(?i)(?P<layer>.*?)[._/ -]*(?<![a-z])((?P<queries>q|query|queries)|(?P<keys>k|keys?)|"

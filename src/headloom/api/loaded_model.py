@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from headloom.errors import DataError, InputError
 from headloom.models.decoding import WithoutTokens, beam_search, greedy, sample
@@ -21,8 +22,6 @@ from headloom.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-__all__ = ["LoadedModel", "from_huggingface"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,18 +69,13 @@ class LoadedModel:
             raise InputError(
                 f"{self.folder}: this model {self.model.purpose}; give a GPT-2 or Llama."
             )
+        end = self.ends[0] if len(self.ends) == 1 else None
+        generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             drawn = sample(
-                self.model,
-                self.model.start(),
-                self.encode(prompt),
-                length=length,
-                temperature=temperature,
-                top=top,
-                top_p=top_p,
-                end=self.ends[0] if len(self.ends) == 1 else None,
-                generator=torch.Generator().manual_seed(seed),
-            )
+                self.model, self.model.start(), self.encode(prompt), length=length, top=top,
+                temperature=temperature, top_p=top_p, end=end, generator=generator,
+            )  # fmt: skip
         return self._text(drawn[0].tolist())
 
     def translate(
@@ -107,25 +101,17 @@ class LoadedModel:
             )
         if not lines:
             return []
-        encodings = self.tokenizer.encode_batch(list(lines))
-        longest = max(len(encoding.ids) for encoding in encodings)
-        source = torch.full((len(lines), max(longest, 1)), self.padding)
-        for row, encoding in enumerate(encodings):
-            source[row, : len(encoding.ids)] = torch.tensor(encoding.ids, dtype=torch.long)
-        stepper = WithoutTokens(self.model, self.padding)
+        ids = [torch.tensor(e.ids, dtype=torch.long) for e in self.tokenizer.encode_batch([*lines])]
+        source = pad_sequence(ids, batch_first=True, padding_value=self.padding)
         search = greedy
         if beam != 1:
             search = partial(beam_search, beam=beam, length_penalty=length_penalty)
         with torch.no_grad():
-            found = search(
-                stepper,
-                self.model.start(source),
-                len(lines),
-                start=self.start,
-                end=self.ends[0],
-                max_length=max_length,
-            )
-        return [self._text(hypothesis.tokens) for hypothesis in found]
+            hypotheses = search(
+                WithoutTokens(self.model, self.padding), self.model.start(source), len(lines),
+                start=self.start, end=self.ends[0], max_length=max_length,
+            )  # fmt: skip
+        return [self._text(hypothesis.tokens) for hypothesis in hypotheses]
 
     def _text(self, ids: list[int]) -> str:
         end = next((place for place, each in enumerate(ids) if each in self.ends), len(ids))

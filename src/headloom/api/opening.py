@@ -42,8 +42,6 @@ from headloom.training.inference import open_run
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["PretrainedModel", "open_model"]
-
 
 def open_model(
     name: str,

@@ -12,21 +12,6 @@ from torch import Tensor, nn
 
 from headloom.errors import HeadloomError, InputError
 
-__all__ = [
-    "BESIDE",
-    "CACHES",
-    "Arguments",
-    "Inputs",
-    "Tokenizer",
-    "batch_of",
-    "cache_among",
-    "check_readable",
-    "explained",
-    "positions_in",
-    "prefix_of",
-    "token_limit",
-]
-
 #: Who names ids, of any library: see `headloom.tracing.names.token_names`.
 Tokenizer = Any
 #: To be read: tensors, and what else a model takes.

@@ -33,17 +33,6 @@ from headloom.tracing.sources.tensors import (
     weights_call,
 )
 
-__all__ = [
-    "ENDS",
-    "GivenSequences",
-    "TokensGiven",
-    "TokensOfSequence",
-    "from_queries_keys",
-    "from_weights",
-    "given_traces",
-    "mask_is_causal",
-]
-
 #: The sequences of the queries and the keys of each kind of layer, where there are two sequences.
 ENDS = {
     "encoder": ("source", "source"),

@@ -30,8 +30,6 @@ from headloom.tracing.recording.session import Session
 from headloom.tracing.sources.graphs import graph_of_edges
 from headloom.tracing.sources.tensors import weights_call
 
-__all__ = ["from_edges"]
-
 #: How far from 1 the weights of a row may sum, as of numbers written with a few decimals.
 _NEAR = 1e-3
 

@@ -10,16 +10,6 @@ from pathlib import Path
 from headloom.errors import DataError, InputError
 from headloom.formats.files import is_there, open_file
 
-__all__ = [
-    "PACKAGED",
-    "Located",
-    "check_memory",
-    "check_model_path",
-    "is_gguf",
-    "locate",
-    "packaged_model",
-]
-
 #: Small real models in packages of PyPI, by short names: the module, the folder or file in it, and
 #: what pip is told. minilm: all-MiniLM-L6-v2 (6 layers of 12 heads). smollm2: SmolLM2-135M-Instruct
 #: in 4 bits (30 layers of 9 heads over 3), in a plugin of another program.

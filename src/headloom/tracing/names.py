@@ -16,17 +16,22 @@ from headloom.formats.files import JsonObject
 from headloom.formats.tokens import Tokens, texts_of
 from headloom.tracing.arguments import Tokenizer
 
-__all__ = ["special_known", "texts_known", "token_names"]
+#: The bytes that byte-level vocabularies write as other characters, by these: printable Latin-1
+#: stands for itself, the other 68 for the code points from 256 on, in order. A space may be itself.
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {" ": 32}
+_BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def token_names(ids: Sequence[int], tokenizer: Tokenizer = None) -> list[str]:
-    """The strings of token ids.
+    """Return the strings of token ids.
 
     Args:
         ids: a sequence of them.
         tokenizer: anything that has `token_strings` (a headloom vocabulary),
-        `convert_ids_to_tokens`
-            (Transformers) or `id_to_token` (tokenizers); None: numbers.
+            `convert_ids_to_tokens` (Transformers) or `id_to_token` (tokenizers); None: numbers.
 
     Returns: one string an id, as the vocabulary spells it; "#17" for an id that the tokenizer does
     not know. Where texts differ from that, `Tokens`, which have both.
@@ -40,25 +45,36 @@ def token_names(ids: Sequence[int], tokenizer: Tokenizer = None) -> list[str]:
     if tokenizer is None:
         return [f"#{number}" for number in ids]
     if hasattr(tokenizer, "token_strings"):
-        names = list(tokenizer.token_strings(ids))
+        spelled = tokenizer.token_strings(ids)
     elif hasattr(tokenizer, "convert_ids_to_tokens"):
-        names = list(tokenizer.convert_ids_to_tokens(ids))
+        spelled = tokenizer.convert_ids_to_tokens(ids)
     elif hasattr(tokenizer, "id_to_token"):
-        names = [tokenizer.id_to_token(number) for number in ids]
+        spelled = [tokenizer.id_to_token(number) for number in ids]
     else:
         raise InputError(
             f"trace: cannot name tokens by a {type(tokenizer).__name__}: it has none of "
             "token_strings, convert_ids_to_tokens, id_to_token. Leave tokenizer= out for numbers."
         )
-    if len(names) != len(ids):
-        raise InputError(
-            f"trace: the tokenizer gave {len(names)} names for {len(ids)} ids; expected one each."
-        )
     names = [
-        f"#{number}" if name is None else str(name) for number, name in zip(ids, names, strict=True)
+        f"#{number}" if name is None else str(name)
+        for number, name in zip(ids, spelled, strict=True)
     ]
-    texts = _texts(ids, names, tokenizer)
-    return names if texts is None or texts == names else Tokens(names, texts)
+    # Of Transformers; of a headloom vocabulary; of the tokenizers library.
+    holders = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "tokenizer")]
+    for fast in (*holders, tokenizer):
+        if not hasattr(fast, "decoder") or not hasattr(fast, "get_added_tokens_decoder"):
+            continue
+        text = _reader(fast)
+        if text is None:
+            break
+        added = fast.get_added_tokens_decoder()
+        pieces = [None if number in added else fast.id_to_token(number) for number in ids]
+        texts = texts_of(
+            name if piece is None else text(piece)
+            for name, piece in zip(names, pieces, strict=True)
+        )
+        return names if texts == names else Tokens(names, texts)
+    return names
 
 
 def texts_known(names: Sequence[str]) -> dict[str, list[str]]:
@@ -73,102 +89,50 @@ def special_known(ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, list[bo
     """
     listed = getattr(tokenizer, "all_special_ids", None)
     if listed is not None:
-        listed = set(listed)
-        return {"special": [int(number) in listed for number in ids]}
+        special = set(listed)
+        return {"special": [int(number) in special for number in ids]}
     if hasattr(tokenizer, "is_special"):
         return {"special": [bool(tokenizer.is_special(int(number))) for number in ids]}
     return {}
 
 
-#: The bytes that byte-level vocabularies write as other characters, by these: printable Latin-1
-#: stands for itself, the other 68 for the code points from 256 on, in order.
-_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(256 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE}))
-}
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-def _texts(ids: list[int], names: list[str], tokenizer: Tokenizer) -> list[str] | None:
-    """What the tokens say; None: the tokenizer does not show how that is found."""
-    # Of Transformers; of a headloom vocabulary; of the tokenizers library.
-    fast = next(
-        (
-            tokens
-            for tokens in (
-                getattr(tokenizer, "backend_tokenizer", None),
-                getattr(tokenizer, "tokenizer", None),
-                tokenizer,
-            )
-            if hasattr(tokens, "decoder") and hasattr(tokens, "get_added_tokens_decoder")
-        ),
-        None,
-    )
-    if fast is None:
-        return None
-    text = _reader(fast)
-    if text is None:
-        return None
-    added = fast.get_added_tokens_decoder()
-    spelled = [fast.id_to_token(number) for number in ids]
-    return texts_of(
-        name if piece is None or number in added else text(piece)
-        for number, name, piece in zip(ids, names, spelled, strict=True)
-    )
-
-
 def _reader(fast: Any) -> Callable[[str], str | bytes] | None:
     """From how a vocabulary spells a token to its text, or its bytes; None: it is the same."""
     parts = _parts(fast.decoder)
-    kinds = {part["type"] for part in parts}
-    if not parts:
-        # Without a decoder, what cut the text into tokens knows how they are spelled.
-        kinds = {part["type"] for part in _parts(fast.pre_tokenizer)}
+    # Without a decoder, what cut the text into tokens knows how they are spelled.
+    kinds = {part["type"] for part in parts or _parts(fast.pre_tokenizer)}
     ending = getattr(fast.model, "end_of_word_suffix", None)
-
-    def whole(piece: str) -> str:
-        # A word's end is where a space follows.
-        return piece.removesuffix(ending) + " " if ending and piece.endswith(ending) else piece
-
-    if "ByteLevel" in kinds:
-
-        def of_bytes(piece: str) -> str | bytes:
-            content = [b" " if c == " " else _byte(c) for c in whole(piece)]
-            return piece if None in content else b"".join(c for c in content if c is not None)
-
-        return of_bytes
+    by_bytes = "ByteLevel" in kinds
+    fallback = "ByteFallback" in kinds or bool(getattr(fast.model, "byte_fallback", False))
     spaces = {
         part.get("replacement") or part["pattern"].get("String")
         for part in parts
         if part["type"] == "Metaspace" or (part["type"] == "Replace" and part.get("content") == " ")
     }
-    fallback = "ByteFallback" in kinds or bool(getattr(fast.model, "byte_fallback", False))
-    if not (spaces or fallback or ending):
+    if not (by_bytes or spaces or fallback or ending):
         return None
 
-    def of_pieces(piece: str) -> str | bytes:
-        byte = _BYTE.fullmatch(piece) if fallback else None
+    def text(piece: str) -> str | bytes:
+        byte = _BYTE.fullmatch(piece) if fallback and not by_bytes else None
         if byte:
             return bytes.fromhex(byte[1])
-        for space in spaces:
+        for space in () if by_bytes else spaces:
             piece = piece.replace(space, " ") if space else piece
-        return whole(piece)
+        whole = piece
+        if ending and piece.endswith(ending):  # a word's end is where a space follows
+            whole = piece.removesuffix(ending) + " "
+        if not by_bytes:
+            return whole
+        return bytes(_BYTES[c] for c in whole) if {*whole} <= _BYTES.keys() else piece
 
-    return of_pieces
-
-
-def _byte(character: str) -> bytes | None:
-    number = _BYTES.get(character)
-    return None if number is None else bytes([number])
+    return text
 
 
 def _parts(component: Any) -> list[JsonObject]:
     """What a decoder or a pre-tokenizer of the tokenizers library is made of."""
-    if component is None:
-        return []
     try:
-        described = json.loads(component.__getstate__())
+        described = json.loads(component.__getstate__()) if component is not None else {}
     except (TypeError, ValueError):
-        # One of the caller's own making says nothing of itself.
-        return []
-    return list(described.get("decoders") or described.get("pretokenizers") or [described])
+        return []  # one of the caller's own making says nothing of itself
+    nested = described.get("decoders") or described.get("pretokenizers")
+    return list(nested or [described] * bool(described))

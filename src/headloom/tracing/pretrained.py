@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PretrainedConfig
 
-__all__ = ["load_pretrained", "without_output"]
-
 #: The automatic classes of models that predict, by what the class that was saved is called.
 _PREDICTING = {
     "ForConditionalGeneration|MTModel|Seq2Seq": "AutoModelForSeq2SeqLM",
@@ -186,11 +184,8 @@ def _check_folder(folder: Path) -> None:
         if files := sorted(folder.glob("*.gguf")):
             remedy = f"It is a folder of GGUF files. Give one of them: {files[0]}"
         if is_there(folder / "trace.json", "trace"):
-            remedy = "It is a trace, which headloom heads, headloom measure and headloom view read."
-        raise DataError(
-            f"{folder}: neither a run (it has no run.json) nor a model (it has no config.json). "
-            f"{remedy}"
-        )
+            remedy = "It is a trace: headloom heads, headloom measure and headloom view read it."
+        raise DataError(f"{folder}: neither a run nor a model (no config.json). {remedy}")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
     if not weights:
         raise DataError(
