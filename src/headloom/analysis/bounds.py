@@ -107,15 +107,11 @@ def _reciprocity(graph: AttentionGraph) -> Interval:
 
 
 def _mass(graph: AttentionGraph, pattern: Pattern) -> Interval:
-    heads, queries, _ = graph.shape
-    lower, missing = torch.zeros(2, heads, queries, dtype=torch.float64)
-    for start in range(0, queries, 256):
-        rows = range(start, min(start + 256, queries))
-        keys, weights = (part[:, start : rows.stop] for part in (graph.keys, graph.weights))
-        cells = pattern.cells(rows).expand(heads, -1, -1)
-        inside = cells.gather(-1, keys.clamp(min=0).long()) & (keys >= 0)
-        lower[:, start : rows.stop] = (weights.double() * inside).sum(-1)
-        missing[:, start : rows.stop] = (cells.sum(-1) - inside.sum(-1)).double()
+    _, queries, keys = graph.shape
+    rows, first = torch.arange(queries)[:, None], torch.zeros(queries, dtype=torch.long)
+    inside = pattern.contains(rows, graph.keys.clamp(min=0).long()) & (graph.keys >= 0)
+    lower = (graph.weights.double() * inside).sum(-1)
+    missing = pattern.sizes(first, first + keys) - inside.sum(-1)
     more = torch.minimum(left_out(graph), missing * largest_left_out(graph))
     return Interval(lower, lower + more)
 

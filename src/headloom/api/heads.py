@@ -33,7 +33,7 @@ class HeadChoice:
     sort: the column to sort by, of equal retrieval by the mass on the needle; None: by layer and
         head, or with a needle by retrieval.
     limit: so many heads at most.
-    needle: a text that stands twice, whose retrieval is measured; "": the longest one; None: none.
+    needle: a text that stands twice, whose retrieval is measured; None: none.
     """
 
     every: bool = False
@@ -153,5 +153,5 @@ def _with_needle(table: pandas.DataFrame, trace: TraceData, text: str) -> pandas
     """With columns: the share of the needle that each head copies, its mass there, and chance's."""
     import pandas
 
-    copied = retrieval(trace, find_needle(trace.tokens, text or None))
+    copied = retrieval(trace, find_needle(trace.tokens, text))
     return table.merge(pandas.DataFrame(copied), how="left", on=["layer", "head"])

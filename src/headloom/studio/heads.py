@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from headloom.analysis.heads.measures import head_measures
+from headloom.analysis.heads.measures import HEAD_MEASURES
 from headloom.analysis.heads.roles import MEASURES, ROLE_WORDS, HeadRole
 from headloom.analysis.heads.roles import head_roles as roles_of
 from headloom.formats.files import JsonObject
@@ -19,7 +19,7 @@ _CHEAP_CELLS = 2**30
 
 #: The measures, axes to choose from; and the roles, what they are called and how they are drawn.
 WORDS = {
-    "measures": {measure.name: measure.title for measure in head_measures()},
+    "measures": {measure.name: measure.title for measure in HEAD_MEASURES},
     "roles": [
         {
             "name": name,

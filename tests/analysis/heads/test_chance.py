@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,14 +11,9 @@ from tests.slow import slow
 from torch import Tensor
 
 from headloom.analysis.dense_layer import layer_of_weights
-from headloom.analysis.heads.chance import (
-    bennett,
-    log_means,
-    set_moments,
-)
 from headloom.analysis.heads.measures import layer_scores
 from headloom.analysis.heads.roles import MEASURES
-from headloom.analysis.heads.scores import HeadScores
+from headloom.analysis.heads.scores import HeadScores, bennett, log_means, set_moments
 from headloom.formats.trace import TraceLayer
 
 TOKENS = [str(i * i % 7) for i in range(16)]
@@ -72,16 +68,7 @@ def test_mean_variance_and_tail_against_shuffles(measure: str, causal: bool) -> 
     # The bound of the tail holds, at every height.
     for quantile in (0.5, 0.9, 0.99, 0.999):
         height = drawn.quantile(quantile)
-        at = HeadScores(
-            scores.measure,
-            scores.rows,
-            height[None] * scores.rows,
-            scores.chance_total,
-            scores.chance_variance,
-            scores.tail_variance,
-            scores.cap,
-            scores.log_mean,
-        )
+        at = replace(scores, total=height[None] * scores.rows)
         share = (drawn >= height).double().mean().item()
         assert at.p.item() >= share - 4 * (share / SHUFFLES) ** 0.5
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import headloom
 from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.heads.layer_weights import LayerWeights
-from headloom.analysis.heads.measures import layer_scores
+from headloom.analysis.heads.measures import head_patterns, layer_scores
 from headloom.analysis.heads.patterns import SEPARATORS
 from headloom.analysis.heads.retrieval import find_needle, retrieval_score
 from headloom.analysis.heads.scores import HeadScores
@@ -24,7 +24,7 @@ from headloom.mechanism.reference import graphs as reference
 
 Make = Callable[..., tuple[TraceLayer, Tensor]]
 
-REACH = 2
+REACH = 4
 
 
 class Random(torch.nn.Module):
@@ -101,7 +101,8 @@ PATTERNS = (
 
 
 def scores(layer: TraceLayer, exact: bool | None = None) -> dict[str, HeadScores]:
-    return layer_scores(LayerWeights(layer, exact=exact), reach=REACH, sinks=SINKS)
+    weights = LayerWeights(layer, exact=exact, patterns=head_patterns(layer))
+    return layer_scores(weights, sinks=SINKS)
 
 
 def by_loops(measure: str, weights: Tensor, tokens: list[str], causal: bool) -> Tensor:
@@ -164,7 +165,7 @@ def test_the_formulas_of_the_reference(random_layer: Make, causal: bool) -> None
         expected = torch.tensor([formula(head) for head in weights]).double()
         if name != "separator" or separators:
             assert torch.allclose(measured, expected, atol=2e-6), name
-    needle = find_needle(tokens)
+    needle = find_needle(tokens, tokens[0])
     places = (needle.start, needle.answer, needle.length)
     expected = torch.tensor([reference.retrieval(head, tokens, *places) for head in weights])
     assert torch.allclose(retrieval_score(layer, needle), expected)

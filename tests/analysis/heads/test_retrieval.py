@@ -27,15 +27,11 @@ def test_where_the_needle_stands() -> None:
     # Word marks and pieces of words count as the text does.
     pieces = [".", "Ġblue", "Ġf", "ish", ".", "Ġhay", "blue", "Ġf", "ish"]
     assert find_needle(pieces, "blue fish") == Needle(1, 6, 3)
-    assert find_needle(TOKENS) == NEEDLE
-    assert find_needle(["a", "b", "b", "a"]) == Needle(1, 2, 1)
     for text, said in (("blue cat", "0 times"), ("secret word", "1 times"), ("", "0 times")):
         with pytest.raises(headloom.InputError, match=said):
             find_needle(TOKENS, text)
     with pytest.raises(headloom.InputError, match="split alike"):
         find_needle(["blue", "fish", "x", "bluefish"], "bluefish")
-    with pytest.raises(headloom.InputError, match="nothing to retrieve"):
-        find_needle(["a", "b"])
 
 
 def test_the_head_that_fetches_is_found_among_others() -> None:
@@ -65,7 +61,7 @@ def test_the_head_that_fetches_is_found_among_others() -> None:
 
 def test_the_p_of_a_needle_is_corrected_for_all_heads_of_all_layers() -> None:
     tokens = list("abcdxyzmnopxyz")
-    needle = find_needle(tokens)
+    needle = find_needle(tokens, "x y z")
     weights = torch.rand(3, 14, 14, generator=torch.Generator().manual_seed(2)).tril()
     weights[0, needle.answer - 1 :] *= 0.05
     for place in range(3):

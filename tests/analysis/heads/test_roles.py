@@ -9,9 +9,8 @@ import torch
 
 import headloom
 from headloom.analysis.dense_layer import layer_of_weights
-from headloom.analysis.heads.layer_weights import LayerWeights
+from headloom.analysis.heads.layer_weights import LayerWeights, looked_at, sink_keys
 from headloom.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
-from headloom.analysis.heads.sinks import looked_at, sink_keys
 from headloom.api.trace import Trace
 from headloom.mechanism.multihead import MultiHeadAttention
 
@@ -200,7 +199,7 @@ def test_sinks_are_the_same_whatever_was_kept() -> None:
     rows = far.sum(0).clamp(min=1)
     chance = (far / (i[:, None] + 1.0)).sum(0) / rows
     by_hand = ((dense * far).sum(1) / rows - chance) / (1 - chance)
-    found = looked_at(LayerWeights(few[0]), 4)
+    found = looked_at(LayerWeights(few[0]))
     there = far.sum(0) >= 3
     assert torch.allclose(found[:, there], by_hand[:, there], atol=1e-5)
     assert bool((found[:, ~there] == -math.inf).all())
@@ -218,8 +217,3 @@ def test_several_texts_are_put_together() -> None:
     other = layer_of_weights(torch.eye(3)[None])
     with pytest.raises(headloom.InputError, match="one model"):
         head_roles([one, Trace({"tokens": ["a"] * 3}, (other,))])
-
-
-def test_bad_thresholds() -> None:
-    with pytest.raises(headloom.InputError, match="alpha=2"):
-        head_roles(one_head_of_each(), alpha=2)

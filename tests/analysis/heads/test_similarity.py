@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import headloom
-from headloom.analysis.dense_layer import layer_of_weights
-from headloom.analysis.heads.similarity import clusters, similarity
+from headloom.analysis.heads.similarity import similarity
 from headloom.api.trace import Trace
 
 
@@ -45,20 +44,6 @@ def test_causal_grouped_and_positioned_heads(layers, translator, language_model)
     assert np.allclose(found.affinity, expected.affinity, atol=1e-5)
 
 
-def test_clusters_of_copies() -> None:
-    """Three kinds of heads, slightly different copies, spread over two layers."""
-    generator = torch.Generator().manual_seed(6)
-    kinds = torch.randn(3, 20, 20, generator=generator) * 4
-    order = [0, 1, 2, 0, 0, 1, 0, 2, 1, 0]
-    scores = torch.stack([kinds[k] for k in order])
-    weights = (scores + 0.1 * torch.randn(scores.shape, generator=generator)).softmax(-1)
-    layers = layer_of_weights(weights[:4]), layer_of_weights(weights[4:])
-    found = clusters(similarity(Trace({"tokens": layers[0].query_tokens}, layers)))
-    # The largest cluster is 0; then that of head 1, then that of head 2.
-    assert found.tolist() == order
-    assert len(set(clusters(similarity(Trace({"tokens": ["a"]}, layers)), count=2).tolist())) == 2
-
-
 @pytest.mark.parametrize("kept", [2, 6])
 def test_what_is_on_a_sink_is_alike_too(kept: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -69,18 +54,12 @@ def test_what_is_on_a_sink_is_alike_too(kept: int) -> None:
     assert float(trace.layers[0].graph.rest.mean()) > 0.1
     alike = similarity(trace)
     assert alike.affinity == pytest.approx(np.ones((2, 2)), abs=1e-5)
-    assert clusters(alike).tolist() == [0, 0]
     # Two heads of which one has all on its keys and one almost all on the sink.
     other = headloom.from_queries_keys(pair, pair, sinks=torch.tensor([-30.0, 12.0]))
     assert similarity(other).affinity[0, 1] < 0.1
 
 
-def test_bad_questions(pair_trace: Trace, minilm_top: Trace) -> None:
+def test_bad_questions(pair_trace: Trace) -> None:
     with pytest.raises(headloom.InputError, match="different sequences or sizes"):
         similarity(pair_trace)
     assert similarity(pair_trace, layers=[1]).affinity.shape == (4, 4)
-    alike = similarity(minilm_top)
-    with pytest.raises(headloom.InputError, match="count=0"):
-        clusters(alike, count=0)
-    with pytest.raises(headloom.InputError, match="distance=3"):
-        clusters(alike, distance=3)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headloom.analysis.heads.layer_weights import LayerWeights
-from headloom.analysis.heads.measures import layer_scores
+from headloom.analysis.heads.measures import head_patterns, layer_scores
 from headloom.analysis.heads.roles import MEASURES, special_keys
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
@@ -129,10 +129,10 @@ class CorpusLayer:
         """
         if not self.fits(trace):
             raise InputError(f"corpus: text {text} has no layer {self.name} of {self.heads} heads.")
-        weights = LayerWeights(trace.layers[self.number])
-        layer, graph = weights.layer, weights.graph
+        layer = trace.layers[self.number]
         special = special_keys(trace, layer.keys_from)
-        scores = layer_scores(weights, special=special, without=_SLOW)
+        weights = LayerWeights(layer, patterns=head_patterns(layer, special))
+        scores, graph = layer_scores(weights, without=_SLOW), weights.graph
         none = torch.full((self.heads,), torch.nan, dtype=torch.float64)
         columns = [scores[name].score if name in scores else none for name in MEASURES]
         sinks = torch.zeros(graph.length, dtype=torch.bool)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headloom.analysis.heads.layer_weights import LayerWeights
-from headloom.analysis.heads.measures import head_measures, layer_scores
-from headloom.analysis.heads.sinks import sink_keys
+from headloom.analysis.heads.layer_weights import LayerWeights, sink_keys
+from headloom.analysis.heads.measures import HEAD_MEASURES, head_patterns, layer_scores
 from headloom.errors import InputError
 from headloom.formats.history import History, Snapshot
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
@@ -87,17 +86,18 @@ def formation(history: History, measure: str) -> list[Moment]:
 
     Args:
         history: of a run.
-        measure: one of `headloom.analysis.heads.measures.head_measures`.
+        measure: one of `headloom.analysis.heads.measures.HEAD_MEASURES`.
 
     Raises: InputError: no such measure, or a history without snapshots.
     """
-    chosen("formation", "measure", measure, tuple(known.name for known in head_measures()))
+    chosen("formation", "measure", measure, tuple(known.name for known in HEAD_MEASURES))
     if not len(history):
         raise InputError(f"{history.folder}: this history has no snapshots yet.")
     moments = []
     for snapshot in history:
         scores: dict[tuple[int, int], float] = {}
-        read = [LayerWeights(layer) for layer in trace_of_snapshot(snapshot).layers]
+        layers = trace_of_snapshot(snapshot).layers
+        read = [LayerWeights(layer, patterns=head_patterns(layer)) for layer in layers]
         for number, (weights, sinks) in enumerate(zip(read, sink_keys(read), strict=True)):
             of_layer = layer_scores(weights, sinks=sinks).get(measure)
             none = torch.full((weights.layer.heads,), math.nan)

@@ -1,16 +1,31 @@
-"""What the rows of a layer have on sets of keys: one pass over its weights, or its kept edges."""
+"""The weights of a layer, some rows at a time; their masses on patterns; and sinks.
+
+Sinks are tokens at which heads all over the model look, whatever the query: the first one, and
+others that say little ("the", "of", a full stop). What a head puts on key j from afar, beside what
+an even row would put there,
+
+    a_j = mean of w_ij over the rows i that may look at j, |i - j| > REACH
+    e_j = mean of 1 / n_i over the same rows
+
+is large where (a_j - e_j) / (1 - e_j) is EFFECT or more. A key is a sink for the heads of a layer
+where it is large for SHARE of all heads of the *other* layers or more, two at least: the heads that
+are held against chance have no part in choosing the keys.
+
+Source: Xiao et al. 2024 (attention sinks); Sun et al. 2024, sections 2 and 4 (massive activations);
+Gu et al. 2025, section 3 (a_j of a head against a threshold, here lower, and beside chance).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.analysis.heads.chance import log_means
-from headloom.analysis.heads.patterns import Pattern, visible_keys
+from headloom.analysis.heads.patterns import Pattern, VisibleKeys, visible_keys
 from headloom.analysis.weights import (
     Source,
     keeps_all,
@@ -18,50 +33,76 @@ from headloom.analysis.weights import (
     left_out,
     mass_on_keys,
     name_of,
-    row_tiles,
     weights_of,
 )
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = ["LayerWeights"]
+__all__ = ["REACH", "LayerWeights", "RowSums", "looked_at", "one_sequence", "sink_keys"]
 
-#: Cells of a set that are looked at at once.
+#: Cells that are looked at at once: 8 MiB of float32, which stay near the processor.
 CELLS = 2**21
+#: Tokens on either side that are local; sinks are looked at from farther away.
+REACH = 4
+#: Of what chance leaves, the least that a head puts on a sink; of the other layers' heads, the
+#: least share; and the least rows that are far, since what two rows look at may be meant for them.
+EFFECT, SHARE, ROWS = 0.1, 0.1, 3
+
+
+@dataclass(frozen=True, eq=False)
+class RowSums:
+    """Sums over the weights of a layer, float64.
+
+    squares    ``sum_j w_ij^2``: one over it is the row's effective number of keys; (heads, queries)
+    distance   ``sum_j w_ij |i - j|``, in tokens, (heads, queries)
+    far        what each key receives from rows that are not near, (heads, keys)
+    masses     by pattern what each row has on its keys, (heads, queries)
+    """
+
+    squares: Tensor
+    distance: Tensor
+    far: Tensor
+    masses: dict[str, Tensor]
 
 
 class LayerWeights:
-    """The weights of a layer, row by row.
+    """The weights of a layer, row by row: all of them, or the kept edges.
 
     Args:
         layer: of a trace.
         exact: see `headloom.analysis.weights.weights_of`.
+        patterns: by name; what each row has on them is taken in the one pass over the weights.
+
+    source: "exact", "rounded" or "kept".
 
     Raises: InputError: exact weights that the layer does not have.
     """
 
-    def __init__(self, layer: TraceLayer, *, exact: bool | None = None) -> None:
-        self.layer = layer
+    def __init__(
+        self,
+        layer: TraceLayer,
+        *,
+        exact: bool | None = None,
+        patterns: Mapping[str, Pattern] | None = None,
+    ) -> None:
+        self.layer, self.patterns = layer, dict(patterns or {})
         self.graph: AttentionGraph = layer.graph
         self.weights: Source = weights_of(layer, exact, check=False)
-        #: "exact", "rounded" or "kept".
         self.source = name_of(layer, self.weights)
-        self._visible = visible_keys(layer)
+
+    @cached_property
+    def visible(self) -> VisibleKeys:
+        """The keys that each row may look at."""
+        return visible_keys(self.layer)
 
     @property
     def broken(self) -> Tensor:
         """Which heads have a row of weights that are no numbers (NaN), (heads,)."""
         return self.graph.lse.isnan().any(-1)
 
-    @property
-    def one_sequence(self) -> bool:
-        """Whether a sequence looks at itself."""
-        _, queries, keys = self.layer.shape
-        return self.layer.queries_from == self.layer.keys_from and queries == keys
-
     @cached_property
     def row_mass(self) -> Tensor:
-        """What a row has on all its keys: 1, less what a sink takes where that is known."""
+        """The mass of a row on all its keys: 1, less what a sink takes where that is known."""
         looks = (self.graph.count > 0).double()
         terms = self.layer.terms
         if terms is not None and terms.sinks is not None:
@@ -94,74 +135,54 @@ class LayerWeights:
         return self.left_out[0].sum(-1) / (self.graph.count > 0).sum(-1).clamp(min=1)
 
     @cached_property
-    def squares(self) -> Tensor:
-        """``sum_j w_ij^2``: one over it is the row's effective number of keys.
-
-        Of kept edges as much as it can be, so that chance is not taken to vary less than it does.
-        """
-        if not isinstance(self.weights, AttentionGraph):
-            return self.weights.sum_of_squares().double()
-        mass, largest = self.left_out
-        return self.graph.weights.double().square().sum(-1) + mass * largest
-
-    @cached_property
-    def log_means(self) -> tuple[Tensor, Tensor]:
-        """``log (1 / n sum_j e^(a w_ij))`` of each row for a and -a of `RATES`, or more than it.
-
-        Two of (rates, heads, queries).
-        """
-        known = torch.where(self.graph.keys >= 0, self.graph.weights, -1)
-        row = known, *self.left_out, self.counts
-        return log_means(*row, 1), log_means(*row, -1)
-
-    @cached_property
     def counts(self) -> Tensor:
         """How many keys each row may look at, (heads, queries)."""
         if self.layer.terms is not None or not keeps_all(self.graph):
             return self.graph.count.long()
         # Weights that were given say how many are not 0.
-        parts = [visible.sum(-1) for _, visible in self.visible()]
-        counts = torch.cat(parts, -1) if parts else self.graph.count
-        return counts.expand(self.graph.count.shape).long()
+        return self.visible.sizes(None).expand(self.graph.count.shape)
 
-    def visible(self) -> Iterator[tuple[range, Tensor]]:
-        """Some rows at a time, and which keys they may look at, (heads or 1, rows, keys)."""
-        _, queries, keys = self.layer.shape
-        size = max(1, CELLS // max(1, keys))
-        for start in range(0, queries, size):
-            rows = range(start, min(start + size, queries))
-            yield rows, self._visible(rows)
+    @cached_property
+    def sums(self) -> RowSums:
+        """What is known after one pass over the weights."""
+        heads, queries, keys = self.layer.shape
+        squares = torch.zeros(heads, queries, dtype=torch.float64)
+        masses = torch.zeros(1 + len(self.patterns), heads, queries, dtype=torch.float64)
+        far = torch.zeros(heads, keys, dtype=torch.float64)
+        reach = reach_of(self.layer)
+        for rows, weights, places in self.tiles():
+            part, i = slice(rows.start, rows.stop), torch.arange(rows.start, rows.stop)[:, None]
+            away = (places - i).abs()
+            inside = (pattern.contains(i, places) for pattern in self.patterns.values())
+            masses[:, :, part] = _sums_of(weights, [away, *inside])
+            squares[:, part] = torch.linalg.vector_norm(weights, dim=-1).double().square()
+            if places.ndim > 1:
+                there = weights.where(away > reach, 0).double().flatten(1)
+                far.scatter_add_(1, places.flatten(1), there)
+                continue
+            first = int(places[0]) if len(places) else 0
+            far[:, first : first + len(places)] += weights.sum(1).double()
+            for offset in range(rows.start - first - reach, rows.start - first + reach + 1):
+                near = weights.diagonal(offset, 1, 2)
+                start = first + max(offset, 0)
+                far[:, start : start + near.shape[1]] -= near
+        if isinstance(self.weights, AttentionGraph):
+            # As much as it can be, so that chance is not taken to vary less than it does.
+            mass, largest = self.left_out
+            squares += mass * largest
+        of_patterns = dict(zip(self.patterns, masses[1:], strict=True))
+        return RowSums(squares, masses[0], far, of_patterns)
 
-    def measured(self, patterns: Sequence[Pattern]) -> tuple[Tensor, Tensor]:
-        """How many keys of its sets each row may look at, and what it has on them.
-
-        Returns: two of (patterns, heads, queries): int64, and float64.
-        """
-        heads, queries, _ = self.layer.shape
-        sizes = torch.zeros(len(patterns), heads, queries, dtype=torch.long)
-        masses = torch.zeros(len(patterns), heads, queries, dtype=torch.float64)
-        for rows, weights, keys in self._blocks():
-            part = slice(rows.start, rows.stop)
-            visible = self._visible(rows)
-            cells = [pattern.cells(rows) for pattern in patterns]
-            for place, of in enumerate(cells):
-                sizes[place, :, part] = (of & visible).sum(-1, dtype=torch.int32).long()
-            masses[:, :, part] = _sums(weights, keys, cells)
-        return torch.minimum(sizes, self.counts), masses
-
-    def distance(self) -> Tensor:
-        """``sum_j w_ij |i - j|`` of each row, in tokens, (heads, queries)."""
+    def mass_on(self, keys: Sequence[int]) -> Tensor:
+        """What each row has on the same few keys, (heads, queries)."""
+        if isinstance(self.weights, AttentionGraph):
+            inside = torch.isin(self.graph.keys, torch.tensor(keys, dtype=self.graph.keys.dtype))
+            return (self.graph.weights * inside).sum(-1, dtype=torch.float64)
         heads, queries, length = self.layer.shape
-        if self.layer.mask == "causal" and not isinstance(self.weights, AttentionGraph):
-            # Products lose less where the numbers are small.
-            columns = torch.stack((torch.ones(length), torch.arange(length) / length), -1)
-            mass, place = (self.weights @ columns).double().unbind(-1)
-            return mass * torch.arange(queries) - place * length
-        found = torch.zeros(heads, queries, dtype=torch.float64)
-        for rows, weights, keys in self._blocks():
-            away = (torch.arange(length) - torch.arange(rows.start, rows.stop)[:, None]).abs()
-            found[:, rows.start : rows.stop] = _sums(weights, keys, [away])[0]
-        return found
+        mass = torch.zeros(heads, queries, dtype=torch.float64)
+        for key in filter(length.__gt__, keys):
+            mass += self.cells(range(queries), range(key, key + 1))[..., 0]
+        return mass
 
     def partners(self) -> Tensor:
         """``sum_(j != i) w_ij w_ji`` of each row; for a sequence that looks at itself."""
@@ -175,44 +196,129 @@ class LayerWeights:
         both = self.weights.reciprocity().double() - self.weights.mass(0).double().square()
         return both.clamp(min=0)
 
-    def _blocks(self) -> Iterator[tuple[range, Tensor, Tensor | None]]:
-        """Some rows at a time: the cells, (heads, rows, keys) or the first keys; or, of kept edges,
-        their weights and keys, (heads, rows, places).
+    def tiles(self) -> Iterator[tuple[range, Tensor, Tensor]]:
+        """Some rows at a time: weights (heads, rows, places), and their keys.
+
+        The keys are (places,), the same for all; or those of kept edges, of their weights' shape.
         """
-        if not isinstance(self.weights, AttentionGraph):
-            causal = self.layer.mask == "causal"
-            for rows, _, tile in row_tiles(self.weights, causal=causal):
-                yield rows, tile, None
-            return
-        _, queries, length = self.layer.shape
-        size = max(1, CELLS // max(1, length))
-        for start in range(0, queries, size):
-            rows = range(start, min(start + size, queries))
-            part = slice(start, rows.stop)
-            keys = self.graph.keys[:, part].clamp(min=0).long()
-            yield rows, self.graph.weights[:, part], keys
+        heads, queries, _ = self.layer.shape
+        first, end = self.visible.first, self.visible.end
+        start = 0
+        while start < queries:
+            width = self.graph.k
+            if not isinstance(self.weights, AttentionGraph):
+                width = int(end[start] - first[start]) + 256
+            stop = min(start + max(1, CELLS // max(1, heads * width)), start + 512, queries)
+            rows, part = range(start, stop), slice(start, stop)
+            if isinstance(self.weights, AttentionGraph):
+                keys = self.graph.keys[:, part].clamp(min=0).long()
+                yield rows, self.graph.weights[:, part], keys
+            else:
+                left, right = int(first[part].min()), int(end[part].max())
+                yield rows, self.cells(rows, range(left, right)), torch.arange(left, right)
+            start = stop
+
+    def cells(self, rows: range, keys: range) -> Tensor:
+        """All weights of some rows on some keys, (heads, rows, keys)."""
+        matrix, terms = self.weights, self.layer.terms
+        assert not isinstance(matrix, AttentionGraph) and terms is not None
+        part, inside = slice(rows.start, rows.stop), slice(keys.start, keys.stop)
+        added = terms.relative is not None or terms.bias is not None
+        if added or self.layer.softcap is not None:
+            return matrix[:, part, inside]
+        queries, lse = matrix.queries[:, part] * self.layer.scale, matrix.lse[:, part]
+        # A row that sees nothing has lse = -inf and weights 0. Heads of one head of keys together.
+        less, groups = (-lse).masked_fill(lse == -torch.inf, -torch.inf), len(matrix.keys)
+        weights = torch.baddbmm(
+            less.reshape(groups, -1, 1),
+            queries.reshape(groups, -1, queries.shape[-1]),
+            matrix.keys[:, inside].mT,
+        ).view(self.layer.heads, len(rows), len(keys))
+        hidden = ~self.visible.cells(rows, keys)
+        # Of a causal layer the last columns only.
+        for column in hidden.any(-2).flatten().nonzero()[:1, 0].tolist():
+            weights[..., column:].masked_fill_(hidden[..., column:], -torch.inf)
+        return weights.exp_()
 
 
-def _sums(weights: Tensor, keys: Tensor | None, factors: Sequence[Tensor]) -> Tensor:
+def one_sequence(layer: TraceLayer) -> bool:
+    """Whether a sequence looks at itself."""
+    return layer.queries_from == layer.keys_from and layer.shape[1] == layer.shape[2]
+
+
+def reach_of(layer: TraceLayer) -> int:
+    """Tokens on either side that are near; between two sequences none is."""
+    return REACH if one_sequence(layer) else -1
+
+
+def _sums_of(weights: Tensor, factors: Sequence[Tensor]) -> Tensor:
     """``sum_j w_ij f_ij`` for each factor, (factors, heads, rows), float64.
 
-    weights: of all cells, keys None; or of edges to these keys. factors: (rows, keys) or (heads,
-    rows, keys).
+    factors: (rows, places), which are taken in one product; (heads, rows, places), or the same
+    for all rows.
     """
-    heads, rows, width = weights.shape
-    sums = torch.zeros(len(factors), heads, rows, dtype=torch.float64)
-    if keys is not None:
-        for place, factor in enumerate(factors):
-            cells = factor.expand(heads, -1, -1).gather(-1, keys)
-            sums[place] = (weights * cells).sum(-1, dtype=torch.float64)
-        return sums
-    # Those that are the same for all heads in one product.
+    sums = torch.zeros(len(factors), *weights.shape[:2], dtype=torch.float64)
     shared = [place for place, factor in enumerate(factors) if factor.ndim == 2]
     if shared:
-        together = torch.stack([factors[place][..., :width].to(weights.dtype) for place in shared])
+        together = torch.stack([factors[place].to(weights.dtype) for place in shared])
         sums[shared] = torch.einsum("hrc,prc->phr", weights, together).double()
     for place, factor in enumerate(factors):
         if factor.ndim == 3:
-            cells = factor[..., :width].to(weights.dtype)
-            sums[place] = (weights * cells).sum(-1, dtype=torch.float64)
+            factor = factor.to(weights.dtype)
+            every = factor.shape[1] == 1
+            sums[place] = (weights @ factor.mT)[..., 0] if every else (weights * factor).sum(-1)
     return sums
+
+
+def sink_keys(
+    layers: Sequence[TraceLayer | LayerWeights], *, exact: bool | None = None
+) -> list[list[int] | None]:
+    """The sinks of the heads of each layer, by the heads of the others.
+
+    Args:
+        layers: of a trace.
+        exact: see `headloom.analysis.weights.weights_of`.
+
+    Returns: for each layer its places, in order; None where no other layer has the same queries
+    and keys.
+    Raises: InputError: `exact` is True, and a layer's weights are not known exactly.
+
+    >>> from headloom.analysis.dense_layer import layer_of_weights
+    >>> third = torch.zeros(2, 12, 12)
+    >>> third[..., 2] = 1
+    >>> layer = layer_of_weights(third)
+    >>> sink_keys([layer, layer]), sink_keys([layer])
+    ([[2], [2]], [None])
+    """
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    read = [
+        layer if isinstance(layer, LayerWeights) else LayerWeights(layer, exact=exact)
+        for layer in layers
+    ]
+    for number, weights in enumerate(read):
+        layer = weights.layer
+        groups.setdefault((layer.queries_from, layer.keys_from, layer.shape[2]), []).append(number)
+    sinks: list[list[int] | None] = [None] * len(read)
+    for members in groups.values():
+        if len(members) < 2:
+            continue
+        large = [(looked_at(read[n]) >= EFFECT).sum(0) for n in members]
+        heads = sum(read[n].layer.heads for n in members)
+        together = torch.stack(large).sum(0)
+        for number, own in zip(members, large, strict=True):
+            least = max(2.0, SHARE * (heads - read[number].layer.heads))
+            sinks[number] = (together - own >= least).nonzero().flatten().tolist()
+    return sinks
+
+
+def looked_at(weights: LayerWeights) -> Tensor:
+    """Return what each head puts on each key from afar, of what chance leaves, (heads, keys).
+
+    Minus infinity for a key that fewer than ROWS rows see from afar.
+    """
+    even = 1 / weights.counts.double().clamp(min=1)
+    reach = reach_of(weights.layer)
+    rows = weights.visible.column_sums(torch.ones_like(even), reach)
+    chance = weights.visible.column_sums(even, reach) / rows.clamp(min=1)
+    effect = (weights.sums.far / rows.clamp(min=1) - chance) / (1 - chance).clamp(min=1e-12)
+    return effect.masked_fill(rows < ROWS, -torch.inf)

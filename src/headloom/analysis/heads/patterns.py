@@ -7,7 +7,7 @@ one, the first token is one column, a duplicate token is the keys of the query's
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ __all__ = [
     "Diagonals",
     "HeadKeys",
     "Pattern",
+    "VisibleKeys",
     "class_numbers",
     "punctuation_marks",
     "separators",
@@ -30,72 +31,35 @@ __all__ = [
 ]
 
 
-def visible_keys(layer: TraceLayer) -> Callable[[range], Tensor]:
-    """Return a function from some rows to which keys each may look at, (heads or 1, rows, keys).
-
-    Where the trace does not say, as of weights that were given without a mask, they are the keys
-    that some head of the layer looks at, if every edge was kept. Of one head that looks at one key
-    a row, which tells of no mask: all, or all up to the query where none looks ahead. Else all up
-    to the query where each row has as many, or all.
-    """
-    graph, terms = layer.graph, layer.terms
-    heads, queries, keys = graph.shape
-    position = torch.arange(queries)
-    everything = layer.mask == "all" or bool((graph.count == keys).all())
-    causal = layer.mask == "causal" or (
-        bool((graph.count == (position + 1).clamp(max=keys)).all()) and queries == keys
-    )
-    if terms is not None and layer.mask is not None:
-
-        def by_terms(rows: range) -> Tensor:
-            seen = torch.ones(1, len(rows), keys, dtype=torch.bool)
-            if terms.mask is not None:
-                seen = terms.mask.cells(rows, keys, torch.device("cpu"))[0].expand(
-                    -1, len(rows), keys
-                )
-            if terms.bias is None:
-                return seen
-            bias = terms.bias.expand(heads, queries, keys)[:, rows.start : rows.stop]
-            return seen & (bias > -torch.inf).cpu()
-
-        return by_terms
-    if not everything and not causal and keeps_all(graph):
-        if heads > 1 or bool((graph.count > 1).any()):
-
-            def by_edges(rows: range) -> Tensor:
-                kept = graph.keys[:, rows.start : rows.stop].transpose(0, 1).flatten(1).long()
-                seen = torch.zeros(len(rows), keys + 1, dtype=torch.bool)
-                return seen.scatter_(1, torch.where(kept < 0, keys, kept), True)[None, :, :-1]
-
-            return by_edges
-        causal = queries == keys and not bool((graph.keys > position[:, None]).any())
-
-    def by_rule(rows: range) -> Tensor:
-        end = torch.arange(rows.start, rows.stop) + 1 if causal else torch.tensor([keys])
-        return (torch.arange(keys) < end[:, None]).expand(1, len(rows), keys)
-
-    return by_rule
-
-
 class Pattern(Protocol):
     """A set of keys for each query."""
 
-    def cells(self, rows: range) -> Tensor:
-        """Which keys are in the sets of some queries, (rows, keys) or (heads, rows, keys)."""
+    def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """Whether keys are in the sets of queries, (rows, keys) or (heads, rows, keys).
+
+        rows: numbers of queries, (rows, 1); keys: (keys,), or some of each, (heads, rows, keys).
+        """
+
+    def sizes(self, first: Tensor, end: Tensor) -> Tensor:
+        """How many of the keys first_i to end_i - 1 are in each set, (queries,) or with heads."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Diagonals:
-    """Query i: the keys i + lowest to i + highest, of so many keys."""
+    """Query i: the keys i + lowest to i + highest."""
 
     lowest: int
     highest: int
-    keys: int
 
-    def cells(self, rows: range) -> Tensor:
-        """See Pattern.cells."""
-        distance = torch.arange(self.keys) - torch.arange(rows.start, rows.stop)[:, None]
-        return (distance >= self.lowest) & (distance <= self.highest)
+    def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """See Pattern.contains."""
+        return (keys - rows >= self.lowest) & (keys - rows <= self.highest)
+
+    def sizes(self, first: Tensor, end: Tensor) -> Tensor:
+        """See Pattern.sizes."""
+        i = torch.arange(len(first))
+        last = torch.minimum(end, i + self.highest + 1)
+        return (last - torch.maximum(first, i + self.lowest)).clamp(min=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,24 +69,40 @@ class Classes:
     of_queries, of_keys: class numbers (queries,) and (keys,); a negative one is in no set.
 
     >>> tokens = class_numbers(["a", "b", "a"])
-    >>> Classes(tokens, tokens, without=0).cells(range(3))    # the other places of a token
+    >>> others = Classes(tokens, tokens, without=0)           # the other places of a token
+    >>> others.contains(torch.arange(3)[:, None], torch.arange(3))
     tensor([[False, False,  True],
             [False, False, False],
             [ True, False, False]])
+    >>> others.sizes(torch.zeros(3).long(), torch.arange(3) + 1)    # that may be looked at
+    tensor([0, 0, 1])
     """
 
     of_queries: Tensor
     of_keys: Tensor
     without: int | None = None
 
-    def cells(self, rows: range) -> Tensor:
-        """See Pattern.cells."""
-        wanted = self.of_queries[rows.start : rows.stop, None]
-        inside = (self.of_keys == wanted) & (wanted >= 0)
+    def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """See Pattern.contains."""
+        wanted = self.of_queries[rows]
+        inside = (self.of_keys[keys] == wanted) & (wanted >= 0)
+        return inside if self.without is None else inside & (keys != rows + self.without)
+
+    def sizes(self, first: Tensor, end: Tensor) -> Tensor:
+        """See Pattern.sizes."""
+        length = len(self.of_keys)
+        # Keys by their class, and those of a class by their place.
+        places = (self.of_keys * (length + 1) + torch.arange(length)).sort().values
+        wanted = self.of_queries * (length + 1)
+        sizes = torch.searchsorted(places, wanted + end) - torch.searchsorted(
+            places, wanted + first
+        )
         if self.without is not None:
-            other = torch.arange(rows.start, rows.stop)[:, None] + self.without
-            inside &= torch.arange(len(self.of_keys)) != other
-        return inside
+            i = torch.arange(len(first))
+            other = (i + self.without).clamp(0, max(length - 1, 0))
+            there = (other == i + self.without) & (other >= first) & (other < end)
+            sizes -= (there & (self.of_keys[other] == self.of_queries)).long()
+        return sizes * (self.of_queries >= 0)
 
     @classmethod
     def of_keys_at(cls, layer: TraceLayer, at: Sequence[int]) -> Classes:
@@ -149,18 +129,109 @@ class HeadKeys:
     """Query i of head h: the keys ``places[h]``, where ``rows[i]``.
 
     places (heads, size): different keys of each head, of so many keys; rows (queries,): which
-    queries have a set.
+    queries have a set, as `sizes` says; `contains` is the same for all rows, (heads, 1, keys).
     """
 
     places: Tensor
     rows: Tensor
     keys: int
 
-    def cells(self, rows: range) -> Tensor:
-        """See Pattern.cells."""
+    def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """See Pattern.contains."""
         member = torch.zeros(len(self.places), self.keys, dtype=torch.bool)
         member.scatter_(1, self.places, True)
-        return member[:, None] & self.rows[rows.start : rows.stop, None]
+        if keys.ndim > 1:
+            return member.gather(1, keys.flatten(1)).view(keys.shape)
+        return member[:, None, keys]
+
+    def sizes(self, first: Tensor, end: Tensor) -> Tensor:
+        """See Pattern.sizes."""
+        places = self.places[:, None]
+        inside = (places >= first[:, None]) & (places < end[:, None])
+        return inside.sum(-1) * self.rows
+
+
+@dataclass(frozen=True, eq=False)
+class VisibleKeys:
+    """The keys that each query may look at: first_i to end_i - 1, of so many keys.
+
+    first, end: (queries,). shown: where not all of them, which; (heads or 1, queries, keys).
+    """
+
+    first: Tensor
+    end: Tensor
+    keys: int
+    shown: Tensor | None = None
+
+    def cells(self, rows: range, keys: range) -> Tensor:
+        """Whether some rows may look at some keys, (heads or 1, rows, keys)."""
+        part, j = slice(rows.start, rows.stop), torch.arange(keys.start, keys.stop)
+        inside = (j >= self.first[part, None]) & (j < self.end[part, None])
+        if self.shown is None:
+            return inside[None]
+        return inside & self.shown[:, part, keys.start : keys.stop]
+
+    def sizes(self, pattern: Pattern | None) -> Tensor:
+        """How many keys of its set each row may look at, (heads or 1, queries); None: of all."""
+        if self.shown is None:
+            if pattern is None:
+                return (self.end - self.first)[None]
+            return pattern.sizes(self.first, self.end)
+        if pattern is None:
+            return self.shown.sum(-1)
+        rows = torch.arange(len(self.first))[:, None]
+        return (pattern.contains(rows, torch.arange(self.keys)) & self.shown).sum(-1)
+
+    def column_sums(self, values: Tensor, reach: int) -> Tensor:
+        """The sum of values (heads, queries) over the rows that see each key from farther away."""
+        i = torch.arange(len(self.first))
+        if self.shown is not None:
+            far = (torch.arange(self.keys) - i[:, None]).abs() > reach
+            seen = (self.shown & far).to(values.dtype).expand(len(values), -1, -1)
+            return torch.einsum("hq,hqk->hk", values, seen)
+        steps = values.new_zeros(len(values), self.keys + 1)
+        steps.index_add_(1, self.first, values).index_add_(1, self.end, -values)
+        sums = steps.cumsum(1)[:, :-1]
+        for offset in range(-reach, reach + 1):
+            near = (i + offset >= self.first) & (i + offset < self.end)
+            sums.index_add_(1, i[near] + offset, -values[:, near])
+        return sums
+
+
+def visible_keys(layer: TraceLayer) -> VisibleKeys:
+    """Return the keys that each query of a layer may look at.
+
+    Where the trace does not say, as of weights that were given without a mask, they are the keys
+    that some head of the layer looks at, if every edge was kept. Of one head that looks at one key
+    a row, which tells of no mask: all, or all up to the query where none looks ahead. Else all up
+    to the query where each row has as many, or all.
+    """
+    graph, terms = layer.graph, layer.terms
+    heads, queries, keys = graph.shape
+    first = torch.zeros(queries, dtype=torch.long)
+    whole, behind = torch.full_like(first, keys), torch.arange(1, queries + 1).clamp(max=keys)
+    if terms is not None and layer.mask is not None:
+        end = whole
+        if terms.mask is not None:
+            first, end = terms.mask.bounds(queries, keys).of_sample(queries, keys, 0)
+        known = VisibleKeys(first, end, keys)
+        if terms.bias is None or not bool((terms.bias == -torch.inf).any()):
+            return known
+        shown = terms.bias.expand(-1, queries, keys) > -torch.inf
+        return VisibleKeys(first, end, keys, shown.cpu() & known.cells(range(queries), range(keys)))
+    if layer.mask == "all" or bool((graph.count == keys).all()):
+        return VisibleKeys(first, whole, keys)
+    if layer.mask == "causal" or (queries == keys and bool((graph.count == behind).all())):
+        return VisibleKeys(first, behind, keys)
+    if not keeps_all(graph):
+        return VisibleKeys(first, whole, keys)
+    if heads > 1 or bool((graph.count > 1).any()):
+        kept = graph.keys.transpose(0, 1).flatten(1).long()
+        shown = torch.zeros(queries, keys + 1, dtype=torch.bool)
+        shown.scatter_(1, torch.where(kept < 0, keys, kept), True)
+        return VisibleKeys(first, whole, keys, shown[None, :, :-1])
+    ahead = queries != keys or bool((graph.keys >= behind[:, None]).any())
+    return VisibleKeys(first, whole if ahead else behind, keys)
 
 
 def class_numbers(tokens: Sequence[str], known: dict[str, int] | None = None) -> Tensor:

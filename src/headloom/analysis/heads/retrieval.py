@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headloom.analysis.heads.chance import holm
-from headloom.analysis.heads.layer_weights import LayerWeights
+from headloom.analysis.heads.layer_weights import LayerWeights, one_sequence
 from headloom.analysis.heads.patterns import Classes
-from headloom.analysis.heads.scores import HeadScores, on_patterns
+from headloom.analysis.heads.scores import HeadScores, holm, on_patterns
 from headloom.errors import InputError
 from headloom.formats.tokens import each_once, shown
 from headloom.formats.trace import TraceData, TraceLayer
@@ -47,22 +46,18 @@ def bare(token: str) -> str:
     return token.removeprefix("##").strip(" \u0120\u2581\u010a\n")
 
 
-def find_needle(tokens: Sequence[str], text: str | None = None) -> Needle:
+def find_needle(tokens: Sequence[str], text: str) -> Needle:
     """Where a needle stands first, and where last.
 
     Args:
         tokens: of the whole text, the answer included.
-        text: the needle, in whole tokens; None: the longest part that comes twice without overlap.
+        text: the needle, in whole tokens.
 
     Raises: InputError: it does not stand there twice, or is split into tokens in two ways.
 
     >>> find_needle("the code is 7 4 2 . what is it ? 7 4 2 .".split(), "7 4 2")
     Needle(start=3, answer=11, length=3)
-    >>> find_needle("a b x y z c x y z".split())
-    Needle(start=2, answer=6, length=3)
     """
-    if text is None:
-        return _longest_repeat(tokens)
     # Of a character that several tokens share, the first has it.
     bare_tokens = [bare(token) for token in each_once(shown(tokens))]
     sought = "".join(bare(word) for word in text.split())
@@ -87,27 +82,7 @@ def find_needle(tokens: Sequence[str], text: str | None = None) -> Needle:
     return Needle(start, answer, length)
 
 
-def _longest_repeat(tokens: Sequence[str]) -> Needle:
-    """By the lengths of common suffixes of every two places, one row at a time."""
-    numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
-    ids = torch.tensor([numbers[token] for token in tokens])
-    places = torch.arange(len(ids))
-    lengths = torch.zeros(len(ids) + 1, dtype=torch.long)
-    best = (0, 0, 0)
-    for i in range(len(ids)):
-        # lengths[j + 1]: how many tokens before and with j are those before and with i.
-        lengths[1:] = torch.where(ids == ids[i], lengths[:-1] + 1, 0)
-        apart = torch.minimum(lengths[1:], i - places).clamp(min=0)
-        length, j = (int(x) for x in apart.max(0))
-        if length > best[0]:
-            best = (length, j - length + 1, i - length + 1)
-    length, start, answer = best
-    if not length:
-        raise InputError("needle: no token of the text comes twice; there is nothing to retrieve.")
-    return Needle(start, answer, length)
-
-
-def retrieval_score(layer: TraceLayer | LayerWeights, needle: Needle) -> Tensor:
+def retrieval_score(layer: TraceLayer, needle: Needle) -> Tensor:
     """The share of the needle's tokens that each head copies, (heads,); exact.
 
         |g and k| / |k|
@@ -122,16 +97,16 @@ def retrieval_score(layer: TraceLayer | LayerWeights, needle: Needle) -> Tensor:
     >>> weights = torch.eye(6)
     >>> weights[3], weights[4] = torch.eye(6)[1], torch.eye(6)[0]
     >>> layer = layer_of_weights(weights[None], tokens, mask="causal")
-    >>> retrieval_score(layer, find_needle(tokens))           # a is fetched, b is not
+    >>> retrieval_score(layer, find_needle(tokens, "a b"))    # a is fetched, b is not
     tensor([0.5000])
     """
-    weights = _weights(layer, needle)
-    graph = weights.graph
+    _check(layer, needle)
+    graph = layer.graph
     if not graph.k:
         raise InputError("retrieval: the trace keeps no edge. Trace with --keep 1 or more.")
-    tokens = [bare(token) for token in weights.layer.key_tokens]
+    tokens = [bare(token) for token in layer.key_tokens]
     of_needle = tokens[needle.start : needle.start + needle.length]
-    copied: list[set[str]] = [set() for _ in range(weights.layer.heads)]
+    copied: list[set[str]] = [set() for _ in range(layer.heads)]
     for place, token in enumerate(of_needle):
         strongest = graph.keys[:, needle.answer + place - 1, 0].tolist()
         for head, key in enumerate(strongest):
@@ -141,39 +116,38 @@ def retrieval_score(layer: TraceLayer | LayerWeights, needle: Needle) -> Tensor:
     return torch.tensor([len(of_head) / len(set(of_needle)) for of_head in copied])
 
 
-def needle_mass(layer: TraceLayer | LayerWeights, needle: Needle) -> HeadScores:
+def needle_mass(layer: TraceLayer, needle: Needle) -> HeadScores:
     """Mass on the needle's token while it is written, beside what chance would put there.
 
     mean over the answer's tokens t of sum_(j in needle: t_j = t) w_(t - 1, j)
     """
-    weights = _weights(layer, needle)
-    _, queries, keys = weights.layer.shape
+    _check(layer, needle)
+    _, queries, keys = layer.shape
     numbers: dict[str, int] = {}
     of_queries = torch.full((queries,), -1)
     of_keys = torch.full((keys,), -1)
     for place in range(needle.length):
-        token = weights.layer.key_tokens[needle.start + place]
+        token = layer.key_tokens[needle.start + place]
         number = numbers.setdefault(bare(token), len(numbers))
         of_queries[needle.answer + place - 1] = number
         of_keys[needle.start + place] = number
-    return on_patterns(weights, {"needle": Classes(of_queries, of_keys)})["needle"]
+    weights = LayerWeights(layer, patterns={"needle": Classes(of_queries, of_keys)})
+    return on_patterns(weights, weights.patterns, weights.sums.masses)["needle"]
 
 
-def _weights(layer: TraceLayer | LayerWeights, needle: Needle) -> LayerWeights:
-    """The weights of a layer that holds the needle and its copy."""
-    weights = layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
-    if not weights.one_sequence:
+def _check(layer: TraceLayer, needle: Needle) -> None:
+    """Refuse a layer that does not hold the needle and its copy."""
+    if not one_sequence(layer):
         raise InputError(
-            f"retrieval: layer {weights.layer.name} looks from one sequence at another; the needle "
-            "and its copy are of one."
+            f"retrieval: layer {layer.name} looks from one sequence at another; the needle and its "
+            "copy are of one."
         )
-    first, length = needle.start + needle.length, weights.layer.shape[1]
+    first, length = needle.start + needle.length, layer.shape[1]
     if not 0 <= needle.start < first <= needle.answer <= length - needle.length:
         raise InputError(
             f"retrieval: {needle} in a text of {length} tokens; expected the needle, and after it "
             "the answer, within the text."
         )
-    return weights
 
 
 def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
@@ -188,8 +162,7 @@ def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
     for number, layer in enumerate(trace.layers):
         if layer.queries_from != layer.keys_from or layer.shape[1] != len(trace.tokens):
             continue
-        weights = LayerWeights(layer)
-        copied, mass = retrieval_score(weights, needle), needle_mass(weights, needle)
+        copied, mass = retrieval_score(layer, needle), needle_mass(layer, needle)
         ps = torch.cat((ps, mass.p))
         rows += [
             {

@@ -1,33 +1,38 @@
-"""What the heads of a layer score on a measure, beside what chance would score."""
+"""The scores of a layer's heads, beside what chance alone would score.
+
+Chance: each row's weights dealt out anew among the keys it may see. A row keeps its weights, so its
+entropy, its largest weight and its sum of squares stay as they are; only which key gets which
+weight is drawn, every order alike, each row on its own. Under this null the mass on a set of keys
+has a mean and a variance in closed form, and a tail that can be bounded without assuming any
+distribution.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from headloom.analysis.heads.chance import (
-    RATES,
-    bennett,
-    chernoff,
-    partner_moments,
-    set_log_means,
-    set_moments,
-)
 from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.patterns import Pattern
 
 __all__ = [
+    "RATES",
     "HeadScores",
-    "Measure",
-    "Role",
+    "bennett",
+    "chernoff",
+    "holm",
+    "log_means",
     "on_partners",
     "on_patterns",
-    "summed",
+    "set_moments",
     "without_chance",
 ]
+
+#: Rates of exponential bounds, 1/2 to 256: twofold steps lose a sixth of an exponent at most.
+RATES = 2.0 ** torch.arange(-1, 9, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +49,6 @@ class HeadScores:
     log_mean         (rates, heads): log of the mean of e^(rate total) of shuffled weights, or more
     """
 
-    measure: str
     rows: Tensor
     total: Tensor
     chance_total: Tensor
@@ -105,78 +109,38 @@ class HeadScores:
 
     def __add__(self, other: HeadScores) -> HeadScores:
         """The scores over the rows of both, as of two texts."""
-        return HeadScores(
-            self.measure,
-            self.rows + other.rows,
-            self.total + other.total,
-            self.chance_total + other.chance_total,
-            self.chance_variance + other.chance_variance,
-            self.tail_variance + other.tail_variance,
-            torch.maximum(self.cap, other.cap),
-            self.log_mean + other.log_mean,
-        )
+        names = [field.name for field in fields(self)]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return HeadScores(**sums | {"cap": torch.maximum(self.cap, other.cap)})
 
 
-@dataclass(frozen=True)
-class Role:
-    """What a head is called in which a measure stands out, and how it is shown.
-
-    title     "previous-token head"
-    phrase    what follows "Each token looks"
-    colours   on a light and on a dark ground
-    shape     whether it says the shape of a row only: a role of heads that have no other
-    """
-
-    title: str
-    phrase: str
-    colours: tuple[str, str] = ("#7594a3", "#8a6f42")
-    shape: bool = False
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A measure of heads: a column of `trace.heads()`, an axis and a bar of the studio.
-
-    name           of the column, and of the role
-    title          what its number is
-    of             the function: to the pattern on which mass is measured, or to the scores
-    role           None: it has no null distribution, so that it cannot be a role
-    one_sequence   whether it is of sequences that look at themselves
-    """
-
-    name: str
-    title: str
-    of: Callable[[LayerWeights], Pattern | HeadScores]
-    role: Role | None = None
-    one_sequence: bool = False
-
-
-def on_patterns(weights: LayerWeights, patterns: dict[str, Pattern]) -> dict[str, HeadScores]:
+def on_patterns(
+    weights: LayerWeights, patterns: Mapping[str, Pattern], masses: Mapping[str, Tensor]
+) -> dict[str, HeadScores]:
     """The mean mass of the rows of each head on each pattern, over the rows with a key of it."""
-    sizes, masses = weights.measured(list(patterns.values()))
-    return {
-        name: _on_pattern(name, weights, sizes[place], masses[place])
-        for place, name in enumerate(patterns)
-    }
-
-
-def _on_pattern(measure: str, weights: LayerWeights, sizes: Tensor, mass: Tensor) -> HeadScores:
-    counts = (sizes > 0).double()
-    keys, row_mass = weights.counts, weights.row_mass
-    expected, variance = set_moments(sizes, keys, weights.squares, row_mass)
-    most = torch.minimum(row_mass, sizes * weights.largest)
-    cap = ((most - expected) * counts).clamp(min=0)
-    log_means = set_log_means(sizes, keys, row_mass, *weights.log_means)
-    return HeadScores(
-        measure,
-        counts.sum(-1),
-        (mass * counts).sum(-1),
-        (expected * counts).sum(-1),
-        (variance * counts).sum(-1),
-        (variance * counts).sum(-1),
-        cap.amax(-1) if cap.shape[-1] else cap.sum(-1),
-        (log_means * counts).sum(-1),
-    )
+    known = torch.where(weights.graph.keys >= 0, weights.graph.weights, -1)
+    row = known, *weights.left_out, weights.counts
+    up, down = log_means(*row, 1), log_means(*row, -1)
+    keys, row_mass, squares = weights.counts, weights.row_mass, weights.sums.squares
+    scores = {}
+    for name, pattern in patterns.items():
+        sizes = torch.minimum(weights.visible.sizes(pattern), keys)
+        counts = (sizes > 0).double()
+        expected, variance = set_moments(sizes, keys, squares, row_mass)
+        most = torch.minimum(row_mass, sizes * weights.largest)
+        cap = ((most - expected) * counts).clamp(min=0)
+        of_sets = set_log_means(sizes, keys, row_mass, up, down)
+        spread = (variance * counts).sum(-1)
+        scores[name] = HeadScores(
+            rows=counts.sum(-1),
+            total=(masses[name] * counts).sum(-1),
+            chance_total=(expected * counts).sum(-1),
+            chance_variance=spread,
+            tail_variance=spread,
+            cap=cap.amax(-1) if cap.shape[-1] else cap.sum(-1),
+            log_mean=(of_sets * counts).sum(-1),
+        )
+    return scores
 
 
 def on_partners(weights: LayerWeights) -> HeadScores:
@@ -185,30 +149,221 @@ def on_partners(weights: LayerWeights) -> HeadScores:
     none = torch.full((len(RATES), heads), torch.inf, dtype=torch.float64)
     if not bool((weights.counts == keys).all()):
         no = torch.zeros(heads, dtype=torch.float64)
-        return HeadScores("partner", no, no, no, no, no, no, none)
-    mean, variance, of_terms = partner_moments(weights.counts, weights.squares)
+        return HeadScores(no, no, no, no, no, no, none)
+    mean, variance, of_terms = partner_moments(weights.counts, weights.sums.squares)
     # A pair counts twice, and is at most the product of the two largest weights of all.
     cap = 2 * weights.largest.topk(min(2, queries), dim=-1).values.prod(-1)
     rows = torch.full((heads,), queries, dtype=torch.float64)
     total = weights.partners().sum(-1)
-    return HeadScores("partner", rows, total, mean, variance, of_terms, cap, none)
+    return HeadScores(rows, total, mean, variance, of_terms, cap, none)
 
 
 def without_chance(
-    measure: str, weights: LayerWeights, value: Tensor, counted: Tensor | None = None
+    weights: LayerWeights, value: Tensor, counted: Tensor | None = None
 ) -> HeadScores:
     """The mean of a number of each row, over the rows that count; random weights have none."""
     counted = weights.graph.count > 0 if counted is None else counted
     total, rows = torch.where(counted, value.double(), 0).sum(-1), counted.sum(-1).double()
     none = torch.full_like(total, torch.nan)
     log_mean = torch.full((len(RATES), len(total)), torch.inf, dtype=torch.float64)
-    return HeadScores(measure, rows, total, none, none, none, none, log_mean)
+    return HeadScores(rows, total, none, none, none, none, log_mean)
 
 
-def summed(scores: Sequence[dict[str, HeadScores]]) -> dict[str, HeadScores]:
-    """The scores of several texts put together."""
-    together: dict[str, HeadScores] = {}
-    for of_text in scores:
-        for name, score in of_text.items():
-            together[name] = together[name] + score if name in together else score
-    return together
+def set_moments(
+    sizes: Tensor, counts: Tensor, squares: Tensor, mass: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the mass that a shuffled row puts on a set of its keys.
+
+        mean     = M m / n
+        variance = m (n - m) / (n^2 (n - 1)) (n sum_j w_j^2 - M^2)
+
+    for m keys of n and weights w_j that add up to M: the sum of m weights drawn without
+    replacement.
+
+    Args:
+        sizes: m, how many of the keys are in the set.
+        counts: n, how many keys the row may look at.
+        squares: the row's sum of squares; one over it is its effective number of keys.
+        mass: M; 1 but for a sink.
+
+    Returns: mean and variance, of the common shape; 0 where n = 0.
+    Source: Cochran 1977, theorems 2.1 and 2.2.
+
+    >>> one_key, uniform = torch.tensor(1.0), torch.tensor(0.25)       # sums of squares
+    >>> mean, variance = set_moments(torch.tensor(1), torch.tensor(4), one_key)
+    >>> float(mean), float(variance)                # one key in four: p and p (1 - p)
+    (0.25, 0.1875)
+    >>> float(set_moments(torch.tensor(1), torch.tensor(4), uniform)[1])
+    0.0
+    """
+    m, n = sizes.double(), counts.double()
+    total = torch.as_tensor(mass).double()
+    mean = torch.where(n > 0, total * m / n.clamp(min=1), 0.0)
+    spread = (n * squares.double() - total.square()).clamp(min=0)
+    variance = m * (n - m).clamp(min=0) * spread / (n.square() * (n - 1)).clamp(min=1)
+    return mean, variance
+
+
+def partner_moments(counts: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of ``sum_i sum_(j != i) w_ij w_ji`` when every row is shuffled.
+
+    For rows that may look at every key. With m_i = 1 / n the mean of a shuffled weight,
+    a_i = sum_j w_ij^2 / n that of its square and c_i = (1 - sum_j w_ij^2) / (n (n - 1)) that of
+    the product of two of its row:
+
+        mean     = 2 sum_(i<j) m_i m_j
+        variance = 4 sum_(i<j) (a_i a_j - m_i^2 m_j^2)
+                   + 4 sum_i (c_i - m_i^2) sum_(j != k, both != i) m_j m_k
+
+    The second part is negative: pairs that share a row are negatively associated.
+
+    Args:
+        counts: n, (heads, queries).
+        squares: (heads, queries).
+
+    Returns: mean, variance, and its first part, which a bound of the tail takes; (heads,).
+    """
+    n, q = counts.double(), squares.double()
+    m = 1 / n.clamp(min=1)
+    c = (1 - q) * m / (n - 1).clamp(min=1)
+
+    def pairs(x: Tensor) -> Tensor:
+        return (x.sum(-1).square() - x.square().sum(-1)) / 2
+
+    others = m.sum(-1, keepdim=True) - m
+    two_others = others.square() - (m.square().sum(-1, keepdim=True) - m.square())
+    apart = 4 * (pairs(q * m) - pairs(m.square()))
+    together = 4 * ((c - m.square()) * two_others).sum(-1)
+    return 2 * pairs(m), (apart + together).clamp(min=0), apart.clamp(min=0)
+
+
+def bennett(excess: Tensor, variance: Tensor, cap: Tensor) -> Tensor:
+    """A bound of the chance that a sum exceeds its mean by so much.
+
+        P(S - E S >= t) <= exp(-V / b^2 h(b t / V)),  h(u) = (1 + u) log(1 + u) - u
+
+    Holds for any terms that are independent, or negatively associated as parts of one shuffled row
+    are, and at most b above their mean; nothing has to be normal. The true p-value is smaller.
+
+    Args:
+        excess: t.
+        variance: V, the sum of the terms' variances.
+        cap: b, how far one term can be above its mean.
+
+    Returns: at most 1; 1 where nothing can vary.
+    Source: Bennett 1962; Boucheron, Lugosi, Massart 2013, theorem 2.9; for negatively associated
+    terms Joag-Dev and Proschan 1983, Dubhashi and Ranjan 1998.
+
+    >>> p = bennett(torch.tensor([0.0, 3.0, 9.0]), torch.tensor(1.0), torch.tensor(1.0))
+    >>> [f"{x:.1e}" for x in p.tolist()]
+    ['1.0e+00', '7.8e-02', '8.1e-07']
+    """
+    t, v, b = excess.double(), variance.double(), cap.double()
+    varies = (t > 0) & (v > 1e-18) & (b > 1e-12)
+    u = b * t / v.clamp(min=1e-18)
+    exponent = v / b.clamp(min=1e-12).square() * ((1 + u) * torch.log1p(u) - u)
+    return torch.where(varies, torch.exp(-exponent), 1.0).clamp(max=1)
+
+
+def log_means(weights: Tensor, left: Tensor, largest: Tensor, counts: Tensor, sign: int) -> Tensor:
+    """Of a key drawn at random from a row, the log of the mean exponential of its weight.
+
+        K(a) = log (1 / n sum_j e^(a w_j)),  a = sign * RATES
+
+    Of weights that are not known only their sum and a bound of each is; as the exponential is
+    convex, K is largest where as many of them as can be are at the bound and the others are 0.
+
+    Args:
+        weights: those that are known, (..., k); minus 1 where the row has no more.
+        left: sum of the others, (...,).
+        largest: the most that one of the others weighs, (...,).
+        counts: n, (...,).
+        sign: 1 or -1.
+
+    Returns: (rates, ...).
+
+    >>> one_key = torch.tensor([1.0, 0, 0, 0])
+    >>> nothing, four = torch.tensor(0.0), torch.tensor(4)
+    >>> k = log_means(one_key, nothing, nothing, four, 1)
+    >>> bool((k[1] - torch.log((RATES[1].exp() + 3) / 4)).abs() < 1e-12)         # a = 1
+    True
+    """
+    known, n = weights >= 0, counts.double()
+    w, others = weights.double(), n - known.sum(-1)
+    # As many at the bound as there are; where rounding asks for more, all share what is left.
+    most = torch.maximum(largest.double(), left.double() / others.clamp(min=1)) * (others > 0)
+    full = torch.where(most > 0, left.double() / most.clamp(min=1e-300), 0.0)
+    powers = torch.where(known, (w * sign / 2).exp(), 0.0)
+    bound = (most * sign / 2).exp()
+    parts = []
+    for _ in RATES:
+        # Only terms of one sign: a row of few keys may add up to e^-256.
+        total = powers.sum(-1) + full * bound + (others - full).clamp(min=0)
+        parts.append((total / n.clamp(min=1)).clamp(min=1e-300).log())
+        # Each rate is twice the one before it.
+        powers.square_()
+        bound.square_()
+    return torch.stack(parts)
+
+
+def set_log_means(
+    sizes: Tensor, counts: Tensor, mass: Tensor | float, up: Tensor, down: Tensor
+) -> Tensor:
+    """A bound of the log of the mean exponential of the mass that a shuffled row puts on a set.
+
+        log E e^(a S) <= min(m K(a), a M + (n - m) K(-a))
+
+    for m keys of n and weights that add up to M: m weights drawn without replacement are no more
+    spread than m drawn with it, and S is M less the mass on the other n - m keys.
+
+    Args: sizes: m. counts: n. mass: M. up, down: K(a) and K(-a), from `log_means`.
+    Returns: (rates, ...).
+    Source: Hoeffding 1963, theorem 4.
+    """
+    m, n = sizes.double(), counts.double()
+    rates = RATES.reshape(-1, *[1] * (up.ndim - 1))
+    others = rates * torch.as_tensor(mass).double() + (n - m) * down
+    return torch.minimum(m * up, others)
+
+
+def chernoff(total: Tensor, log_mean: Tensor) -> Tensor:
+    """A bound of the chance that a sum of independent rows is as large, (heads,).
+
+        P(S >= t) <= min over a of e^(-a t) E e^(a S)
+
+    Where few rows are sharp this is far nearer to the truth than a bound by their variance: of rows
+    with one key each it is the product of their 1 / n_i.
+
+    Args: total: t, (heads,). log_mean: log E e^(a S) or a bound of it, (rates, heads).
+    Source: Chernoff 1952; Boucheron, Lugosi, Massart 2013, section 2.2.
+
+    >>> p = chernoff(torch.tensor([9.0]), 9 * torch.log((RATES.exp() + 1) / 2)[:, None])
+    >>> bool((p - 2.0 ** -9).abs() < 1e-9)                  # nine coins, all heads
+    True
+    """
+    exponents = log_mean - RATES[:, None] * total.double()
+    return exponents.amin(0).clamp(max=0).exp()
+
+
+def holm(p: Tensor) -> Tensor:
+    """p-values corrected for how many there are: at most alpha is the chance of one false find.
+
+    The i-th smallest of n is multiplied by n - i + 1, and made no smaller than those before it.
+
+    Args: p: (tests,); NaN where there was no test.
+    Returns: (tests,), NaN likewise.
+    Source: Holm 1979.
+
+    >>> holm(torch.tensor([0.01, 0.04, float("nan"), 0.03], dtype=torch.float64))
+    tensor([0.0300, 0.0600,    nan, 0.0600], dtype=torch.float64)
+    """
+    tested = ~p.isnan()
+    ordered, order = p[tested].sort()
+    factors = torch.arange(len(ordered), 0, -1, dtype=p.dtype)
+    corrected = torch.empty_like(ordered)
+    corrected[order] = (
+        (ordered * factors).cummax(0).values.clamp(max=1) if len(ordered) else ordered
+    )
+    result = torch.full_like(p, torch.nan)
+    result[tested] = corrected
+    return result

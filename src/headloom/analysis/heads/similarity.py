@@ -1,4 +1,4 @@
-"""Which heads look alike, within a layer and across layers; and clusters of them.
+"""Which heads look alike, within a layer and across layers.
 
 A row of weights is a distribution over keys, and its square root a vector of length 1. Two heads
 are as alike as their rows' vectors are:
@@ -7,7 +7,7 @@ are as alike as their rows' vectors are:
 
 where what a row has on no key, but on a sink, is one more outcome: 1 for equal heads, 0 for heads
 that never look at the same key (the Bhattacharyya coefficient). The distance sqrt(1 - affinity),
-Hellinger's, is Euclidean, so that clusters may be made of it.
+Hellinger's, is Euclidean, so that clusters may be made of it (`scipy.cluster.hierarchy.linkage`).
 
 Source: Bhattacharyya 1943; Clark et al. 2019, section 6 (clusters of heads by the distance of
 their weights, there Jensen and Shannon's).
@@ -22,14 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import real_number
 from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import AttentionGraph
-from headloom.mechanism.shapes import whole_number
 
-__all__ = ["Similarity", "clusters", "similarity"]
+__all__ = ["Similarity", "similarity"]
 
 #: Cells of all heads put side by side at a time: 32 MiB of float32.
 BLOCK_CELLS = 2**23
@@ -93,64 +91,27 @@ def similarity(
     read = [LayerWeights(layer, exact=exact) for layer in chosen]
     if any(weights.source == "kept" for weights in read):  # all alike
         read = [LayerWeights(layer, exact=False) for layer in chosen]
-    _, queries, keys = chosen[0].shape
-    size = max(1, BLOCK_CELLS // max(1, len(heads) * keys))
-    for start in range(0, queries, size):
-        rows = slice(start, min(start + size, queries))
-        roots = torch.cat([_roots(weights, rows).flatten(1) for weights in read])
+    queries = chosen[0].shape[1]
+    start = 0
+    while start < queries:
+        ends = [weights.visible.end[start : start + 512] for weights in read]
+        size = max(1, BLOCK_CELLS // max(1, len(heads) * int(torch.stack(ends).max())))
+        rows = range(start, min(start + min(size, 512), queries))
+        width = int(torch.stack(ends)[:, : len(rows)].max())
+        roots = torch.cat([_roots(weights, rows, range(width)).flatten(1) for weights in read])
         total += roots @ roots.T
+        start = rows.stop
     # What rows have on no key is one more outcome, as far as it is known.
     beside = torch.cat([(1 - weights.row_mass).clamp(min=0).sqrt() for weights in read])
     return Similarity(heads, ((total + beside @ beside.T) / queries).clamp(0, 1).numpy())
 
 
-def _roots(weights: LayerWeights, rows: slice) -> Tensor:
-    """Square roots of the weights of some queries, (heads, rows, keys)."""
-    source = weights.weights
-    if not isinstance(source, AttentionGraph):
-        return source[:, rows, :].sqrt()
-    keys, kept = source.keys[:, rows].long(), source.weights[:, rows]
-    cells = torch.zeros(*keys.shape[:2], source.length + 1)
-    return cells.scatter_(-1, keys.where(keys >= 0, source.length), kept.sqrt())[..., :-1]
-
-
-def clusters(alike: Similarity, *, count: int | None = None, distance: float = 0.5) -> np.ndarray:
-    """Clusters of heads that look alike: the number of each head's, from 0 for the largest.
-
-    Average linkage of Hellinger's distance: two clusters are as far apart as their heads are in
-    the mean.
-
-    Args:
-        alike: from `similarity`.
-        count: how many clusters; None: as many as `distance` gives.
-        distance: heads whose clusters are farther apart than this stay apart, 0 to 1.
-
-    Source: Sokal and Michener 1958 (average linkage), by `scipy.cluster.hierarchy`.
-
-    >>> import numpy
-    >>> affinity = numpy.array([[1, 0.9, 0.1], [0.9, 1, 0.1], [0.1, 0.1, 1]])
-    >>> clusters(Similarity(((0, 0), (0, 1), (1, 0)), affinity))
-    array([0, 0, 1])
-    """
-    from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import squareform
-
-    size = len(alike.heads)
-    if count is not None:
-        count = whole_number("clusters", "count", count)
-        if not 1 <= count <= max(size, 1):
-            raise InputError(f"clusters: count={count}; expected 1 to {size}, the number of heads.")
-    distance = real_number("clusters", "distance", distance)
-    if size < 2:
-        return np.zeros(size, dtype=int)
-    tree = linkage(squareform(alike.distance, checks=False), "average")
-    numbers = (
-        fcluster(tree, distance, "distance") if count is None else fcluster(tree, count, "maxclust")
-    )
-    names, places, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
-    # Largest first; of equal ones that with the first head.
-    first = np.array([int(np.argmax(numbers == name)) for name in names])
-    order = np.lexsort((first, -sizes))
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return rank[places]
+def _roots(weights: LayerWeights, rows: range, keys: range) -> Tensor:
+    """Square roots of the weights of some queries on some keys, (heads, rows, keys)."""
+    if not isinstance(weights.weights, AttentionGraph):
+        return weights.cells(rows, keys).sqrt_()
+    graph, part = weights.graph, slice(rows.start, rows.stop)
+    places = graph.keys[:, part].long()
+    cells = torch.zeros(*places.shape[:2], graph.length + 1)
+    roots = graph.weights[:, part].sqrt()
+    return cells.scatter_(-1, places.where(places >= 0, graph.length), roots)[..., : len(keys)]

@@ -37,7 +37,7 @@ Needle = Annotated[
     str | None,
     typer.Option(
         help="A part of the text that occurs twice: measure which heads look back at its first "
-        "copy when it is written again; '': the longest such part."
+        "copy when it is written again."
     ),
 ]
 InTraining = Annotated[
