@@ -45,8 +45,8 @@ from torch import Tensor
 import headloom
 from headloom.errors import HeadloomError
 from headloom.formats.history import History
+from headloom.formats.manifest import manifest_digest
 from headloom.formats.run import RunFolder
-from headloom.formats.trace_writer import manifest_digest
 from headloom.tracing.pretrained import load_pretrained
 from headloom.training.config import load_config
 from headloom.training.inference import open_run

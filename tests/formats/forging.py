@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headloom.formats.trace_writer import manifest_digest
+from headloom.formats.manifest import manifest_digest
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headloom.errors import DataError
-from headloom.formats.edge_lists import read_edges
+from headloom.formats.stored_arrays import read_edges
 
 TABLE = "layer,head,query,key,weight\n0,0,0,0,1.0\n0,0,1,0,0.25\n0,0,1,1,0.75\n"
 

@@ -11,8 +11,7 @@ import pandas
 import pytest
 
 import headloom
-from headloom.api.export import export_trace
-from headloom.formats.exchange import write_graphml, write_trace_parquet
+from headloom.api.export import export_trace, write_graphml, write_trace_parquet
 
 
 def test_graphml_holds_the_weights(pair_trace, tmp_path) -> None:

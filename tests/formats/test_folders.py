@@ -118,7 +118,7 @@ def test_a_second_writer_leaves_the_first_one_alone(tmp_path: Path) -> None:
 WRITER = """
     import os, signal, sys, torch, headloom
     from pathlib import Path
-    from headloom.formats import folders, trace_files, trace_writer
+    from headloom.formats import folders, trace_writer
     from headloom.formats.trace import LayerInMemory, TraceLayer
     from headloom.formats.trace_writer import writing_trace
 

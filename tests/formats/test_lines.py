@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headloom.errors import DataError, InputError
-from headloom.formats.lines import decoded_lines, file_lines, text_lines
+from headloom.formats.files import decoded_lines, file_lines, text_lines
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_text_that_is_damaged_is_named(folder: Path, tmp_path: Path, make_trac
     (problem,) = result["problems"]
     assert "this trace is damaged: edges.parquet" in problem and "\n" not in problem
     with pytest.raises(DataError):
-        collection.examples[4].trace.layers[0].data.graph()
+        _ = collection.examples[4].trace.layers[0].data.graph
 
 
 def test_on_the_screen(studio: Any, viewer: Viewer) -> None:

@@ -33,7 +33,7 @@ def shown(
         trace, weights = known_trace(LENGTH, queries_keys=queries_keys)
         norms = torch.rand(3, LENGTH, generator=torch.Generator().manual_seed(1)) * 9 + 0.1
         (layer,) = trace.layers
-        layer = dataclasses.replace(layer, data=dataclasses.replace(layer.data, norms=norms))
+        layer = dataclasses.replace(layer, data=dataclasses.replace(layer.data, value_norms=norms))
         collection = collect([dataclasses.replace(trace, layers=(layer,))])
         address = f"#view=threads&{address}"
         if request.param == "page":

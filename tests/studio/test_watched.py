@@ -11,7 +11,7 @@ import torch
 import headloom
 from headloom.api.asking import open_studio
 from headloom.errors import DataError
-from headloom.formats.reports import Reports
+from headloom.formats.run import Reports
 from headloom.studio.runs import open_collection
 
 transformers = pytest.importorskip("transformers", reason="needs Transformers")

@@ -17,10 +17,16 @@ from headloom.api.model import Inputs, Model, TraceChoices, check_text, tell_unk
 from headloom.api.opening import open_model
 from headloom.api.processes import results
 from headloom.errors import DataError, HeadloomError, InputError, is_out_of_memory
-from headloom.formats.files import JsonObject, read_json, read_text, remove_leftovers, write_json
+from headloom.formats.files import (
+    JsonObject,
+    read_json,
+    read_text,
+    remove_leftovers,
+    text_lines,
+    write_json,
+)
 from headloom.formats.folders import own_folder
-from headloom.formats.lines import text_lines
-from headloom.formats.trace_reader import open_folder
+from headloom.formats.manifest import open_folder
 from headloom.formats.verification import ON_ANOTHER_TEXT
 
 __all__ = ["CorpusTraces", "TracingWork", "read_corpus", "trace_corpus", "trace_windows"]

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from headloom.api.tracing import Report, check_output, report_of
 from headloom.errors import DataError, InputError, installing, optional_package
-from headloom.formats.edge_lists import SUFFIXES, read_edges
-from headloom.formats.files import in_brief, is_there, read_json, read_text
-from headloom.formats.lines import text_lines
-from headloom.formats.stored_arrays import read_arrays
+from headloom.formats.files import in_brief, is_there, read_json, read_text, text_lines
+from headloom.formats.stored_arrays import EDGE_SUFFIXES, read_arrays, read_edges
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Top
 from headloom.mechanism.masks import Mask, causal, window
@@ -66,7 +64,7 @@ def import_files(path: Path, output: Path, options: ImportOptions) -> Report:
     check_output(output, options.overwrite)
     if not is_there(path, "file of arrays"):
         raise DataError(f"{path}: no such file or folder. Check the path.")
-    edges = path.suffix.lower() in SUFFIXES
+    edges = path.suffix.lower() in EDGE_SUFFIXES
     arrays = {} if edges else read_arrays(path)
     in_dump = [name for name in arrays if name.split("/")[-1].lower() in _TOKENS]
     ids = [np.asarray(arrays.pop(name)).reshape(-1) for name in in_dump]

@@ -13,8 +13,7 @@ from headloom.api.heads import find_traces
 from headloom.api.model import Model, check_text
 from headloom.api.opening import open_model
 from headloom.errors import InputError
-from headloom.formats.files import read_text
-from headloom.formats.lines import text_lines
+from headloom.formats.files import read_text, text_lines
 from headloom.formats.pharaoh import check_links, read_pharaoh
 from headloom.formats.run import is_run
 from headloom.mechanism.graph import Top

@@ -221,7 +221,7 @@ def input_lines(file: Path | None = None) -> Iterator[str]:
 
     Raises: InputError: standard input is closed, or a line is not UTF-8.
     """
-    from headloom.formats.lines import decoded_lines, file_lines
+    from headloom.formats.files import decoded_lines, file_lines
 
     if file is not None:
         return file_lines(file)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from headloom.errors import DataError
+from headloom.errors import DataError, InputError
 
 #: An object of JSON, to be written or as it was read; and one that is only read.
 JsonObject = dict[str, Any]
@@ -200,6 +200,22 @@ def cannot_read(path: Path | str, what: str, error: OSError) -> DataError:
     )
 
 
+@contextmanager
+def reading(path: Path | str, what: str, damage: str, remedy: str) -> Iterator[None]:
+    """Turn what a library says of a file that it cannot read into one DataError.
+
+    The system's own word comes first; else damage, what the library says, and the remedy.
+    """
+    try:
+        yield
+    except (DataError, UnicodeEncodeError):  # the latter of its path, not of what it holds
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise cannot_read(path, what, error) from error
+        raise DataError(f"{damage}: {in_brief(error)}. {remedy}") from error
+
+
 def check_file(path: Path | str, what: str = "file") -> None:
     """Raise what `open_file` raises, before a library opens a file by its name."""
     open_file(path, what).close()
@@ -284,3 +300,52 @@ def not_utf8(content: bytes, line: int) -> str:
     if encoding == "latin1" and b"\0" in content[:8192]:
         return "no text: it has zeros in it; expected text, as UTF-8. Give a file of text."
     return f"line {line} is not UTF-8 text. Convert it, as in: iconv -f {encoding} -t utf-8."
+
+
+def check_line_ends(text: str, path: Path) -> None:
+    """Raise an InputError where carriage returns alone end the lines of a table.
+
+    They would be one line, which has too many columns.
+    """
+    if "\n" not in text and "\r" in text.rstrip("\r"):
+        raise InputError(
+            f"{path}: its lines end by carriage returns (CR) alone; expected line feeds (LF). "
+            f"Convert it: tr '\\r' '\\n' < {path.name}"
+        )
+
+
+def text_lines(text: str) -> list[str]:
+    r"""The lines of a text, as `decoded_lines` counts them; not by splitlines, which counts more.
+
+    >>> text_lines("a\u2028b\x0cc\r\nd\n"), text_lines("")
+    (['a\u2028b\x0cc', 'd'], [])
+    """
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
+
+
+def decoded_lines(file: BinaryIO, name: str) -> Iterator[str]:
+    """Lines as other programs count them: they end in a line feed, and in nothing else.
+
+    A carriage return before it, and the byte order mark with which some editors begin a file, are
+    no part of a line. No more is read than is asked for, but for the buffer of the file.
+
+    Raises: InputError: a line is not UTF-8; those before it were given.
+    """
+    for number, content in enumerate(file, 1):
+        try:
+            line = content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise InputError(f"{name}: {not_utf8(content, number)}") from None
+        if number == 1:
+            line = line.removeprefix("\ufeff")
+        yield line.removesuffix("\n").removesuffix("\r")
+
+
+def file_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file; one whose name ends in .gz is decompressed.
+
+    Raises: DataError: it is missing, not readable or damaged; InputError: not UTF-8.
+    """
+    with unpacked(path, "text file") as file:
+        yield from decoded_lines(file, str(path))

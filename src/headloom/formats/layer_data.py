@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,101 +13,75 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from headloom.errors import DataError
 from headloom.formats.files import (
     JsonMapping,
     JsonObject,
-    cannot_read,
     check_file,
     file_digest,
-    in_brief,
     is_there,
+    reading,
 )
-from headloom.formats.terms import TENSORS, Terms
-from headloom.formats.trace_files import FRACTIONS, STORED_TYPES
-from headloom.formats.trace_writer import (
-    EDGE_COLUMNS,
+from headloom.formats.manifest import (
+    COLUMNS,
     EDGES,
-    KEY_COLUMNS,
+    FRACTIONS,
     KEYS,
     MANIFEST,
     QUERIES_KEYS,
     RECEIVED,
-    RECEIVED_COLUMNS,
-    ROW_COLUMNS,
+    REMEDY,
     ROWS,
+    STORED_TYPES,
 )
+from headloom.formats.terms import TENSORS, Terms
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.received import Received
-
-REMEDY = "Trace the model again."
-
-#: What the libraries raise that read a file which is not what it says.
-_UNREADABLE = (
-    pa.ArrowException, SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError,
-    OverflowError, MemoryError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class LayerInMemory:
     """The numbers of a layer, in memory.
 
-    attention_graph: its edges and rows.
-    tensors: its queries, (heads, queries, depth), and keys, (kv_heads, keys, depth).
-    known_terms: what enters the weights besides queries and keys; None: it is not known.
-    norms: |v_j| of its values, (kv_heads, keys).
+    graph: its edges and rows.
+    queries_keys: its queries, (heads, queries, depth), and keys, (kv_heads, keys, depth).
+    terms: what enters the weights besides queries and keys; None: it is not known.
+    value_norms: |v_j| of its values, (kv_heads, keys).
     """
 
-    attention_graph: AttentionGraph
-    tensors: tuple[Tensor, Tensor] | None = None
-    known_terms: Terms | None = None
-    norms: Tensor | None = None
+    graph: AttentionGraph
+    queries_keys: tuple[Tensor, Tensor] | None = None
+    terms: Terms | None = None
+    value_norms: Tensor | None = None
 
     @property
     def has_matrix(self) -> bool:
         """Whether all that the weights are made of was kept; without reading it."""
-        terms = self.known_terms
-        return self.tensors is not None and terms is not None and not terms.missing
+        terms = self.terms
+        return self.queries_keys is not None and terms is not None and not terms.missing
 
     @property
     def has_value_norms(self) -> bool:
         """Whether the norms of the values were kept; without reading them."""
-        return self.norms is not None
+        return self.value_norms is not None
 
     @property
     def keeps_every_edge(self) -> bool:
         """Whether no edge was left out, as far as that is known without reading them."""
-        graph = self.attention_graph
-        return bool((graph.count <= (graph.keys >= 0).sum(-1)).all())
+        return bool((self.graph.count <= (self.graph.keys >= 0).sum(-1)).all())
 
     @property
     def symmetric(self) -> bool:
         """Whether score(i, j) = score(j, i) by construction; without reading the edges."""
-        return self.attention_graph.symmetric
+        return self.graph.symmetric
 
-    def graph(self) -> AttentionGraph:
-        """The graph."""
-        return self.attention_graph
-
+    @property
     def lse(self) -> Tensor:
         """The log-sum-exp of each row, (heads, queries)."""
-        return self.attention_graph.lse
-
-    def queries_keys(self) -> tuple[Tensor, Tensor] | None:
-        """Queries and keys, or None where they were not kept."""
-        return self.tensors
-
-    def terms(self) -> Terms | None:
-        """What enters the weights besides queries and keys, or None where it is not known."""
-        return self.known_terms
-
-    def value_norms(self) -> Tensor | None:
-        """(kv_heads, keys), or None where they were not kept."""
-        return self.norms
+        return self.graph.lse
 
 
 class Digests:
@@ -158,7 +131,7 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """The numbers of a layer, on disk; see LayerInMemory for what its methods give.
+    """The numbers of a layer, on disk, read whenever they are asked for; see LayerInMemory.
 
     number: its place in the list of layers of the manifest; entry: what the manifest says of it.
     """
@@ -189,42 +162,44 @@ class StoredLayer:
         """See LayerInMemory."""
         return bool(self.entry["symmetric"])
 
+    @property
     def graph(self) -> AttentionGraph:
         """See LayerInMemory."""
         heads, queries, length = self.entry["shape"]
         # Rows first: they must be as many as the manifest says, before room is made for edges.
         totals = self._rows()
         with self._reading(EDGES):
-            edges = self._table(EDGES, EDGE_COLUMNS, self.entry["edges"])
+            edges = self._table(EDGES, self.entry["edges"])
             keys, scores, weights = _slots(edges, heads, queries, length, self.entry["kept"])
         return AttentionGraph(
             keys, scores, weights, **totals, length=length, symmetric=self.entry["symmetric"],
-            **self.received()._asdict(),
+            **self._received()._asdict(),
         )  # fmt: skip
 
+    @property
     def lse(self) -> Tensor:
         """See LayerInMemory."""
         return self._rows()["lse"]
 
-    def received(self) -> Received:
-        """What keys receive, where that was kept: see AttentionGraph."""
+    def _received(self) -> Received:
         kept = self.entry.get("received")
         if kept is None:
             return Received()
         heads, _, length = self.entry["shape"]
         with self._reading(RECEIVED):
-            received = Received(**self._by_place(RECEIVED, RECEIVED_COLUMNS, heads, length))
+            received = Received(**self._by_place(RECEIVED, heads, length))
         return received if kept["last"] else received._replace(received_last=None)
 
     def _rows(self) -> dict[str, Tensor]:
         heads, queries, length = self.entry["shape"]
         with self._reading(ROWS):
-            totals = self._by_place(ROWS, ROW_COLUMNS, heads, queries)
+            totals = self._by_place(ROWS, heads, queries)
             count = totals["count"]
             if count.numel() and not 0 <= int(count.min()) <= int(count.max()) <= length:
                 raise ValueError(f"a count of keys is not in 0 to {length}")
         return totals | {"count": count.long()}
 
+    @property
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
         """See LayerInMemory."""
         if not self.entry["queries_keys"]:
@@ -240,11 +215,12 @@ class StoredLayer:
                 or other.shape[1] != length
                 or not other.shape[0]
                 or heads % other.shape[0]
-                or {own.dtype, other.dtype} - set(STORED_TYPES.values())
+                or {own.dtype, other.dtype} - set(STORED_TYPES)
             ):
                 raise ValueError("queries and keys do not fit the layer")
         return own, other
 
+    @property
     def terms(self) -> Terms | None:
         """See LayerInMemory."""
         terms = self.entry.get("terms")
@@ -268,13 +244,14 @@ class StoredLayer:
                     raise ValueError(f"{name} does not fit the layer")
             return Terms.stored(self.entry, tensors, queries)
 
+    @property
     def value_norms(self) -> Tensor | None:
         """See LayerInMemory."""
         kv_heads, length = self.entry.get("value_norms"), self.entry["shape"][2]
         if kv_heads is None:
             return None
         with self._reading(KEYS):
-            return self._by_place(KEYS, KEY_COLUMNS, kv_heads, length)["value_norm"]
+            return self._by_place(KEYS, kv_heads, length)["value_norm"]
 
     def _tensors(self, names: list[str]) -> dict[str, Tensor]:
         """Tensors of this layer."""
@@ -291,12 +268,10 @@ class StoredLayer:
         self.digests.verify(name)
         return path
 
-    def _table(
-        self, name: str, columns: tuple[str, ...], rows: int
-    ) -> dict[str, NDArray[np.generic]]:
+    def _table(self, name: str, rows: int) -> dict[str, NDArray[np.generic]]:
         """The row groups of this layer, which has so many rows."""
         with pq.ParquetFile(self._verified(name), page_checksum_verification=True) as file:
-            _check_columns(file.schema_arrow, columns)
+            _check_columns(file.schema_arrow, COLUMNS[name])
             groups = []
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
@@ -310,14 +285,12 @@ class StoredLayer:
             raise ValueError("it has missing values")
         if len(table) != rows:
             raise ValueError(f"it has {len(table)} rows of this layer, expected {rows}")
-        return {name: table.column(name).to_numpy() for name in columns}
+        return {column: table.column(column).to_numpy() for column in COLUMNS[name]}
 
-    def _by_place(
-        self, name: str, columns: tuple[str, ...], heads: int, length: int
-    ) -> dict[str, Tensor]:
+    def _by_place(self, name: str, heads: int, length: int) -> dict[str, Tensor]:
         """The numbers of a table with a row for every head and position, each (heads, length)."""
-        table = self._table(name, columns, heads * length)
-        _, head, position, *numbers = columns
+        table = self._table(name, heads * length)
+        _, head, position, *numbers = COLUMNS[name]
         places = table[head].astype(np.int64) * length + table[position].astype(np.int64)
         if not np.array_equal(places, np.arange(heads * length)):
             raise ValueError(f"its rows are not those of every {head} and {position}")
@@ -331,21 +304,9 @@ class StoredLayer:
         with self._reading(name):
             self.digests.verify(name)
 
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        """Errors of the libraries that read a file, as the one line that says which."""
-        try:
-            yield
-        except (DataError, UnicodeEncodeError):  # the latter of its path, not of what it holds
-            raise
-        except _UNREADABLE as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                # The system's word, not that of a library that understood nothing.
-                raise cannot_read(self.folder / name, "part of a trace", error) from error
-            raise DataError(
-                f"{self.folder}: this trace is damaged: {name}, layer {self.number}: "
-                f"{in_brief(error)}. {REMEDY}"
-            ) from error
+    def _reading(self, name: str) -> AbstractContextManager[None]:
+        damage = f"{self.folder}: this trace is damaged: {name}, layer {self.number}"
+        return reading(self.folder / name, "part of a trace", damage, REMEDY)
 
 
 LayerData = LayerInMemory | StoredLayer

@@ -1,27 +1,51 @@
-"""Forms of JSON that was read; that of a trace's manifest, so that a forged one is refused."""
+"""What a trace's folder holds, and what its manifest must say, so that a forged one is refused."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import stat
 from collections.abc import Callable
+from mimetypes import guess_type
 from pathlib import Path
 
-from headloom.formats.files import JsonMapping, JsonObject, cannot_read
+import torch
+
+from headloom.errors import DataError
+from headloom.formats.files import JsonMapping, JsonObject, cannot_read, is_there, read_json
+from headloom.formats.folders import AGAIN, check_there
 from headloom.formats.terms import TENSORS
-from headloom.formats.trace_writer import (
-    EDGES,
-    KEYS,
-    MANIFEST,
-    QUERIES_KEYS,
-    RECEIVED,
-    ROWS,
-    VERSION,
-    manifest_digest,
-)
 from headloom.formats.traced_images import are_images
 from headloom.formats.verification import is_verification
 
+FORMAT = "headloom-trace"
+#: Raised when an older headloom could not read what this one writes.
+VERSION = 1
+
+MANIFEST = "trace.json"
+EDGES = "edges.parquet"
+ROWS = "rows.parquet"
+KEYS = "keys.parquet"
+RECEIVED = "received.parquet"
+QUERIES_KEYS = "queries_keys.safetensors"
+
+#: The columns of the tables.
+COLUMNS = {
+    EDGES: ("layer", "head", "query", "key", "score", "weight"),
+    ROWS: ("layer", "head", "query", "lse", "entropy", "rest", "count"),
+    KEYS: ("layer", "kv_head", "key", "value_norm"),
+    RECEIVED: ("layer", "head", "key", "received", "received_most", "received_last"),
+}
+#: Columns of float32; the others hold whole numbers.
+FRACTIONS = (
+    "score", "weight", "value_norm", "lse", "entropy", "rest",
+    "received", "received_most", "received_last",
+)  # fmt: skip
+#: Number types of stored queries and keys.
+STORED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+REMEDY = "Trace the model again."
 #: The largest number that tables have room for, of queries and keys; and of heads.
 _MOST, _MOST_HEADS = 2**31 - 1, 2**15 - 1
 
@@ -139,7 +163,15 @@ _FORM: JsonObject = {
 }
 
 
-def check_manifest(folder: Path, manifest: JsonMapping) -> None:
+def manifest_digest(manifest: JsonMapping) -> str:
+    """SHA-256 of what a manifest says, besides its own digest: of its JSON, in one writing."""
+    # Read back, so that keys are texts, as they are for who reads the file.
+    content = json.loads(json.dumps({k: v for k, v in manifest.items() if k != "sha256"}))
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _check_manifest(folder: Path, manifest: JsonMapping) -> None:
     """Hold a manifest, and the files that it names, against what they must be.
 
     Raises: ValueError: what is wrong. DataError: a file is there and cannot be read.
@@ -207,3 +239,48 @@ def _check_size(folder: Path, name: str, size: int) -> None:
         raise cannot_read(folder / name, "part of a trace", error) from error
     if not stat.S_ISREG(status.st_mode) or status.st_size != size:
         raise ValueError(f"{name} has {status.st_size} bytes, expected {size}")
+
+
+def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
+    """Check a trace folder as far as can be done without reading its tables.
+
+    Returns: the folder and its manifest.
+
+    Raises: DataError: it is missing, half-written, damaged, or of a newer version.
+    """
+    folder = Path(path)
+    check_there(folder, "trace")
+    if not folder.is_dir():
+        picture = (guess_type(folder.name)[0] or "").startswith("image/")
+        what = "an image" if picture else "a text"
+        raise DataError(
+            f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. To trace {what}: "
+            f"headloom trace MODEL --file {folder} -o PATH."
+        )
+    if not is_there(folder / MANIFEST, "trace"):
+        if any((folder / name).exists() for name in (EDGES, ROWS)):
+            raise DataError(f"{folder}: a half-written trace: it has no {MANIFEST}. {AGAIN}")
+        first = min(folder.glob(f"*/{MANIFEST}"), default=None)
+        if first is not None:
+            raise DataError(f"{folder}: a folder of traces. Give one of them, as {first.parent}.")
+        raise DataError(
+            f"{folder}: not a trace: it has no {MANIFEST}. Check the path, or make a trace: "
+            "headloom trace."
+        )
+    manifest = read_json(folder / MANIFEST, "trace")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"{folder}: not a trace: {MANIFEST} does not say that it is a {FORMAT}.")
+    version = manifest.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise DataError(
+            f"{folder}: a trace of version {version}, made by headloom {manifest.get('headloom')}; "
+            f"this headloom reads up to version {VERSION}. Upgrade headloom."
+        )
+    try:
+        _check_manifest(folder, manifest)
+    except DataError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{folder}: this trace is damaged: {error}. {REMEDY}") from None
+    # The program may change its folder before the layers are read.
+    return folder.absolute(), manifest

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headloom.errors import InputError
-from headloom.formats.files import atomic_file, read_text
-from headloom.formats.lines import text_lines
+from headloom.formats.files import atomic_file, read_text, text_lines
 
 #: The places of a word of the source and of one of the target.
 Link = tuple[int, int]

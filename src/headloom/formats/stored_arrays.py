@@ -1,33 +1,35 @@
-"""Arrays that lie in files of other programs: .npy, .npz and .safetensors; nothing is unpickled."""
+"""Arrays and tables of edges in files of other programs; nothing is unpickled."""
 
 from __future__ import annotations
 
-import tokenize
 import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor
 
 from headloom.errors import DataError
-from headloom.formats.files import cannot_read, check_file, in_brief, open_file
+from headloom.formats.files import check_file, open_file, reading
+from headloom.formats.layer_data import check_stored_types
 
 #: By their names.
 Arrays = dict[str, NDArray[np.generic]]
 
 #: The endings of files of arrays.
 SUFFIXES = (".npy", ".npz", ".safetensors")
+#: The endings of files of edges.
+EDGE_SUFFIXES = (".parquet", ".csv")
 
-_UNREADABLE = (
-    OSError, ValueError, KeyError, EOFError, NotImplementedError, MemoryError, OverflowError,
-    TypeError, SyntaxError, RuntimeError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
-    SafetensorError,
-)  # fmt: skip
+_EDGE_TYPES = {
+    "layer": pa.int64(), "head": pa.int64(), "query": pa.int64(), "key": pa.int64(),
+    "weight": pa.float64(), "name": pa.string(), "kind": pa.string(),
+    "query_token": pa.string(), "key_token": pa.string(),
+}  # fmt: skip
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic] | Tensor]:
@@ -62,7 +64,6 @@ def _read(path: Path, prefix: str) -> dict[str, NDArray[np.generic] | Tensor]:
     if suffix == ".npz":
         arrays = {**read_npz(path, what)}
     else:
-        check_file(path, what)
         with _reading(path, what):
             if suffix == ".safetensors":
                 from safetensors.torch import load_file
@@ -80,7 +81,6 @@ def read_npz(path: Path, what: str = "file of arrays") -> Arrays:
     Args: what: what errors call the file.
     Raises: DataError: no such file, damaged, or an array of objects, which would be unpickled.
     """
-    check_file(path, what)
     arrays: Arrays = {}
     with _reading(path, what), open_file(path, what) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
@@ -95,17 +95,40 @@ def read_npz(path: Path, what: str = "file of arrays") -> Arrays:
     return arrays
 
 
-@contextmanager
-def _reading(path: Path, what: str) -> Iterator[None]:
-    """Errors of the libraries that read a file, as one line that says which."""
-    try:
-        yield
-    except DataError:
-        raise
-    except _UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise cannot_read(path, what, error) from error
-        raise DataError(
-            f"{path}: cannot be read as arrays of numbers: {in_brief(error)}. It is damaged, or "
-            f"no {what}. Write it again, or restore it from a copy."
-        ) from error
+def _reading(path: Path, what: str) -> AbstractContextManager[None]:
+    check_file(path, what)
+    remedy = f"It is damaged, or no {what}. Write it again, or restore it from a copy."
+    return reading(path, what, f"{path}: cannot be read as arrays of numbers", remedy)
+
+
+def read_edges(path: Path) -> dict[str, NDArray[np.generic]]:
+    """Return the columns that `headloom.from_edges` knows.
+
+    Raises: DataError: no such file, damaged, columns that are missing or of other types, or
+        missing values.
+    """
+    check_file(path, "table of edges")
+    remedy = "Expected the columns layer, head, query, key, weight, a row for each edge."
+    damage = f"{path}: cannot be read as a table of edges"
+    with reading(path, "table of edges", damage, remedy):
+        table = _of_csv(path) if path.suffix.lower() == ".csv" else _of_parquet(path)
+        names = [name for name in _EDGE_TYPES if name in table.column_names]
+        table = table.select(names).cast(pa.schema({name: _EDGE_TYPES[name] for name in names}))
+        if empty := [name for name in names if table[name].null_count]:
+            raise ValueError(f"its column {empty[0]} has missing values")
+        return {name: np.asarray(table[name].to_numpy()) for name in names}
+
+
+def _of_csv(path: Path) -> pa.Table:
+    return pyarrow.csv.read_csv(
+        path,
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=_EDGE_TYPES),
+    )
+
+
+def _of_parquet(path: Path) -> pa.Table:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for number in range(file.num_row_groups):
+            check_stored_types(file.metadata.row_group(number), file.schema)
+        return file.read([name for name in file.schema_arrow.names if name in _EDGE_TYPES])

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from headloom.errors import DataError
-from headloom.formats.files import JsonObject, atomic_file, cannot_read, check_file, parse_json
+from headloom.formats.files import JsonObject, atomic_file, check_file, parse_json, reading
 
 #: Types of numbers by the names of safetensors.
 DTYPES = {
@@ -32,12 +33,16 @@ DTYPES = {
 }
 
 
-def header_of(contents: JsonObject) -> bytes:
+def _header(contents: JsonObject) -> bytes:
     """The table of contents as a safetensors file has it, without its length: JSON, in the order
     given, with spaces up to a multiple of 8.
     """
     header = json.dumps(contents, separators=(",", ":")).encode()
     return header + b" " * (-len(header) % 8)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
@@ -46,7 +51,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 
@@ -75,11 +80,11 @@ def save_tensors(
             "shape": list(tensors[name].shape),
             "data_offsets": [start, end],
         }
-    header = header_of(contents)
+    header = _header(contents)
     with atomic_file(path, remedy) as temporary, temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for name in names:
-            file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+            file.write(_bytes(tensors[name]))
 
 
 def read_notes(path: Path, what: str) -> JsonObject:
@@ -102,7 +107,8 @@ def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], JsonObject]:
 
 def _read(path: Path, what: str, *, whole: bool) -> tuple[dict[str, Tensor], JsonObject]:
     check_file(path, what)
-    try:
+    remedy = "Remove it, or restore it from a copy."
+    with reading(path, what, f"{path}: this {what} is damaged or half-written", remedy):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in (file.keys() if whole else ())}
@@ -111,18 +117,50 @@ def _read(path: Path, what: str, *, whole: bool) -> tuple[dict[str, Tensor], Jso
             raise ValueError("its notes do not match their digest")
         if not isinstance(notes, dict):
             raise ValueError("its notes are no object")
-    except DataError:
-        raise
-    except (SafetensorError, ValueError, KeyError, OSError, RuntimeError, MemoryError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise cannot_read(path, what, error) from error
-        raise DataError(
-            f"{path}: this {what} is damaged or half-written ({error}). Remove it, or restore it "
-            "from a copy."
-        ) from error
-    if whole and _digest(tensors) != metadata.get("sha256"):
-        raise DataError(
-            f"{path}: this {what} is damaged: its content does not match its digest. Remove it, or "
-            "restore it from a copy."
-        )
+        if whole and _digest(tensors) != metadata.get("sha256"):
+            raise ValueError("its content does not match its digest")
     return tensors, notes
+
+
+class TensorFile:
+    """A safetensors file that grows by a tensor at a time.
+
+    The format puts its table of contents first. Room is left for it before the numbers, by the
+    bytes of the first layer; only where that is too small, the numbers are copied behind it.
+    """
+
+    def __init__(self, path: Path, metadata: dict[str, str], first: int) -> None:
+        self._path, self._room = path, min(2**18, first // 128 * 8)
+        self._contents: JsonObject = {"__metadata__": metadata}
+        self._file: BinaryIO = path.open("wb")
+        self._file.seek(self._room)
+
+    def append(self, name: str, tensor: Tensor) -> None:
+        """Add a tensor."""
+        start = self._file.tell() - self._room
+        self._file.write(_bytes(tensor.detach().cpu().contiguous()))
+        self._contents[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, self._file.tell() - self._room],
+        }
+
+    def close(self) -> None:
+        """Close the file, whole or not."""
+        self._file.close()
+
+    def finish(self) -> None:
+        """Write the table of contents and close the file."""
+        self.close()
+        header = _header(self._contents)
+        if 8 + len(header) <= self._room:
+            header += b" " * (self._room - 8 - len(header))
+            with self._path.open("r+b") as file:
+                file.write(len(header).to_bytes(8, "little") + header)
+            return
+        part = self._path.with_suffix(".part")
+        with part.open("wb") as whole, self._path.open("rb") as numbers:
+            whole.write(len(header).to_bytes(8, "little") + header)
+            numbers.seek(self._room)
+            shutil.copyfileobj(numbers, whole)
+        part.replace(self._path)

@@ -84,11 +84,11 @@ class TraceLayer:
     @cached_property
     def graph(self) -> AttentionGraph:
         """The attention graph of the layer."""
-        return self.data.graph()
+        return self.data.graph
 
     @cached_property
     def _queries_keys(self) -> tuple[Tensor, Tensor] | None:
-        return self.data.queries_keys()
+        return self.data.queries_keys
 
     @property
     def queries(self) -> Tensor | None:
@@ -103,7 +103,7 @@ class TraceLayer:
     @cached_property
     def terms(self) -> Terms | None:
         """What enters the weights besides queries and keys; None: it is not known."""
-        return self.data.terms()
+        return self.data.terms
 
     @cached_property
     def value_norms(self) -> Tensor | None:
@@ -113,7 +113,7 @@ class TraceLayer:
         key j gives to the output of query i (Kobayashi et al. 2020, without the projection).
         Values that relative positions add are not in it.
         """
-        return self.data.value_norms()
+        return self.data.value_norms
 
     @cached_property
     def matrix(self) -> AttentionMatrix | None:
@@ -131,7 +131,7 @@ class TraceLayer:
         # Half precision is a matter of storage; scores are taken in float32.
         queries, keys = (tensor.float() for tensor in tensors)
         # Of the rows alone: a tile needs no edges to be read.
-        return self._operator(queries, keys, self.data.lse())
+        return self._operator(queries, keys, self.data.lse)
 
     @cached_property
     def normalised_matrix(self) -> AttentionMatrix | None:
@@ -351,7 +351,7 @@ class TraceData:
 
         Raises: DataError: it is missing, half-written, damaged, or of a newer version.
         """
-        from headloom.formats.trace_reader import open_folder
+        from headloom.formats.manifest import open_folder
 
         folder, manifest = open_folder(path)
         digests = Digests(folder, manifest)
@@ -387,7 +387,7 @@ class TraceData:
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
-        from headloom.formats.trace_files import edge_table
+        from headloom.formats.trace_writer import edge_table
 
         with optional_package("to_pandas", "pip install pandas"):
             import pandas

@@ -1,18 +1,9 @@
 """The trace folder: an attention trace on disk, in open formats that other tools read.
 
-    trace.json                   model, token sequences, layers, sizes and digests of the files
-    edges.parquet                layer, head, query, key, score, weight: one row per kept edge
-    rows.parquet                 layer, head, query, lse, entropy, rest, count: one per query
-    keys.parquet                 optional: layer, kv_head, key, value_norm: one per key
-    received.parquet             optional: layer, head, key, received, received_most,
-                                 received_last: one per head and key
-    queries_keys.safetensors     optional: layers.<n>.queries and layers.<n>.keys, and what else
-                                 enters the scores, or the mask and sinks alone: see
-                                 headloom.formats.terms
-
-`layer` is the position in the list of layers of trace.json, from 0, as are head, query and key.
-Both tables are in the order layer, head, query; a query's edges come strongest first. A row group
-holds heads of one layer, so that one is read without the others. Nothing is ever unpickled.
+docs/formats.md says what is in its files. `layer` is the position in the list of layers of
+trace.json, from 0, as are head, query and key. Tables are in the order layer, head, query; a
+query's edges come strongest first. A row group holds heads of one layer, so that one is read
+without the others.
 
 A trace is written layer by layer, each while the model computes the next, so that memory holds two
 layers at most, into a temporary folder that is renamed when it is whole.
@@ -20,7 +11,6 @@ layers at most, into a temporary folder that is renamed when it is whole.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,23 +18,32 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonMapping, JsonObject, file_digest, finite
 from headloom.formats.folders import atomic_folder
-from headloom.formats.terms import Terms
-from headloom.formats.trace_files import (
+from headloom.formats.manifest import (
+    COLUMNS,
+    EDGES,
+    FORMAT,
+    FRACTIONS,
+    KEYS,
+    MANIFEST,
+    QUERIES_KEYS,
+    RECEIVED,
+    ROWS,
     STORED_TYPES,
-    TableFile,
-    TensorFile,
-    edge_tables,
-    key_table,
-    received_table,
-    row_table,
+    VERSION,
+    manifest_digest,
 )
+from headloom.formats.tensors import TensorFile
+from headloom.formats.terms import Terms
 from headloom.formats.traced_images import TracedImage
 from headloom.mechanism.graph import AttentionGraph
 from headloom.version import __version__
@@ -52,49 +51,110 @@ from headloom.version import __version__
 if TYPE_CHECKING:
     from headloom.formats.trace import TraceLayer
 
-
-FORMAT = "headloom-trace"
-#: Raised when an older headloom could not read what this one writes.
-VERSION = 1
-
-MANIFEST = "trace.json"
-EDGES = "edges.parquet"
-ROWS = "rows.parquet"
-KEYS = "keys.parquet"
-RECEIVED = "received.parquet"
-QUERIES_KEYS = "queries_keys.safetensors"
-
-EDGE_COLUMNS = ("layer", "head", "query", "key", "score", "weight")
-ROW_COLUMNS = ("layer", "head", "query", "lse", "entropy", "rest", "count")
-KEY_COLUMNS = ("layer", "kv_head", "key", "value_norm")
-RECEIVED_COLUMNS = ("layer", "head", "key", "received", "received_most", "received_last")
+#: How each column is written: what is small and quick for numbers of its kind. Scores and weights
+#: byte by byte, which LZ4 then finds alike; keys as differences.
+_ENCODINGS = {"key": "DELTA_BINARY_PACKED", **dict.fromkeys(FRACTIONS, "BYTE_STREAM_SPLIT")}
+#: Columns by whose smallest and largest values a reader can skip row groups.
+_STATISTICS = ("layer", "head", "kv_head", "query", "key")
+#: Edges of a row group, about: what DuckDB likes, and 4 MB of memory.
+GROUP = 2**18
 
 
-def manifest_digest(manifest: JsonMapping) -> str:
-    """SHA-256 of what a manifest says, besides its own digest: of its JSON, in one writing."""
-    # Read back, so that keys are texts, as they are for who reads the file.
-    said = json.loads(json.dumps({k: v for k, v in manifest.items() if k != "sha256"}))
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+def _column(numbers: NDArray[np.generic]) -> pa.Array:
+    """Numbers as a column, not copied; `pa.array` would load pandas first, a second of work."""
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _stored(tensor: Tensor, dtype: torch.dtype, part: str, number: int) -> Tensor:
-    """Queries or keys in a type. Raises: InputError: it does not reach as far as they do."""
-    most = torch.finfo(dtype).max
-    if tensor.numel() and torch.finfo(tensor.dtype).max > most:
-        # What is infinite or no number stays so in every type.
-        finite = tensor if bool(tensor.isfinite().all()) else tensor.nan_to_num(0, 0, 0)
-        largest, name = float(finite.abs().max()), str(dtype).removeprefix("torch.")
-        if largest > most:
-            raise InputError(
-                f"trace layer {number}: its {part} reach {largest:.3g}, {name} ends at "
-                f"{most:.3g}. Store them as float32 or bfloat16."
-            )
-    return tensor.to(dtype)
+def edge_table(layer: int, graph: AttentionGraph) -> pa.Table:
+    """The kept edges of a graph, as they lie in edges.parquet."""
+    return pa.concat_tables(_edge_tables(layer, graph)).combine_chunks()
+
+
+def _edge_tables(layer: int, graph: AttentionGraph) -> Iterator[pa.Table]:
+    """The kept edges of a graph, some heads at a time, without a copy where rows are full."""
+    heads, queries, k = graph.keys.shape
+    numbers = (graph.keys.int(), graph.scores.float(), graph.weights.float())
+    tensors = [tensor.detach().cpu().contiguous() for tensor in numbers]
+    size = max(1, GROUP // max(1, queries * k))
+    for start in range(0, heads, size):
+        yield pa.concat_tables(
+            _edges_of_head(layer, head, [tensor[head] for tensor in tensors])
+            for head in range(start, min(start + size, heads))
+        )
+    if not heads:
+        yield _edges_of_head(layer, 0, [tensor.flatten(0, 1) for tensor in tensors])
+
+
+def _edges_of_head(layer: int, head: int, tensors: Sequence[Tensor]) -> pa.Table:
+    """The edges of one head from its keys, scores and weights, (queries, k)."""
+    keys = tensors[0]
+    queries, k = keys.shape
+    # A row is full where its last place is. Rows that are not mostly come first: those of a causal
+    # mask that see fewer than k keys.
+    short = (keys[:, -1] < 0).nonzero() if k else keys
+    first = int(short[-1]) + 1 if len(short) and k else 0
+    there = keys[:first] >= 0
+    numbers = np.arange(queries, dtype=np.int32)
+    query = np.concatenate((
+        np.repeat(numbers[:first], there.sum(-1).numpy()), np.repeat(numbers[first:], k)
+    ))  # fmt: skip
+    columns = {
+        "layer": _column(np.full(len(query), layer, np.int16)),
+        "head": _column(np.full(len(query), head, np.int16)),
+        "query": _column(query),
+    }
+    for name, tensor in zip(("key", "score", "weight"), tensors, strict=True):
+        parts = tensor[:first][there], tensor[first:].flatten()
+        columns[name] = pa.chunked_array([_column(part.numpy()) for part in parts])
+    return pa.table(columns)
+
+
+def _by_place(layer: int, head: str, position: str, **numbers: Tensor) -> pa.Table:
+    """Numbers of (heads, positions), a row for each place."""
+    heads, length = next(iter(numbers.values())).shape
+    columns: dict[str, NDArray[np.generic]] = {
+        "layer": np.full(heads * length, layer, np.int16),
+        head: np.repeat(np.arange(heads, dtype=np.int16), length),
+        position: np.tile(np.arange(length, dtype=np.int32), heads),
+    }
+    for name, tensor in numbers.items():
+        kind = torch.float32 if name in FRACTIONS else torch.int32
+        columns[name] = tensor.detach().cpu().to(kind).contiguous().numpy().ravel()
+    return pa.table({name: _column(column) for name, column in columns.items()})
+
+
+def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
+    """The rows of a graph, as they lie in rows.parquet."""
+    return _by_place(
+        layer, "head", "query",
+        lse=graph.lse, entropy=graph.entropy, rest=graph.rest, count=graph.count,
+    )  # fmt: skip
+
+
+def key_table(layer: int, value_norms: Tensor) -> pa.Table:
+    """The norms of a layer's values, as they lie in keys.parquet."""
+    return _by_place(layer, "kv_head", "key", value_norm=value_norms)
+
+
+def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
+    """What the keys of a graph receive, as it lies in received.parquet.
+
+    received_last is NaN where the last queries were not asked for.
+    """
+    received, most, last = graph.received, graph.received_most, graph.received_last
+    assert received is not None and most is not None
+    last = torch.full_like(received, torch.nan) if last is None else last
+    return _by_place(
+        layer, "head", "key", received=received, received_most=most, received_last=last
+    )
 
 
 class TraceWriter:
-    """Takes the layers of a trace one after the other; made by `writing_trace`."""
+    """Takes the layers of a trace one after the other; made by `writing_trace`.
+
+    verification, not_traced, images: what the manifest says of them, see `TraceData`.
+    """
 
     def __init__(
         self,
@@ -107,14 +167,12 @@ class TraceWriter:
         self._sequences = {name: list(tokens) for name, tokens in sequences.items()}
         self._model, self._dtype = dict(model), dtype
         self._positions: dict[str, JsonMapping] = {}
-        #: See Trace.verification.
         self.verification: JsonMapping | None = None
-        #: Attention modules that ran and are not among the layers: see Trace.not_traced.
         self.not_traced: Sequence[Mapping[str, str]] = ()
-        #: Those whose patches are among the tokens: see Trace.images.
         self.images: Sequence[TracedImage] = ()
         self._layers: list[JsonObject] = []
-        self._tables: dict[str, TableFile] = {}
+        self._tables: dict[str, pq.ParquetWriter] = {}
+        self._rows: dict[str, int] = {}
         self._tensors: TensorFile | None = None
         # One layer is written while the model computes the next.
         self._thread = ThreadPoolExecutor(1, "headloom-trace")
@@ -130,16 +188,13 @@ class TraceWriter:
 
     def append(self, layer: TraceLayer) -> None:
         """Write the next layer; without its queries and keys, of its terms mask and sinks alone."""
-        graph, queries_keys, terms = layer.data.graph(), layer.data.queries_keys(), layer.terms
-        norms = layer.data.value_norms()
+        graph, queries_keys, terms = layer.data.graph, layer.data.queries_keys, layer.terms
+        norms = layer.data.value_norms
         self._check(layer, graph)
-        number = len(self._layers)
-        self._wait()
-        # Given in lists, out of which the thread takes them, so that each goes once it is written.
-        tensors = [] if queries_keys is None else list(queries_keys)
+        if self._pending is not None:
+            self._pending.result()  # raises what went wrong with the layer before
         if terms is not None and queries_keys is None:
             terms = terms.of_edges()
-        self._pending = self._thread.submit(self._write, number, [graph], tensors, terms, norms)
         received = {"last": graph.received_last is not None}
         self._layers.append(
             {
@@ -164,11 +219,9 @@ class TraceWriter:
                 **({} if graph.received is None else {"received": received}),
             }
         )
-
-    def _wait(self) -> None:
-        """Until the layer before is written; raises what went wrong."""
-        if self._pending is not None:
-            self._pending.result()
+        # Given in lists, out of which the thread takes them, so that each goes once it is written.
+        tensors, number = list(queries_keys or ()), len(self._layers) - 1
+        self._pending = self._thread.submit(self._write, number, [graph], tensors, terms, norms)
 
     def _write(
         self,
@@ -178,9 +231,18 @@ class TraceWriter:
         terms: Terms | None,
         value_norms: Tensor | None,
     ) -> None:
-        self._write_tensors(number, queries_keys, terms)
+        others = {} if terms is None else terms.tensors()
+        if self._tensors is None and (queries_keys or others):
+            size = sum(tensor.nbytes for tensor in queries_keys)
+            self._tensors = TensorFile(self._folder / QUERIES_KEYS, {"format": FORMAT}, size)
+        if self._tensors is not None:
+            for part in ("queries", "keys") if queries_keys else ():
+                tensor = self._stored(queries_keys.pop(0), part, number)
+                self._tensors.append(f"layers.{number}.{part}", tensor)
+            for part, tensor in others.items():
+                self._tensors.append(f"layers.{number}.{part}", tensor)
         graph = graphs.pop()
-        for table in edge_tables(number, graph):
+        for table in _edge_tables(number, graph):
             self._table(EDGES, table)
         self._table(ROWS, row_table(number, graph))
         if value_norms is not None:
@@ -188,26 +250,35 @@ class TraceWriter:
         if graph.received is not None:
             self._table(RECEIVED, received_table(number, graph))
 
-    def _table(self, name: str, table: pa.Table) -> None:
-        if name not in self._tables:
-            self._tables[name] = TableFile(self._folder / name, table.schema)
-        self._tables[name].append(table)
+    def _stored(self, tensor: Tensor, part: str, number: int) -> Tensor:
+        """Queries or keys as asked. Raises: InputError: that type does not reach as far as they."""
+        dtype = self._dtype or tensor.dtype
+        dtype = dtype if dtype in STORED_TYPES else torch.float32
+        most = torch.finfo(dtype).max
+        if tensor.numel() and torch.finfo(tensor.dtype).max > most:
+            # What is infinite or no number stays so in every type.
+            largest = float(tensor.nan_to_num(0, 0, 0).abs().max())
+            if largest > most:
+                raise InputError(
+                    f"trace layer {number}: its {part} reach {largest:.3g}, "
+                    f"{str(dtype).removeprefix('torch.')} ends at {most:.3g}. Store them as "
+                    "float32 or bfloat16."
+                )
+        return tensor.to(dtype)
 
-    def _write_tensors(self, number: int, queries_keys: list[Tensor], terms: Terms | None) -> None:
-        others = {} if terms is None else terms.tensors()
-        if not queries_keys and not others:
-            return
-        if self._tensors is None:
-            size = sum(tensor.nbytes for tensor in queries_keys)
-            self._tensors = TensorFile(self._folder / QUERIES_KEYS, {"format": FORMAT}, size)
-        for part in ("queries", "keys") if queries_keys else ():
-            tensor = queries_keys.pop(0)
-            dtype = self._dtype or tensor.dtype
-            if dtype not in STORED_TYPES.values():
-                dtype = torch.float32
-            self._tensors.append(f"layers.{number}.{part}", _stored(tensor, dtype, part, number))
-        for part, tensor in others.items():
-            self._tensors.append(f"layers.{number}.{part}", tensor)
+    def _table(self, name: str, table: pa.Table) -> None:
+        """Add a row group to a table; an empty one is left out."""
+        if name not in self._tables:
+            names = table.schema.names
+            self._tables[name] = pq.ParquetWriter(
+                self._folder / name, table.schema, compression="lz4", use_dictionary=False,
+                column_encoding={key: _ENCODINGS[key] for key in names if key in _ENCODINGS},
+                write_statistics=[key for key in names if key in _STATISTICS],
+                write_page_checksum=True, store_schema=False,
+            )  # fmt: skip
+        if table.num_rows:
+            self._tables[name].write_table(table, row_group_size=table.num_rows)
+        self._rows[name] = self._rows.get(name, 0) + table.num_rows
 
     def _check(self, layer: TraceLayer, graph: AttentionGraph) -> None:
         if graph.batched:
@@ -215,26 +286,26 @@ class TraceWriter:
                 f"trace layer {layer.name}: the graph holds a batch. A trace is of one input: "
                 "graph[b]."
             )
-        sides = (("queries", layer.queries_from, graph.shape[1]),
-                 ("keys", layer.keys_from, graph.shape[2]))  # fmt: skip
-        for what, sequence, size in sides:
+        _, queries, keys = graph.shape
+        for size, what, sequence in ((queries, "queries", layer.queries_from),
+                                     (keys, "keys", layer.keys_from)):  # fmt: skip
             tokens = self._sequences.get(sequence)
             if tokens is None or len(tokens) != size:
-                found = "is missing" if tokens is None else f"has {len(tokens)} tokens"
+                known = "is missing" if tokens is None else f"has {len(tokens)} tokens"
                 raise InputError(
                     f"trace layer {layer.name}: {size} {what} of the sequence {sequence!r}, which "
-                    f"{found}. Give every sequence with a token for each position."
+                    f"{known}. Give every sequence with a token for each position."
                 )
 
     def finish(self) -> None:
         """Close the tables and write the manifest: without it, a folder is no trace."""
-        if not self._layers:
+        if self._pending is None:
             raise InputError("a trace needs at least one layer; none was written.")
-        self._wait()
+        self._pending.result()
         files: dict[str, JsonObject] = {}
         for name, table in self._tables.items():
             table.close()
-            files[name] = {"rows": table.rows}
+            files[name] = {"rows": self._rows[name]}
         if self._tensors is not None:
             self._tensors.finish()
             files[QUERIES_KEYS] = {}
@@ -263,9 +334,8 @@ class TraceWriter:
         (self._folder / MANIFEST).write_bytes(text.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """Close the files, whole or not."""
+        """Close the files, whole or not; each, though closing another fails, as on a full disk."""
         self._thread.shutdown()
-        # Each, though closing another fails, as on a full disk.
         with ExitStack() as stack:
             for file in (*self._tables.values(), self._tensors):
                 if file is not None:
@@ -274,30 +344,15 @@ class TraceWriter:
 
 def not_a_trace(path: Path) -> str | None:
     """Why what is at a path must not be replaced by a trace; None: it is one, whole or damaged."""
-    if not path.is_dir():
-        return "it is no trace but a file"
     try:
         content = (path / MANIFEST).read_bytes()
     except OSError:
         return f"it is no trace: it has no {MANIFEST} that can be read"
-    try:
-        manifest = json.loads(content)
-        ours = isinstance(manifest, dict) and manifest.get("format") == FORMAT
-    except ValueError:
-        # Damaged; what headloom writes begins with its format.
-        ours = content.startswith(f'{{\n "format": "{FORMAT}",'.encode())
-    if not ours:
+    if not content.startswith(f'{{\n "format": "{FORMAT}",'.encode()):
         return f"it is no trace: its {MANIFEST} does not say that it is a {FORMAT}"
-    known = {MANIFEST, EDGES, ROWS, KEYS, RECEIVED, QUERIES_KEYS}
-    others = sorted({file.name for file in path.iterdir()} - known)
-    others = [name for name in others if not name.startswith(".")]
-    return f"besides a trace it holds {others[0]!r}" if others else None
-
-
-def _not_asked_for(path: Path) -> str:
-    """Why what is at a path stays where nobody asked for it to be replaced."""
-    remedy = "" if not_a_trace(path) else ", and overwrite=True was not given"
-    return f"it exists already{remedy}"
+    others = {file.name for file in path.iterdir()} - {MANIFEST, QUERIES_KEYS, *COLUMNS}
+    others = {name for name in others if not name.startswith(".")}
+    return f"besides a trace it holds {min(others)!r}" if others else None
 
 
 @contextmanager
@@ -320,10 +375,15 @@ def writing_trace(
 
     Raises: DataError: the folder exists, or cannot be written.
     """
-    if dtype is not None and dtype not in STORED_TYPES.values():
+    if dtype is not None and dtype not in STORED_TYPES:
         raise InputError(f"a trace keeps queries and keys as float32, bfloat16 or float16, not "
                          f"{dtype}.")  # fmt: skip
-    with atomic_folder(path, not_a_trace if overwrite else _not_asked_for) as folder:
+
+    def not_asked_for(path: Path) -> str:
+        remedy = "" if not_a_trace(path) else ", and overwrite=True was not given"
+        return f"it exists already{remedy}"
+
+    with atomic_folder(path, not_a_trace if overwrite else not_asked_for) as folder:
         writer = TraceWriter(folder, sequences, model or {}, dtype)
         try:
             yield writer

@@ -127,9 +127,9 @@ class LayerArrays:
 def layer_arrays(layer: TraceLayer) -> LayerArrays:
     """Read a layer's graph; places that no row uses are cut off."""
     # Not layer.graph, which would stay in memory.
-    graph = layer.data.graph().detach().cpu()
+    graph = layer.data.graph.detach().cpu()
     most = int((graph.keys >= 0).sum(-1).max()) if graph.keys.numel() else 0
-    terms = layer.data.terms()
+    terms = layer.data.terms
     sinks = None if terms is None else terms.sinks
     masses = None if sinks is None else mass_on_keys(graph, sinks.cpu())
     return LayerArrays(

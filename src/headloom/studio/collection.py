@@ -20,9 +20,9 @@ from headloom.analysis.heads.roles import special_keys
 from headloom.analysis.image_map import has_patches
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
+from headloom.formats.manifest import MANIFEST
 from headloom.formats.tokens import running_text, shown, visible
 from headloom.formats.trace import TraceData
-from headloom.formats.trace_writer import MANIFEST
 from headloom.studio.arrays import Array, Layers, few_digits
 from headloom.studio.heads import WORDS, head_roles
 from headloom.studio.neuron import Neurons

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from headloom.errors import DataError
 from headloom.formats.folders import check_there
+from headloom.formats.manifest import MANIFEST
 from headloom.formats.run import RunFolder, is_run
 from headloom.formats.trace import TraceData
-from headloom.formats.trace_writer import MANIFEST
 from headloom.studio.collection import Collection
 from headloom.studio.page import collect
 from headloom.studio.training import run_history

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import headloom
 from headloom.formats.history import History
-from headloom.formats.reports import Reports
+from headloom.formats.run import Reports
 
 transformers = pytest.importorskip("transformers", reason="needs Transformers")
 

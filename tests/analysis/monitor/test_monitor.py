@@ -19,8 +19,7 @@ import headloom
 from headloom.analysis.monitor.probe import Probe
 from headloom.errors import DataError, InputError
 from headloom.formats.history import History
-from headloom.formats.reports import Reports
-from headloom.formats.run import RunFolder
+from headloom.formats.run import Reports, RunFolder
 from headloom.mechanism.spectra import product_cells
 
 Train = Callable[..., None]

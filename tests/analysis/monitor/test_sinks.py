@@ -12,7 +12,7 @@ from torch import Tensor
 
 import headloom
 from headloom.errors import InputError
-from headloom.formats.reports import Reports
+from headloom.formats.run import Reports
 
 
 class Listener:

@@ -11,8 +11,7 @@ import torch
 import headloom
 from headloom.errors import InputError
 from headloom.formats.history import History
-from headloom.formats.reports import Reports
-from headloom.formats.run import RunFolder
+from headloom.formats.run import Reports, RunFolder
 
 transformers = pytest.importorskip("transformers", reason="needs Transformers")
 pytest.importorskip("accelerate", reason="Trainer needs accelerate")

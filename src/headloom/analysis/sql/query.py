@@ -18,8 +18,8 @@ from headloom.analysis.sql.database import (
 )
 from headloom.analysis.sql.views import view_parts
 from headloom.errors import optional_package
+from headloom.formats.manifest import MANIFEST
 from headloom.formats.trace import TraceData
-from headloom.formats.trace_writer import MANIFEST
 
 if TYPE_CHECKING:
     import pandas

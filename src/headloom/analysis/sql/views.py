@@ -28,16 +28,14 @@ import pyarrow as pa
 from headloom.analysis.sql.database import VIEWS, Part
 from headloom.errors import DataError
 from headloom.formats.layer_data import StoredLayer
+from headloom.formats.manifest import COLUMNS, EDGES, KEYS, RECEIVED, ROWS
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer
-from headloom.formats.trace_files import edge_table, key_table, received_table, row_table
 from headloom.formats.trace_writer import (
-    EDGES,
-    KEY_COLUMNS,
-    KEYS,
-    RECEIVED,
-    RECEIVED_COLUMNS,
-    ROWS,
+    edge_table,
+    key_table,
+    received_table,
+    row_table,
 )
 
 __all__ = ["stored_folder", "view_parts"]
@@ -155,8 +153,8 @@ def _empty(names: tuple[str, ...], whole: tuple[str, ...]) -> pa.Table:
 
 #: The views that a trace may have nothing for.
 _EMPTY = {
-    "keys": _empty(KEY_COLUMNS, ("layer", "kv_head")),
-    "received": _empty(RECEIVED_COLUMNS, ("layer", "head")),
+    "keys": _empty(COLUMNS[KEYS], ("layer", "kv_head")),
+    "received": _empty(COLUMNS[RECEIVED], ("layer", "head")),
 }
 
 

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject, read_text
-from headloom.formats.lines import text_lines
+from headloom.formats.files import JsonObject, read_text, text_lines
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription, check_unchanged

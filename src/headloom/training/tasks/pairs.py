@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from headloom.errors import InputError
-from headloom.formats.files import read_text
-from headloom.formats.lines import check_line_ends
+from headloom.formats.files import check_line_ends, read_text
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
 from headloom.training.data import DataDescription
