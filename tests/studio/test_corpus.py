@@ -83,10 +83,10 @@ def test_a_head_over_the_texts(viewer: Viewer) -> None:
 def test_texts_are_read_while_somebody_asks(folder: Path) -> None:
     found = corpus.Corpus(open_collection(folder).examples)
     for read in (1, 2):
-        result, done = found.head(0, 1, 0, sinks=True, wait=0)
-        assert not done and result["read"] == read
-    result, done = found.head(0, 1, 0, sinks=True, wait=60)
-    assert done and result["read"] == TEXTS
+        result = found.head(0, 1, 0, sinks=True, wait=0)
+        assert not result["whole"] and result["read"] == read
+    result = found.head(0, 1, 0, sinks=True, wait=60)
+    assert result["whole"] and result["read"] == TEXTS
 
 
 def test_a_text_that_is_damaged_is_named(folder: Path, tmp_path: Path, make_trace: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_text_that_is_damaged_is_named(folder: Path, tmp_path: Path, make_trac
     )
     (odd / "edges.parquet").write_bytes(b"x" * (odd / "edges.parquet").stat().st_size)
     found = corpus.Corpus(collection.examples)
-    result, _ = found.head(0, 0, 0, sinks=True, wait=60)
+    result = found.head(0, 0, 0, sinks=True, wait=60)
     assert result["failed"] == 1 and result["others"] == 1 and len(result["exemplars"]) == 4
     (problem,) = result["problems"]
     assert "this trace is damaged: edges.parquet" in problem and "\n" not in problem

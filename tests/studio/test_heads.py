@@ -12,8 +12,7 @@ from headloom.analysis.heads.patterns import SEPARATORS
 from headloom.analysis.heads.roles import MEASURES, ROLES
 from headloom.api.trace import Trace
 from headloom.formats.trace import TraceData
-from headloom.studio.collection import Example
-from headloom.studio.heads import WORDS, head_roles
+from headloom.studio.collection import WORDS, Example, head_roles
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import torch
 from torch import nn
 
 import headloom
-from headloom.analysis.effects.interventions import reaching
 from headloom.api.trace import Trace
 from headloom.api.trained_head import projected
-from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
+from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.studio.arrays import Layers
 from headloom.studio.neuron import LayerNumbers, Neurons
 from headloom.studio.page import collect
@@ -171,47 +169,6 @@ def test_a_loaded_model_has_the_whole_computation(reading: Viewer) -> None:
         assert np.allclose(through["values"], walk.V[3, listed].numpy(), atol=2e-5)
         part = walk.Z[3, query] @ walk.projections["W_O"].reshape(12, 32, 384)[3]
         assert np.allclose(through["part"], part.numpy(), atol=1e-5)
-
-
-class Shifted(nn.Module):
-    """One layer with Shaw's positions, which add to the values too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(30, 16)
-        self.layer = MultiHeadAttention(
-            16, 4, kind="encoder", relative="shaw", positions=PositionSizes(clip=3)
-        )
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.layer(self.embedding(tokens))
-
-
-def test_shaw_values_are_in_z() -> None:
-    torch.manual_seed(4)
-    model, tokens = Shifted(), torch.tensor([[3, 9, 1, 7, 22, 5]])
-    trace = headloom.trace(model, tokens[0])
-    seen: list[Any] = []
-
-    def note(call: Any, output: torch.Tensor) -> torch.Tensor:
-        seen.append((call, output))
-        return output
-
-    with torch.no_grad(), reaching(model, note, operation="test"):
-        model(tokens)
-    ((call, output),) = seen
-    assert call.relative.tables().values.abs().max() > 0
-    numbers = LayerNumbers(
-        model.embedding(tokens)[0].detach(), call.values[0].detach(), output[0].detach(), None,
-        relative=call.relative,
-    )  # fmt: skip
-    neurons = Neurons(Layers(trace), MatrixTiles(Layers(trace)))
-    found = neurons.through(0, 2, 3, 1, lambda path: numbers)
-    assert found["z_difference"] < 1e-5
-    # Without what positions add, z would be another.
-    without = neurons.through(0, 2, 3, 1, lambda path: replace(numbers, relative=None))
-    assert without["z_difference"] > 1e-3
-    assert "could not be told" in found["steps"][-1][4]
 
 
 def test_on_the_screen_the_numbers_add_up(studio: Any, viewer: Viewer, known: Any) -> None:

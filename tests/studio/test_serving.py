@@ -51,7 +51,7 @@ def test_headloom_view_prints_its_address_serves_and_stops(
 #: Roles that keep a native kernel busy, for so many calls.
 BUSY = """
 import os, sys, torch, headloom
-import headloom.studio.heads
+import headloom.studio.collection
 
 q = torch.randn(8, 1024, 32)
 
@@ -61,7 +61,7 @@ def busy(trace):
         headloom.attend(q, q, q)
     return [[]]
 
-headloom.studio.heads.head_roles = busy
+headloom.studio.collection.head_roles = busy
 """
 
 

@@ -76,7 +76,7 @@ class Reader:
             biases=bias is not None,
             turned=turned,
             projected=before if turned else None,
-            relative=heads.relative,
+            shifted=heads.relative is not None and not heads.relative.only_bias,
         )
 
 

@@ -209,11 +209,8 @@ def few_digits(number: float, digits: int = 5) -> float:
 
 def as_json(content: object) -> bytes:
     """Compact JSON in ASCII, whatever the tokens hold; null for what is no finite number."""
-
-    def dumped(content: object) -> bytes:
-        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
-
     try:
-        return dumped(content)
+        text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     except ValueError:  # of a model whose queries or keys were NaN
-        return dumped(finite(content))
+        text = json.dumps(finite(content), separators=(",", ":"))
+    return text.encode("ascii")

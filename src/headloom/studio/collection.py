@@ -7,16 +7,18 @@ notebook hold them all (`headloom.studio.pack`): the front end reads one set of 
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headloom.analysis.graphs.rollout import chosen_layers, passed_over
-from headloom.analysis.heads.roles import special_keys
+from headloom.analysis.heads.measures import HEAD_MEASURES
+from headloom.analysis.heads.roles import MEASURES, ROLE_WORDS, special_keys
+from headloom.analysis.heads.roles import head_roles as roles_of
 from headloom.analysis.image_map import has_patches
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
@@ -24,7 +26,6 @@ from headloom.formats.manifest import MANIFEST
 from headloom.formats.tokens import running_text, shown, visible
 from headloom.formats.trace import TraceData
 from headloom.studio.arrays import Array, Layers, few_digits
-from headloom.studio.heads import WORDS, head_roles
 from headloom.studio.neuron import Neurons
 from headloom.studio.overviews import Overviews
 from headloom.studio.sums import LOCAL, layer_sums
@@ -35,15 +36,49 @@ from headloom.version import __version__
 if TYPE_CHECKING:
     from headloom.studio.asking import Asking
 
-__all__ = ["Collection", "Example", "name_of"]
+__all__ = ["WORDS", "Collection", "Example", "head_roles", "name_of"]
+
+#: Cells of a layer up to which its heads are measured by all weights: some seconds.
+_CHEAP_CELLS = 2**30
+#: The measures, axes to choose from; and the roles, what they are called and how they are drawn.
+WORDS = {
+    "measures": {measure.name: measure.title for measure in HEAD_MEASURES},
+    "roles": [
+        {
+            "name": name,
+            "title": role.title,
+            "phrase": role.phrase,
+            "colours": dict(zip(("light", "dark"), role.colours, strict=True)),
+        }
+        for name, role in ROLE_WORDS.items()
+    ],
+}
+
+
+def head_roles(trace: TraceData) -> list[list[JsonObject]]:
+    """By layer a list by head
+
+    role      one of WORDS["roles"]
+    scores    {measure: score} of those that apply, as in `trace.heads()`, with few digits
+    chance    {measure: [mean, standard deviation]} of random weights of the same entropy
+    """
+    layers: list[list[JsonObject]] = [[] for _ in trace.layers]
+    cheap = all(math.prod(layer.shape) <= _CHEAP_CELLS for layer in trace.layers)
+    for head in roles_of(trace, exact=None if cheap else False):
+        scores, chances, deviations = (
+            {name: few_digits(numbers[name]) for name in MEASURES
+             if math.isfinite(numbers.get(name, math.nan))}
+            for numbers in (head.scores, head.chances, head.chance_sds)
+        )  # fmt: skip
+        chance = {name: [chances[name], deviations[name]] for name in scores if name in deviations}
+        layers[head.layer].append({"role": head.role, "scores": scores, "chance": chance})
+    return layers
 
 
 @dataclass
 class Example:
     """A trace and what was worked out of it so far.
 
-    digest: of the manifest of a trace on disk, the first 12 digits of its SHA-256: what is in it,
-    whatever it is called; "": the trace is in memory alone.
     text: what a model that is open read for it; None: another, or none, did.
     """
 
@@ -58,12 +93,23 @@ class Example:
     _summing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
-        folder = self.trace.folder
-        self.digest = "" if folder is None else _digest(folder)
         self.layers = Layers(self.trace)
         self.matrix = MatrixTiles(self.layers)
         self.neurons = Neurons(self.layers, self.matrix)
         self.overviews = Overviews(self.layers)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of a trace on disk the first 12 digits of its manifest's SHA-256: what is in it, whatever
+        it is called; "": the trace is in memory alone, or was taken away since it was opened.
+        """
+        try:
+            content = (
+                b"" if self.trace.folder is None else (self.trace.folder / MANIFEST).read_bytes()
+            )
+        except OSError:
+            content = b""
+        return hashlib.sha256(content).hexdigest()[:12] if content else ""
 
     def description(self) -> JsonObject:
         """The trace without its numbers."""
@@ -131,11 +177,11 @@ class Example:
     def heads(self, wait: bool = False) -> JsonObject:
         """What is known of every head.
 
-            measures, roles   what they are called: see `headloom.studio.heads.WORDS`
+            measures, roles   what they are called: see `WORDS`
             kept              by layer, how many edges a row keeps at most
             unkept            by layer and head, the mean mass that a row has on no kept edge
             state             "measuring", "known", or "failed: ..." and why
-            heads             by layer and head, once they are known: see `headloom.studio.heads`
+            heads             by layer and head, once they are known: see `head_roles`
 
         wait: until they are known, which may take a while.
         """
@@ -267,10 +313,3 @@ def name_of(trace: TraceData) -> str:
     """A short name made of a trace's tokens."""
     texts = [running_text(shown(of)[:60]).strip() for of in trace.sequences.values()]
     return visible(" → ".join(texts), 100)
-
-
-def _digest(folder: Path) -> str:
-    try:
-        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:12]
-    except OSError:  # taken away since it was opened: whoever reads a layer is told
-        return ""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headloom.analysis.compare import changed_edges, distance, first_difference, matched_layers
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, finite
+from headloom.formats.trace import TraceLayer
 from headloom.studio.tiles import Tile, as_tile
 
 if TYPE_CHECKING:
@@ -81,21 +82,10 @@ class Comparison:
 
     def edges(self, pair: tuple[int, int], head: int) -> JsonObject:
         """The edges of a head that changed most, in order."""
-        first, second = self._examples
-        ours, theirs = first.layers.layer(pair[0]), second.layers.layer(pair[1])
-        edges = changed_edges(pair[0], ours, theirs, head, _EDGES)[:_EDGES]
+        edges = changed_edges(pair[0], *self._layers(pair), head, _EDGES)[:_EDGES]
+        names = ("query", "key", "before", "after")
         content: JsonObject = finite(
-            {
-                "edges": [
-                    {
-                        "query": edge.query,
-                        "key": edge.key,
-                        "before": edge.before,
-                        "after": edge.after,
-                    }
-                    for edge in edges
-                ]
-            }
+            {"edges": [{name: getattr(edge, name) for name in names} for edge in edges]}
         )
         return content
 
@@ -112,9 +102,12 @@ class Comparison:
         )
         return as_tile(after - before)
 
-    def _measured(self, pair: tuple[int, int]) -> JsonObject:
+    def _layers(self, pair: tuple[int, int]) -> tuple[TraceLayer, TraceLayer]:
         first, second = self._examples
-        ours, theirs = first.layers.layer(pair[0]), second.layers.layer(pair[1])
+        return first.layers.layer(pair[0]), second.layers.layer(pair[1])
+
+    def _measured(self, pair: tuple[int, int]) -> JsonObject:
+        ours, theirs = self._layers(pair)
         grown = theirs.graph.entropy.mean(-1) - ours.graph.entropy.mean(-1)
         content: JsonObject = finite(
             {"change": distance(ours, theirs)[0].tolist(), "entropy": grown.tolist()}

@@ -63,8 +63,8 @@ class Corpus:
 
     def head(
         self, number: int, layer: int, head: int, *, sinks: bool, wait: float = _PATIENCE
-    ) -> tuple[JsonObject, bool]:
-        """What is known of a head of an example's model so far, and whether that is all.
+    ) -> JsonObject:
+        """What is known of a head of an example's model so far.
 
             texts, read     how many there are of the model, and how many were read
             taken           how many are read in all: of more than 5,000 so many, evenly taken
@@ -73,6 +73,7 @@ class Corpus:
             exemplars       example, query, key, weight, score, and pieces: [tokens, first] around
             spreads         by measure: see `headloom.analysis.heads.corpus.Spread`
             words           [word, share, count, mean]; bounds: whether they are lower bounds
+            whole           whether that is all
 
         wait: seconds of reading.
         """
@@ -103,10 +104,10 @@ class Corpus:
                     [visible(word.word, 40), word.share, word.count, word.mean]
                     for word in found.words(head, sinks=sinks)
                 ],
+                "whole": reading.whole,
             }
-            whole = reading.whole
         cleaned: JsonObject = finite(result)
-        return cleaned, whole
+        return cleaned
 
     def _reading(self, number: int, layer: int) -> _Reading:
         trace = self._examples[number].trace
@@ -140,23 +141,16 @@ class Corpus:
         """An exemplar with the tokens around both its ends."""
         of_layer = self._examples[one.text].trace.layers[layer]
         queries, keys = shown(of_layer.query_tokens), shown(of_layer.key_tokens)
-        pieces = {
-            "query": _piece(queries, one.query, one.query),
-            "key": _piece(keys, one.key, one.key),
-        }
-        same = of_layer.queries_from == of_layer.keys_from
         first, last = sorted((one.query, one.key))
-        if same and last - first <= _BETWEEN:
+        if of_layer.queries_from == of_layer.keys_from and last - first <= _BETWEEN:
             pieces = {"both": _piece(queries, first, last)}
+        else:
+            ends = ("query", queries, one.query), ("key", keys, one.key)
+            pieces = {name: _piece(tokens, at, at) for name, tokens, at in ends}
         return {
-            "example": one.text,
-            "name": self._examples[one.text].name,
-            "query": one.query,
-            "key": one.key,
-            "weight": one.weight,
-            "score": one.score,
-            "pieces": pieces,
-        }
+            "example": one.text, "name": self._examples[one.text].name, "query": one.query,
+            "key": one.key, "weight": one.weight, "score": one.score, "pieces": pieces,
+        }  # fmt: skip
 
 
 def _piece(tokens: Sequence[str], first: int, last: int) -> list[object]:

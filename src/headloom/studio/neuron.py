@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from headloom.analysis import six_steps
@@ -22,7 +21,6 @@ from headloom.analysis.worked_row import WorkedRow, remedy, worked_row
 from headloom.errors import HeadloomError, InputError
 from headloom.formats.files import JsonObject, finite
 from headloom.formats.trace import TraceLayer
-from headloom.mechanism.positions import Relative
 from headloom.studio.arrays import Layers, few_digits
 from headloom.studio.tiles import MatrixTiles
 
@@ -45,7 +43,7 @@ class LayerNumbers:
         follows it. biases: whether projections have some.
     turned: whether queries and keys are turned by their positions after the projection.
     projected: the queries before that turn, (heads, queries, depth); None: they could not be told.
-    relative: positions that may add to the values, or None.
+    shifted: whether positions add to the values, as Shaw's do: then z is the model's own.
     """
 
     queries_from: Tensor
@@ -56,7 +54,7 @@ class LayerNumbers:
     biases: bool = False
     turned: bool = False
     projected: Tensor | None = None
-    relative: Relative | None = None
+    shifted: bool = False
 
 
 #: From the path of a layer to its numbers. Raises: HeadloomError: they cannot be had.
@@ -161,17 +159,17 @@ class Neurons:
             if numbers.projected is not None:
                 found["q"] = numbers.projected[head, query].tolist()
             values = numbers.values[head // (layer.heads // len(numbers.values))].double()
-            own = numbers.output[head, query].double()
-            z = own
+            z = own = numbers.output[head, query].double()
             if row is not None:
                 found["values"] = values[row.strongest(LISTED, key)].tolist()
-                z = row.weights @ values + _by_position(numbers, row, layer.heads)
-                found["z_difference"] = float((z - own).abs().max()) if len(z) else 0.0
+                if not numbers.shifted:
+                    z = row.weights @ values
+                    found["z_difference"] = float((z - own).abs().max()) if len(z) else 0.0
             found["z"] = z.tolist()
             if numbers.W_O is not None:
                 found["part"] = (z @ numbers.W_O[head].double()).tolist()
-        cleaned: JsonObject = finite(found)
-        return cleaned
+        whole: JsonObject = finite(found)
+        return whole
 
     def plane(self, number: int, head: int) -> JsonObject:
         """Queries and keys of a head on their joint principal components.
@@ -214,19 +212,6 @@ def _points(placed: Tensor) -> JsonObject:
     }
 
 
-def _by_position(numbers: LayerNumbers, row: WorkedRow, heads: int) -> Tensor:
-    """What Shaw's positions add to z: sum_j w_j a^V_ij; 0 without them."""
-    relative = numbers.relative
-    if relative is None:
-        return torch.zeros(())
-    # One row of all heads, of which this one is filled.
-    weights = row.weights.new_zeros(1, heads, 1, len(row.weights)).float()
-    weights[0, row.head, 0] = row.weights.float()
-    with torch.no_grad():  # tables of a model that trains
-        added = relative.value_output(weights, range(row.query, row.query + 1))
-    return torch.zeros(()) if added is None else added[0, row.head, 0].double()
-
-
 def _steps(
     layer: TraceLayer,
     row: WorkedRow | None,
@@ -241,7 +226,7 @@ def _steps(
     if numbers is not None and numbers.W_O is None:
         after = "The output matrix of this layer, W_O, could not be told."
     shaw_scores = layer.positions == "shaw"
-    shaw_values = numbers is not None and _adds_to_values(numbers)
+    shaw_values = numbers is not None and numbers.shifted
     depth, alibi = _depth(layer), layer.positions == "alibi"
     scale = six_steps.scale(depth, 2, alibi=alibi)
     if row is not None and row.scaling != f"/ √{depth}":
@@ -267,11 +252,6 @@ def _steps(
 
 def _turned(layer: TraceLayer, numbers: LayerNumbers | None) -> bool:
     return layer.positions == "rotary" or (numbers is not None and numbers.turned)
-
-
-def _adds_to_values(numbers: LayerNumbers) -> bool:
-    tables = None if numbers.relative is None else numbers.relative.tables()
-    return tables is not None and tables.values is not None
 
 
 def _hidden(layer: TraceLayer, row: WorkedRow | None) -> Hidden:

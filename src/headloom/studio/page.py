@@ -92,17 +92,10 @@ def page_html(collection: Collection) -> str:
     all it shows is set as text.
     """
     code, rules = script(), style()
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src '{_digest(code)}'",
-            f"style-src '{_digest(rules)}'",
-            "img-src data: blob:",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
+    policy = (
+        f"default-src 'none'; script-src '{_digest(code)}'; style-src '{_digest(rules)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
     )
     content = as_json(pack(collection)).decode("ascii")
     return shell(
@@ -120,7 +113,8 @@ def shell(title: str, style: str, script: str, policy: str = "", data: str = "")
     return _SHELL.format(
         policy=meta.format(html.escape(policy, quote=False)) if policy else "",
         version=html.escape(__version__),
-        title=_text(title),
+        # HTML lacks control characters.
+        title=html.escape("".join(c for c in title if c.isprintable())),
         style=style,
         data=data,
         script=script,
@@ -149,12 +143,6 @@ def _built(name: str) -> str:
 
 def _digest(content: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-
-
-def _text(text: str) -> str:
-    """A text for the markup of the page; control characters, which HTML lacks, are left out."""
-    printable = "".join(c for c in text if c.isprintable())
-    return html.escape(printable, quote=True)
 
 
 def _inert(text: str) -> str:

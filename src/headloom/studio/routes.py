@@ -192,13 +192,13 @@ class Soon:
 Piece = JsonObject | bytes | Soon
 
 
-def _or_soon(content: JsonObject, whole: bool) -> Piece:
-    return content if whole else Soon(content)
+def _as_far(content: JsonObject) -> Piece:
+    return content if content["whole"] else Soon(content)
 
 
 def _heads(at: Place) -> Piece:
     known = at.example.heads()
-    return _or_soon(known, known["state"] != "measuring")
+    return Soon(known) if known["state"] == "measuring" else known
 
 
 def _values(at: Place) -> Piece:
@@ -237,12 +237,7 @@ def _corpus(at: Place) -> Piece:
     # A text that was typed is none of the corpus.
     number = at.under("example", len(at.opened.collection.examples))
     sinks = at.choice("sinks", "all", "without-sinks") == "all"
-    return _or_soon(*at.opened.corpus.head(number, *at.head, sinks=sinks))
-
-
-def _compared(at: Place) -> Piece:
-    known = at.comparison.summary()
-    return _or_soon(known, known["whole"])
+    return _as_far(at.opened.corpus.head(number, *at.head, sinks=sinks))
 
 
 def _history(at: Place) -> Piece:
@@ -300,7 +295,7 @@ ROUTES: dict[str, Callable[[Place], Piece]] = {
     # A head over the texts of its example's model, as far as they were read.
     "corpus/{example}/layers/{layer}/heads/{head}/{sinks}": _corpus,
     # Two traces side by side, as far as they were compared.
-    _PAIR: _compared,
+    _PAIR: lambda at: _as_far(at.comparison.summary()),
     _PAIR + "/layers/{layer}/heads/{head}/edges": (
         lambda at: at.comparison.edges(at.compared, at.head[1])
     ),
