@@ -10,8 +10,8 @@ import headloom
 from headloom.api.trace import Trace
 from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
+from headloom.tracing.recording import joining
 from headloom.tracing.recording import passes as call_file
-from headloom.tracing.recording import passes as recording
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,7 +47,7 @@ def assert_equal(grown: Trace, whole: Trace) -> None:
 def test_each_token_adds_the_row_that_one_pass_gives_it(
     family_named, name, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(recording, "TOGETHER", 3)
+    monkeypatch.setattr(joining, "TOGETHER", 3)
     monkeypatch.setattr(call_file, "LARGE", 1)
     family = family_named(name)
     model = family.build()
@@ -70,7 +70,7 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(
 
 @pytest.mark.parametrize("name", ["BART", "Marian", "T5", "Whisper"])
 def test_a_target_is_generated_from_its_source(family_named, name, monkeypatch) -> None:
-    monkeypatch.setattr(recording, "TOGETHER", 2)
+    monkeypatch.setattr(joining, "TOGETHER", 2)
     family = family_named(name)
     model = getattr(transformers, HEADED[name])(family.build().config).eval()
     inputs = family.inputs(padded=False)
@@ -92,7 +92,7 @@ def test_a_target_is_generated_from_its_source(family_named, name, monkeypatch) 
 
 @pytest.mark.parametrize("as_options", [False, True])
 def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch, as_options) -> None:
-    monkeypatch.setattr(recording, "TOGETHER", 2)
+    monkeypatch.setattr(joining, "TOGETHER", 2)
     family = family_named("Llama")
     model, inputs = family.build(), family.inputs()
     model.generation_config.eos_token_id = None

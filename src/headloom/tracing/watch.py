@@ -196,9 +196,10 @@ class Watched:
         self._session.new_pass(before)
         text.new_pass(arguments, before, whole)
         passes = self._session.passes
-        # A step of one token feels every hook. Where attention came by a function of torch, not by
-        # the interface, it is looked at in every step.
-        if passes is not None and passes.are_verified:
+        assert passes is not None
+        # A step of one token feels every hook: of steps the first is looked at, and where attention
+        # came by a function of torch, not by the interface, every one.
+        if len(passes.begins) <= 2:
             self._functions.look()
         elif not self._functions.called:
             self._functions.look_away(self._parts)

@@ -10,7 +10,6 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from weakref import finalize
 
@@ -21,17 +20,15 @@ from torch.nn.functional import pad
 
 from headloom.errors import InputError
 from headloom.formats.files import NOT_WRITABLE, disk_errors
-from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.parts import with_tensors
 from headloom.tracing.model_state import give_back
+from headloom.tracing.recording.joining import Part, Steps, joined_call, shape_of
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 from headloom.tracing.recording.texts import Beams, chosen_rows
 from headloom.tracing.recording.verification import tolerance
 
 __all__ = ["Passes"]
 
-#: Steps of a generation that are joined while it goes on.
-TOGETHER = 16
 #: Bytes of a tensor from which on it waits in the file.
 LARGE = 2**14
 #: Bytes that are written before the memory that they took is given back.
@@ -42,17 +39,26 @@ _OTHER_KEYS = (
 )
 
 
-@dataclass(eq=False, slots=True)
-class _Part:
-    """What the pass of a number adds to a layer, with keys and norms of its own positions alone.
+class _Layer:
+    """What is known of a layer: its parts, the steps that wait, and the keys that it computed."""
 
-    first: of the keys of its graph, among all; place: of its tensors in the file, None: here.
-    """
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.steps: Steps | None = None
+        #: The first bytes of each key, (batch, heads, room for keys), and how many there are.
+        self.known: Tensor | None = None
+        self.count = 0
 
-    call: LayerCall
-    first: int
-    number: int
-    place: int | None = None
+    def add_keys(self, keys: Tensor) -> None:
+        """Note the first bytes of keys."""
+        end = self.count + keys.shape[2]
+        if self.known is None or end > self.known.shape[2]:
+            room = keys.new_empty(*keys.shape[:2], end + 64)
+            if self.known is not None:
+                room[:, :, : self.count] = self.known[:, :, : self.count]
+            self.known = room
+        self.known[:, :, self.count : end] = keys
+        self.count = end
 
 
 class Passes:
@@ -69,12 +75,12 @@ class Passes:
     def __init__(self, *, queries_keys: bool = True, save: Path | str | None = None) -> None:
         self._queries_keys = queries_keys
         self._file = None if save is None else _CallFile(save)
-        self._parts: dict[tuple[str, int], list[_Part]] = {}
-        #: The first bytes of each key that a layer computed, (batch, heads, keys).
-        self._keys: dict[tuple[str, int], Tensor] = {}
+        self._layers: dict[tuple[str, int], _Layer] = {}
         self._seen: dict[str, int] = {}
         self._ranges: RowRanges = None  # of a mask, which layers of a pass share
         self._ranges_end = 0
+        #: Whether a layer of this pass has told that the cache holds what it computed.
+        self._is_told = False
         #: From which rows of the pass before each row can go on, by the layers so far; None: itself
         self._goes_on: Tensor | None = None
         #: Of each pass, how many positions its text had when it began.
@@ -86,13 +92,8 @@ class Passes:
         """The model begins a pass; the cache holds so many positions."""
         self.settle()
         self._seen.clear()
-        self._ranges = None
+        self._ranges, self._is_told = None, False
         self.begins.append(before)
-        if len(self.begins) % TOGETHER == 0:
-            for parts in self._parts.values():
-                self._join_steps(parts)
-            # Small tensors lie between the tensors of the cache, which is a longer one each step.
-            give_back()
 
     def settle(self) -> None:
         """The rows that the last pass went on from are known when all layers have told."""
@@ -106,42 +107,44 @@ class Passes:
         self.orders.append(order)
 
     @property
-    def passes(self) -> int:
-        """How many passes there were."""
-        return len(self.begins)
-
-    @property
     def are_verified(self) -> bool:
         """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
-        return self.passes & (self.passes - 1) == 0
+        passes = len(self.begins)
+        return passes & (passes - 1) == 0
 
     def __call__(self, call: LayerCall) -> None:
         """Take a call of a layer in this pass."""
         place = self._seen.get(call.path, 0)
         self._seen[call.path] = place + 1
-        layer = call.path, place
-        parts = self._parts.setdefault(layer, [])
-        first = 0
+        layer = self._layers.setdefault((call.path, place), _Layer())
+        later, first = bool(layer.parts), 0
         if call.kind != "cross":
             # Encoders with a head for language grow too: with a cache, each later token looks at
             # all before it, the prompt at itself.
-            first, new = self._own_keys(layer, call, bool(parts))
+            first, new = self._own_keys(layer, call)
             call.keys, call.values = call.keys[:, :, new], call.values[:, :, new]
-            if self._queries_keys:
-                # A copy: a view would hold the whole cache of every step.
-                call.keys = call.keys.clone()
-        elif parts:
+        elif later:
             call.keys, call.values = call.keys[:, :, :0], call.values[:, :, :0]
         if call.values_known:
             call.value_norms = torch.linalg.vector_norm(call.values.float(), dim=-1)
         call.values = call.values[:, :, :0].clone()
         call.mask = None
         if not self._queries_keys:
-            call.queries, call.keys = _shape_of(call.queries), _shape_of(call.keys)
-        part = _Part(call, first, self.passes - 1)
-        parts.append(self._put(part) if call.graph.shape[2] > 1 else part)
+            call.queries, call.keys = shape_of(call.queries), shape_of(call.keys)
+        is_step = later and call.graph.shape[2] == 1 and call.bias is None
+        if layer.steps is not None and not (is_step and layer.steps.fits(call)):
+            layer.parts.append(self._put(layer.steps.joined()))
+            layer.steps = None
+        if is_step:
+            layer.steps = layer.steps or Steps(call)
+            layer.steps.take(call, len(self.begins) - 1, first)
+            return
+        if self._queries_keys:
+            # A copy: a view would hold the whole cache of every step.
+            call.keys = call.keys.clone()
+        layer.parts.append(self._put(Part(call, [len(self.begins) - 1], first)))
 
-    def _own_keys(self, layer: tuple[str, int], call: LayerCall, later: bool) -> tuple[int, slice]:
+    def _own_keys(self, layer: _Layer, call: LayerCall) -> tuple[int, slice]:
         """The place of a call's first key among all of its layer, and which keys are new.
 
         Caches of a fixed size have room behind the keys, which is hidden; those of windows let go
@@ -153,57 +156,42 @@ class Passes:
             self._ranges, self._ranges_end = call.ranges, max(ends, default=0)
         last = there if call.ranges is None else self._ranges_end
         end = min(there, max(before + own, last))
-        new = slice(end - own if later else 0, end)
+        new = slice(0 if layer.known is None else end - own, end)
         first = max(0, before + own - there) if before else 0
-        now = _first_bytes(call.keys)
-        known = self._keys.get(layer)
-        if known is None:
-            if first:
-                raise InputError(_OTHER_KEYS)
-            self._keys[layer] = now[:, :, new]
-            return first, new
+        if layer.known is None and first:
+            raise InputError(_OTHER_KEYS)
         if new.start:
-            known = self._followed(known, now[:, :, : new.start], first, call.keys.dtype)
-        self._keys[layer] = torch.cat((known, now[:, :, new]), 2)
+            self._follow(layer, call.keys[:, :, : new.start], first)
+        layer.add_keys(_first_bytes(call.keys[:, :, new]))
         return first, new
 
-    def _followed(self, known: Tensor, now: Tensor, first: int, dtype: torch.dtype) -> Tensor:
-        """The keys of a layer in the rows of this pass, whose cache may be reordered, as by beams.
+    def _follow(self, layer: _Layer, keys: Tensor, first: int) -> None:
+        """Hold the keys of a cache against those that a layer computed, from the first on.
+
+        Rows of the cache may be reordered, as by beams. A cache of one row is changed in all
+        layers: of passes that are not verified the first one tells.
 
         Raises: InputError: the cache holds others.
         """
-        expected = known[:, :, first:]
-        if torch.equal(expected, now):
-            return known
-        if expected.shape[1:] != now.shape[1:]:
+        assert layer.known is not None
+        expected = layer.known[:, :, first : layer.count]
+        if expected.shape[1:] != keys.shape[1:3]:
             raise InputError(_OTHER_KEYS)
+        if self._is_told and len(keys) == len(expected) == 1 and not self.are_verified:
+            return
+        now, self._is_told = _first_bytes(keys), True
+        if torch.equal(expected, now):
+            return
         same = torch.stack([(expected == row).flatten(1).all(1) for row in now])
         if not bool(same.any(1).all()):
             # Keys made of smaller vectors in the cache are made anew, and rounded, every time.
-            same = torch.stack([_are_near(expected, row, dtype) for row in now])
+            same = torch.stack([_are_near(expected, row, keys.dtype) for row in now])
         if not bool(same.any(1).all()):
             raise InputError(_OTHER_KEYS)
         self._goes_on = same if self._goes_on is None else self._goes_on & same
-        return known[same.int().argmax(1)]
+        layer.known = layer.known[same.int().argmax(1)]
 
-    def _join_steps(self, parts: list[_Part]) -> None:
-        """Join the last steps of a layer, but for those whose rows were exchanged: see beams."""
-        count = 0
-        for part in reversed(parts):
-            if part.call.graph.shape[2] > 1 or part.place is not None:
-                break
-            if part.number and self.orders[part.number] is not None:
-                break
-            if count and part.call.graph.shape[0] != parts[-1].call.graph.shape[0]:
-                break
-            count += 1
-        if count > 1:
-            last = parts[-count:]
-            length = last[-1].first + last[-1].call.graph.length
-            joined = _joined_call(last, length)
-            parts[-count:] = [self._put(_Part(joined, 0, last[0].number))]
-
-    def _put(self, part: _Part) -> _Part:
+    def _put(self, part: Part) -> Part:
         """Put what is large of a part into the file, if there is one, until all are joined."""
         if self._file is not None:
             part.place = self._file.put(part.call)
@@ -215,15 +203,18 @@ class Passes:
         Each layer's passes are let go when the layer is made, so that memory never holds all twice.
         """
         self.settle()
-        while self._parts:
-            parts = self._parts.pop(next(iter(self._parts)))
+        while self._layers:
+            layer = self._layers.pop(next(iter(self._layers)))
+            parts = layer.parts + ([] if layer.steps is None else [layer.steps.joined()])
             for part in parts:
                 if part.place is not None and self._file is not None:
                     self._file.get(part.call, part.place)
-                if beams is not None:
-                    places = beams.of_pass(part.number, part.call.graph.shape[0])
+            if beams is not None:
+                parts = [row for part in parts for row in part.rows()]
+                for part in parts:
+                    places = beams.of_pass(part.numbers[0], part.call.graph.shape[0])
                     part.call = chosen_rows(part.call, places)
-            yield _joined_call(parts, None)
+            yield joined_call(parts)
 
 
 def _are_near(expected: Tensor, row: Tensor, dtype: torch.dtype) -> Tensor:
@@ -244,107 +235,6 @@ def _first_bytes(keys: Tensor) -> Tensor:
     if keys.shape[3] < width:
         part = pad(part, (0, width - keys.shape[3]))
     return part.contiguous().view(torch.int64)[..., 0]
-
-
-def _shape_of(tensor: Tensor) -> Tensor:
-    """A tensor with the shape of another and a single number, 0, in memory."""
-    return tensor.new_zeros(()).expand(tensor.shape)
-
-
-def _cat(tensors: list[Tensor]) -> Tensor:
-    if not any(any(tensor.stride()) for tensor in tensors):  # shapes alone
-        batch, heads, _, depth = tensors[0].shape
-        return (
-            tensors[0]
-            .new_zeros(())
-            .expand(batch, heads, sum(tensor.shape[2] for tensor in tensors), depth)
-        )
-    return torch.cat(tensors, 2)
-
-
-def _joined_call(parts: list[_Part], length: int | None) -> LayerCall:
-    """The passes of a layer as one call. length: of all keys; None: of those of the parts."""
-    calls = [part.call for part in parts]
-    first = calls[0]
-    keys = _cat([call.keys for call in calls])
-    if length is None:
-        length = keys.shape[2]
-    if len(parts) == 1 and first.graph.length == length:
-        return first
-    norms = [call.value_norms for call in calls if call.value_norms is not None]
-    return first.changed(
-        graph=_joined_graphs([(part.call.graph, part.first) for part in parts], length),
-        deviations=[
-            max((size for size in of_input if size is not None), default=None)
-            for of_input in zip(*(call.deviations for call in calls), strict=False)
-        ],
-        queries=_cat([call.queries for call in calls]),
-        keys=keys,
-        value_norms=torch.cat(norms, 2) if norms else None,
-        ranges=_joined_ranges(parts, length),
-        bias=_joined_bias(parts, length),
-    )
-
-
-def _joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> AttentionGraph:
-    """Graphs with a batch, one below the other, each with the place of its first key among all."""
-    places = max(graph.k for graph, _ in graphs)
-
-    def below(name: str, empty: float | None = None) -> Tensor:
-        parts = []
-        for graph, first in graphs:
-            tensor = getattr(graph, name)
-            if name == "keys" and first:
-                tensor = torch.where(tensor >= 0, tensor + first, tensor)
-            if empty is not None and graph.k < places:
-                tensor = pad(tensor, (0, places - graph.k), value=empty)
-            parts.append(tensor)
-        return torch.cat(parts, 2)
-
-    return AttentionGraph(
-        keys=below("keys", -1),
-        scores=below("scores", -torch.inf),
-        weights=below("weights", 0),
-        lse=below("lse"),
-        entropy=below("entropy"),
-        rest=below("rest"),
-        count=below("count"),
-        length=length,
-    )
-
-
-def _joined_ranges(parts: list[_Part], length: int) -> RowRanges:
-    """For each input, the ranges of all rows."""
-    joined: list[Tensor | None] = []
-    for sample in range(len(parts[0].call.ranges or ())):
-        rows = [(part.call.ranges or ())[sample] for part in parts]
-        if any(own is None for own in rows):
-            joined.append(None)
-            continue
-        moved = [
-            # A query that sees nothing has the range 0 to 0 wherever its keys begin.
-            torch.where(own[1] > own[0], own + part.first, own)
-            for own, part in zip(rows, parts, strict=True)
-            if own is not None
-        ]
-        joined.append(torch.cat(moved, 1).clamp(max=length))
-    return tuple(joined) or None
-
-
-def _joined_bias(parts: list[_Part], length: int) -> Tensor | None:
-    """The rows of a bias as the passes had them, 0 for keys that were not there yet, or no more."""
-    rows = [(part.first, part.call.bias) for part in parts if part.call.bias is not None]
-    if not rows:
-        return None
-    if all(row.shape[-1] == 1 for _, row in rows):  # the same for every key
-        return torch.cat([row for _, row in rows], 2)
-    return torch.cat(
-        [
-            pad(row[..., :length], (first, max(0, length - first - row.shape[-1])))
-            for first, row in rows
-        ],
-        2,
-    )
 
 
 class _CallFile:

@@ -1,0 +1,227 @@
+"""Joins what the passes of a generation add to a layer: rows below rows, keys after keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.parts import with_tensors
+from headloom.tracing.recording.layer_call import LayerCall, RowRanges
+
+__all__ = ["Part", "Steps", "joined_call", "shape_of"]
+
+#: Steps of a generation that are joined while it goes on.
+TOGETHER = 16
+#: What a graph, and a call, has of each query or key of its own.
+_OF_GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+_OF_CALL = ("queries", "keys", "value_norms")
+
+
+@dataclass(eq=False, slots=True)
+class Part:
+    """What passes add to a layer, with keys and norms of their own positions alone.
+
+    numbers: of the pass, or of the pass of each row. first: of the keys of its graph, among all.
+    place: of its tensors in the file; None: here.
+    """
+
+    call: LayerCall
+    numbers: list[int]
+    first: int = 0
+    place: int | None = None
+
+    def rows(self) -> Iterator[Part]:
+        """The parts of single passes."""
+        if len(self.numbers) == 1:
+            yield self
+            return
+        for row, number in enumerate(self.numbers):
+            row_of = partial(torch.Tensor.narrow, dim=2, start=row, length=1)
+            call, ranges = self.call, self.call.ranges or ()
+            own = {
+                name: row_of(tensor)
+                for name in _OF_CALL
+                if (tensor := getattr(call, name)) is not None and tensor.shape[2]
+            }
+            yield Part(
+                call.changed(
+                    graph=with_tensors(call.graph, row_of),
+                    ranges=tuple(r if r is None else r[:, row : row + 1] for r in ranges) or None,
+                    **own,
+                ),
+                [number],
+            )
+
+
+class Steps:
+    """Steps of one token that wait to be joined, in memory that is taken once.
+
+    Small tensors of each step would lie between those of the cache, which is a longer one each
+    time and then finds no room: of SmolLM2 after 2,000 tokens a quarter of its memory.
+    """
+
+    def __init__(self, call: LayerCall) -> None:
+        self._held = [name for name in _OF_CALL if _is_held(getattr(call, name))]
+        tensors = self._tensors(call)
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._rooms = [t.new_empty(*t.shape[:2], TOGETHER, *t.shape[3:]) for t in tensors]
+        others = {
+            name: shape_of(tensor)
+            for name in _OF_CALL
+            if (tensor := getattr(call, name)) is not None
+        }
+        self._call = call.changed(graph=None, **others)
+        self._numbers: list[int] = []
+        self._ranges: list[tuple[RowRanges, int]] = []
+        self._deviations: list[Sequence[float | None]] = []
+        self._length = 0
+
+    def _tensors(self, call: LayerCall) -> list[Tensor]:
+        of_graph = [getattr(call.graph, name) for name in _OF_GRAPH]
+        return of_graph + [getattr(call, name) for name in self._held]
+
+    def fits(self, call: LayerCall) -> bool:
+        """Whether another step has its place here."""
+        shapes = [tensor.shape for tensor in self._tensors(call)]
+        return len(self._numbers) < TOGETHER and shapes == self._shapes
+
+    def take(self, call: LayerCall, number: int, first: int) -> None:
+        """Copy the tensors of a step; the arguments are those of a part."""
+        places = [room.narrow(2, len(self._numbers), 1) for room in self._rooms]
+        torch._foreach_copy_(places, self._tensors(call))
+        if first:
+            places[0].add_((places[0] >= 0).int(), alpha=first)
+        self._numbers.append(number)
+        self._ranges.append((call.ranges, first))
+        self._deviations.append(call.deviations)
+        self._length = first + call.graph.length
+
+    def joined(self) -> Part:
+        """All steps as one part."""
+        count = len(self._numbers)
+        rows = [room[:, :, :count] for room in self._rooms]
+        of_graph: dict[str, Any] = dict(zip(_OF_GRAPH, rows, strict=False))
+        of_call = {
+            name: shape_of(tensor, count)
+            for name in _OF_CALL
+            if (tensor := getattr(self._call, name)) is not None
+        }
+        of_call |= dict(zip(self._held, rows[len(_OF_GRAPH) :], strict=True))
+        call = self._call.changed(
+            graph=AttentionGraph(**of_graph, length=self._length),
+            deviations=_largest(self._deviations),
+            ranges=_joined_ranges(self._ranges, self._length),
+            **of_call,
+        )
+        return Part(call, self._numbers)
+
+
+def shape_of(tensor: Tensor, times: int = 1) -> Tensor:
+    """A tensor with so many times the rows of another, and a single number, 0, in memory."""
+    batch, heads, rows, *depth = tensor.shape
+    return tensor.new_zeros(()).expand(batch, heads, times * rows, *depth)
+
+
+def _is_held(tensor: Tensor | None) -> bool:
+    """Whether a tensor has numbers, not a shape alone."""
+    return tensor is not None and bool(tensor.numel()) and any(tensor.stride())
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    if not any(_is_held(tensor) for tensor in tensors):
+        batch, heads, _, *depth = tensors[0].shape
+        rows = sum(tensor.shape[2] for tensor in tensors)
+        return tensors[0].new_zeros(()).expand(batch, heads, rows, *depth)
+    return torch.cat(tensors, 2)
+
+
+def _largest(deviations: list[Sequence[float | None]]) -> list[float | None]:
+    """The largest deviation of each input."""
+    return [
+        max((size for size in of_input if size is not None), default=None)
+        for of_input in zip(*deviations, strict=False)
+    ]
+
+
+def joined_call(parts: list[Part]) -> LayerCall:
+    """The passes of a layer as one call."""
+    calls = [part.call for part in parts]
+    first = calls[0]
+    keys = _cat([call.keys for call in calls])
+    length = keys.shape[2]
+    if len(parts) == 1 and first.graph.length == length:
+        return first
+    norms = [call.value_norms for call in calls if call.value_norms is not None]
+    return first.changed(
+        graph=_joined_graphs([(part.call.graph, part.first) for part in parts], length),
+        deviations=_largest([call.deviations for call in calls]),
+        queries=_cat([call.queries for call in calls]),
+        keys=keys,
+        value_norms=torch.cat(norms, 2) if norms else None,
+        ranges=_joined_ranges([(part.call.ranges, part.first) for part in parts], length),
+        bias=_joined_bias(parts, length),
+    )
+
+
+def _joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> AttentionGraph:
+    """Graphs with a batch, one below the other, each with the place of its first key among all."""
+    places = max(graph.k for graph, _ in graphs)
+
+    def below(name: str, empty: float | None = None) -> Tensor:
+        parts = []
+        for graph, first in graphs:
+            tensor = getattr(graph, name)
+            if name == "keys" and first:
+                tensor = torch.where(tensor >= 0, tensor + first, tensor)
+            if empty is not None and graph.k < places:
+                tensor = pad(tensor, (0, places - graph.k), value=empty)
+            parts.append(tensor)
+        return torch.cat(parts, 2)
+
+    return AttentionGraph(
+        keys=below("keys", -1),
+        scores=below("scores", -torch.inf),
+        weights=below("weights", 0),
+        lse=below("lse"),
+        entropy=below("entropy"),
+        rest=below("rest"),
+        count=below("count"),
+        length=length,
+    )
+
+
+def _joined_ranges(parts: list[tuple[RowRanges, int]], length: int) -> RowRanges:
+    """For each input, the ranges of all rows; of each part with the place of its first key."""
+    joined: list[Tensor | None] = []
+    for sample in range(len(parts[0][0] or ())):
+        rows = [(ranges[sample], first) for ranges, first in parts if ranges is not None]
+        # A query that sees nothing has the range 0 to 0 wherever its keys begin.
+        moved = [
+            torch.where(own[1] > own[0], own + first, own) for own, first in rows if own is not None
+        ]
+        whole = len(moved) == len(parts)
+        joined.append(torch.cat(moved, 1).clamp(max=length) if whole else None)
+    return tuple(joined) or None
+
+
+def _joined_bias(parts: list[Part], length: int) -> Tensor | None:
+    """The rows of a bias as the passes had them, 0 for keys that were not there yet, or no more."""
+    rows = [(part.first, part.call.bias) for part in parts if part.call.bias is not None]
+    if not rows:
+        return None
+    if all(row.shape[-1] == 1 for _, row in rows):  # the same for every key
+        return torch.cat([row for _, row in rows], 2)
+    return torch.cat(
+        [
+            pad(row[..., :length], (first, max(0, length - first - row.shape[-1])))
+            for first, row in rows
+        ],
+        2,
+    )
