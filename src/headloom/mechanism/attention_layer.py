@@ -85,28 +85,37 @@ LayerKind = Literal["encoder", "decoder", "cross"]
 
 
 @dataclass(frozen=True, eq=False)
-class Observation:
-    """One attention call of a layer.
+class HeadOutputs:
+    """What the heads of one attention call give, and what they gave it from.
 
+    output: (batch, heads, queries, value_depth), before W_O.
     queries, keys: (batch, heads, queries, depth) and (batch, kv_heads, keys, depth), as scored:
     projected, and turned where positions are rotary.
     values: (batch, kv_heads, keys, value_depth).
-    caught: the graph, or the dense weights, as the observer's `keep` asked.
-    scale: the factor on the scores.
-    mask, relative, softcap, sinks: as the call took them.
-    grids: where queries and keys lie, if they are places of an image.
+    mask, relative, softcap, sinks: as the call took them; scale: the factor on the scores.
     """
 
+    output: Tensor
     queries: Tensor
     keys: Tensor
     values: Tensor
-    caught: AttentionGraph | Tensor
-    scale: float
     mask: Mask | None
+    scale: float
     relative: Relative | None
-    grids: tuple[Grid, Grid] | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Observation(HeadOutputs):
+    """One attention call of a layer, as an observer sees it.
+
+    caught: the graph, or the dense weights, as the observer's `keep` asked.
+    grids: where queries and keys lie, if they are places of an image.
+    """
+
+    caught: AttentionGraph | Tensor
+    grids: tuple[Grid, Grid] | None
 
 
 class Observer(Protocol):
@@ -117,26 +126,6 @@ class Observer(Protocol):
 
     def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
         """Receive one call of a layer."""
-
-
-@dataclass(frozen=True, eq=False)
-class HeadOutputs:
-    """What the heads of one attention call give, and what they gave it from.
-
-    output: (batch, heads, queries, value_depth), before W_O.
-    queries, keys, values, relative, softcap, sinks: as the call took them; mask: who may look at
-    whom; scale: the factor on the scores.
-    """
-
-    output: Tensor
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    mask: Mask | None
-    scale: float
-    relative: Relative | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
 
 
 class Editor(Protocol):
@@ -198,28 +187,23 @@ class AttentionLayer(nn.Module):
         Args: as `headloom.attention`; grids: of this call, instead of the layer's own.
         Returns: (batch, heads, queries, value_depth).
         """
-        factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
-        rule = None if mask is None else as_mask(mask)
         if dropout or self.observer is None:
             # What is dropped, and rounded, is as where nobody observes.
             output = attention(
                 queries, keys, values, mask=mask, relative=relative, scale=scale, dropout=dropout,
                 softcap=softcap, sinks=sinks,
             )  # fmt: skip
+        factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
+        rule = None if mask is None else as_mask(mask)
+        call = queries, keys, values, rule, factor, relative, softcap, sinks
         if self.observer is not None:
             whole, caught = attend(
                 queries, keys, values, mask=mask, relative=relative, scale=scale,
                 softcap=softcap, sinks=sinks, keep=self.observer.keep,
             )  # fmt: skip
             output = output if dropout else whole
-            seen = Observation(
-                queries, keys, values, caught, factor, rule, relative,
-                self.grids if grids is None else grids, softcap, sinks,
-            )  # fmt: skip
-            self.observer(self, seen)
+            places = self.grids if grids is None else grids
+            self.observer(self, Observation(output, *call, caught, places))
         if self.editor is not None:
-            heads = HeadOutputs(
-                output, queries, keys, values, rule, factor, relative, softcap, sinks
-            )
-            output = self.editor(self, heads)
+            output = self.editor(self, HeadOutputs(output, *call))
         return output

@@ -57,7 +57,7 @@ class Recorder:
         self._names = {id(layer): name for name, layer in layers_of(model)}
 
     def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
-        names = ("queries", "keys", "values", "caught")
+        names = ("output", "queries", "keys", "values", "caught")
         detached = replace(
             observation, **{name: getattr(observation, name).detach() for name in names}
         )
