@@ -12,9 +12,6 @@ from torch.testing import assert_close
 import headloom
 from headloom.mechanism import rotary as turns
 from headloom.mechanism.backends import compiled
-from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.multihead import PositionSizes
-from headloom.mechanism.reference import attention as reference
 from headloom.mechanism.rotary import rotary_frequencies
 
 SCALINGS = (
@@ -86,34 +83,3 @@ def test_by_the_kernel_and_its_gradient(
     assert_close(
         headloom.rotary(vectors[0], 5, 300.0, scaling=scaling), turned[0], rtol=0, atol=3e-6
     )
-
-
-@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
-def test_a_layer_is_the_formula(scaling: headloom.RotaryScaling) -> None:
-    """Also with a cache, whose keys are turned by the positions that they have."""
-    torch.manual_seed(0)
-    layer = headloom.MultiHeadAttention(
-        12,
-        2,
-        relative="rotary",
-        kind="decoder",
-        positions=PositionSizes(rotary_base=300.0, rotary_scaling=scaling),
-    ).double()
-    inputs = torch.randn(1, 40, 12, dtype=torch.float64)
-    queries, keys, values = (
-        linear(inputs).view(1, 40, 2, 6).transpose(1, 2)
-        for linear in (layer.w_q, layer.w_k, layer.w_v)
-    )
-    queries, keys = (by_hand(part, 0, 300.0, scaling) for part in (queries, keys))
-    rows = [
-        reference.attention(q, k, v, torch.ones(40, 40).tril().bool())
-        for q, k, v in zip(queries[0], keys[0], values[0], strict=True)
-    ]
-    expected = layer.w_o(torch.cat(rows, -1))
-    assert_close(layer(inputs, mask=headloom.causal())[0], expected, rtol=1e-9, atol=1e-9)
-    cache = KeyValueCache()
-    parts = [
-        layer(part, mask=headloom.causal(offset=cache.length), cache=cache)
-        for part in (inputs[:, :25], inputs[:, 25:])
-    ]
-    assert_close(torch.cat(parts, 1)[0], expected, rtol=1e-9, atol=1e-9)

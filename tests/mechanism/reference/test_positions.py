@@ -97,15 +97,6 @@ def test_buckets_of_t5() -> None:
     assert positions.bucket(-113, 32, 128, False) == 31
 
 
-def test_an_embedding_for_each_distance_up_to_the_clip() -> None:
-    table = exact([[-2.0], [-1.0], [0.0], [1.0], [2.0]])
-    assert positions.shaw_embeddings(table, 2, 5)[..., 0].tolist() == [
-        [0, 1, 2, 2, 2],
-        [-1, 0, 1, 2, 2],
-    ]
-    assert positions.shaw_embeddings(table, 1, 5, offset=3)[..., 0].tolist() == [[-2, -2, -1, 0, 1]]
-
-
 def test_shaw_by_hand() -> None:
     """Depth 4, so that scores are halved: key 2 apart, with embeddings of keys and of values."""
     queries = exact([[2.0, 0.0, 0.0, 0.0]])

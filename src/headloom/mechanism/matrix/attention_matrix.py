@@ -28,15 +28,7 @@ from headloom.errors import InputError, ShapeError
 from headloom.mechanism.function import Backend
 from headloom.mechanism.graph import DENSE_LIMIT, AttentionGraph, Top
 from headloom.mechanism.mask import Mask
-from headloom.mechanism.matrix.calls import (
-    blocks,
-    cells,
-    diagonal,
-    matrix_call,
-    places_of,
-    summaries_of_blocks,
-    tile,
-)
+from headloom.mechanism.matrix import calls
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Score
 from headloom.mechanism.shapes import describe, place_of, real_tensor, whole_number
@@ -94,7 +86,7 @@ class AttentionMatrix:
         lse: Tensor | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self._call = call = matrix_call(
+        self._call = call = calls.matrix_call(
             queries, keys, mask=mask, score=score, bias=bias, relative=relative, scale=scale,
             softcap=softcap, sinks=sinks, backend=backend,
         )  # fmt: skip
@@ -126,12 +118,12 @@ class AttentionMatrix:
     @property
     def queries(self) -> Tensor:
         """(heads, queries, depth)."""
-        return self._call.queries
+        return self._call.queries[0]
 
     @property
     def keys(self) -> Tensor:
         """(kv_heads, keys, depth)."""
-        return self._call.keys
+        return self._call.keys[0]
 
     def __repr__(self) -> str:
         return f"AttentionMatrix(shape={self.shape}, dtype={self.queries.dtype})"
@@ -190,7 +182,9 @@ class AttentionMatrix:
         if self._call.by_cells or self._call.softcap is not None:  # no sum of scores is one call
             every = range(length)
             return self._by_blocks(
-                lambda rows, block: (block * cells(self._call, self.lse, every, rows).mT).sum(-1)
+                lambda rows, block: (block * calls.cells(self._call, self.lse, every, rows).mT).sum(
+                    -1
+                )
             )
         if self.shape[0] > 1 and self.queries.numel() > SIDE_BY_SIDE:
             return torch.cat([self.of_head(h).reciprocity() for h in range(self.shape[0])])
@@ -210,7 +204,7 @@ class AttentionMatrix:
         """
         chosen = torch.as_tensor(at)
         if not chosen.ndim:
-            return diagonal(self._call, self.lse, whole_number("mass", "at", chosen))
+            return calls.diagonal(self._call, self.lse, whole_number("mass", "at", chosen))
         member = self.queries.new_zeros(self.shape[2])
         if chosen.numel():
             member[chosen] = 1
@@ -218,7 +212,7 @@ class AttentionMatrix:
 
     def _by_blocks(self, of_rows: Callable[[range, Tensor], Tensor]) -> Tensor:
         """A number of each row, (heads, queries), from the matrix some rows at a time."""
-        parts = [of_rows(rows, block) for rows, block in blocks(self._call, self.lse)]
+        parts = [of_rows(rows, block) for rows, block in calls.blocks(self._call, self.lse)]
         return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
 
     def __getitem__(self, index: object) -> Tensor:
@@ -233,11 +227,11 @@ class AttentionMatrix:
         tensor([[0.4000, 0.2000],
                 [0.2000, 0.4000]])
         """
-        heads, rows, columns, numbers = places_of(index, self.shape)
+        heads, rows, columns, numbers = calls.places_of(index, self.shape)
         tiles = [self.queries.new_zeros(0, len(rows), len(columns))]
         for head in heads:
             lse = self.lse[head : head + 1]
-            tiles.append(tile(self._call.head(head), lse, rows, columns))
+            tiles.append(calls.tile(self._call.head(head), lse, rows, columns))
         return torch.cat(tiles).squeeze(tuple(numbers))
 
     def dense(self, *, force: bool = False) -> Tensor:
@@ -269,7 +263,7 @@ class AttentionMatrix:
         if (rows.step, columns.step) != (1, 1):
             raise InputError("block_summaries: expected slices of queries and keys without a step.")
         lse = self.lse[head : head + 1]
-        return summaries_of_blocks(self._call.head(head), lse, size, rows, columns)
+        return calls.summaries_of_blocks(self._call.head(head), lse, size, rows, columns)
 
     def top(self, k: int = 32) -> AttentionGraph:
         """The k strongest edges of every query."""
@@ -350,7 +344,7 @@ class AttentionMatrix:
     def _row_bias(self) -> Tensor:
         """-lse for each row, as a bias for keys; rows that see nothing give nothing."""
         blind = self.lse == -math.inf
-        return (-self.lse).masked_fill(blind, -math.inf)[:, None, :].to(self.queries.dtype)
+        return (-self.lse).masked_fill(blind, -math.inf)[None, :, None].to(self.queries.dtype)
 
     def _exponential(self, logarithms: Tensor) -> Tensor:
         """e^x, 0 for rows that see no key."""
@@ -380,7 +374,7 @@ class TransposedMatrix:
         values, flat = _as_values("T @", vectors, heads, queries, matrix.queries.dtype)
         if call.by_cells:
             result = values.new_zeros(heads, keys, values.shape[-1])
-            for rows, block in blocks(call, matrix.lse):
+            for rows, block in calls.blocks(call, matrix.lse):
                 result += block.transpose(1, 2) @ values[..., rows.start : rows.stop, :]
         else:
             output, graph = call.transposed(matrix._row_bias()).attend(values, Top(0))

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.backends.compiled import in_own_types
-from headloom.mechanism.backends.torch_blocks import block_scores
+from headloom.mechanism.backends.torch_blocks import block_scores, in_float
 from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
-from headloom.mechanism.function import Backend, attend
+from headloom.mechanism.function import Backend, run
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.mask import KeyRanges, Mask
 from headloom.mechanism.masks import Window
-from headloom.mechanism.parts import with_float_tensors, with_tensors
+from headloom.mechanism.parts import with_tensors
 from headloom.mechanism.positions import ByDistance, Relative
 from headloom.mechanism.scores import Dot, ScaledDot, Score
 from headloom.mechanism.shapes import describe, in_words, repeat_kv_heads
@@ -33,27 +33,19 @@ from headloom.mechanism.shapes import describe, in_words, repeat_kv_heads
 COLUMNS = 512
 
 
-@dataclass(frozen=True, eq=False)
-class MatrixCall:
-    """Queries (heads, queries, depth), keys (kv_heads, keys, depth), and the rules of their scores.
+@dataclass(eq=False, slots=True)
+class MatrixCall(AttentionCall):
+    """The call of one sequence, as a batch of one, whose scores make a matrix; `Dot` for products.
 
-    bias: three dimensions. score: `Dot()` where it is a product.
+    Its values are those of a question: until one is asked they have no columns.
     """
 
-    queries: Tensor
-    keys: Tensor
-    mask: Mask | None
-    bias: Tensor | None
-    relative: Relative | None
-    scale: float
-    softcap: float | None
-    backend: Backend | None
-    score: Score = Dot()  # noqa: RUF009 - it has no state
+    backend: Backend | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(heads, queries, keys)."""
-        return self.queries.shape[0], self.queries.shape[1], self.keys.shape[1]
+        return self.queries.shape[1], self.queries.shape[2], self.keys.shape[2]
 
     @property
     def by_cells(self) -> bool:
@@ -68,7 +60,7 @@ class MatrixCall:
 
     def repeated_keys(self) -> Tensor:
         """The keys with a head for each of the queries'."""
-        return repeat_kv_heads(self.keys[None], self.shape[0])[0]
+        return repeat_kv_heads(self.keys, self.heads)
 
     def attend(self, values: Tensor, keep: Top) -> tuple[Tensor, AttentionGraph]:
         """Output and graph for values (keys, columns), or (heads, keys, columns)."""
@@ -77,11 +69,11 @@ class MatrixCall:
             return torch.cat([output for output, _ in parts], -1), parts[0][1]
         # Where values come by head, so must the keys.
         keys = self.repeated_keys() if values.ndim == 3 else self.keys
-        return attend(
-            self.queries, keys, values.expand(keys.shape[0], -1, -1), mask=self.mask,
-            score=None if self.of_products else self.score, bias=self.bias, relative=self.relative,
-            scale=self.scale, softcap=self.softcap, keep=keep, backend=self.backend,
-        )  # fmt: skip
+        values = values.expand(1, keys.shape[1], -1, -1)
+        asked = replace(self, keys=keys, values=values, keep=keep)
+        output, graph = run("AttentionMatrix", asked, self.backend)
+        assert isinstance(graph, AttentionGraph)  # by keep
+        return output[0], graph[0]
 
     def rows(self, keep: Top) -> AttentionGraph:
         """The graph alone."""
@@ -103,7 +95,7 @@ class MatrixCall:
         )
 
     def transposed(self, row_bias: Tensor) -> MatrixCall:
-        """Queries and keys exchanged, (heads, 1, queries) added; positions: a bias by distance."""
+        """Queries and keys exchanged, a number for each query added, (1, heads, 1, queries)."""
         _, queries, keys = self.shape
         by_distance = self._by_distance()
         return replace(
@@ -111,7 +103,7 @@ class MatrixCall:
             queries=self.repeated_keys(),
             keys=self.queries,
             mask=None if self.mask is None else self.mask.transposed(queries, keys),
-            bias=row_bias if self.bias is None else row_bias + self.bias.transpose(1, 2),
+            bias=row_bias if self.bias is None else row_bias + self.bias.transpose(2, 3),
             relative=None if by_distance is None else by_distance.transposed(),
         )
 
@@ -125,7 +117,7 @@ class MatrixCall:
         if relative is not None:
             relative = replace(relative, values=relative.values + relative.transposed().values)
         if self.bias is not None:
-            bias = bias + self.bias + self.bias.transpose(1, 2)
+            bias = bias + self.bias + self.bias.transpose(2, 3)
         return replace(
             self,
             queries=torch.cat((self.queries, repeated), -1),
@@ -137,14 +129,14 @@ class MatrixCall:
 
     def head(self, h: int) -> MatrixCall:
         """The call of one head alone."""
-        heads, bias, relative = self.shape[0], self.bias, self.relative
-        group = h // (heads // self.keys.shape[0])
+        heads, bias, relative = self.heads, self.bias, self.relative
+        group = h // (heads // self.keys.shape[1])
         return replace(
             self,
-            queries=self.queries[h : h + 1],
-            keys=self.keys[group : group + 1],
+            queries=self.queries[:, h : h + 1],
+            keys=self.keys[:, group : group + 1],
             mask=None if self.mask is None else self.mask.of_head(h),
-            bias=bias if bias is None or bias.shape[0] == 1 else bias[h : h + 1],
+            bias=bias if bias is None or bias.shape[1] == 1 else bias[:, h : h + 1],
             relative=None if relative is None else relative.of_head(h, heads),
             score=self.score.of_head(h),
         )
@@ -158,7 +150,7 @@ class MatrixCall:
             if not isinstance(mask, Window):
                 return None
             mask = replace(mask, offset=mask.offset + start)
-        return replace(self, queries=self.queries[:, start:stop], mask=mask)
+        return replace(self, queries=self.queries[:, :, start:stop], mask=mask)
 
     @in_own_types
     def scores(self, rows: range, columns: range) -> Tensor:
@@ -166,14 +158,11 @@ class MatrixCall:
         inside = slice(columns.start, columns.stop)
         # Key 0 of the tile is key columns.start of the matrix.
         relative = None if self.relative is None else self.relative.moved(-columns.start)
-        bias = self.bias
-        if bias is not None:
-            bias = bias[None] if bias.shape[2] == 1 else bias[None, :, :, inside]
-        queries, keys = self.queries[None], self.repeated_keys()[None, :, inside]
-        call = AttentionCall(
-            queries, keys, keys, self.score, self.scale, None, relative, bias, self.softcap
-        )
-        scores = block_scores(call, queries[:, :, rows.start : rows.stop], keys, rows)[0]
+        bias, keys = self.bias, self.repeated_keys()[:, :, inside]
+        if bias is not None and bias.shape[3] != 1:
+            bias = bias[..., inside]
+        call = replace(self, keys=keys, mask=None, relative=relative, bias=bias)
+        scores = block_scores(call, self.queries[:, :, rows.start : rows.stop], keys, rows)[0]
         if self.mask is None:
             return scores
         allowed = self.mask.cells(rows, self.shape[2], scores.device)[0]
@@ -215,20 +204,19 @@ def matrix_call(
         name, queries, keys, keys[..., :0], mask=mask, score=score, relative=relative, bias=bias,
         scale=scale, softcap=softcap, sinks=sinks,
     )  # fmt: skip
-    products = type(checked.score) in (Dot, ScaledDot)
-    half = queries.dtype in (torch.float16, torch.bfloat16)
-    dtype = torch.float32 if half else queries.dtype
-    held = Dot() if products else with_tensors(checked.score, Tensor.detach)
+    call = in_float(checked)
+    products = type(call.score) in (Dot, ScaledDot)
     return MatrixCall(
-        queries.detach().to(dtype),
-        keys.detach().to(dtype),
-        checked.mask,
-        None if checked.bias is None else checked.bias.detach()[0].to(dtype),
-        with_float_tensors(relative) if half else relative,
-        checked.scale,
-        checked.softcap,
-        backend,
-        with_float_tensors(held) if half else held,
+        call.queries.detach(),
+        call.keys.detach(),
+        call.values.detach(),
+        Dot() if products else with_tensors(call.score, Tensor.detach),
+        call.scale,
+        call.mask,
+        call.relative,
+        None if call.bias is None else call.bias.detach(),
+        call.softcap,
+        backend=backend,
     )
 
 
@@ -360,11 +348,11 @@ def _blocks_of(some: range, every: range, size: int) -> slice:
 
 def _products(call: MatrixCall, lse: Tensor, rows: range, columns: range, ranges: Tensor) -> Tensor:
     """`cells` of one head whose scores are products, in ranges of keys, with nothing added."""
-    scaled = call.queries[0, rows.start : rows.stop] * call.scale
+    scaled = call.queries[0, 0, rows.start : rows.stop] * call.scale
     # A row that sees nothing has lse = -inf and weights 0.
     own = lse[0, rows.start : rows.stop]
     less = (-own).masked_fill(own == -math.inf, -math.inf).to(scaled.dtype)[:, None]
-    part = torch.addmm(less, scaled, call.keys[0, columns.start : columns.stop].T)
+    part = torch.addmm(less, scaled, call.keys[0, 0, columns.start : columns.stop].T)
     first, end = ranges[:, rows.start : rows.stop, None].to(part.device)
     if int(first.max()) > columns.start or int(end.min()) < columns.stop:
         key = torch.arange(columns.start, columns.stop, device=part.device)

@@ -360,13 +360,12 @@ def _with_received(
         *queries_keys, mask=terms.mask, bias=terms.bias, relative=terms.relative, scale=scale,
         softcap=softcap, sinks=terms.sinks,
     )  # fmt: skip
-    values = call.queries.new_empty(call.keys.shape[0], call.shape[2], 0)
     _, again = attend(
-        call.queries, call.keys, values, mask=call.mask, bias=call.bias, relative=call.relative,
-        scale=call.scale, softcap=call.softcap, sinks=terms.sinks, keep=Top(0),
-        received=LastQueries(last) if last else True,
+        call.queries, call.keys, call.values, mask=call.mask, bias=call.bias,
+        relative=call.relative, scale=call.scale, softcap=call.softcap, sinks=terms.sinks,
+        keep=Top(0), received=LastQueries(last) if last else True,
     )  # fmt: skip
-    return changed(graph, **{name: getattr(again, name) for name in Received._fields})
+    return changed(graph, **{name: getattr(again[0], name) for name in Received._fields})
 
 
 def _of_kept(graph: AttentionGraph, last: int) -> Received:
