@@ -48,12 +48,12 @@ def _products(
             for result, gradient in zip(function(*inputs), gradients, strict=True)
             if result.requires_grad
         ]
-        results, by_results = zip(*pairs, strict=True) if pairs else ((), ())
-        by_input = (
-            torch.autograd.grad(results, inputs, by_results, create_graph=again, allow_unused=True)
-            if pairs
-            else [None] * len(inputs)
-        )
+        by_input: Sequence[Tensor | None] = [None] * len(inputs)
+        if pairs:
+            results, by_results = zip(*pairs, strict=True)
+            by_input = torch.autograd.grad(
+                results, inputs, by_results, create_graph=again, allow_unused=True
+            )
     return tuple(
         torch.zeros_like(tensor) if gradient is None else gradient
         for tensor, gradient in zip(tensors, by_input, strict=True)
@@ -149,10 +149,9 @@ def gradients_by_formulas(
             found = _results(call, rows, native.queries.shape[2], some_kept)
             return tuple(found[name] for name in incoming)
 
-        tensors = [native.tensors[n] for n in present]
         floats = [
             tensor[:, :, inside].float() if n in by_row and tensor.shape[2] != 1 else tensor.float()
-            for n, tensor in zip(present, tensors, strict=True)
+            for n, tensor in enumerate(native.tensors)
             if tensor is not None
         ]
         # What keys receive is a sum over rows: each block has the gradient of the whole.

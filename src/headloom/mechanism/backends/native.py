@@ -54,7 +54,7 @@ KERNEL_NAMES = (*NAMES, "exact_output")
 TENSORS, FIELDS = 11, len(NativeCall._fields)
 
 #: What the kernels call the edges that are kept.
-_ASKED = {name: f"kept_{name}" for name in ("keys", "scores", "weights")}
+_KEPT = tuple((name, f"kept_{name}") for name in ("keys", "scores", "weights"))
 
 Tensors = tuple[Tensor | None, ...]
 #: The fields of a call, one after the other, then `kept`, `received` and `learns`.
@@ -95,8 +95,12 @@ def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Resu
             # Zeros: the kernels write nothing where there is no query.
             by_key = torch.zeros((*shape[:2], native.keys.shape[2]), dtype=single)
             results[name] = by_key
-    asked = {_ASKED.get(name, name): tensor for name, tensor in results.items()}
-    kernels.forward(native, asked if kept < 0 else asked | {"kept": kept}, _threads(native))
+    asked: dict[str, Tensor | int] = {**results}
+    if kept >= 0:
+        asked["kept"] = kept
+        for name, of_kernels in _KEPT:
+            asked[of_kernels] = asked.pop(name)
+    kernels.forward(native, asked, _threads(native))
     return results
 
 
