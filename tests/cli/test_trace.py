@@ -73,20 +73,6 @@ def test_generate(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
     assert_one_line(result, "2 tokens and 20 to generate; GPT2LMHeadModel reads 16 at most")
 
 
-def test_special_tokens_of_headlooms_own_runs(
-    headloom_main: Command, runs: Path, tmp_path: Path
-) -> None:
-    """Its vocabulary knows them, so that SQL finds what goes to them."""
-    path = tmp_path / "t.loom"
-    assert headloom_main("trace", runs / "dates", "--text", "3 May 1990", "-o", path).code == 0
-    trace = headloom.open(path)
-    for name, tokens in trace.sequences.items():
-        marks = [token in ("<start>", "<end>") for token in tokens]
-        assert trace.positions[name]["special"] == marks and sum(marks) == 1
-    flags = trace.sql("select special from tokens").special.tolist()
-    assert sorted(set(flags)) == [False, True]
-
-
 def test_generate_of_headlooms_own_runs(headloom_main: Command, runs: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
     result = headloom_main("trace", runs / "language", "--text", "the", "--generate", 4, "-o", path)
@@ -205,20 +191,6 @@ def test_windows(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
     assert headloom.open(folder / "000001.loom").tokens == words.split()
 
 
-def test_windows_of_a_language_model_of_headloom(
-    headloom_main: Command, runs: Path, tmp_path: Path
-) -> None:
-    text, folder = "the cat sees the dog the cow", tmp_path / "windows"
-    arguments = ("trace", runs / "language", "--text", text, "-o", folder)
-    result = headloom_main(*arguments, "--window", 8)
-    assert result.code == 0, result.err
-    traces = [headloom.open(folder / name) for name in traces_in(folder)]
-    assert ["".join(trace.tokens) for trace in traces] == [
-        text[start : start + 8] for start in (0, 6, 12, 18, 24)
-    ]
-    assert traces[1].positions["tokens"]["offsets"][0] == [6, 7]
-
-
 def test_ctrl_c_says_what_is_left_of_a_trace(
     headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,15 +205,3 @@ def test_ctrl_c_says_what_is_left_of_a_trace(
         "goes on."
     )
     assert not (tmp_path / "none.loom").exists()
-
-
-def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_opened(
-    headloom_main: Command, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "empty").mkdir()  # no model
-    for parent in ("nowhere", "file"):
-        words = ("trace", tmp_path / "empty", "--text", "a", "-o", tmp_path / parent / "t.loom")
-        line = headloom_main(*words).one_line()
-        assert f"cannot write {tmp_path / parent / 't.loom'}: " in line
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]

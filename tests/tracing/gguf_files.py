@@ -35,17 +35,15 @@ def interleaved(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any
 
 
 def write_llama(
-    path: Path, model: Any, kind: str = "F32", *, architecture: str = "llama",
-    rotary: int | None = None, **settings: Any,
+    path: Path, model: Any, kind: str = "F32", *, rotary: int | None = None, **settings: Any,
 ) -> Path:  # fmt: skip
     """The model as a file; matrices of a type, the rest in float32.
 
-    architecture: llama, or one whose tensors are like Llama's.
     rotary: how many numbers of a key are turned by its position; None: all.
     settings: more entries, by their names after "llama.".
     """
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("small")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -55,14 +53,11 @@ def write_llama(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_freq_base(5_000.0)
     writer.add_rope_dimension_count(rotary or config.hidden_size // config.num_attention_heads)
-    if architecture == "nemotron":
-        writer.add_layer_norm_eps(config.norm_eps)
-    else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     for name, value in settings.items():
         kinds = {str: writer.add_string, bool: writer.add_bool}
-        kinds.get(type(value), writer.add_float32)(f"{architecture}.{name}", value)
+        kinds.get(type(value), writer.add_float32)(f"llama.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(WORDS)
@@ -71,16 +66,11 @@ def write_llama(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
-    known = gguf.MODEL_ARCH[architecture.upper()]
-    names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         stem, _, ending = name.rpartition(".")
         numbers = tensor.float().numpy()
-        if architecture == "nemotron" and "norm" in stem and ending == "weight":
-            numbers = numbers + 1  # the file's are whole, the model's are what is added to 1
-        if architecture != "llama" or numbers.ndim < 2:
-            pass
-        elif stem.endswith("q_proj"):
+        if stem.endswith("q_proj"):
             numbers = interleaved(numbers, config.num_attention_heads)
         elif stem.endswith("k_proj"):
             numbers = interleaved(numbers, config.num_key_value_heads)

@@ -99,29 +99,6 @@ def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, 
             assert (layer.graph.dense() - weights).abs().max() <= 2e-6
 
 
-def test_characters_of_canine_are_traced() -> None:
-    torch.manual_seed(5)
-    model = transformers.CanineModel(
-        transformers.CanineConfig(
-            **{**READ, "max_position_embeddings": 64},
-            downsampling_rate=2,
-            local_transformer_stride=4,
-        )
-    ).eval()
-    ids = torch.randint(3, 60, (1, 16), generator=torch.Generator().manual_seed(3))
-    with pytest.warns(UserWarning, match="formed whole"):
-        trace = headloom.trace(model, ids, keep=headloom.All())
-    with torch.no_grad():
-        own = model(input_ids=ids, output_attentions=True).attentions
-    deep = [layer for layer in trace.layers if layer.name.startswith("encoder.")]
-    assert any(
-        layer.shape == weights.shape[1:] and (layer.graph.dense() - weights[0]).abs().max() <= 2e-6
-        for layer in deep
-        for weights in own
-        if weights.ndim == 4
-    )
-
-
 def test_weights_that_are_no_matrix_are_refused_in_one_line() -> None:
     ids = torch.tensor([1, 2, 3, 4])
     model = transformers.LongformerModel(transformers.LongformerConfig(**SHORT, attention_window=4))

@@ -87,14 +87,6 @@ def test_byte_fallback_and_spaces_of_sentencepiece() -> None:
     assert "".join(each_once(shown(names))) == "the the 東!é"
 
 
-def test_spaces_of_a_metaspace_decoder() -> None:
-    """As T5's, which has no bytes: <0xE6> is a word like another."""
-    pieces = [("<unk>", 0.0), ("▁of", -1.0), ("<0xE6>", -2.0)]
-    tokenizer = Tokenizer(models.Unigram(pieces, 0))
-    tokenizer.decoder = decoders.Metaspace()
-    assert shown(token_names([1, 2], tokenizer)) == [" of", "<0xE6>"]
-
-
 def test_the_end_of_a_word() -> None:
     """As CLIP's, whose pieces are bytes and end with </w> where a space follows."""
     tokenizer = Tokenizer(models.BPE({"d": 0, "Ã": 1, "©</w>": 2}, [], end_of_word_suffix="</w>"))

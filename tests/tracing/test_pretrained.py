@@ -86,14 +86,7 @@ def test_tokens_have_offsets_and_specials_have_names(minilm) -> None:
 def test_hostile_texts(minilm, tmp_path) -> None:
     model, tokenizer = load_pretrained(minilm)
     for number, text in enumerate(
-        [
-            "<script>alert(1)</script>",
-            "\x00\x1b[31m\u202e",
-            "א" * 10,
-            "👩‍👩‍👧" * 3,
-            "x" * 100_000,
-            " ",
-        ]
+        ["<script>\x00\x1b[31m\u202e", "א" * 10 + "👩‍👩‍👧", "x" * 100_000, " "]
     ):
         headloom.trace(model, text, tokenizer=tokenizer, save=tmp_path / str(number))
         opened = headloom.open(tmp_path / str(number))

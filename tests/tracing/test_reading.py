@@ -42,11 +42,6 @@ def test_inputs_that_cannot_be_read_say_so_in_one_line(inputs: Any, message: str
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_model_is_not_called_its_input() -> None:
-    with pytest.raises(headloom.InputError, match="the model is a str 'bert-base-uncased'"):
-        headloom.trace("bert-base-uncased", "a text")  # type: ignore[arg-type]
-
-
 def in_place(model: Any) -> Any:
     model.compile()
     return model
@@ -117,22 +112,6 @@ def test_a_model_with_adapters_of_peft_is_traced_with_them(family_named: Named) 
     for generated in (trace, watched.trace):
         for layer, weights in zip(generated.layers, dense, strict=True):
             torch.testing.assert_close(layer.graph.dense(), weights[0], atol=2e-6, rtol=0)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # between PEFT and Transformers
-@pytest.mark.filterwarnings("ignore:Position ids are not supported")
-def test_a_learned_prompt_is_part_of_the_text(family_named: Named) -> None:
-    """PEFT's own module puts it before the text; its generation is watched inside."""
-    peft = pytest.importorskip("peft")
-    own: Any = family_named("Llama").build("sdpa")
-    options = {"num_virtual_tokens": 3, "task_type": "CAUSAL_LM"}
-    model = peft.get_peft_model(own, peft.PromptTuningConfig(**options)).eval()
-    trace = headloom.trace(model, {"input_ids": IDS})
-    assert isinstance(trace, headloom.Trace)
-    assert trace.layers[0].shape[1:] == (7, 7)
-    remedy = r"call it in a block of headloom\.watch\(model\.base_model\)"
-    with pytest.warns(UserWarning, match=remedy), headloom.watch(model):
-        model.generate(input_ids=IDS, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("run", [headloom.trace, headloom.watch])

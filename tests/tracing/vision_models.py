@@ -21,7 +21,6 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 Picture = np.ndarray[Any, Any]
 #: Width of the language model, and of a patch in pixels.
@@ -177,10 +176,11 @@ def _clip(pixels: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _siglip(pixels: int, kind: str = "siglip_vision_model") -> dict[str, Any]:
+def _siglip(pixels: int) -> dict[str, Any]:
     return {
-        "model_type": kind, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "image_size": pixels, "patch_size": PATCH,
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": pixels,
+        "patch_size": PATCH,
     }  # fmt: skip
 
 
@@ -229,35 +229,22 @@ def paligemma() -> Family:
     return Family(model, _called(processor), processor, ("out_proj",), token)
 
 
-def idefics(kind: str) -> Family:
-    """Idefics3 or SmolVLM: tiles of 16 x 16 pixels, 2 x 2 tokens each."""
+def idefics3() -> Family:
+    """Idefics3: tiles of 16 x 16 pixels, 2 x 2 tokens each."""
     places = [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
     words = tokenizer("<fake_token_around_image>", MARK, "<end_of_utterance>", "<global-img>",
                       *places)  # fmt: skip
     token = words.convert_tokens_to_ids(MARK)
-    own: Any = Idefics3ImageProcessorPil if kind == "Idefics3" else SmolVLMImageProcessorPil
-    images = own(size={"longest_edge": 48}, max_image_size={"longest_edge": 16})
-    vision = _siglip(16, f"{kind.lower()}_vision")
-    config = getattr(transformers, f"{kind}Config")(
-        vision_config=vision, text_config=_llama(), image_token_id=token, scale_factor=2,
-        pad_token_id=0,
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 48}, max_image_size={"longest_edge": 16}
+    )
+    config = transformers.Idefics3Config(
+        vision_config=_siglip(16) | {"model_type": "idefics3_vision"}, text_config=_llama(),
+        image_token_id=token, scale_factor=2, pad_token_id=0,
     )  # fmt: skip
-    model = _built(f"{kind}ForConditionalGeneration", config)
-    if kind == "Idefics3":
-        processor = transformers.Idefics3Processor(images, words, image_seq_len=4)
-        return Family(model, _called(processor), processor, ("out_proj",), token)
-
-    def made(pictures: list[Picture], text: str) -> dict[str, Any]:
-        seen = dict(images([pictures], return_tensors="pt", return_row_col_info=True))
-        text = written(
-            kind, seen, len(pictures), text, image_seq_len=4, image_token=MARK,
-            fake_image_token="<fake_token_around_image>", global_image_token="<global-img>",
-        )  # fmt: skip
-        for name in ("rows", "cols"):
-            seen.pop(name)
-        return {**words(text, return_tensors="pt"), **seen}
-
-    return Family(model, made, words, ("out_proj",), token)
+    model = _built("Idefics3ForConditionalGeneration", config)
+    processor = transformers.Idefics3Processor(images, words, image_seq_len=4)
+    return Family(model, _called(processor), processor, ("out_proj",), token)
 
 
 def internvl() -> Family:
@@ -320,8 +307,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "llava pad": lambda: llava("pad"),
     "llava stretch": lambda: llava("stretch"),
     "paligemma": paligemma,
-    "idefics3": lambda: idefics("Idefics3"),
-    "smolvlm": lambda: idefics("SmolVLM"),
+    "idefics3": idefics3,
     "internvl": internvl,
     "llava_next": llava_next,
 }
