@@ -20,8 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from headloom.analysis.worked_row import worked_row
 from headloom.formats.files import JsonObject
@@ -72,22 +70,11 @@ class _Pass:
     tall: int
     done: Array
 
-    def missing(self, rows: range) -> list[int]:
-        """The bands that some rows of blocks wait for."""
-        bands = range(rows.start // self.tall, -(-rows.stop // self.tall))
-        return [band for band in bands if not self.done[band]]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        return self.largest.nbytes + self.masses.nbytes
-
 
 class MatrixTiles:
     """The tiles of a trace. Safe to ask from several threads."""
 
     def __init__(self, layers: Layers) -> None:
-        self._trace = layers.trace
         self._layers = layers
         self._passes: OrderedDict[tuple[int, int], _Pass] = OrderedDict()
         self._passing = threading.Lock()
@@ -104,30 +91,25 @@ class MatrixTiles:
 
     def numbers(self, number: int, tile: Tile, go_on: Callable[[], bool] = lambda: True) -> Array:
         """A tile as it was worked out, float32."""
-        _, queries, keys = self._trace.layers[number].shape
+        _, queries, keys = self._layers.trace.layers[number].shape
         base = _base_level(queries, keys)
-        if tile.level >= base:
-            found = self._held(number, tile.head)
-            factor = 2 ** (tile.level - base)
-            down, across = (
-                range(place * SIDE * factor, min((place + 1) * SIDE * factor, blocks))
-                for place, blocks in zip((tile.row, tile.column), found.largest.shape, strict=True)
-            )
-            self._pass(number, tile.head, found, down, go_on)
-            whole = found.largest if tile.of == "max" else found.masses
-            part = whole[down.start : down.stop, across.start : across.stop]
-            last = min(down.stop * found.size, queries)
-            return _coarser(part, found.size, factor, tile.of, last - down.start * found.size)
-        size = 2**tile.level
-        rows = range(tile.row * SIDE * size, min((tile.row + 1) * SIDE * size, queries))
-        columns = range(tile.column * SIDE * size, min((tile.column + 1) * SIDE * size, keys))
-        with self._working:
-            maxima, sums = self._blocks(number, tile.head, rows, columns, size)
-            if tile.of == "max":
-                largest: Array = maxima.numpy()
-                return largest
-            masses: Array = sums.numpy() / _rows_of(len(rows), size)[:, None]
-            return masses
+        factor = 1 << max(tile.level - base, 0)
+        size = 1 << min(tile.level, base)
+        #: Blocks of the tile's level, or of the base level where the tile's is coarser.
+        down, across = (
+            range(place * SIDE * factor, min((place + 1) * SIDE * factor, -(-length // size)))
+            for place, length in ((tile.row, queries), (tile.column, keys))
+        )
+        rows = range(down.start * size, min(down.stop * size, queries))
+        if tile.level < base:
+            columns = range(across.start * size, min(across.stop * size, keys))
+            with self._working:
+                largest, masses = self._blocks(number, tile.head, rows, columns, size)
+            return largest if tile.of == "max" else masses
+        whole = self._passed(number, tile.head, down, go_on)
+        blocks = whole.largest if tile.of == "max" else whole.masses
+        part = blocks[down.start : down.stop, across.start : across.stop]
+        return _coarser(part, size, factor, tile.of, len(rows))
 
     def cell(self, number: int, head: int, row: int, column: int) -> JsonObject:
         """One weight, its score, and its rank among the weights of its row, from 1."""
@@ -150,57 +132,58 @@ class MatrixTiles:
 
     def _blocks(
         self, number: int, head: int, rows: range, columns: range, size: int
-    ) -> tuple[Tensor, Tensor]:
-        """The largest weight and the sum of each block of some rows and columns."""
+    ) -> tuple[Array, Array]:
+        """The largest weight of each block of some rows and columns, and its mass in a row."""
         matrix = self._layers.matrix(number)
         if matrix is None:
-            return _kept_blocks(self._layers[number], head, rows, columns, size)
-        queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
-        return matrix.block_summaries(head, size, queries, keys)
+            maxima, sums = _kept_blocks(self._layers[number], head, rows, columns, size)
+        else:
+            queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+            maxima, sums = (
+                part.numpy() for part in matrix.block_summaries(head, size, queries, keys)
+            )
+        return maxima, sums / _rows_of(len(rows), size)[:, None]
+
+    def _passed(self, number: int, head: int, rows: range, go_on: Callable[[], bool]) -> _Pass:
+        """The pass of a head, made for some rows of blocks."""
+        whole = self._held(number, head)
+        for band in range(rows.start // whole.tall, -(-rows.stop // whole.tall)):
+            if whole.done[band]:
+                continue
+            with self._passing:
+                if not go_on():
+                    raise InterruptedError
+                # Whoever was here before may have made it.
+                if not whole.done[band]:
+                    self._make(number, head, whole, band)
+        return whole
 
     def _held(self, number: int, head: int) -> _Pass:
         """The pass of a head, as far as it is made; those of the heads looked at last are held."""
         with self._keeping:
             if (number, head) not in self._passes:
-                _, queries, keys = self._trace.layers[number].shape
-                size = 2 ** _base_level(queries, keys)
+                _, queries, keys = self._layers.trace.layers[number].shape
+                size = 1 << _base_level(queries, keys)
                 high, wide = -(-queries // size), -(-keys // size)
                 tall = max(1, _BAND_CELLS // (size * max(keys, 1)))
                 largest, masses = (np.zeros((high, wide), np.float32) for _ in range(2))
                 done = np.zeros(-(-high // tall), bool)
                 self._passes[number, head] = _Pass(largest, masses, size, tall, done)
-                self._forget()
+                total = sum(2 * held.largest.nbytes for held in self._passes.values())
+                while len(self._passes) > 1 and (len(self._passes) > _HEADS or total > _HELD):
+                    total -= 2 * self._passes.popitem(last=False)[1].largest.nbytes
             self._passes.move_to_end((number, head))
             return self._passes[number, head]
 
-    def _pass(
-        self, number: int, head: int, found: _Pass, rows: range, go_on: Callable[[], bool]
-    ) -> None:
-        """Make a pass for some rows of blocks."""
-        for band in found.missing(rows):
-            with self._passing:
-                if not go_on():
-                    raise InterruptedError
-                # Whoever was here before may have made it.
-                if not found.done[band]:
-                    self._make(number, head, found, band)
-
-    def _make(self, number: int, head: int, found: _Pass, band: int) -> None:
+    def _make(self, number: int, head: int, whole: _Pass, band: int) -> None:
         """Make a band of a pass."""
-        _, queries, keys = self._trace.layers[number].shape
-        first = band * found.tall
-        into = slice(first, first + found.tall)
-        rows = range(first * found.size, min((first + found.tall) * found.size, queries))
-        maxima, sums = self._blocks(number, head, rows, range(keys), found.size)
-        found.largest[into] = maxima.numpy()
-        found.masses[into] = sums.numpy() / _rows_of(len(rows), found.size)[:, None]
-        found.done[band] = True
-
-    def _forget(self) -> None:
-        """Let go of the passes that were begun first, where they are many or large."""
-        total = sum(found.nbytes for found in self._passes.values())
-        while len(self._passes) > 1 and (len(self._passes) > _HEADS or total > _HELD):
-            total -= self._passes.popitem(last=False)[1].nbytes
+        _, queries, keys = self._layers.trace.layers[number].shape
+        into = slice(band * whole.tall, (band + 1) * whole.tall)
+        rows = range(into.start * whole.size, min(into.stop * whole.size, queries))
+        whole.largest[into], whole.masses[into] = self._blocks(
+            number, head, rows, range(keys), whole.size
+        )
+        whole.done[band] = True
 
 
 def as_tile(numbers: Array) -> bytes:
@@ -239,7 +222,7 @@ def _coarser(base: Array, size: int, factor: int, of: str, queries: int) -> Arra
 
 def _kept_blocks(
     arrays: LayerArrays, head: int, rows: range, columns: range, size: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Array, Array]:
     """The largest kept weight and the kept mass of each block of some rows and columns."""
     high, wide = -(-len(rows) // size), -(-len(columns) // size)
     keys = arrays.keys[head, rows.start : rows.stop]
@@ -249,7 +232,7 @@ def _kept_blocks(
     maxima, sums = np.zeros(high * wide, np.float32), np.zeros(high * wide, np.float32)
     np.maximum.at(maxima, blocks, weights)
     np.add.at(sums, blocks, weights)
-    return torch.from_numpy(maxima.reshape(high, wide)), torch.from_numpy(sums.reshape(high, wide))
+    return maxima.reshape(high, wide), sums.reshape(high, wide)
 
 
 def _kept_cell(arrays: LayerArrays, head: int, row: int, column: int, lse: float) -> JsonObject:
