@@ -11,6 +11,7 @@ import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ class Layers:
     def __init__(self, trace: TraceData) -> None:
         self.trace = trace
         self._arrays: OrderedDict[int, LayerArrays] = OrderedDict()
-        self._layers: OrderedDict[int, TraceLayer] = OrderedDict()
+        self._layer = lru_cache(_LAYERS)(self._opened)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
 
@@ -168,15 +169,13 @@ class Layers:
 
     def layer(self, number: int) -> TraceLayer:
         """A copy of a layer with its matrix; what it reads is dropped once others are asked for."""
-        with self._opening:
-            if number not in self._layers:
-                layer = dataclasses.replace(self.trace.layers[number])
-                _ = layer.matrix  # read once, whoever asks first
-                self._layers[number] = layer
-                while len(self._layers) > _LAYERS:
-                    self._layers.popitem(last=False)
-            self._layers.move_to_end(number)
-            return self._layers[number]
+        with self._opening:  # read once, whoever asks first
+            return self._layer(number)
+
+    def _opened(self, number: int) -> TraceLayer:
+        layer = dataclasses.replace(self.trace.layers[number])
+        _ = layer.matrix
+        return layer
 
     def matrix(self, number: int) -> AttentionMatrix | None:
         """The whole matrix of a layer; None: the trace has its kept edges alone."""

@@ -75,7 +75,7 @@ def head_roles(trace: TraceData) -> list[list[JsonObject]]:
     return layers
 
 
-@dataclass
+@dataclass(eq=False)
 class Example:
     """A trace and what was worked out of it so far.
 

@@ -9,8 +9,8 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from headloom.analysis.heads.corpus import QUANTILES, CorpusLayer, Exemplar
@@ -57,8 +57,7 @@ class Corpus:
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
-        self._readings: OrderedDict[tuple[str, int, int], _Reading] = OrderedDict()
-        self._lock = threading.Lock()
+        self._reading = lru_cache(_HELD)(partial(_Reading, examples))
         self._adding = threading.Lock()
 
     def head(
@@ -77,15 +76,15 @@ class Corpus:
 
         wait: seconds of reading.
         """
-        reading = self._reading(number, layer)
+        reading = self._reading(self._first(number, layer), layer)
         end = time.monotonic() + wait
         while not reading.whole:
             self._add(reading)
             if time.monotonic() > end:
                 break
+        found = reading.layer
         with self._adding:
-            found = reading.layer
-            result: JsonObject = {
+            result: JsonObject = finite({
                 "texts": reading.fitting,
                 "taken": len(reading.texts),
                 "read": reading.next,
@@ -105,20 +104,16 @@ class Corpus:
                     for word in found.words(head, sinks=sinks)
                 ],
                 "whole": reading.whole,
-            }
-        cleaned: JsonObject = finite(result)
-        return cleaned
+            })  # fmt: skip
+        return result
 
-    def _reading(self, number: int, layer: int) -> _Reading:
-        trace = self._examples[number].trace
-        name = (trace.layers[layer].name, layer, trace.layers[layer].heads)
-        with self._lock:
-            if name not in self._readings:
-                self._readings[name] = _Reading(self._examples, number, layer)
-                while len(self._readings) > _HELD:
-                    self._readings.popitem(last=False)
-            self._readings.move_to_end(name)
-            return self._readings[name]
+    def _first(self, number: int, layer: int) -> int:
+        """The first example of the same model: all its texts are read once."""
+        models = [
+            [(of.name, of.heads) for of in example.trace.layers[layer : layer + 1]]
+            for example in self._examples
+        ]
+        return models.index(models[number])
 
     def _add(self, reading: _Reading) -> None:
         """Read the next text; one that cannot be read is named and left out."""

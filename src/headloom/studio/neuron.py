@@ -89,6 +89,10 @@ class Neurons:
             return {"missing": str(error), "trace": shown, "depth": _depth(layer)}
         places = row.strongest(LISTED, key)
         others = math.fsum(row.weights.tolist()) - math.fsum(row.weights[places].tolist())
+        columns = {
+            "ks": row.k, "dots": row.dots, "scores": row.scores, "exponentials": row.exponentials,
+            "weights": row.weights,
+        }  # fmt: skip
         found = {
             "missing": None,
             "depth": row.depth,
@@ -100,11 +104,7 @@ class Neurons:
             "terms": [dataclasses.astuple(term) for term in row.terms(key)],
             "listed": {
                 "keys": places,
-                "ks": row.k[places].tolist(),
-                "dots": row.dots[places].tolist(),
-                "scores": row.scores[places].tolist(),
-                "exponentials": row.exponentials[places].tolist(),
-                "weights": row.weights[places].tolist(),
+                **{name: numbers[places].tolist() for name, numbers in columns.items()},
             },
             "softmax": {
                 "largest": row.largest,
@@ -120,8 +120,8 @@ class Neurons:
             "score": float(row.scores[key]),
             "trace": shown,
         }
-        cleaned: JsonObject = finite(found)
-        return cleaned
+        whole: JsonObject = finite(found)
+        return whole
 
     def through(
         self, number: int, head: int, query: int, key: int, model: Through | None

@@ -77,23 +77,22 @@ def trace_bundle(trace: TraceData) -> Bundle:
 
 def graph_bundle(graph: AttentionGraph) -> Bundle:
     """Likewise of a graph; of a batch of them the text alone."""
-    if graph.batched:
-        return {"text/plain": repr(graph)}, {}
-    return _bundle(graph_trace(graph), repr(graph))
+    return _bundle(None if graph.batched else graph_trace(graph), repr(graph))
 
 
 def trace_display(trace: TraceData) -> Any:
     """What marimo shows of a trace: the widget, or its text where that cannot be."""
-    return _display(trace, repr(trace))
+    return _shown(trace, repr(trace))
 
 
 def graph_display(graph: AttentionGraph) -> Any:
     """Likewise of a graph; of a batch of them the text alone."""
-    return repr(graph) if graph.batched else _display(graph_trace(graph), repr(graph))
+    return _shown(None if graph.batched else graph_trace(graph), repr(graph))
 
 
-def _display(trace: TraceData, text: str) -> Any:
-    if not trace.layers:
+def _shown(trace: TraceData | None, text: str) -> Any:
+    """The widget; or a text, which says why there is none."""
+    if trace is None or not trace.layers:
         return text
     try:
         return widget(trace)
@@ -101,27 +100,17 @@ def _display(trace: TraceData, text: str) -> Any:
         return f"{text}\n{reason}"
 
 
-def _bundle(trace: TraceData, text: str) -> Bundle:
-    plain = {"text/plain": text}
-    if _in_a_terminal() or not trace.layers:
-        return plain, {}
-    try:
-        shown = widget(trace)._repr_mimebundle_()
-    except InputError as reason:
-        # What cannot be shown here can be elsewhere; a notebook shows the first line that matters.
-        return {"text/plain": f"{text}\n{reason}"}, {}
-    if shown is None:
-        return plain, {}
-    data, metadata = shown if isinstance(shown, tuple) else (shown, {})
-    return {**data, **plain}, metadata
+def _bundle(trace: TraceData | None, text: str) -> Bundle:
+    made = text if _in_a_terminal() else _shown(trace, text)
+    bundle = None if isinstance(made, str) else made._repr_mimebundle_()
+    if bundle is None:
+        return {"text/plain": made if isinstance(made, str) else text}, {}
+    data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+    return {**data, "text/plain": text}, metadata
 
 
 def _in_a_terminal() -> bool:
     """Whether this is IPython in a terminal, which shows text alone."""
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
-    return (
-        shell is not None
-        and not hasattr(shell, "kernel")
-        and type(shell).__module__.startswith("IPython.terminal")
-    )
+    return type(shell).__module__.startswith("IPython.terminal")

@@ -11,10 +11,9 @@ import gzip
 import re
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -54,8 +53,7 @@ class Opened:
         self.collection = collection
         self.corpus = Corpus(collection.examples)
         self.answering = threading.Lock()
-        self._compared: OrderedDict[tuple[int, int], Comparison] = OrderedDict()
-        self._comparing = threading.Lock()
+        self._compared = lru_cache(_HELD)(Comparison)
 
     def example(self, number: int) -> Example:
         """The example of a number: one that was opened, or a text that the model read."""
@@ -71,14 +69,7 @@ class Opened:
         """Two examples side by side; those asked for last are held."""
         if first == second:
             raise HTTPException(404, "a trace is compared with another one: give two numbers")
-        examples = self.example(first), self.example(second)
-        with self._comparing:
-            if (first, second) not in self._compared:
-                self._compared[first, second] = Comparison(*examples)
-                while len(self._compared) > _HELD:
-                    self._compared.popitem(last=False)
-            self._compared.move_to_end((first, second))
-            return self._compared[first, second]
+        return self._compared(self.example(first), self.example(second))
 
 
 def within(what: str, number: int, count: int) -> int:

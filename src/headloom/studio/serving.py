@@ -165,13 +165,9 @@ def _server(collection: Collection) -> uvicorn.Server:
         from headloom.studio.server import create_app
     script()  # Where it was not built, say so now.
     config = uvicorn.Config(
-        create_app(collection),
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
+        create_app(collection), log_level="error", access_log=False, lifespan="off",
+        server_header=False, timeout_graceful_shutdown=2,
+    )  # fmt: skip
     logging.getLogger("uvicorn.error").addFilter(_is_news)
 
     class Server(uvicorn.Server):
