@@ -17,9 +17,6 @@ RULES = """
 import torch
 def latest(prompt, budget):
     return torch.arange(prompt.length).expand(prompt.kv_heads, -1)
-def broken(prompt, budget):
-    return prompt.nothing
-number = 3
 """
 
 
@@ -100,12 +97,8 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, headloom_main: Comm
     assert "no policy 'h3'" in line("--policy", "h3")
     assert "budget 'much'; expected a share" in line("--budget", "much")
     assert "the prompt, of 48 tokens, is 99" in line("--prompt-tokens", "99")
-    assert "expected policy, layer, head or step" in line("--by", "token")
     for word, reason in (
-        ("no.py:f", "FileNotFoundError"), (f"{folder / 'bad.py'}:f", "SyntaxError"),
-        (f"{rules}:absent", "KeyError: 'absent'"), ("no_such_module:f", "ModuleNotFoundError"),
+        (f"{folder / 'bad.py'}:f", "SyntaxError"), (f"{rules}:absent", "KeyError: 'absent'"),
     ):  # fmt: skip
         assert f"--policy {word}: cannot be loaded ({reason}" in line("--policy", word)
-    assert "no policy 3; there are h2o" in line("--policy", f"{rules}:number")
-    assert "policy broken failed (AttributeError" in line("--policy", f"{rules}:broken")
     assert "a picture is written as .png" in line("--picture", tmp_path / "e.bmp")

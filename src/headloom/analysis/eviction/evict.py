@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,15 +18,12 @@ from torch import Tensor
 from headloom.analysis.eviction.policies import POLICIES, Prompt, Rule, kept, rows_of
 from headloom.analysis.weights import check_numbers
 from headloom.errors import InputError, optional_package
-from headloom.formats.files import JsonObject, in_brief
 from headloom.formats.trace import TraceData
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.mechanism.shapes import in_words, whole_number
+from headloom.mechanism.shapes import chosen, in_words, whole_number
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = ["BEST_SET", "BEST_SETS", "Eviction", "evict"]
 
 #: Names of the best single set of keys for a prompt, and of the best set anew at every step.
 BEST_SET, BEST_SETS = "oracle", "oracle-step"
@@ -34,12 +31,10 @@ BEST_SET, BEST_SETS = "oracle", "oracle-step"
 _PROMPT = 7 / 8
 #: Columns that tell the rows of a policy and budget apart, by what a row is.
 _LABELS = {"policy": (), "layer": ("layer",), "head": ("layer", "head"), "step": ("step",)}
-
-
-#: A policy and its name.
-NamedRule = tuple[str, Callable[[Prompt, int], Tensor]]
 #: Cells of the weights of all heads that are formed at a time: 16 MiB of float32.
 _BLOCK_CELLS = 2**22
+
+_Rule = Callable[[Prompt, int], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,33 +93,30 @@ class Eviction:
         """
         with optional_package("evict"):
             import pandas
-        if by not in _LABELS:
-            raise InputError(f"evict: by={by!r}; expected policy, layer, head or step.")
-        labels = _LABELS[by]
-        places = [
-            (layer, head) for layer, lost in self.lost.items() for head in range(lost.shape[2])
-        ]
-        parts: dict[tuple[int, ...], Any] = {}
+        chosen("evict", "by", by, tuple(_LABELS))
+        lost = self.lost_by_heads.transpose(0, 1).mean(2 if by == "step" else 3)
+        ranges = self.budgets, range(len(self.policies)), range(lost.shape[2])
+        index = pandas.MultiIndex.from_product(ranges, names=["budget", "number", "place"])
+        cells = pandas.DataFrame({"lost": lost.flatten().numpy()}, index).reset_index()
+        places = [(layer, head) for layer, x in self.lost.items() for head in range(x.shape[2])]
         if by == "step":
-            parts = {(self.prompt + step,): (slice(None), step) for step in range(self.steps)}
+            cells["step"] = self.prompt + cells["place"]
         else:
-            for number, place in enumerate(places):
-                parts.setdefault(place[: len(labels)], []).append(number)
-        lost, rows = self.lost_by_heads, []
-        for budget, keys in enumerate(self.budgets):
-            for name, of_heads in zip(self.policies, lost[:, budget], strict=True):
-                for part, index in parts.items():
-                    mean = float(of_heads[index].mean())
-                    row: JsonObject = {"policy": name, "budget": keys, "kept": keys / self.prompt}
-                    row |= dict(zip(labels, part, strict=True)) | {"lost": mean}
-                    row["above"] = mean - float(lost[-1, budget][index].mean())
-                    if by in ("policy", "layer"):
-                        means = of_heads[index].mean(-1)
-                        layer, head = places[index[int(means.argmax())]]
-                        worst = {"worst_layer": layer} if by == "policy" else {}
-                        row |= {"worst_lost": float(means.max())} | worst | {"worst_head": head}
-                    rows.append(row)
-        return pandas.DataFrame(rows)
+            cells[["layer", "head"]] = [places[place] for place in cells["place"]]
+        labels = ["budget", *_LABELS[by]]
+        groups = cells.groupby([*labels, "number"], sort=False)["lost"]
+        rows = groups.mean().reset_index()
+        rows.insert(0, "policy", [self.policies[number] for number in rows["number"]])
+        rows.insert(2, "kept", rows["budget"] / self.prompt)
+        # Of each budget and part, what the last policy, the best sets, loses.
+        rows["above"] = rows["lost"] - rows.groupby(labels)["lost"].transform("last")
+        if by in ("policy", "layer"):
+            worst = cells.loc[groups.idxmax(), ["lost", "layer", "head"]]
+            names = {"lost": "worst_lost", "layer": "worst_layer", "head": "worst_head"}
+            for name, column in names.items():
+                if name != by:
+                    rows[column] = worst[name].to_numpy()
+        return rows.drop(columns="number")
 
 
 def evict(
@@ -155,11 +147,11 @@ def evict(
         progress: told how many layers are done, of how many.
 
     Raises: InputError: a layer without exact weights; a budget or a prompt that there is not; a
-    policy that is not known, or fails.
+    policy that is not known, or whose scores are none.
 
     Source: policies: see `headloom.analysis.eviction.policies`.
     """
-    rules = _rules(policies)
+    rules = [_named(policy) for policy in (POLICIES if policies is None else policies)]
     numbers = [
         number
         for number, layer in enumerate(trace.layers)
@@ -170,13 +162,16 @@ def evict(
             "evict: the trace has no layer in which a sequence looks back at itself, as in a "
             "decoder: in others there is no cache of keys that grows. Trace a language model."
         )
-    length = _prompt_of(trace, numbers[0], prompt)
+    first = trace.layers[numbers[0]]
+    if prompt is None:
+        generated = trace.positions.get(first.keys_from, {}).get("generated", [])
+        is_generated = True in generated
+        prompt = generated.index(True) if is_generated else int(_PROMPT * first.shape[1])
+    tokens = f"the prompt, of {first.shape[1]:,} tokens,"
+    length = whole_number("evict", tokens, prompt, 1, first.shape[1] - 1)
     sizes = list(dict.fromkeys(_keys_of(budget, length) for budget in budgets))
-    if not sizes:
-        raise InputError("evict: budgets=() asks for nothing; give shares or numbers, as (0.2,).")
     lost, stays = {}, {}
-    for done, number in enumerate(numbers):
-        progress(done, len(numbers))
+    for done, number in enumerate(numbers, 1):
         # A copy, so that what it reads is freed with it.
         layer = replace(trace.layers[number])
         matrix = layer.normalised_matrix
@@ -187,25 +182,22 @@ def evict(
             )
         check_numbers(matrix, f"evict: layer {layer.name}")
         read = Prompt(matrix, length, layer.name)
-        lost[number], stays[number] = after_prompt(matrix, read, rules, sizes)
-    progress(len(numbers), len(numbers))
-    names = [*(name for name, _ in rules), BEST_SET, BEST_SETS]
-    return Eviction(tuple(names), tuple(sizes), length, lost, stays)
+        lost[number], stays[number] = _after_prompt(matrix, read, rules, sizes)
+        progress(done, len(numbers))
+    names = *(name for name, _ in rules), BEST_SET, BEST_SETS
+    return Eviction(names, tuple(sizes), length, lost, stays)
 
 
-def _prompt_of(trace: TraceData, number: int, asked: int | None) -> int:
-    """The length of the prompt, which leaves a query after it."""
-    layer = trace.layers[number]
-    length = layer.shape[1]
-    if length < 2:
+def _named(policy: Rule) -> tuple[str, _Rule]:
+    """A policy with its name."""
+    if not isinstance(policy, str):
+        return getattr(policy, "__name__", "of its own"), policy
+    if policy not in POLICIES:
         raise InputError(
-            "evict: a text of one token; expected 2 or more: losses are those of the queries "
-            "after the prompt. Trace a longer text, or a generation."
+            f"evict: no policy {policy!r}; there are {', '.join(POLICIES)}, and functions: on "
+            "the command line file.py:function or module:function."
         )
-    if asked is None:
-        generated = trace.positions.get(layer.keys_from, {}).get("generated", [])
-        asked = generated.index(True) if True in generated else int(_PROMPT * length)
-    return whole_number("evict", f"the prompt, of {length:,} tokens,", asked, 1, length - 1)
+    return policy, POLICIES[policy]
 
 
 def _keys_of(budget: float | str, prompt: int) -> int:
@@ -216,67 +208,29 @@ def _keys_of(budget: float | str, prompt: int) -> int:
 
     Raises: InputError: no key, or more than the prompt has.
     """
-    words = str(budget)  # so that numbers of NumPy are taken too
-    whole, percent = words.isdecimal(), words.endswith("%")
+    words = str(budget)
+    if words.isdecimal() and 1 <= int(words) <= prompt:
+        return int(words)
     try:
-        number = int(words) if whole else float(words.removesuffix("%")) / (100 if percent else 1)
+        share = float(words.removesuffix("%")) / (100 if words.endswith("%") else 1)
     except ValueError:
-        number = math.nan
-    if 0 < number <= 1 and not whole:
+        share = math.nan
+    if 0 < share <= 1 and not words.isdecimal():
         # Not one key less where the product is a little too small.
-        return max(1, int(number * prompt + 1e-9))
-    if 1 <= number <= prompt and number == int(number) and not percent:
-        return int(number)
+        return max(1, int(share * prompt + 1e-9))
     raise InputError(
         f"evict: budget {in_words(budget)}; expected a share of the prompt, as 20% or 0.2, up to "
         f"1.0, or a number of keys, 1 to {prompt:,}."
     )
 
 
-def _rules(policies: Sequence[Rule] | None) -> list[NamedRule]:
-    """Policies with their names."""
-    rules = []
-    for policy in POLICIES if policies is None else policies:
-        name = policy if isinstance(policy, str) else getattr(policy, "__name__", "of its own")
-        rule = POLICIES.get(name) if isinstance(policy, str) else policy
-        if not callable(rule):
-            raise InputError(
-                f"evict: no policy {policy!r}; there are {', '.join(POLICIES)}, and functions: on "
-                "the command line file.py:function or module:function."
-            )
-        rules.append((name, rule))
-    return rules
-
-
-def _held(rule: NamedRule, prompt: Prompt, budget: int) -> Tensor:
-    """Which keys of the prompt a policy keeps, (kv_heads, length), bool."""
-    name, function = rule
-    try:
-        scores = function(prompt, budget)
-        if scores.shape != (prompt.kv_heads, prompt.length) or bool(scores.isnan().any()):
-            raise ValueError(f"scores {tuple(scores.shape)}, or some that are not numbers")
-    except Exception as error:
-        raise InputError(
-            f"evict: policy {name} failed ({type(error).__name__}: {in_brief(error)}). Expected a "
-            f"tensor of scores, (kv_heads, keys) = {(prompt.kv_heads, prompt.length)}, the highest "
-            "kept. headloom --debug evict ... shows where."
-        ) from error
-    scores = scores.double()
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, kept(scores, budget), True)
-
-
-def _row_blocks(matrix: AttentionMatrix, rows: range) -> Iterator[range]:
-    """Rows of a layer, so many at a time that the weights of all heads stay small."""
-    heads, _, keys = matrix.shape
-    size = max(1, _BLOCK_CELLS // (heads * keys))
-    for start in range(rows.start, rows.stop, size):
-        yield range(start, min(start + size, rows.stop))
-
-
-def after_prompt(
-    matrix: AttentionMatrix, prompt: Prompt, rules: Sequence[NamedRule], budgets: Sequence[int]
+def _after_prompt(
+    matrix: AttentionMatrix,
+    prompt: Prompt,
+    rules: Sequence[tuple[str, _Rule]],
+    budgets: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Return `lost` and `kept` of a layer whose keys are chosen when the prompt was read.
+    """`lost` and `kept` of a layer whose keys are chosen when the prompt was read.
 
     The best single set are for each head of keys the keys of the prompt with the largest mass from
     all steps and all heads that share them,
@@ -285,28 +239,40 @@ def after_prompt(
 
     which no single set beats in the sum over these.
     """
-    (heads, queries, _), length = matrix.shape, prompt.length
-    steps = range(length, queries)
-    sums = [rows_of(matrix, rows, length).sum(1) for rows in _row_blocks(matrix, steps)]
-    future = prompt.by_kv_head(torch.stack(sums).sum(0))
-    rules = [*rules, ("the best set", lambda prompt, budget: future)]
-    held = torch.stack(
-        [torch.stack([_held(rule, prompt, budget) for budget in budgets]) for rule in rules]
-    )
-    lost = torch.zeros(len(held) + 1, len(budgets), heads, len(steps))
-    for rows in _row_blocks(matrix, steps):
-        weights = rows_of(matrix, rows, length)
-        own = slice(rows.start - length, rows.stop - length)
+    (heads, queries, keys), length = matrix.shape, prompt.length
+
+    def blocks() -> Iterator[tuple[slice, Tensor]]:
+        """The steps, so many at a time that the weights of all heads stay small, with these."""
+        size = max(1, _BLOCK_CELLS // (heads * keys))
+        for start in range(length, queries, size):
+            rows = range(start, min(start + size, queries))
+            yield slice(start - length, rows.stop - length), rows_of(matrix, rows, length)
+
+    future = prompt.by_kv_head(torch.stack([weights.sum(1) for _, weights in blocks()]).sum(0))
+    every: list[tuple[str, _Rule]] = [*rules, (BEST_SET, lambda prompt, budget: future)]
+    held = torch.zeros(len(every), len(budgets), prompt.kv_heads, length, dtype=torch.bool)
+    for number, (name, rule) in enumerate(every):
+        for place, budget in enumerate(budgets):
+            scores = rule(prompt, budget)
+            if scores.shape != held.shape[2:] or bool(scores.isnan().any()):
+                raise InputError(
+                    f"evict: policy {name} gave scores {tuple(scores.shape)}, or some that are not "
+                    f"numbers. Expected a tensor, (kv_heads, keys) = {tuple(held.shape[2:])}, the "
+                    "highest kept."
+                )
+            held[number, place].scatter_(-1, kept(scores.double(), budget), True)
+    lost = torch.zeros(len(every) + 1, len(budgets), heads, queries - length)
+    for steps, weights in blocks():
         gone = (~held).to(weights.dtype)
         shared = zip(weights.chunk(prompt.kv_heads), lost.chunk(prompt.kv_heads, 2), strict=True)
         for number, (group, of_group) in enumerate(shared):
-            of_group[:-1, ..., own] = torch.einsum("hrk,pbk->pbhr", group, gone[:, :, number])
-        lost[-1, ..., own] = _best_sets_lost(weights, prompt.kv_heads, budgets)
+            of_group[:-1, ..., steps] = torch.einsum("hrk,pbk->pbhr", group, gone[:, :, number])
+        lost[-1, ..., steps] = _best_sets_lost(weights, prompt.kv_heads, budgets)
     return lost, held
 
 
 def _best_sets_lost(weights: Tensor, kv_heads: int, budgets: Sequence[int]) -> Tensor:
-    """Return what each query loses where it keeps its best set of keys, chosen anew for it alone.
+    """What each query loses where it keeps its best set of keys, chosen anew for it alone.
 
         S_i = the b keys with the largest sum of P_ij over the heads that share keys
 

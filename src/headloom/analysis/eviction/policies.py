@@ -16,19 +16,6 @@ from torch.nn.functional import avg_pool1d, pad
 
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = [
-    "POLICIES",
-    "Prompt",
-    "Rule",
-    "h2o",
-    "kept",
-    "observed",
-    "rows_of",
-    "snapkv",
-    "streaming",
-    "tova",
-]
-
 
 def rows_of(matrix: AttentionMatrix, rows: range, keys: int) -> Tensor:
     """The weights of some queries on the first keys, (heads, rows, keys), exactly."""
