@@ -38,10 +38,10 @@ def test_the_head_that_changed_is_found(traces) -> None:
     expected = torch.stack(
         [(a - b).abs().sum(-1).mean(-1) / 2 for a, b in zip(*dense, strict=True)]
     )
-    for layer in range(2):
-        assert torch.allclose(found.heads[layer], expected[layer], atol=1e-6)
-        assert found.exact[layer]
-    table = found.table()
+    table = found.heads
+    for row in table.itertuples():
+        assert row.exact
+        assert row.change == pytest.approx(float(expected[row.layer, row.head]), abs=1e-6)
     assert (table.iloc[0]["layer"], table.iloc[0]["head"]) == (1, 1)
     assert table.iloc[0]["change"] > 0.05
     assert table.iloc[1]["change"] < 1e-6
@@ -55,9 +55,10 @@ def test_the_edge_that_changed_most_is_found(traces) -> None:
     found = compare(before, after, edges=5)
     change = (dense[1][1] - dense[0][1])[1]
     (largest,) = (change.abs() == change.abs().max()).nonzero()[:1].tolist()
-    first = found.edges[0]
+    edges = list(found.edges.itertuples())
+    first = edges[0]
     assert (first.layer, first.head, [first.query, first.key]) == (1, 1, largest)
-    for edge in found.edges:
+    for edge in edges:
         assert not edge.unkept
         assert edge.before == pytest.approx(
             float(dense[0][edge.layer][edge.head, edge.query, edge.key]), abs=1e-6
@@ -65,10 +66,9 @@ def test_the_edge_that_changed_most_is_found(traces) -> None:
         assert edge.after == pytest.approx(
             float(dense[1][edge.layer][edge.head, edge.query, edge.key]), abs=1e-6
         )
-    changes = [abs(edge.after - edge.before) for edge in found.edges]
+    changes = [abs(edge.after - edge.before) for edge in edges]
     assert changes == sorted(changes, reverse=True)
-    table = found.edge_table()
-    assert table.iloc[0]["query_token"] == before.tokens[largest[0]]
+    assert first.query_token == before.tokens[largest[0]]
 
 
 def test_of_kept_edges_a_change_is_at_least_so_much(traces, minilm_trace, minilm_top) -> None:
@@ -79,7 +79,7 @@ def test_of_kept_edges_a_change_is_at_least_so_much(traces, minilm_trace, minilm
         assert not of_all and bool((found <= expected + 1e-6).all())
         if layer:
             assert float(found[1]) > 0.5 * float(expected[1])
-    for edge in compare(before, after, exact=False, edges=50).edges:
+    for edge in compare(before, after, exact=False, edges=50).edges.itertuples():
         ends = (edge.before, dense[0]), (edge.after, dense[1])
         for name, (weight, of) in zip(("before", "after"), ends, strict=True):
             true = float(of[edge.layer][edge.head, edge.query, edge.key])
@@ -87,7 +87,6 @@ def test_of_kept_edges_a_change_is_at_least_so_much(traces, minilm_trace, minilm
                 assert true <= weight + 1e-6
             else:
                 assert weight == pytest.approx(true, abs=1e-6)
-        assert edge.size <= abs(edge.after - edge.before) + 1e-9
     for one, two in zip(minilm_trace.layers, minilm_top.layers, strict=True):
         for exact in (None, False):
             assert float(distance(one, two, exact=exact)[0].max()) < 1e-6
@@ -106,13 +105,9 @@ def test_of_all_edges_beside_queries_and_keys_it_is_of_all_weights() -> None:
 
 
 def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace) -> None:
-    said = "2 keys in the first, 1 and 1 in the second"
+    said = "2 queries and 2 keys in the first, 2 heads, 1 queries and 1 keys in the second"
     with pytest.raises(headloom.InputError, match=said):
         compare(make_trace(["a", "b"]), make_trace(["a"]))
-    with pytest.raises(headloom.InputError, match="2 keys in A, 1 and 1 in B"):
-        compare(make_trace(["a", "b"]), make_trace(["a"]), names=("A", "B"))
-    with pytest.raises(headloom.InputError, match="2 heads in the first, 3 in the second"):
-        compare(make_trace(["a"]), make_trace(["a"], heads=3))
     with pytest.raises(headloom.InputError, match="queries and keys were not kept"):
         compare(*[make_trace(["a", "b"], keep=1)] * 2, exact=True)
     part = type(pair_trace)(pair_trace.sequences, pair_trace.layers[1:], {})
@@ -177,7 +172,7 @@ def test_the_most_changed_edges_are_found_whatever_was_kept(kept: tuple[int, int
     for weights, count in zip(dense, kept, strict=True):
         there.scatter_(1, weights.topk(count).indices, True)
     expected = difference.masked_fill(~there, 0).flatten().topk(12).values
-    found = changed_edges(0, *layers, 0, 12)[:12]
+    found = changed_edges(*layers, 0, 12)[:12]
     assert not any(change.unkept for change in found)
     sizes = torch.tensor([abs(change.after - change.before) for change in found])
     assert torch.allclose(sizes.double(), expected, atol=1e-5)
@@ -186,10 +181,8 @@ def test_the_most_changed_edges_are_found_whatever_was_kept(kept: tuple[int, int
 def test_an_edge_that_is_as_before_is_not_listed(traces) -> None:
     before, after, _ = traces
     found = compare(before, after, edges=10_000)
-    assert found.edges
-    for edge in found.edges:
-        assert edge.before != edge.after
-    assert compare(before, before).edges == ()
+    assert len(found.edges) and (found.edges["before"] != found.edges["after"]).all()
+    assert not len(compare(before, before).edges)
     assert compare(before, before).most == 0
 
 
@@ -212,7 +205,7 @@ def test_edges_name_the_tokens_of_both_traces(tmp_path, capsys) -> None:
         weights = torch.rand(1, 3, 3, generator=torch.Generator().manual_seed(seed)).softmax(-1)
         headloom.from_weights(weights, tokens=[f" {name}", "gave", "it"], save=tmp_path / name)
     first, second = (headloom.Trace.open(tmp_path / name) for name in ("John", "Mary"))
-    table = compare(first, second, exact=False).edge_table()
+    table = compare(first, second, exact=False).edges
     for _, edge in table.iterrows():
         for end in ("query", "key"):
             assert edge[f"{end}_token"] == [" John", "gave", "it"][edge[end]]

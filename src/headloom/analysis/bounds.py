@@ -18,14 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headloom.analysis.compare import in_the_other
+from headloom.analysis.compare import variation_of_edges
 from headloom.analysis.graphs.strength import check_square, received, reciprocity
 from headloom.analysis.heads.patterns import Pattern
 from headloom.analysis.weights import check_numbers, largest_left_out, left_out
 from headloom.errors import InputError
 from headloom.mechanism.graph import AttentionGraph
-
-__all__ = ["Interval", "bounds"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,18 +115,6 @@ def _mass(graph: AttentionGraph, pattern: Pattern) -> Interval:
 
 
 def _total_variation(first: AttentionGraph, second: AttentionGraph) -> Interval:
-    heads, queries, _ = first.shape
-    least, most = torch.zeros(2, heads, queries, dtype=torch.float64)
-    for graph, other in ((first, second), (second, first)):
-        largest = largest_left_out(other)
-        for head in range(heads):
-            there, weight = in_the_other(graph, other, head)
-            own = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
-            # An edge that both kept is met twice.
-            both = torch.where(there, (own - weight).abs() / 2, 0).sum(-1)
-            alone = torch.where(there, 0, own)
-            least[head] += both + (alone - largest[head, :, None]).clamp(min=0).sum(-1)
-            most[head] += both + alone.sum(-1)
-        most += left_out(graph)
-    ends = (end.clamp(max=2).mean(-1) / 2 for end in (least, most))
-    return Interval(*ends)
+    least, most = variation_of_edges(first, second)
+    most = most + left_out(first) + left_out(second)
+    return Interval(least, most.clamp(max=2).mean(-1) / 2)

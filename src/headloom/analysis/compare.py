@@ -15,7 +15,6 @@ the most that it can have left out:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,32 +23,17 @@ from torch import Tensor
 
 from headloom.analysis.arguments import check_trace
 from headloom.analysis.weights import keeps_all, largest_left_out, row_tiles, weights_of
-from headloom.errors import InputError
+from headloom.errors import InputError, optional_package
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.mechanism.shapes import whole_number
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "Change",
-    "Comparison",
-    "changed_edges",
-    "compare",
-    "distance",
-    "first_difference",
-    "in_the_other",
-    "matched_layers",
-]
-
 #: Weights of a head that are looked up, besides those of the edges that are wanted, at most.
 _LOOKED_UP = 256
-
-#: What sentences call the two traces, where nothing else is said.
-_NAMES = ("the first", "the second")
 
 
 @dataclass(frozen=True)
@@ -59,8 +43,6 @@ class Change:
     unkept: the one that is not known, "before" or "after": then it is the most that it can be.
     """
 
-    layer: int
-    head: int
     query: int
     key: int
     before: float
@@ -70,103 +52,38 @@ class Change:
     @property
     def size(self) -> float:
         """By how much the edge changed; of an unknown weight at least."""
-        known, other = sorted((self.before, self.after), reverse=True)
-        if self.unkept == "before":
-            known, other = self.after, self.before
-        elif self.unkept == "after":
-            known, other = self.before, self.after
-        return max(0.0, known - other)
+        grown = self.after - self.before
+        if not self.unkept:
+            return abs(grown)
+        return max(0.0, grown if self.unkept == "before" else -grown)
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """How two traces differ.
 
-    first, second: the traces.
-    layers: their numbers in the first and in the second trace, that were compared.
-    heads: total variation of each head, (heads,), for each of these.
-    exact: whether that is of all weights, for each of these; else it is at least so much.
-    entropies: mean entropy of the second less that of the first, (heads,).
-    edges: those that changed most, the most changed first; none that is known to be as before.
+    heads: a DataFrame with a row for each head, the most changed first: layer, other_layer, head,
+        kind, change (its total variation), entropy_change, name, and exact: whether that is of all
+        weights, else it is at least so much.
+    edges: those that changed most, the most changed first; none that is known to be as before:
+        layer, head, query, key, before, after, change, and query_token, key_token,
+        other_query_token, other_key_token: the tokens of both traces at both ends. unkept: the
+        weight that is not known, "before" or "after", which is at most what stands there.
     tokens: how many tokens differ, of how many.
     """
 
-    first: TraceData
-    second: TraceData
-    layers: tuple[tuple[int, int], ...]
-    heads: tuple[Tensor, ...]
-    exact: tuple[bool, ...]
-    entropies: tuple[Tensor, ...]
-    edges: tuple[Change, ...]
+    heads: pandas.DataFrame
+    edges: pandas.DataFrame
     tokens: tuple[int, int]
 
     @property
     def most(self) -> float:
         """The change of the head that changed most; 0: none changed."""
-        return max((float(change.max()) for change in self.heads), default=0.0)
-
-    def table(self) -> pandas.DataFrame:
-        """A row for each head, most changed first: layer, other_layer, head, kind, change, ..."""
-        import pandas
-
-        rows = [
-            {
-                "layer": number,
-                "other_layer": other,
-                "head": head,
-                "kind": self.first.layers[number].kind,
-                "change": float(change[head]),
-                "entropy_change": float(entropy[head]),
-                "exact": exact,
-                "name": self.first.layers[number].name,
-            }
-            for (number, other), change, exact, entropy in zip(
-                self.layers, self.heads, self.exact, self.entropies, strict=True
-            )
-            for head in range(len(change))
-        ]
-        table = pandas.DataFrame(rows)
-        return table.sort_values("change", ascending=False, kind="stable", ignore_index=True)
-
-    def edge_table(self) -> pandas.DataFrame:
-        """A row for each of the edges, with the tokens of both traces at both ends.
-
-        unkept: the weight that is not known, "before" or "after", which is at most what stands
-        there; "": both are.
-        """
-        import pandas
-
-        counterpart = dict(self.layers)
-        rows = []
-        for change in self.edges:
-            layer = self.first.layers[change.layer]
-            other = self.second.layers[counterpart[change.layer]]
-            rows.append(
-                {
-                    "layer": change.layer,
-                    "head": change.head,
-                    "query": change.query,
-                    "key": change.key,
-                    "before": change.before,
-                    "after": change.after,
-                    "change": change.after - change.before,
-                    "query_token": shown(layer.query_tokens)[change.query],
-                    "key_token": shown(layer.key_tokens)[change.key],
-                    "other_query_token": shown(other.query_tokens)[change.query],
-                    "other_key_token": shown(other.key_tokens)[change.key],
-                    "unkept": change.unkept,
-                }
-            )
-        return pandas.DataFrame(rows)
+        return float(self.heads["change"].max())
 
 
 def compare(
-    first: TraceData,
-    second: TraceData,
-    *,
-    exact: bool | None = None,
-    edges: int = 20,
-    names: tuple[str, str] = _NAMES,
+    first: TraceData, second: TraceData, *, exact: bool | None = None, edges: int = 20
 ) -> Comparison:
     """Which heads and edges changed most from one trace to another.
 
@@ -175,108 +92,121 @@ def compare(
             and index; those that only one trace has are left out.
         exact: see `headloom.analysis.weights.weights_of`.
         edges: how many are wanted.
-        names: what errors call the traces.
 
     Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
     asked for.
     """
-    check_trace("compare", first, names[0])
-    check_trace("compare", second, names[1])
-    edges = whole_number("compare", "edges", edges, 0)
-    pairs = matched_layers(first, second, names)
-    heads, known, entropies, changes = [], [], [], list[Change]()
-    for number, other in pairs:
+    with optional_package("compare"):
+        import pandas
+    check_trace("compare", first)
+    check_trace("compare", second)
+    heads, changed = [], []
+    for number, other in matched_layers(first, second):
         ours, theirs = first.layers[number], second.layers[other]
         change, of_all = distance(ours, theirs, exact=exact)
-        heads.append(change)
-        known.append(of_all)
-        entropies.append(theirs.graph.entropy.mean(-1) - ours.graph.entropy.mean(-1))
+        grown = theirs.graph.entropy.mean(-1) - ours.graph.entropy.mean(-1)
+        columns = {
+            "layer": number, "other_layer": other, "head": range(ours.heads), "kind": ours.kind,
+            "change": change.numpy(), "entropy_change": grown.numpy(), "exact": of_all,
+            "name": ours.name,
+        }  # fmt: skip
+        heads.append(pandas.DataFrame(columns))
+        tokens = {
+            f"{name}{end}_token": shown(getattr(layer, f"{end}_tokens"))
+            for name, layer in (("", ours), ("other_", theirs))
+            for end in ("query", "key")
+        }
         for head in range(ours.heads):
-            changes += changed_edges(number, ours, theirs, head, edges, exact)
-    changes.sort(key=lambda change: -change.size)
-    tokens = [
+            for edge in changed_edges(ours, theirs, head, edges, exact):
+                ends = {
+                    name: of[edge.query if "query" in name else edge.key]
+                    for name, of in tokens.items()
+                }
+                row = {"layer": number, "head": head, **vars(edge), **ends}
+                changed.append((edge.size, row | {"change": edge.after - edge.before}))
+    changed.sort(key=lambda pair: -pair[0])
+    pairs = [
         pair
         for name in first.sequences.keys() & second.sequences.keys()
         for pair in zip(shown(first.sequences[name]), shown(second.sequences[name]), strict=False)
     ]
+    table = pandas.concat(heads).sort_values("change", ascending=False, kind="stable")
     return Comparison(
-        first,
-        second,
-        tuple(pairs),
-        tuple(heads),
-        tuple(known),
-        tuple(entropies),
-        tuple(changes[:edges]),
-        (sum(a != b for a, b in tokens), len(tokens)),
+        table.reset_index(drop=True),
+        pandas.DataFrame([row for _, row in changed[:edges]], columns=_EDGES),
+        (sum(a != b for a, b in pairs), len(pairs)),
     )
 
 
-def first_difference(first: TraceData, second: TraceData, names: tuple[str, str] = _NAMES) -> str:
+_EDGES = [
+    "layer", "head", "query", "key", "before", "after", "change", "query_token", "key_token",
+    "other_query_token", "other_key_token", "unkept",
+]  # fmt: skip
+
+
+def first_difference(
+    first: TraceData, second: TraceData, names: tuple[str, str] = ("the first", "the second")
+) -> str:
     """Where the tokens of two traces first differ, in a sentence; "": they are the same.
 
     names: what the sentence calls the traces.
     """
     if first.sequences.keys() != second.sequences.keys():
-        kinds = (" and ".join(trace.sequences) or "nothing" for trace in (first, second))
-        said = (f"{name} has {kind}" for name, kind in zip(names, kinds, strict=True))
-        return f"The traces are of other kinds: {', '.join(said)}."
+        kinds = [" and ".join(trace.sequences) or "nothing" for trace in (first, second)]
+        return (
+            f"The traces are of other kinds: {names[0]} has {kinds[0]}, {names[1]} has {kinds[1]}."
+        )
     for sequence in first.sequences:
-        ours, theirs = (shown(trace.sequences[sequence]) for trace in (first, second))
+        both = [shown(trace.sequences[sequence]) for trace in (first, second)]
         of = "" if sequence == "tokens" else f" of the {sequence}"
-        pairs = zip(ours, theirs, strict=False)
-        place = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-        if place < min(len(ours), len(theirs)):
-            found = (visible(tokens[place], 40) for tokens in (ours, theirs))
-            said = (f"“{token}” in {name}" for token, name in zip(found, names, strict=True))
-            return f"Token {place}{of} is the first that differs: {', '.join(said)}."
-        if len(ours) != len(theirs):
-            longer, tokens = (names[0], ours) if len(ours) > len(theirs) else (names[1], theirs)
-            counts = f"{len(ours):,} tokens{of} in {names[0]}, {len(theirs):,} in {names[1]}"
-            token = visible(tokens[place], 40)
-            return f"There are {counts}: at token {place} only {longer} goes on, with “{token}”."
+        least = min(map(len, both))
+        differ = (at for at, (a, b) in enumerate(zip(*both, strict=False)) if a != b)
+        if (place := next(differ, least)) < least:
+            ours, theirs = (visible(tokens[place], 40) for tokens in both)
+            return (
+                f"Token {place}{of} is the first that differs: “{ours}” in {names[0]}, “{theirs}” "
+                f"in {names[1]}."
+            )
+        if len(both[0]) != len(both[1]):
+            longer = int(len(both[1]) > least)
+            return (
+                f"There are {len(both[0]):,} tokens{of} in {names[0]}, {len(both[1]):,} in "
+                f"{names[1]}: at token {least} only {names[longer]} goes on, with "
+                f"“{visible(both[longer][least], 40)}”."
+            )
     return ""
 
 
-def matched_layers(
-    first: TraceData, second: TraceData, names: tuple[str, str] = _NAMES
-) -> list[tuple[int, int]]:
+def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]:
     """The numbers of the layers of one kind and index in both traces.
-
-    names: what errors call the traces.
 
     Raises: InputError: there is none, or one pair has other heads or numbers of tokens.
     """
     there = {(layer.kind, layer.index): number for number, layer in enumerate(second.layers)}
-    pairs = []
-    for number, layer in enumerate(first.layers):
-        other = there.get((layer.kind, layer.index))
-        if other is None:
-            continue
-        _check_shapes(layer, second.layers[other], names)
-        pairs.append((number, other))
+    pairs = [
+        (number, there[layer.kind, layer.index])
+        for number, layer in enumerate(first.layers)
+        if (layer.kind, layer.index) in there
+    ]
+    for number, other in pairs:
+        _check_shapes(first.layers[number], second.layers[other])
     if not pairs:
         kinds = [" and ".join(sorted({x.kind for x in t.layers})) for t in (first, second)]
         raise InputError(
-            "compare: the traces have no layer of one kind and index in common: layers of "
-            f"{names[0]} are {kinds[0]}, of {names[1]} {kinds[1]}. Compare traces of models of one "
-            "kind."
+            "compare: the traces have no layer of one kind and index in common: layers of the "
+            f"first are {kinds[0]}, of the second {kinds[1]}. Compare traces of models of one kind."
         )
     return pairs
 
 
-def _check_shapes(layer: TraceLayer, other: TraceLayer, names: tuple[str, str] = _NAMES) -> None:
+def _check_shapes(layer: TraceLayer, other: TraceLayer) -> None:
     """Raise an InputError where two layers have other heads or numbers of tokens."""
-    shape = other.shape
-    if shape[1:] != layer.shape[1:]:
+    if layer.shape != other.shape:
+        sizes = "{} heads, {} queries and {} keys"
         raise InputError(
-            f"compare: layer {layer.name} has {layer.shape[1]} queries and {layer.shape[2]} "
-            f"keys in {names[0]}, {shape[1]} and {shape[2]} in {names[1]}. Compare traces of as "
+            f"compare: layer {layer.name} has {sizes.format(*layer.shape)} in the first, "
+            f"{sizes.format(*other.shape)} in the second. Compare models of as many heads on as "
             "many tokens."
-        )
-    if shape[0] != layer.shape[0]:
-        raise InputError(
-            f"compare: layer {layer.name} has {layer.shape[0]} heads in {names[0]}, {shape[0]} in "
-            f"{names[1]}. Compare models of as many heads."
         )
 
 
@@ -304,22 +234,27 @@ def distance(
         else layer.graph
         for x, layer in ((ours, first), (theirs, second))
     )
-    return _of_edges(before, after), of_all
+    return variation_of_edges(before, after)[0].float(), of_all
 
 
-def _of_edges(first: AttentionGraph, second: AttentionGraph) -> Tensor:
+def variation_of_edges(first: AttentionGraph, second: AttentionGraph) -> tuple[Tensor, Tensor]:
+    """The least and the most that the total variation of each head can be, (heads,), float64.
+
+    What neither kept is left out of both: it is at most what both left out.
+    """
     heads, queries, _ = first.shape
-    total = torch.zeros(heads, dtype=torch.float64)
+    least, most = torch.zeros(2, heads, queries, dtype=torch.float64)
     for graph, other in ((first, second), (second, first)):
         largest = largest_left_out(other)
         for head in range(heads):
             there, weight = in_the_other(graph, other, head)
             own = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
             # An edge that both kept is met twice.
-            both = torch.where(there, (own - weight).abs() / 2, 0)
-            alone = torch.where(there, 0, own - largest[head, :, None]).clamp(min=0)
-            total[head] += (both + alone).sum()
-    return (total / (2 * max(queries, 1))).clamp(max=1).float()
+            both = torch.where(there, (own - weight).abs() / 2, 0).sum(-1)
+            alone = torch.where(there, 0, own)
+            least[head] += both + (alone - largest[head, :, None]).clamp(min=0).sum(-1)
+            most[head] += both + alone.sum(-1)
+    return least.clamp(max=2).mean(-1) / 2, most
 
 
 def in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tuple[Tensor, Tensor]:
@@ -335,7 +270,6 @@ def in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tup
 
 
 def changed_edges(
-    number: int,
     first: TraceLayer,
     second: TraceLayer,
     head: int,
@@ -344,52 +278,35 @@ def changed_edges(
 ) -> list[Change]:
     """The edges of a head that changed most, among those that one of the traces kept.
 
-    number: what the first layer is called; wanted: how many; more may be given. exact: False:
-    weights that were not kept are not looked up. Else those that can have changed most are, at most
-    256 besides the wanted ones.
+    wanted: how many; more may be given. exact: False: weights that were not kept are not looked up.
+    Else those that can have changed most are, at most 256 besides the wanted ones.
     """
-    _check_shapes(first, second)
-    changes = [
-        *_changed(number, head, (first, second), wanted, exact, turned=False),
-        *_changed(number, head, (second, first), wanted, exact, turned=True),
-    ]
-    changes.sort(key=lambda change: -change.size)
-    return changes
-
-
-def _changed(
-    number: int,
-    head: int,
-    layers: tuple[TraceLayer, TraceLayer],
-    wanted: int,
-    exact: bool | None,
-    *,
-    turned: bool,
-) -> Iterator[Change]:
-    """Of the edges that the first of two layers kept; turned: it is the one after."""
-    layer, other = layers
-    there, weight = in_the_other(layer.graph, other.graph, head)
-    kept = layer.graph.keys[head] >= 0
-    if turned:  # edges that both kept are taken once
-        kept = kept & ~there
-    own = layer.graph.weights[head].double()
-    largest = largest_left_out(other.graph)[head][:, None].expand_as(own)
-    matrix = None if exact is False else other.matrix
-    # A weight that is looked up can be anything from 0 to the largest that was left out.
-    least = (own - largest).clamp(min=0) if matrix is None else torch.maximum(own, largest - own)
-    change = torch.where(there, (own - weight).abs(), least)
-    # What is no number (NaN) is no edge that changed most.
-    change = torch.where(kept, change, 0).nan_to_num(0).flatten()
-    count = min(wanted + (0 if matrix is None else _LOOKED_UP), int((change > 0).sum()))
-    for place in change.topk(count).indices.tolist():
-        query, slot = divmod(place, own.shape[1])
-        key = int(layer.graph.keys[head, query, slot])
-        known = bool(there[query, slot]) or float(largest[query, slot]) == 0
-        value = float(weight[query, slot]) if known else float(largest[query, slot])
-        if not known and matrix is not None:
-            value, known = float(matrix[head, query, key]), True
-        ends = float(own[query, slot]), value
-        if math.isnan(value) or (known and ends[0] == ends[1]):
-            continue
-        unkept = "" if known else "before" if turned else "after"
-        yield Change(number, head, query, key, *(ends[::-1] if turned else ends), unkept)
+    changes = []
+    for layer, other, name in ((first, second, "after"), (second, first, "before")):
+        there, weight = in_the_other(layer.graph, other.graph, head)
+        kept = layer.graph.keys[head] >= 0
+        if name == "before":  # edges that both kept are taken once
+            kept = kept & ~there
+        own = layer.graph.weights[head].double()
+        largest = largest_left_out(other.graph)[head][:, None].expand_as(own)
+        matrix = None if exact is False else other.matrix
+        # A weight that is looked up can be anything from 0 to the largest that was left out.
+        least = (
+            (own - largest).clamp(min=0) if matrix is None else torch.maximum(own, largest - own)
+        )
+        change = torch.where(there, (own - weight).abs(), least)
+        # What is no number (NaN) is no edge that changed most.
+        change = torch.where(kept, change, 0).nan_to_num(0).flatten()
+        count = min(wanted + (0 if matrix is None else _LOOKED_UP), int((change > 0).sum()))
+        for place in change.topk(count).indices.tolist():
+            query, slot = divmod(place, own.shape[1])
+            key = int(layer.graph.keys[head, query, slot])
+            value, unkept = float(weight[query, slot]), ""
+            if not there[query, slot] and float(largest[query, slot]) > 0:
+                value = float(largest[query, slot] if matrix is None else matrix[head, query, key])
+                unkept = name if matrix is None else ""
+            ends = float(own[query, slot]), value
+            if not math.isnan(value) and (unkept or ends[0] != ends[1]):
+                ends = ends if name == "after" else ends[::-1]
+                changes.append(Change(query, key, *ends, unkept))
+    return sorted(changes, key=lambda change: -change.size)

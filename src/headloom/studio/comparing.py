@@ -82,7 +82,7 @@ class Comparison:
 
     def edges(self, pair: tuple[int, int], head: int) -> JsonObject:
         """The edges of a head that changed most, in order."""
-        edges = changed_edges(pair[0], *self._layers(pair), head, _EDGES)[:_EDGES]
+        edges = changed_edges(*self._layers(pair), head, _EDGES)[:_EDGES]
         names = ("query", "key", "before", "after")
         content: JsonObject = finite(
             {"edges": [{name: getattr(edge, name) for name in names} for edge in edges]}

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ from headloom.errors import InputError, ShapeError, optional_package
 from headloom.mechanism import spectra
 from headloom.mechanism.shapes import chosen
 
-with optional_package("projections"):
+if TYPE_CHECKING:
     import pandas
 
 __all__ = [
@@ -198,6 +199,8 @@ def composition_table(layers: Sequence[LayerMatrices]) -> pandas.DataFrame:
 
     Raises: InputError: no layer can read another one, or a matrix holds an infinite number or NaN.
     """
+    with optional_package("projections"):
+        import pandas
     _check_finite("composition", layers)
     parts = []
     for later, reader in enumerate(layers):
@@ -249,6 +252,8 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
 
     Raises: InputError: a matrix holds an infinite number or NaN.
     """
+    with optional_package("projections"):
+        import pandas
     chosen("weights", "by", by, ("head", "layer"))
     _check_finite("weights", layers)
     tables = []

@@ -20,13 +20,13 @@ def compare(
 
     traces = TraceData.open(first), TraceData.open(second)
     with working("comparing"):
-        result = compare_traces(*traces, exact=exact, edges=limit, names=(str(first), str(second)))
+        result = compare_traces(*traces, exact=exact, edges=limit)
     differ, tokens = result.tokens
-    heads, edges = result.table(), result.edge_table()
+    heads, edges = result.heads, result.edges
     for note in {in_half_precision(trace.layers) for trace in traces} - {""}:
         print(note)
     print(f"{differ} of {tokens} tokens differ. {first_difference(*traces)}".rstrip())
-    most, of_all = result.most, all(result.exact)
+    most, of_all = result.most, bool(heads["exact"].all())
     if most < ROUNDED and not of_all:
         print("The kept edges are the same; others are not known.")
     elif most < ROUNDED:
