@@ -10,8 +10,6 @@ from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import in_words, place_of
 
-__all__ = ["check_text", "check_trace", "each_trace", "places_of", "real_number"]
-
 
 def check_trace(operation: str, value: object, name: str = "trace") -> None:
     """Raise an InputError where something is no trace."""

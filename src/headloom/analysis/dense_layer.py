@@ -13,8 +13,6 @@ from headloom.mechanism.function import attend
 from headloom.mechanism.graph import Top
 from headloom.mechanism.shapes import describe
 
-__all__ = ["layer_of_weights"]
-
 
 def layer_of_weights(
     weights: Tensor,

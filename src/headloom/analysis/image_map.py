@@ -17,17 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headloom.analysis.weights import Source, weights_of
 from headloom.errors import InputError
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.formats.traced_images import Box, Size, Tile, TracedImage
+from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import place_of
 from headloom.tracing.vision_language import LAYOUTS
-
-__all__ = ["ImageMap", "has_patches", "image_map", "row_of_layer"]
-
-#: The most pixels of a map.
-_MOST = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,29 +86,30 @@ def image_map(
             f"{trace.model.get('type', 'model')} headloom may not know where images stand: it does "
             f"of {', '.join(sorted(LAYOUTS))}."
         )
-    chosen = next(
-        (each for i, each in enumerate(trace.layers) if layer in (i, each.name) and i in fitting),
-        None,
-    )
-    if chosen is None:
+    numbers = [i for i in fitting if layer in (i, trace.layers[i].name)]
+    if not numbers:
         raise InputError(
             f"image_map: no layer {layer!r} that looks at patches of an image; there are "
             f"{', '.join(map(str, fitting))}."
         )
+    chosen = trace.layers[numbers[0]]
     known = trace.positions[chosen.keys_from]
     pictures = trace.images if "images" in known else (_of_patches(chosen, known),)
+    heads = range(chosen.heads)
     if head is not None:
         head = place_of("layer", "image_map", "head", head, chosen.heads)
+        heads = range(head, head + 1)
     image = place_of("text", "image_map", "image", image, len(pictures))
     query = _query(chosen, token)
-    original = pictures[image].original if size is None else (int(size[0]), int(size[1]))
-    if pictures[image].original not in (None, original):
+    picture = pictures[image]
+    original = picture.original if size is None else (int(size[0]), int(size[1]))
+    if picture.original not in (None, original):
         raise InputError(
-            f"image_map: size={size}; the model was told a picture of {pictures[image].original} "
+            f"image_map: size={size}; the model was told a picture of {picture.original} "
             "(rows, columns). Give the picture that it read, or leave size out."
         )
-    picture = pictures[image].arranged(original)
-    row = row_of_layer(chosen, head, query)
+    picture = picture.arranged(original)
+    row = _row(weights_of(chosen, exact=True), heads, query)
     first = [0] * len(row)
     places = zip(
         known.get("images", first), known.get("tiles", first), known["rows"], known["columns"],
@@ -125,6 +123,18 @@ def image_map(
     weights, outside = _painted(picture, patches, original)
     mass = float(row[[patch[0] for patch in patches]].sum())
     return ImageMap(weights, mass, outside, patches, original is not None, query)
+
+
+def _row(source: Source, heads: range, query: int) -> Tensor:
+    """The weights of a row, (keys,), float64, the mean of some heads."""
+    if isinstance(source, AttentionGraph):
+        row = torch.zeros(source.length, dtype=torch.float64)
+        for head in heads:
+            there = source.keys[head, query] >= 0
+            row[source.keys[head, query][there]] += source.weights[head, query][there].double()
+        return row / len(heads)
+    rows = [source[head, query : query + 1, :].double()[0] for head in heads]
+    return torch.stack(rows).mean(0)
 
 
 def _of_patches(layer: TraceLayer, known: Mapping[str, Sequence[int]]) -> TracedImage:
@@ -161,27 +171,6 @@ def _query(layer: TraceLayer, token: int | str) -> int:
     )
 
 
-def row_of_layer(layer: TraceLayer, head: int | None, query: int) -> Tensor:
-    """The exact weights of a row, (keys,), float64; None: the mean of all heads."""
-    heads = range(layer.heads) if head is None else (head,)
-    if layer.data.keeps_every_edge:
-        graph = layer.graph
-        total = torch.zeros(layer.shape[2], dtype=torch.float64)
-        for number in heads:
-            keys, weights = graph.keys[number, query], graph.weights[number, query]
-            total[keys[keys >= 0]] += weights[keys >= 0].double()
-        return total / len(heads)
-    matrix = layer.matrix
-    if matrix is None:
-        raise InputError(
-            f"image_map: layer {layer.name} keeps at most {layer.graph.k} of the edges of each "
-            f"query, and no exact weights: {layer.no_matrix}. Trace the model again with "
-            "keep=headloom.All(), or with queries and keys."
-        )
-    rows = [matrix[number, query : query + 1, :].double()[0] for number in heads]
-    return torch.stack(rows).mean(0)
-
-
 def _painted(
     picture: TracedImage, patches: list[tuple[int, int, int, int, float]], original: Size | None
 ) -> tuple[Tensor, float]:
@@ -189,11 +178,6 @@ def _painted(
     size = original or picture.size
     if size is None:
         raise InputError("image_map: the size of this image is not known. Trace it again.")
-    if not 0 < size[0] * size[1] <= _MOST:
-        raise InputError(
-            f"image_map: {size[0]} x {size[1]} pixels; expected the rows and columns of the "
-            "original picture. Leave size out, for the pixels of the resized one."
-        )
     frame: Box = (0.0, 0.0, float(size[0]), float(size[1]))
     if original is not None:
         frame = picture.frame(original)

@@ -21,8 +21,6 @@ from torch import Tensor
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.shapes import describe, real_tensor
 
-__all__ = ["JointProjection", "joint_projection"]
-
 
 @dataclass(frozen=True, eq=False)
 class JointProjection:

@@ -38,8 +38,6 @@ from headloom.mechanism.shapes import chosen, place_of
 with optional_package("measures"):
     import pandas
 
-__all__ = ["Table", "clusters", "flow", "graph_measures", "graphs", "rollout"]
-
 #: Input positions of a flow, each of which is a problem of its own, at most.
 FLOWS = 256
 #: Positions up to which the rank is found where nothing else is asked for: 0.05 s a head there.

@@ -20,8 +20,6 @@ from headloom.formats.trace import TraceLayer
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import whole_number
 
-__all__ = ["Overview", "block_sizes", "edge_means", "layer_means", "matrix_means", "overview"]
-
 Array = np.ndarray
 #: Cells between two times that a pass asks whether to go on: a second or two.
 _BAND_CELLS = 2**28

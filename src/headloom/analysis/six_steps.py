@@ -20,20 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "Hidden",
-    "Wording",
-    "inputs",
-    "join",
-    "mask",
-    "project",
-    "scale",
-    "score",
-    "softmax",
-    "turn",
-    "weigh",
-]
-
 #: What a mask hides: nothing, all keys after the query, or others; or that is not known.
 Hidden = Literal["nothing", "later", "some", "unknown"]
 

@@ -21,23 +21,6 @@ from headloom.formats.trace import TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = [
-    "Source",
-    "average_edges",
-    "check_numbers",
-    "dense_average",
-    "in_half_precision",
-    "keeps_all",
-    "largest_left_out",
-    "left_out",
-    "mass_on_keys",
-    "mean_left_out",
-    "mean_over_heads",
-    "name_of",
-    "row_tiles",
-    "weights_of",
-]
-
 #: What a measure is taken of: all weights, or the kept edges.
 Source = AttentionMatrix | AttentionGraph
 

@@ -24,13 +24,6 @@ from headloom.formats.trace import TraceLayer
 from headloom.mechanism.parts import with_tensors
 from headloom.mechanism.shapes import place_of
 
-__all__ = [
-    "Term",
-    "WorkedRow",
-    "remedy",
-    "worked_row",
-]
-
 
 @dataclass(frozen=True)
 class Term:
@@ -49,17 +42,13 @@ class Term:
 class WorkedRow:
     """One query of one head against every key, in float64; (keys,) where nothing else is said.
 
-    layer         it is a row of
     head, query   which one
     q, k          the query, (depth,), and the keys, (keys, depth), as they were scored
-    dots          q . k_j
-    by_position   q . a_ij of Shaw's positions, or None
-    scaled        scale (dots + by_position)
-    capped        c tanh(scaled / c), or None where there is no cap
-    by_distance   the bias of ALiBi or T5, or None
-    bias          any other number added to the scores, or None
+    scaling       how raw scores are scaled, in words
+    steps         to the score: the name and what it does, as in `Term`; what comes in, or None; and
+                  what it gives
     allowed       whether the mask lets the query see the key
-    scores        their sum, minus infinity where it does not
+    scores        minus infinity where it does not
     sink          a logit that takes weight and is no key, or None
     largest       of the scores and the sink: taken off before e^x
     exponentials  e^(scores - largest), 0 of a hidden key
@@ -67,17 +56,12 @@ class WorkedRow:
     weights       exponentials / total
     """
 
-    layer: TraceLayer
     head: int
     query: int
     q: Tensor
     k: Tensor
-    dots: Tensor
-    by_position: Tensor | None
-    scaled: Tensor
-    capped: Tensor | None
-    by_distance: Tensor | None
-    bias: Tensor | None
+    scaling: str
+    steps: list[tuple[str, str, Tensor | None, Tensor]]
     allowed: Tensor
     scores: Tensor
     sink: float | None
@@ -89,7 +73,12 @@ class WorkedRow:
     @property
     def depth(self) -> int:
         """Numbers of a query and of a key."""
-        return int(self.q.shape[0])
+        return len(self.q)
+
+    @property
+    def dots(self) -> Tensor:
+        """q . k_j."""
+        return self.steps[0][3]
 
     @property
     def lse(self) -> float:
@@ -98,48 +87,20 @@ class WorkedRow:
 
     def products(self, key: int) -> list[float]:
         """q_d k_d, which add up to q . k."""
-        return [a * b for a, b in zip(self.q.tolist(), self.k[key].tolist(), strict=True)]
+        return (self.q * self.k[key]).tolist()
 
     def terms(self, key: int) -> list[Term]:
         """The steps from the products to the score of a key, in order; each goes on from the last.
 
         A hidden key's last step gives minus infinity.
         """
-        products = self.products(key)
-        # Of infinities of both signs fsum is an error; their sum is no number.
-        at = math.fsum(products) if all(map(math.isfinite, products)) else sum(products)
-        found = [Term("q · k", f"the sum of its {self.depth} products", None, at)]
-
-        def add(name: str, how: str, values: Tensor | None) -> None:
-            nonlocal at
-            if values is not None:
-                value = float(values[key])
-                at += value
-                found.append(Term(name, how, value, at))
-
-        add("relative position", "+ q · a, a learned vector for the distance", self.by_position)
-        scale = self.layer.scale
-        at *= scale
-        found.append(Term("scaled", self.scaling, None, at))
-        if self.capped is not None:
-            cap = float(self.layer.softcap or 0)
-            at = cap * math.tanh(at / cap)
-            found.append(Term("bounded", f"{cap:g} tanh(x / {cap:g})", None, at))
-        named = {"alibi": "+ B, which falls with the distance (ALiBi)"}
-        how = named.get(self.layer.positions, "+ B, a number for each distance")
-        add("position", how, self.by_distance)
-        add("bias", "+ a number that the model adds to this score", self.bias)
+        terms = [
+            Term(name, how, None if value is None else float(value[key]), float(result[key]))
+            for name, how, value, result in self.steps
+        ]
         if not bool(self.allowed[key]):
-            found.append(Term("mask", "hidden: the query may not look there", None, -math.inf))
-        return found
-
-    @property
-    def scaling(self) -> str:
-        """How raw scores are scaled, in words."""
-        root = self.depth**0.5
-        if abs(self.layer.scale * root - 1) < 1e-6:
-            return f"/ √{self.depth}"
-        return "not scaled" if self.layer.scale == 1 else f"× {self.layer.scale:g}"
+            terms.append(Term("mask", "hidden: the query may not look there", None, -math.inf))
+        return terms
 
     def strongest(self, count: int, *others: int) -> list[int]:
         """The allowed keys of the largest weights, so many at most, and others, by their place."""
@@ -187,25 +148,39 @@ def worked_row(
     of_all = queries[:, rows.start : rows.stop].detach().cpu().double()
     q = of_all[head, 0]
     k = keys[head // (heads // keys.shape[0])].detach().cpu().double()
-    dots = k @ q
-    relative = terms.relative
+    scores = k @ q
+    steps: list[tuple[str, str, Tensor | None, Tensor]] = []
+    steps.append(("q · k", f"the sum of its {len(q)} products", None, scores))
+
+    def add(name: str, how: str, value: Tensor | None) -> Tensor:
+        if value is None:
+            return scores
+        steps.append((name, how, value, scores + value))
+        return scores + value
+
     by_position = by_distance = None
-    if relative is not None:
-        positions = with_tensors(relative, lambda tensor: tensor.detach().cpu().double())
+    if terms.relative is not None:
+        positions = with_tensors(terms.relative, lambda tensor: tensor.detach().cpu().double())
         added = positions.key_scores(of_all[None], rows, length)
         by_position = None if added is None else added[0, head, 0]
         distance = positions.bias(rows, length, device)
         by_distance = None if distance is None else distance.expand(heads, 1, -1)[head, 0].double()
-    raw = dots if by_position is None else dots + by_position
-    scaled = layer.scale * raw
-    cap = layer.softcap
-    capped = None if cap is None else cap * torch.tanh(scaled / cap)
+    scores = add("relative position", "+ q · a, a learned vector for the distance", by_position)
+    root = len(q) ** 0.5
+    scaling = "not scaled" if layer.scale == 1 else f"× {layer.scale:g}"
+    scaling = f"/ √{len(q)}" if abs(layer.scale * root - 1) < 1e-6 else scaling
+    scores = layer.scale * scores
+    steps.append(("scaled", scaling, None, scores))
+    if (cap := layer.softcap) is not None:
+        scores = cap * torch.tanh(scores / cap)
+        steps.append(("bounded", f"{cap:g} tanh(x / {cap:g})", None, scores))
+    falls = "+ B, which falls with the distance (ALiBi)"
+    how = falls if layer.positions == "alibi" else "+ B, a number for each distance"
+    scores = add("position", how, by_distance)
     bias = None
     if terms.bias is not None:
         bias = terms.bias.detach().cpu().expand(layer.shape)[head, query].double()
-    scores = scaled if capped is None else capped
-    for more in (by_distance, bias):
-        scores = scores if more is None else scores + more
+    scores = add("bias", "+ a number that the model adds to this score", bias)
     allowed = torch.ones(length, dtype=torch.bool)
     if terms.mask is not None:
         seen = terms.mask.cells(rows, length, device)[0, :, 0]
@@ -214,14 +189,14 @@ def worked_row(
     allowed &= scores != -math.inf
     scores = scores.masked_fill(~allowed, -math.inf)
     sink = None if terms.sinks is None else float(terms.sinks[head])
-    seen_scores = [float(scores.max())] if bool(allowed.any()) else []
-    largest = max(seen_scores + ([] if sink is None else [sink]), default=0.0)
+    candidates = [float(scores.max())] if bool(allowed.any()) else []
+    largest = max(candidates + ([] if sink is None else [sink]), default=0.0)
     largest = 0.0 if largest == -math.inf else largest
     exponentials = (scores - largest).exp().masked_fill(~allowed, 0)
     total = math.fsum(exponentials.tolist())
     total += 0.0 if sink is None else math.exp(sink - largest)
     weights = torch.zeros_like(exponentials) if total == 0 else exponentials / total
     return WorkedRow(
-        layer, head, query, q, k, dots, by_position, scaled, capped, by_distance, bias, allowed,
-        scores, sink, largest, exponentials, total, weights,
+        head, query, q, k, scaling, steps, allowed, scores, sink, largest, exponentials, total,
+        weights,
     )  # fmt: skip

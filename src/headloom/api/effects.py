@@ -19,8 +19,6 @@ from headloom.api.opening import open_model
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 
-__all__ = ["HeadQuestion", "Relevance", "effects_of_heads", "relevance_of_tokens"]
-
 
 @dataclass(frozen=True)
 class HeadQuestion:

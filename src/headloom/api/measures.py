@@ -14,8 +14,6 @@ from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import chosen
 
-__all__ = ["MEASURES", "measure"]
-
 #: The columns of the graph measures that a name stands for, by how they begin.
 _GRAPHS = {
     "graph": ("",),

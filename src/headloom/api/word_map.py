@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +12,8 @@ from headloom.formats.images import image_array, open_image
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, layer_number
 
-__all__ = ["DrawnMap", "draw_word_map"]
-
 #: Patches that are named.
 _NAMED = 5
-
-
-@dataclass(frozen=True)
-class DrawnMap:
-    """What is said of a map that was drawn: in a line, and by names."""
-
-    line: str
-    content: JsonObject
 
 
 def draw_word_map(
@@ -36,8 +25,8 @@ def draw_word_map(
     *,
     image: Path | None = None,
     number: int = 0,
-) -> DrawnMap:
-    """Draw what a word looks at in an image.
+) -> tuple[str, JsonObject]:
+    """Draw what a word looks at in an image; returns that in a line, and by names.
 
     Args:
         path, layer, head: of a trace; see `layer_number`; None: the mean of all.
@@ -53,35 +42,27 @@ def draw_word_map(
     from headloom.studio.pictures.images import word_map
 
     trace = TraceData.open(path)
-    picture = None
-    if image is not None:
-        picture = np.moveaxis(image_array(open_image(image)), 0, -1)
+    picture = None if image is None else np.moveaxis(image_array(open_image(image)), 0, -1)
+    size = None if picture is None else (picture.shape[0], picture.shape[1])
+    place = int(token) if token.removeprefix("-").isdecimal() else token
     asked = layer_number(trace, layer)
-    seen = image_map(
-        trace, asked, head, _number(token), image=number,
-        size=None if picture is None else (picture.shape[0], picture.shape[1]),
-    )  # fmt: skip
+    seen = image_map(trace, asked, head, place, image=number, size=size)
     chosen = trace.layers[asked]
-    uncut = picture is not None and "images" not in trace.positions[chosen.keys_from]
     word = visible(shown(chosen.query_tokens)[seen.query])
     of_head = "the mean of all heads" if head is None else f"head {head}"
+    outside = f", {seen.outside:.1%} on bars beside the picture" if seen.outside >= 0.0005 else ""
     figure = word_map(
         seen, picture, title=f"What “{word}” looks at",
-        caption=f"{chosen.name}, {of_head}: {seen.mass:.1%} of its weight is on the image"
-        + (f", {seen.outside:.1%} on bars beside the picture" if seen.outside >= 0.0005 else ""),
+        caption=f"{chosen.name}, {of_head}: {seen.mass:.1%} of its weight is on the image{outside}",
     )  # fmt: skip
     save_picture(figure, output)
     best = sorted(seen.patches, key=lambda patch: -patch[4])[:_NAMED]
     names = shown(chosen.key_tokens)
-    line = (
-        f"{word} ({seen.query}) gives {seen.mass:.4f} of its weight to the image"
-        + (f" ({seen.outside:.4f} to bars beside the picture)" if seen.outside else "")
-        + ", most to "
-        + ", ".join(f"{names[patch[0]]} ({patch[4]:.4f})" for patch in best)
-        + "."
-        + (" Over the whole picture, as if its processor had cut nothing away." if uncut else "")
-        + f" Picture: {output}"
-    )
+    most = ", ".join(f"{names[at]} ({weight:.4f})" for at, *_, weight in best)
+    line = f"{word} ({seen.query}) gives {seen.mass:.4f} of its weight to the image{outside}"
+    line += f", most to {most}."
+    if picture is not None and "images" not in trace.positions[chosen.keys_from]:
+        line += " Over the whole picture, as if its processor had cut nothing away."
     content = {
         "trace": str(path), "layer": chosen.name, "head": head, "token": seen.query,
         "image": number, "mass": seen.mass, "outside": seen.outside,
@@ -92,10 +73,4 @@ def draw_word_map(
         ],
         "picture": str(output),
     }  # fmt: skip
-    return DrawnMap(line, content)
-
-
-def _number(word: str) -> int | str:
-    """A whole number, where a word is one."""
-    digits = word.removeprefix("-")
-    return int(word) if digits.isascii() and digits.isdigit() and len(digits) < 10 else word
+    return f"{line} Picture: {output}", content

@@ -24,20 +24,6 @@ from headloom.tracing.recording.layer_call import LayerCall
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "Ablation",
-    "Group",
-    "HeadEffect",
-    "Measure",
-    "RanLayer",
-    "ablate",
-    "attention_layers",
-    "groups_of",
-    "outputs_of",
-    "patch",
-    "whole_model",
-]
-
 
 @dataclass(frozen=True)
 class RanLayer:

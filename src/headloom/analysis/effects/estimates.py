@@ -34,8 +34,6 @@ from headloom.errors import InputError
 from headloom.mechanism.shapes import chosen, place_of
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = ["estimate"]
-
 
 def estimate(
     model: nn.Module,

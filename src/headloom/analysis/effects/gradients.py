@@ -22,8 +22,6 @@ from headloom.errors import InputError
 from headloom.tracing.model_state import evaluation_mode, give_back
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = ["Receive", "backward"]
-
 #: Gets a call, what its heads gave, and dy/do, both (batch, heads, queries, value_depth).
 Receive = Callable[[LayerCall, Tensor, Tensor], None]
 #: The tensors of a call that grow with the text.

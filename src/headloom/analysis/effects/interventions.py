@@ -30,8 +30,6 @@ from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.source import Receivers
 from headloom.tracing.sources.transformers import SOURCE, is_transformers_model, routes
 
-__all__ = ["Edit", "Intervention", "Kind", "editing_heads", "intervening", "reaching", "substitute"]
-
 #: From a call and what its heads gave, (batch, heads, queries, value_depth), to what the layer goes
 #: on with.
 Edit = Callable[[LayerCall, Tensor], Tensor]

@@ -12,8 +12,6 @@ from torch.nn.functional import cross_entropy
 from headloom.errors import InputError
 from headloom.tracing.model_state import evaluation_mode
 
-__all__ = ["masked_loss", "next_token_loss", "output_change"]
-
 #: Of the tokens of a text, one in so many is masked.
 MASK_EVERY = 7
 

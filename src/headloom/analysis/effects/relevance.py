@@ -39,8 +39,6 @@ from headloom.tracing.arguments import Inputs, batch_of
 from headloom.tracing.huggingface import reader_of
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = ["Target", "relevance"]
-
 #: Which logit is asked about: its number, or a function from the model's output to one number.
 Target = int | Callable[[Any], Tensor]
 

@@ -32,8 +32,6 @@ from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import place_of
 
-__all__ = ["attention_flow", "flow_weights"]
-
 #: What a capacity of 1 is, as a whole number.
 ONE = 2**30
 

@@ -41,17 +41,6 @@ from headloom.analysis.weights import dense_average, mean_over_heads, weights_of
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData, TraceLayer
 
-__all__ = [
-    "Rollout",
-    "Through",
-    "chosen_layers",
-    "chosen_layers_with_warning",
-    "passed_over",
-    "rollout",
-    "rollout_columns",
-    "rollout_rows",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Rollout:

@@ -16,8 +16,6 @@ from headloom.errors import InputError
 from headloom.mechanism import spectra
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = ["DENSE", "PageRank", "effective_rank", "energy_rank", "pagerank"]
-
 #: Positions up to which a head's matrix is formed and all its singular values are found: 3 s a head
 #: there, 0.05 s of 512 positions.
 DENSE = 2048

@@ -20,16 +20,6 @@ from headloom.analysis.weights import Source, check_numbers
 from headloom.errors import ShapeError
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = [
-    "Components",
-    "HeavyHitters",
-    "check_square",
-    "components",
-    "heavy_hitters",
-    "received",
-    "reciprocity",
-]
-
 
 def check_square(operation: str, source: Source) -> None:
     """Refuse weights between two sequences, and such as are no numbers."""

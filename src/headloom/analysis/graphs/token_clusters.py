@@ -37,8 +37,6 @@ from headloom.errors import InputError
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import whole_number
 
-__all__ = ["TokenClusters", "token_clusters"]
-
 #: Positions up to which A is formed and its eigenvalues are found directly.
 DENSE = 1024
 #: The most clusters where their number is not given, and where it is.

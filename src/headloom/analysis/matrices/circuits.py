@@ -39,15 +39,6 @@ from headloom.mechanism.shapes import chosen
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "Circuit",
-    "composition",
-    "composition_table",
-    "ov_circuit",
-    "qk_circuit",
-    "weight_measures",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Circuit:

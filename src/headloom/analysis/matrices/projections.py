@@ -20,12 +20,6 @@ from headloom.mechanism.attention_layer import AttentionLayer
 from headloom.mechanism.watching import named_modules
 from headloom.tracing.recording.sequences import layer_kind
 
-__all__ = [
-    "LayerMatrices",
-    "matrices_of",
-    "output_projection",
-]
-
 #: What libraries call the projections of queries, keys, values, and of the output.
 _SEPARATE = (
     ("query", "key", "value"),

@@ -1,7 +1,6 @@
 """`headloom ablate`."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,19 +8,9 @@ from headloom.cli import options as option
 from headloom.cli.output import print_json, print_table, progress_bar
 from headloom.formats.tokens import shown, visible
 
-
-class Replacement(StrEnum):
-    """What a head gives instead of its output."""
-
-    zero = "zero"
-    mean = "mean"
-    uniform = "uniform"
-
-
-HeadReplacement = Annotated[
-    Replacement,
+Replacement = Annotated[
+    Literal["zero", "mean", "uniform"],
     typer.Option(
-        "--replacement",
         help="What a head gives instead of its output: zero, its mean, or the uniform mean of the "
         "values it may look at.",
     ),
@@ -51,7 +40,7 @@ Estimate = Annotated[
 
 def ablate(
     model: option.ModelName, text: option.Text = None, file: option.TextFile = None,
-    target: option.Target = None, replacement: HeadReplacement = Replacement.zero,
+    target: option.Target = None, replacement: Replacement = "zero",
     patch: Patch = None, logit: option.Logit = None, against: option.Against = None,
     layer: option.Layer = None, at: At = None, estimate: Estimate = False,
     limit: option.AllRows = None, as_json: option.AsJson = False,
@@ -66,7 +55,7 @@ def ablate(
         option.given_text(text, file), target, patch, logit, against, layer, at or None, estimate
     )
     with progress_bar("runs") as progress:
-        result, measure = effects_of_heads(model, question, replacement.value, progress)
+        result, measure = effects_of_heads(model, question, replacement, progress)
     result = result.by_change(limit)
     tokens = [visible(token) for token in shown(measure.tokens)]
     columns = ["heads", measure.name, "change"]

@@ -1,28 +1,12 @@
 """`headloom align`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from headloom.cli import options as option
 from headloom.cli.output import cell, print_json, print_table, progress_bar
-
-
-class AligningStep(StrEnum):
-    """The row that stands for a target token."""
-
-    read = "read"
-    write = "write"
-
-
-class AligningMethod(StrEnum):
-    """How weights become links."""
-
-    mutual = "mutual"
-    argmax = "argmax"
-
 
 Aligned = Annotated[
     str,
@@ -51,11 +35,11 @@ Heads = Annotated[
     ),
 ]
 Method = Annotated[
-    AligningMethod,
+    Literal["mutual", "argmax"],
     typer.Option(help="mutual: words that are each other's best; argmax: each target word's best."),
 ]
 Step = Annotated[
-    AligningStep | None,
+    Literal["read", "write"] | None,
     typer.Option(
         help="The query of a target word: of the step that reads it, or that writes it. Default: "
         "the better of each head, by gold, or by words that occur together."
@@ -73,14 +57,14 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="The links to write
 def align(
     source: Aligned, output: Output, source_file: SourceFile = None,
     target_file: TargetFile = None, gold: Gold = None, heads: Heads = None,
-    method: Method = AligningMethod.mutual, step: Step = None, picture: Picture = None,
+    method: Method = "mutual", step: Step = None, picture: Picture = None,
     limit: option.Rows = 8, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Align the words of sources and targets by the heads that look from one at the other."""
     from headloom.analysis.alignment.align import AlignmentOptions
     from headloom.api.word_alignment import align_files
 
-    options = AlignmentOptions(heads, method.value, None if step is None else step.value)
+    options = AlignmentOptions(heads, method, step)
     with progress_bar("pairs read", lines=True) as show:
         result = align_files(
             source, options, sources=source_file, targets=target_file, gold=gold, progress=show

@@ -32,7 +32,7 @@ def map_(
     from headloom.api.word_map import draw_word_map
 
     with working("drawing"):
-        drawn = draw_word_map(path, layer, head, token, output, image=image, number=number)
-    print(drawn.line)
+        line, content = draw_word_map(path, layer, head, token, output, image=image, number=number)
+    print(line)
     if as_json:
-        print_json(drawn.content)
+        print_json(content)

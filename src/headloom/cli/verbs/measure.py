@@ -1,32 +1,26 @@
 """`headloom measure`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from headloom.cli import options as option
 from headloom.cli.output import print_frame, print_json, records, say, with_layers, working
 
-
-class Name(StrEnum):
-    """The measures."""
-
-    rollout = "rollout"
-    flow = "flow"
-    clusters = "clusters"
-    projections = "projections"
-    graph = "graph"
-    received = "received"
-    pagerank = "pagerank"
-    reciprocity = "reciprocity"
-    rank = "rank"
-    parts = "parts"
-
-
 Measure = Annotated[
-    Name,
+    Literal[
+        "rollout",
+        "flow",
+        "clusters",
+        "projections",
+        "graph",
+        "received",
+        "pagerank",
+        "reciprocity",
+        "rank",
+        "parts",
+    ],
     typer.Argument(
         metavar="MEASURE",
         help="rollout: how much of each input position an output position holds, through all "
@@ -73,12 +67,12 @@ def measure(
 
     with working("measuring"):
         result = measure(
-            name.value, path, by=by, layer=layer, head=head, token=token, reached=reached,
+            name, path, by=by, layer=layer, head=head, token=token, reached=reached,
             kind=kind, count=count, exact=exact,
         )  # fmt: skip
     rows = result.rows
     shown = rows.head(option.rows_of(limit, as_csv, len(rows)))
-    if "layer" in rows and name is not Name.projections and not as_csv:
+    if "layer" in rows and name != "projections" and not as_csv:
         shown = with_layers(shown, TraceData.open(Path(path)))
     if result.title and not as_csv:
         print(result.title)
@@ -88,5 +82,5 @@ def measure(
     for note in result.notes:
         (say if as_csv else print)(note)
     if as_json:
-        print_json({"path": path, "measure": name.value, "rows": records(rows),
+        print_json({"path": path, "measure": name, "rows": records(rows),
                     "notes": list(result.notes)})  # fmt: skip
