@@ -12,7 +12,6 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -197,7 +196,7 @@ def test_json_is_alone_on_standard_output(
     (small_trace.parent / "en").write_text("the cat\n")
     (small_trace.parent / "de").write_text("das cat\n")
     (small_trace.parent / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
-    drawn = SimpleNamespace(line="the word", content={"mass": 1.0})
+    drawn = "the word", {"mass": 1.0}
     monkeypatch.setattr(
         "headloom.api.word_map.draw_word_map", lambda *_, **__: print("also") or drawn
     )
