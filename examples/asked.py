@@ -22,10 +22,10 @@ from headloom.api.trace import Trace
 from headloom.formats.files import atomic_file
 from headloom.studio.pictures import alignment, save_picture
 from headloom.training.config import load_config
-from headloom.training.inference import TrainedRun, open_run
+from headloom.training.inference import TrainedRun, classify, open_run
 from headloom.training.loop import train
 from headloom.training.progress import SilentListener
-from headloom.training.tasks.labels import classify, text_ids
+from headloom.training.tasks.labels import text_ids
 
 CONFIG = Path(__file__).parent / "asked.toml"
 THINGS = ("plot", "music", "acting", "ending", "light", "pace")

@@ -75,14 +75,6 @@ def test_lines_to_classes_and_probabilities(headloom_process: Command, run: Path
     assert "1 word that is not in the vocabulary" in result.err and "zebra" in result.err
 
 
-def test_it_is_measured(headloom_main: Command, run: Path) -> None:
-    result = headloom_main("evaluate", run, "--json")
-    report = json.loads(result.out)
-    assert result.code == 0
-    assert report["accuracy"] > 0.9
-    assert report["macro_f1"] > 0.9
-
-
 def test_the_words_that_the_class_came_from(headloom_main: Command, run: Path) -> None:
     text = "they call it a witty story"
     table = headloom_main("relevance", run, "--text", text).out
@@ -142,11 +134,3 @@ def test_what_a_classifier_does_not_do(
 ) -> None:
     verb, *rest = (word.format(tmp_path / "t.loom") for word in words)
     assert message in headloom_main(verb, run, *rest).one_line()
-
-
-def test_a_file_of_translations_is_not_measured_by_a_classifier(
-    headloom_main: Command, run: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "a.de").write_text("ein Hund\n")
-    line = headloom_main("evaluate", run, tmp_path / "a.de").one_line()
-    assert f"{run} classifies texts (headloom predict); it does not translate" in line

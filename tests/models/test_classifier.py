@@ -9,7 +9,7 @@ import torch
 from tests.torch_attention import torch_attention
 from torch import Tensor, nn
 
-from headloom.models.classifier import Classifier, pooled, pooled_parts
+from headloom.models.classifier import Classifier
 from headloom.models.configuration import Architecture, PoolingKind
 
 VOCABULARY, CLASSES, WIDTH = 13, 3, 16
@@ -80,6 +80,8 @@ def test_torchs_encoder_pooled_by_hand(norm: str, activation: str, pooling: Pool
     expected = vectors @ model.output.weight.T + model.output.bias
     assert expected.shape == (3, CLASSES)
     torch.testing.assert_close(model(TOKENS), expected, **close)
+    sums = model.contributions(TOKENS).sum(1) + model.output.bias
+    torch.testing.assert_close(sums, expected, **close)
 
 
 @torch.no_grad()
@@ -103,13 +105,3 @@ def test_padding_changes_nothing(architecture: Architecture, pooling: PoolingKin
     together = model(TOKENS)
     for row, ids in zip(together, TOKENS, strict=True):
         torch.testing.assert_close(row, model(ids[ids != 0][None])[0], **close)
-
-
-def test_pooled_rows_by_hand() -> None:
-    outputs = torch.tensor([[[1.0, 6.0], [4.0, 2.0], [9.0, 9.0]]])
-    real = torch.tensor([[True, True, False]])
-    assert pooled(outputs, real, "mean").tolist() == [[2.5, 4.0]]
-    assert pooled(outputs, real, "max").tolist() == [[4.0, 6.0]]
-    assert pooled(outputs, real, "first").tolist() == [[1.0, 6.0]]
-    parts = pooled_parts(outputs, real, "max")
-    assert parts.tolist() == [[[0.0, 6.0], [4.0, 0.0], [0.0, 0.0]]]

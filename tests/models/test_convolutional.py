@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from headloom.models.images import ConvolutionalClassifier, Convolutions, ImageShape, Region
-from headloom.training.config import load_config
-from headloom.training.sections import ConvolutionalConfig
 
 WIDE = ImageShape(1, 8, 48)
 
@@ -51,25 +47,3 @@ def test_convolutions_alone_do_not_see_far(attention: int | None) -> None:
         assert seen.nonzero()[:, 0].tolist() == list(range(41, 48))
     else:
         assert bool(seen.all())
-
-
-@pytest.mark.parametrize(
-    ("region", "columns"), [([0, 22, 4, 2], range(38, 48)), ([0, 11, 4, 2], range(16, 32))]
-)
-def test_what_the_convolutions_of_the_example_see(region: list[int], columns: range) -> None:
-    """Without the block: 6 pixels beyond where the class is read, and so no digit."""
-    example = Path(__file__).parents[2] / "examples" / "far_digit.toml"
-    config = load_config(example, ["model.attention=0", f"model.region={region}"])
-    assert isinstance(config.model, ConvolutionalConfig)
-    torch.manual_seed(0)
-    model = ConvolutionalClassifier(WIDE, 10, config.model.convolutions()).eval()
-    images = torch.rand(4, 1, 8, 48, requires_grad=True)
-    model(images).square().sum().backward()
-    assert images.grad is not None
-    seen = (images.grad.abs().amax((0, 1, 2)) > 0).nonzero()[:, 0].tolist()
-    assert seen == list(columns)
-
-
-def test_region_is_where_the_class_is_read() -> None:
-    features = torch.arange(24.0).reshape(1, 1, 4, 6)
-    assert Region(1, 2, 2, 3).of(features)[0, 0].tolist() == [[8, 9, 10], [14, 15, 16]]

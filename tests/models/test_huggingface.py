@@ -270,7 +270,6 @@ def test_bad_folders(tmp_path: Path) -> None:
         ({"n_embd": 48}, "config.json says"),
         ({"n_embd": "wide"}, "n_embd is 'wide'; expected a"),
         ({"n_head": 5}, "width 24 does not split into model.heads = 5"),
-        ({"n_layer": 0}, "a whole number from 1 on"),
         ({"n_layer": 3}, "the weights lack transformer.h.2"),
     ):
         changed(**wrong)
@@ -283,9 +282,6 @@ def test_bad_folders(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(headloom.DataError, match="damaged"):
-        headloom.from_huggingface(tmp_path)
-    weights.unlink()
-    with pytest.raises(headloom.DataError, match=r"model\.safetensors"):
         headloom.from_huggingface(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "../secret.safetensors"}}')

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from headloom.formats.files import JsonObject
+from headloom.formats.run import RunFolder
+from headloom.formats.tensors import load_tensors
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import TrainedRun
 
@@ -59,3 +63,28 @@ def toml(config: RunConfig) -> str:
         lines.append(f"[{section}]")
         lines += [f"{key} = {json.dumps(v)}" for key, v in values.items() if v is not None]
     return "\n".join(lines)
+
+
+def everything(path: Path) -> tuple[dict[str, Tensor], list[Any]]:
+    """All that a run leaves, but for the clock."""
+    tensors: dict[str, Tensor] = {}
+    others: list[Any] = [sorted(str(file.relative_to(path)) for file in path.rglob("*"))]
+    for file in sorted(path.rglob("*.safetensors")):
+        content, notes = load_tensors(file, "file")
+        name = str(file.relative_to(path))
+        tensors |= {f"{name}:{key}": tensor for key, tensor in content.items()}
+        notes.get("position", {}).pop("seconds", None)
+        others.append((name, notes))
+    for report in RunFolder(path).read_metrics():
+        report.pop("seconds")
+        others.append(report)
+    others += [(path / name).read_text() for name in ("vocabulary.json", "run.json")]
+    return tensors, others
+
+
+def assert_same(first: Path, second: Path) -> None:
+    """Equal to the last bit."""
+    (tensors, others), (other_tensors, other_others) = everything(first), everything(second)
+    assert others == other_others
+    assert tensors.keys() == other_tensors.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], other_tensors[name])] == []

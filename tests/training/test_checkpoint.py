@@ -134,3 +134,57 @@ def test_with_and_without_a_running_mean(tmp_path: Path, average: bool) -> None:
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(DataError, match=r"disagree about training\.average"):
         back(tmp_path / NAME, model, None if average else mean, optimiser)
+
+
+def test_the_running_mean_is_applied_and_taken_back() -> None:
+    model = Tied(1)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    learner = Learner(model, {name: p.clone() for name, p in start.items()}, [])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 11
+    learner.update_average(0.15, 1)  # early on the decay is 1 / 11
+    assert learner.average is not None
+    for name, value in start.items():
+        torch.testing.assert_close(learner.average[name], value + 10)
+    learner.update_average(0.15, 2)  # 2 / 12 is more than 0.15
+    with pytest.raises(KeyboardInterrupt), learner.averaged():
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.detach(), start[name] + 0.15 * 10 + 0.85 * 11)
+        raise KeyboardInterrupt
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), start[name] + 11)
+
+
+def test_which_weights_are_kept() -> None:
+    """A lower loss, or both as good as the best before; either renews patience."""
+    position = Position()
+    found = [position.judge(*v, "loss") for v in ((2.0, 0.5), (2.0, 0.9), (1.0, 0.1))]
+    assert found == [(True, True), (False, False), (True, True)]
+    assert (position.best_loss, position.best_accuracy) == (1.0, 0.9)
+    position = Position()
+    validations = ((2.0, 0.5), (1.0, 0.4), (1.5, 0.4), (1.0, 0.5), (1.2, 0.5))
+    found = [position.judge(*v, "loss-and-accuracy") for v in validations]
+    assert found == [(True, True), (False, True), (False, False), (True, True), (False, True)]
+
+
+@pytest.mark.parametrize(("count", "number"), [(1, 0), (2, 1)])
+def test_processes_go_on_with_their_own_random_numbers(
+    tmp_path: Path, count: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as before: each its own state; another number: drawn anew, of seed, step and rank."""
+    states = [torch.Generator().manual_seed(n).get_state() for n in (7, 8)]
+    monkeypatch.setattr(Ranks, "random_states", lambda ranks: states[: ranks.count])
+    model = Tied(1)
+    learner, folder = Learner(model, None, [adam(model)]), RunFolder(tmp_path)
+    save_checkpoint(folder, learner, Position(3), Ranks(0, count))
+    load_checkpoint(folder, learner, 5, Ranks(number, count))
+    assert torch.equal(torch.get_rng_state(), states[number])
+    drawn = []
+    for ranks in (Ranks(0, 3), Ranks(1, 3), Ranks(0, 3 - count)):
+        load_checkpoint(folder, learner, 5, ranks)
+        drawn.append(torch.initial_seed())
+    assert drawn[:2] == [((5 * 1_000_003 + 3) * 1_009 + rank) for rank in (1, 2)]
+    assert drawn[2] == drawn[0]
+    save_checkpoint(folder, learner, Position(9), Ranks(1, count + 1))  # the first one writes
+    assert load_checkpoint(folder, learner, 5, Ranks(number, count)).step == 3

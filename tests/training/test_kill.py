@@ -10,15 +10,12 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from tests.forked import Loaded
-from tests.training.conftest import toml
+from tests.training.conftest import assert_same, toml
 
 from headloom.formats.run import RunFolder
-from headloom.formats.tensors import load_tensors
 from headloom.training.config import RunConfig
 
 #: `headloom train`, killed at the n-th time that a file or folder is synced to the disk, before and
@@ -60,22 +57,6 @@ class Starter:
         return process.wait()
 
 
-def left_by(path: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    """All that a run leaves, but for the clock."""
-    tensors: dict[str, torch.Tensor] = {}
-    others: list[Any] = [sorted(str(file.relative_to(path)) for file in path.rglob("*"))]
-    for file in sorted(path.rglob("*.safetensors")):
-        content, notes = load_tensors(file, "file")
-        tensors |= {f"{file.name}:{key}": tensor for key, tensor in content.items()}
-        notes.get("position", {}).pop("seconds", None)
-        others.append((file.name, notes))
-    for report in RunFolder(path).read_metrics():
-        report.pop("seconds")
-        others.append(report)
-    others.append((path / "run.json").read_text())
-    return tensors, others
-
-
 @pytest.mark.parametrize(
     ("writes", "moments"),
     [
@@ -115,12 +96,7 @@ def test_killed_at_any_moment(
     assert statuses.count(-9) >= (len(writes) + len(moments)) // 2
     assert statuses[-1] == 0
 
-    (tensors, others), (found, found_others) = (
-        left_by(tmp_path / name) for name in ("whole", "pieces")
-    )
-    assert found_others == others
-    assert found.keys() == tensors.keys()
-    assert [name for name in tensors if not torch.equal(tensors[name], found[name])] == []
+    assert_same(tmp_path / "whole", tmp_path / "pieces")
 
 
 #: `headloom train`, which adds a line to a file after each step.
@@ -178,12 +154,7 @@ def test_told_to_stop_at_any_moment_a_training_loses_nothing(
     assert [int(line.split()[0]) for line in steps.read_text().splitlines()] == [
         *range(1, total + 1)
     ]
-    (tensors, others), (found, found_others) = (
-        left_by(tmp_path / name) for name in ("whole", "pieces")
-    )
-    assert found_others == others
-    assert found.keys() == tensors.keys()
-    assert [name for name in tensors if not torch.equal(tensors[name], found[name])] == []
+    assert_same(tmp_path / "whole", tmp_path / "pieces")
 
 
 @pytest.mark.parametrize("content", [b"", b"half"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.conftest import measures_of
+from tests.training.conftest import assert_same, measures_of
 from torch import Tensor, nn
 
 from headloom.errors import DataError, InputError
@@ -40,32 +40,6 @@ def weights(path: Path) -> dict[str, Tensor]:
         for name, tensor in tensors.items()
         if name.startswith("model/")
     }
-
-
-def everything(path: Path) -> tuple[dict[str, Tensor], list[Any]]:
-    """All that a run leaves, but for the clock."""
-    tensors: dict[str, Tensor] = {}
-    others: list[Any] = []
-    for file in sorted(path.rglob("*.safetensors")):
-        content, notes = load_tensors(file, "file")
-        name = str(file.relative_to(path))
-        tensors |= {f"{name}:{key}": tensor for key, tensor in content.items()}
-        if "position" in notes:
-            notes["position"].pop("seconds")
-        others.append((name, notes))
-    for report in RunFolder(path).read_metrics():
-        report.pop("seconds")
-        others.append(report)
-    others.append((path / "vocabulary.json").read_text())
-    return tensors, others
-
-
-def assert_same(first: Path, second: Path) -> None:
-    """Equal to the last bit."""
-    (tensors, others), (other_tensors, other_others) = everything(first), everything(second)
-    assert others == other_others
-    assert tensors.keys() == other_tensors.keys()
-    assert [name for name in tensors if not torch.equal(tensors[name], other_tensors[name])] == []
 
 
 def test_the_loss_falls(tiny: ConfigMaker, tmp_path: Path) -> None:
@@ -288,6 +262,8 @@ def test_best_weights_that_are_gone_end_a_run_that_goes_on(
     best = tmp_path / "a" / "best.safetensors"
     content = best.read_bytes()
     best.unlink()
+    with pytest.raises(DataError, match=r"has kept no weights yet; .* put a copy of best"):
+        open_run(tmp_path / "a")
     if damage == "damaged":
         best.write_bytes(content[:-9])
     message = r"best\.safetensors: missing or damaged; .* best weights \(step 4\) were there\. Put"
@@ -295,17 +271,6 @@ def test_best_weights_that_are_gone_end_a_run_that_goes_on(
         run(tiny(), tmp_path / "a")
     best.write_bytes(content)
     assert run(tiny(), tmp_path / "a").steps == 12
-
-
-def test_a_finished_run_without_its_weights_does_not_train_on(
-    tiny: ConfigMaker, tmp_path: Path
-) -> None:
-    run(tiny(max_steps=1), tmp_path / "a")
-    (tmp_path / "a" / "best.safetensors").unlink()
-    with pytest.raises(
-        DataError, match=r"has kept no weights yet; .* put a copy of best\.safetensors"
-    ):
-        open_run(tmp_path / "a")
 
 
 def test_what_is_written_is_text_as_long_as_was_asked_for(

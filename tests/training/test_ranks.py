@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.training.conftest import toml
-from tests.training.test_loop import assert_same
+from tests.training.conftest import assert_same, toml
 
 from headloom.formats.history import History
 from headloom.formats.run import RunFolder

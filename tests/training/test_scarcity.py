@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.training.conftest import ConfigMaker
-from tests.training.test_loop import assert_same, run
+from tests.training.conftest import ConfigMaker, assert_same
+from tests.training.test_loop import run
 
 from headloom.errors import DataError
 from headloom.formats.run import RunFolder

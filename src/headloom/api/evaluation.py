@@ -1,4 +1,4 @@
-"""Measuring runs and files of translations on held-out data; two of them against each other."""
+"""Measuring runs on held-out data; two of them against each other."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject, read_text
+from headloom.formats.files import JsonObject
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.measures import (
     STRETCH,
     CorpusMeasure,
     Results,
     common_stretches,
-    translation_measures,
 )
 from headloom.training.resampling import Comparison, Confidence, Resampling, compare, interval
-from headloom.training.tasks.pairs import PairsTask
 from headloom.training.tasks.task import Task
 
 __all__ = ["Evaluation", "Report", "evaluate"]
@@ -39,13 +37,11 @@ class Evaluation:
 
     split: "valid" or "test"; None: test where there is such data.
     beam: of the decoding, 1 = greedy.
-    reference: a file with the right translations, for files of translations.
     data: where the data of the runs are; None: where they were in training.
     """
 
     split: str | None = None
     beam: int = 5
-    reference: Path | None = None
     data: Path | None = None
     resampling: Resampling = Resampling()  # noqa: RUF009 - frozen
 
@@ -62,25 +58,20 @@ class Report:
 
 
 def evaluate(first: Path, second: Path | None, how: Evaluation, progress: Progress) -> Report:
-    """Measure a run on its held-out data, or a file of translations against a reference; or two.
-
-    Two are measured on the same data, and their difference is tested on its examples in pairs.
+    """Measure a run on its held-out data; or two on the same, and test their difference in pairs.
 
     Raises: HeadloomError: no such run, no such data, options that do not fit; two whose data are
     not the same, or have nothing in common to be measured by.
     """
     paths = [path for path in (first, second) if path is not None]
-    sides: list[_Run | Path] = [
-        path if path.is_file() else _opened(path, how, progress) for path in paths
-    ]
-    runs = [side for side in sides if isinstance(side, _Run)]
-    if len(runs) == 2:
+    runs = [_opened(path, how, progress) for path in paths]
+    if second is not None:
         _check_same_data(*runs)
-    # Files first: what is wrong with one is told before a run is measured, which takes minutes.
-    order = sorted(range(len(sides)), key=lambda place: isinstance(sides[place], _Run))
-    measured = {place: _measured(sides[place], runs, how, progress) for place in order}
-    one = measured[0]
-    report = _of_one(one, how) if second is None else _of_two(one, measured[1], runs, how, progress)
+    measured = [_measured(run, how, progress) for run in runs]
+    report = _of_one(measured[0], how)
+    if second is not None:
+        progress(0, None, "comparing")
+        report = _of_two(*_on_the_same(*measured), how)
     return replace(report, content={**report.content, "resampling": asdict(how.resampling)})
 
 
@@ -96,18 +87,17 @@ class _Run:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """A run, or a file of translations, and what it reached; notes: its path, of a run the step."""
+    """A run, and what it reached."""
 
     path: Path
-    notes: JsonObject
+    run: TrainedRun
     results: Results
 
     @property
     def title(self) -> str:
         """What was measured, and on what."""
-        facts, parts = self.results.facts, [str(self.path)]
-        if "step" in self.notes:
-            parts.append(f"step {self.notes['step']:,}, {self.results.split} data")
+        facts = self.results.facts
+        parts = [str(self.path), f"step {self.run.step:,}, {self.results.split} data"]
         parts += [form.format(facts[name]) for name, form in _FACTS.items() if name in facts]
         return ", ".join(parts)
 
@@ -120,71 +110,24 @@ class _Measured:
     def content(self, intervals: dict[str, Confidence]) -> JsonObject:
         """All numbers, for JSON."""
         ends = {name: [part.low, part.high] for name, part in intervals.items()}
-        return {**self.notes, **self.results.values(), "intervals": ends}
+        notes = {"run": str(self.path), "step": self.run.step}
+        return {**notes, **self.results.values(), "intervals": ends}
 
 
 def _opened(path: Path, how: Evaluation, progress: Progress) -> _Run:
     progress(0, None, f"reading {path}")
     run = open_run(path, how.data)
-    if how.reference is not None:
-        raise InputError(
-            "--reference is for files of translations; a run has its own held-out data. Leave it "
-            "out."
-        )
     task = run.task(how.split)
     return _Run(path, run, task, how.split or ("test" if task.has_test else "valid"))
 
 
-def _measured(
-    side: _Run | Path, runs: list[_Run], how: Evaluation, progress: Progress
-) -> _Measured:
-    """A side's results; those of a file are against the data of the run beside it."""
-    if isinstance(side, Path):
-        return _file_measured(side, next(iter(runs), None), how, progress)
-    path = str(side.path)
-
+def _measured(one: _Run, how: Evaluation, progress: Progress) -> _Measured:
     def told(done: int, total: int | None) -> None:
-        progress(done, total, f"measuring {path}")
+        progress(done, total, f"measuring {one.path}")
 
     told(0, None)
-    results = side.task.results(side.run.model, split=side.split, beam=how.beam, progress=told)
-    return _Measured(side.path, {"run": path, "step": side.run.step}, results)
-
-
-def _file_measured(path: Path, run: _Run | None, how: Evaluation, progress: Progress) -> _Measured:
-    """A file of translations, a line each, against a run's data or a reference."""
-    progress(0, None, f"measuring {path}")
-    written, measures_of, split = _lines(path), translation_measures, "test"
-    if run is not None:
-        if not isinstance(run.task, PairsTask):
-            raise InputError(
-                f"{path} is a file of translations, {run.path} {run.run.model.purpose}; it does "
-                "not translate. Give a run that does, or two files."
-            )
-        expected = [target for _, target in run.task.pairs(run.split)]
-        source = f"the {run.split} data of {run.path}"
-        measures_of, split = run.task.measures, run.split
-    elif how.reference is None:
-        raise InputError(
-            f"{path} is a file of translations; the right ones are missing. Add --reference FILE."
-        )
-    else:
-        expected, source = _lines(how.reference), str(how.reference)
-    if len(written) != len(expected):
-        raise InputError(
-            f"{path} has {len(written):,} lines, {source} {len(expected):,}; expected a "
-            "translation a line, in the order of the references."
-        )
-    facts = {"examples": len(written)}
-    results = Results(split, "sentences", measures_of(written, expected), facts)
-    return _Measured(path, {"file": str(path)}, results)
-
-
-def _lines(path: Path) -> list[str]:
-    text = read_text(path, "text")
-    if not text.strip():
-        raise InputError(f"{path}: the file is empty. Give a translation a line.")
-    return [line.strip() for line in text.removesuffix("\n").split("\n")]
+    results = one.task.results(one.run.model, split=one.split, beam=how.beam, progress=told)
+    return _Measured(one.path, one.run, results)
 
 
 def _number(measure: CorpusMeasure, value: float) -> str:
@@ -212,12 +155,8 @@ def _of_one(one: _Measured, how: Evaluation) -> Report:
     return Report([one.title], header, rows, [*notes, *one.signatures], one.content(known))
 
 
-def _of_two(
-    one: _Measured, two: _Measured, runs: list[_Run], how: Evaluation, progress: Progress
-) -> Report:
-    one, two = _on_the_same(one, two)
-    progress(0, None, "comparing")
-    words = [run.run.data.vocabulary for run in runs]
+def _of_two(one: _Measured, two: _Measured, how: Evaluation) -> Report:
+    words = [side.run.data.vocabulary for side in (one, two)]
     same_tokens = len({None if part is None else part.tokenizer.to_str() for part in words}) < 2
     others = {measure.name: measure for measure in two.results.measures}
     comparisons = [

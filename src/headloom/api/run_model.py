@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -35,7 +36,6 @@ from headloom.tracing.names import token_names
 from headloom.training.batches import Batch, padded
 from headloom.training.data import classes_of
 from headloom.training.inference import TrainedRun
-from headloom.training.sections import ClassifierConfig, TransformerConfig
 from headloom.training.tasks.images import normalised, shape_of
 from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.text import Vocabulary
@@ -85,7 +85,9 @@ class RunModel:
 
     def inputs(self, text: str, options: TraceChoices) -> Inputs:
         """See Model. A translator without a target reads the translation that it writes itself."""
-        if options.generate is not None and (self.run.translates or self._has_classes):
+        if options.generate is not None and (
+            self.run.translates or self.run.model.classifies_texts
+        ):
             raise InputError(f"--generate: this run {self.run.model.purpose}. Leave it out.")
         return self._ids(text, options.target)
 
@@ -120,39 +122,26 @@ class RunModel:
                 "looks from a target at its source. Give a run of one."
             )
         words = self.run.vocabulary
-        source, target = (
-            [words.encode_with_offsets(text) for text in texts] for texts in (sources, targets)
-        )
+        read = [words.encode_with_offsets(text) for text in sources]
+        written = [words.encode_with_offsets(text) for text in targets]
         inputs = {
-            "source": padded([[*ids, words.end] for ids, _ in source], words.pad),
-            "target": padded([[words.start, *ids] for ids, _ in target], words.pad),
+            "source": padded([[*ids, words.end] for ids, _ in read], words.pad),
+            "target": padded([[words.start, *ids] for ids, _ in written], words.pad),
         }
+        source = [[*offsets, (0, 0)] for _, offsets in read]
+        target = [[(0, 0), *offsets] for _, offsets in written]
         return Pairs(
             inputs,
-            [
-                parts_by_offsets(text, [*offsets, (0, 0)])
-                for text, (_, offsets) in zip(sources, source, strict=True)
-            ],
-            [
-                parts_by_offsets(text, [(0, 0), *offsets])
-                for text, (_, offsets) in zip(targets, target, strict=True)
-            ],
+            [parts_by_offsets(*pair) for pair in zip(sources, source, strict=True)],
+            [parts_by_offsets(*pair) for pair in zip(targets, target, strict=True)],
         )
 
     def windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
         """See Model."""
-        if self.run.translates or self._has_classes:
+        if self.run.translates or self.run.model.classifies_texts:
             raise InputError(
                 f"--window: {self.run.folder.path} {self.run.model.purpose}, a whole text at once. "
                 "Give its texts a line each, as --corpus."
-            )
-        sizes = self.run.config.model
-        if isinstance(sizes, TransformerConfig | ClassifierConfig) and (
-            sizes.positions == "learned" and window > sizes.max_length
-        ):
-            raise InputError(
-                f"--window {window}: this run reads {sizes.max_length} at most. Give --window "
-                f"{sizes.max_length} or less."
             )
         ids, offsets = self.run.vocabulary.encode_with_offsets(text)
         check_text(ids)
@@ -180,14 +169,12 @@ class RunModel:
         verification: JsonMapping | None = None,
     ) -> TraceData:
         """See Model."""
-        asked = options.as_asked(self.tokenizer)
-        ids = _without_offsets(inputs)
         made = trace_as(
-            self.run.model, ids, asked, options.generate, verification=verification,
-            about=description,
+            self.run.model, _without_offsets(inputs), options.as_asked(self.tokenizer),
+            options.generate, verification=verification, about=description,
         )  # fmt: skip
         traced = cast(TraceData, made)
-        if isinstance(inputs, Mapping) and "offset_mapping" in inputs:
+        if "offset_mapping" in inputs and not isinstance(inputs, str):
             offsets = inputs["offset_mapping"][0].tolist()
             known = {**traced.positions.get("tokens", {}), "offsets": offsets}
             traced = replace(traced, positions={**traced.positions, "tokens": known})
@@ -198,7 +185,12 @@ class RunModel:
     def loss(self, text: str | None, target: str | None) -> Measure:
         """See Model. A token of an image is a pixel."""
         filler = _NONE if self.tokenizer is None else self.tokenizer.pad
-        batches = self._validation() if text is None else [self._batch(text, target)]
+        if text is not None:
+            batches = [self._batch(text, target)]
+        else:
+            every = self.run.task("valid").validation(self.run.config.training.batch_tokens)
+            before = itertools.accumulate((batch.tokens for batch in every), initial=0)
+            batches = [b for b, done in zip(every, before, strict=False) if done < _VALIDATION]
         return Measure("loss", lambda: mean_loss(self.run.model, batches, filler))
 
     def _batch(self, text: str, target: str | None) -> Batch:
@@ -223,10 +215,6 @@ class RunModel:
             self.run.model, inputs, names[0], names[-1], self._number,
             lambda numbers: token_names(numbers, words),
         )  # fmt: skip
-
-    @property
-    def _has_classes(self) -> bool:
-        return False
 
     def _number(self, option: str, word: str) -> int:
         """The token that the word of an option names."""
@@ -254,24 +242,9 @@ class RunModel:
             "target": torch.tensor([[words.start, *words.encode(target)][:room]]),
         }
 
-    def _validation(self) -> list[Batch]:
-        """Batches of the validation data."""
-        batches, tokens = [], _VALIDATION
-        size = self.run.config.training.batch_tokens
-        for batch in self.run.task("valid").validation(size):
-            batches.append(batch)
-            tokens -= batch.tokens
-            if tokens <= 0:
-                break
-        return batches
-
 
 class ClassifierModel(RunModel):
     """A run of a classifier of texts, whose predictions are labels."""
-
-    @property
-    def _has_classes(self) -> bool:
-        return True
 
     def _batch(self, text: str, target: str | None) -> Batch:
         """A text, with the label that is given as its target."""
@@ -308,13 +281,10 @@ class ClassifierModel(RunModel):
         if target is not None:
             raise InputError(f"--target: this run {self.run.model.purpose}. Leave it out.")
         check_text(text)
-        longest = longest_text(self.run.data)
-        return {"tokens": torch.tensor([text_ids(self.run.vocabulary, text, longest)])}
+        ids = text_ids(self.run.vocabulary, text, longest_text(self.run.data))
+        return {"tokens": torch.tensor([ids])}
 
 
 def _without_offsets(inputs: Inputs) -> dict[str, Tensor]:
-    if isinstance(inputs, str):
-        raise InputError(
-            "the inputs are a text; a model of headloom reads token ids. Encode it first."
-        )
+    assert not isinstance(inputs, str)  # of models of Hugging Face alone
     return {name: ids for name, ids in inputs.items() if name != "offset_mapping"}

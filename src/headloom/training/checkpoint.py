@@ -19,7 +19,6 @@ from headloom.training.config import Better
 from headloom.training.ranks import Ranks
 
 __all__ = [
-    "Averaged",
     "Learner",
     "Position",
     "draw_anew",
@@ -87,47 +86,6 @@ class Position:
         return loss <= lowest and as_right, loss <= lowest or as_right
 
 
-class Averaged:
-    """A model that learns, and the running mean of its weights; decay 0: there is none.
-
-    mean: of each parameter, or None.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model, self.decay = model, decay
-        parameters = model.named_parameters()
-        self.mean = {name: p.detach().clone() for name, p in parameters} if decay else None
-
-    @torch.no_grad()
-    def update(self, steps: int) -> None:
-        """``mean <- decay * mean + (1 - decay) * weights``; early on with less decay.
-
-        steps: done, this one too.
-        """
-        if self.mean is not None:
-            decay = min(self.decay, steps / (steps + 10))
-            weights = [parameter.detach() for parameter in self.model.parameters()]
-            torch._foreach_lerp_(list(self.mean.values()), weights, 1 - decay)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The model has the mean as its weights, where there is one, while the block runs."""
-        if self.mean is None:
-            yield
-            return
-        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self._copy(self.mean)
-        try:
-            yield
-        finally:
-            self._copy(own)
-
-    @torch.no_grad()
-    def _copy(self, weights: dict[str, Tensor]) -> None:
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
-
-
 @dataclass(frozen=True, eq=False)
 class Learner:
     """What a training changes, beside the position and the random numbers.
@@ -140,6 +98,35 @@ class Learner:
     model: nn.Module
     average: dict[str, Tensor] | None
     optimisers: Sequence[torch.optim.Optimizer]
+
+    @torch.no_grad()
+    def update_average(self, decay: float, steps: int) -> None:
+        """``average <- decay * average + (1 - decay) * weights``; early on with less decay.
+
+        steps: done, this one too.
+        """
+        if self.average is not None:
+            decay = min(decay, steps / (steps + 10))
+            weights = [parameter.detach() for parameter in self.model.parameters()]
+            torch._foreach_lerp_(list(self.average.values()), weights, 1 - decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model has the running mean as its weights, where there is one, in the block."""
+        if self.average is None:
+            yield
+            return
+        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._take(self.average)
+        try:
+            yield
+        finally:
+            self._take(own)
+
+    @torch.no_grad()
+    def _take(self, weights: dict[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by its name in a checkpoint; the optimisers' parameters by their numbers."""

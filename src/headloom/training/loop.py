@@ -27,7 +27,6 @@ from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.beginning import begin, check_best, extend, held_signals, tried
 from headloom.training.checkpoint import (
-    Averaged,
     Learner,
     draw_anew,
     load_checkpoint,
@@ -130,6 +129,7 @@ class _Training:
         ranks: Ranks,
     ) -> None:
         self.settings: TrainingConfig = config.training
+        settings = self.settings
         #: Whether what it begins with is worth a validation.
         self.knows_something = isinstance(config.model, PretrainedConfig)
         self.folder, self.task, self.listener, self.ranks = folder, task, listener, ranks
@@ -141,9 +141,9 @@ class _Training:
         self.follows = self.settings.history and bool(layers_of(self.model))
         self.objective = ranks.distribute(_Loss(self.model, task.ignored, self.settings.products))
         draw_anew(self.settings.seed, 0, ranks)
-        self.averaged = Averaged(self.model, self.settings.average)
-        optimisers = make_optimisers(self.model, self.settings)
-        self.learner = Learner(self.model, self.averaged.mean, optimisers)
+        parameters = self.model.named_parameters()
+        mean = {name: p.detach().clone() for name, p in parameters} if settings.average else None
+        self.learner = Learner(self.model, mean, make_optimisers(self.model, settings))
         self.probe = task.probe()
         batches = task.validation(self.settings.batch_tokens)
         self.validation = ranks.validated_by(batches)
@@ -282,7 +282,7 @@ class _Training:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         rate = self._rate(settings.peak_learning_rate)
-        self.averaged.update(position.step + 1)
+        self.learner.update_average(settings.average, position.step + 1)
 
         position.step += 1
         position.tokens += sum(batch.tokens for batch in group)
@@ -336,7 +336,7 @@ class _Training:
         position, ranks = self.position, self.ranks
         ranks.align(self.model)
         self.model.eval()
-        with self.averaged.applied():
+        with self.learner.averaged():
             batches = evaluate_batches(self.model, self.validation, self.task.ignored)
             found = ranks.pooled(batches)
             loss = found.loss

@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
 import headloom
 from headloom.cli.commands import app
-from headloom.training.config import check_config
-from headloom.training.loop import train
-from headloom.training.progress import SilentListener
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.nodes import NodeData, nodes_task, read_nodes
 
@@ -100,20 +96,15 @@ def test_inductive_training_does_not_see_other_nodes(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"edge_index": np.array([[0], [20]])}, "'edge_index' names node 20; there are 20 nodes"),
-        ({"edge_index": np.array([[-1], [0]])}, "'edge_index' names node -1"),
         ({"x": np.zeros((19, 6))}, "20 labels for 19 rows of features"),
         ({"y": np.where(np.arange(20) == 4, -1, np.arange(20) // 10)}, "its label is unknown"),
         ({"x": None}, "'x' is missing; it holds edge_index"),
-        ({"y": None}, "'y' is missing; it holds edge_index"),
         ({"y": np.arange(20) / 10}, "'y' is float64; expected whole numbers"),
         ({"val": None}, "no node is in 'valid'"),
-        ({"test": np.array([20])}, "'test' names node 20"),
         ({"test": np.array([15, -1])}, "'test' names node -1"),
         ({"test": np.array([9, 2])}, "node 2 is in 'train' and in 'test'"),
-        ({"test": np.array([9, 13])}, "node 13 is in 'valid' and in 'test'"),
         ({"train": None, "train_mask": np.ones(3, dtype=bool)}, "a mask of shape (3,)"),
         ({"classes": np.array(["one"])}, "a label is 1; classes has 1 names"),
-        ({"x": np.array([["a"]], dtype=object)}, "cannot be read as arrays"),
         ({"edge_index": np.zeros((3, 2), dtype=int)}, "edge_index is (3, 2); expected (2, edges)"),
     ],
 )
@@ -167,32 +158,9 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
     torch.testing.assert_close(graph.weights.sum(-1), torch.ones(2, 20))
     assert opened.layers[0].matrix is None
     headloom_command("heads", trace)
-    for option, said in (
-        ("--text", f"{run} reads its graph alone. Give it nothing else."),
-        ("--file", f"{run} reads its graph alone. Give it nothing else."),
-    ):
-        Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
-        words = ["trace", run, option, str(tmp_path / "x.png"), "-o", str(tmp_path / "x.loom")]
-        error = CliRunner().invoke(app, words).exception
-        assert isinstance(error, headloom.InputError) and said in str(error)
-
-
-def test_a_graph_that_has_moved_is_named(tmp_path: Path) -> None:
-    graph, run, output = saved(tmp_path), tmp_path / "run", tmp_path / "t.loom"
-    config = check_config(
-        {
-            "task": {"kind": "nodes", "graph": str(graph)},
-            "model": {"heads": 2, "width": 8}, "training": {"max_steps": 1},
-        },
-        "test",
-    )  # fmt: skip
-    train(config, run, SilentListener())
-    moved = graph.rename(tmp_path / "moved.npz")
-    words = ["trace", str(run), "-o", str(output)]
-    assert isinstance(CliRunner().invoke(app, words).exception, headloom.DataError)
-    moved.rename(graph)
-    assert CliRunner().invoke(app, words).exit_code == 0
-    assert len(headloom.open(output).tokens) == 20
+    words = ["trace", run, "--text", "x", "-o", str(tmp_path / "x.loom")]
+    error = CliRunner().invoke(app, words).exception
+    assert f"{run} reads its graph alone. Give it nothing else." in str(error)
 
 
 def test_other_data_than_a_run_learned_are_refused(tmp_path: Path) -> None:

@@ -17,17 +17,12 @@ class Split(StrEnum):
     test = "test"
 
 
-First = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A training run, or a file of translations.")
-]
+First = Annotated[Path, typer.Argument(metavar="RUN", help="A training run.")]
 Second = Annotated[
     Path | None, typer.Argument(metavar="OTHER", help="Another one, to compare on the same data.")
 ]
 HeldOut = Annotated[
     Split | None, typer.Option(help="The held-out data; default: test, where there is such data.")
-]
-Reference = Annotated[
-    Path | None, typer.Option(help="For files of translations: the right ones, a line each.")
 ]
 Data = Annotated[
     Path | None,
@@ -37,7 +32,7 @@ Data = Annotated[
 
 def evaluate(
     run: First, second: Second = None, split: HeldOut = None, beam: option.Beam = 5,
-    reference: Reference = None, data: Data = None, seed: option.Seed = 1,
+    data: Data = None, seed: option.Seed = 1,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a run on held-out data, or compare two; both with intervals."""
@@ -46,7 +41,7 @@ def evaluate(
         from headloom.api.evaluation import Evaluation, evaluate
         from headloom.training.resampling import Resampling
 
-        how = Evaluation(split and split.value, beam, reference, data, Resampling(seed=seed))
+        how = Evaluation(split and split.value, beam, data, Resampling(seed=seed))
         report = evaluate(run, second, how, progress)
     print(*report.titles, sep="\n")
     print_table(report.header, report.rows, left=("measure",))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from headloom.errors import InputError, ShapeError
-from headloom.formats.stored_arrays import Arrays, read_npz
+from headloom.formats.stored_arrays import read_npz
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription
@@ -29,8 +29,8 @@ __all__ = ["UNKNOWN", "NodeData", "NodesTask", "nodes_task", "read_nodes"]
 #: The label of a node whose class is not known.
 UNKNOWN = -1
 
-#: The names of a split in files that other tools write.
-_NAMES = {"train": ("train", "train_mask"), "valid": ("val", "val_mask", "valid", "valid_mask"),
+#: The names of a split in files: of numbers of nodes, and of a mask.
+_NAMES = {"train": ("train", "train_mask"), "valid": ("val", "val_mask"),
           "test": ("test", "test_mask")}  # fmt: skip
 
 
@@ -86,21 +86,21 @@ class NodeData:
                     f"{source}: {what!r} names node {int(wrong[0])}; there are {self.nodes} nodes, "
                     f"0 to {self.nodes - 1}."
                 )
-        for name in ("train", "valid"):
-            if name not in self.splits:
-                raise InputError(f"{source}: no node is in {name!r}. Choose some to {name} on.")
+        missing = [name for name in ("train", "valid") if name not in self.splits]
+        if missing:
+            raise InputError(f"{source}: no node is in {missing[0]!r}. Choose some.")
+        test = self.splits.get("test", torch.empty(0, dtype=torch.long))
         for name, chosen in self.splits.items():
             unknown = chosen[self.labels[chosen] == UNKNOWN]
+            both = chosen[torch.isin(chosen, test)] if name != "test" else chosen[:0]
             if len(unknown):
                 raise InputError(
                     f"{source}: node {self.names[unknown[0]]} is in {name!r}, and its label is "
                     "unknown. Give its class, or take it out."
                 )
-            both = set(self.splits["test"].tolist()) if "test" in self.splits else set()
-            both &= set(chosen.tolist())
-            if name != "test" and both:
+            if len(both):
                 raise InputError(
-                    f"{source}: node {self.names[min(both)]} is in {name!r} and in 'test', which "
+                    f"{source}: node {self.names[both.min()]} is in {name!r} and in 'test', which "
                     "would measure what was learned. Take it out of one of them."
                 )
         return self
@@ -116,13 +116,13 @@ def read_nodes(path: Path) -> NodeData:
     Raises: DataError: no such file, or damaged. InputError: its parts do not fit together.
     """
     arrays = read_npz(path, "graph")
-    for name in ("edge_index", "x", "y"):
-        if name not in arrays:
-            raise InputError(
-                f"{path}: {name!r} is missing; it holds {', '.join(sorted(arrays)) or 'nothing'}. "
-                "Save edge_index, y and the features: numpy.savez(path, edge_index=..., y=..., "
-                "x=...)."
-            )
+    missing = [name for name in ("edge_index", "x", "y") if name not in arrays]
+    if missing:
+        there = ", ".join(sorted(arrays)) or "nothing"
+        raise InputError(
+            f"{path}: {missing[0]!r} is missing; it holds {there}. "
+            "Save edge_index, y and the features: numpy.savez(path, edge_index=..., y=..., x=...)."
+        )
     x = arrays["x"]
     if x.ndim != 2 or x.dtype.kind not in "fiub":
         raise ShapeError(
@@ -134,13 +134,18 @@ def read_nodes(path: Path) -> NodeData:
     classes = [str(name) for name in arrays.get("classes", np.arange(count))]
     if count > len(classes):
         raise InputError(f"{path}: a label is {count - 1}; classes has {len(classes)} names.")
+    splits = {}
+    for split, names in _NAMES.items():
+        name = next((name for name in names if name in arrays), "")
+        if name and len(chosen := _nodes(arrays[name], name, len(x), path)):
+            splits[split] = torch.from_numpy(chosen)
     return NodeData(
         torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
         torch.from_numpy(_integers(arrays["edge_index"], "edge_index", path)),
         torch.from_numpy(np.maximum(labels, UNKNOWN)),
         classes,
         [str(name) for name in arrays.get("names", np.arange(len(x)))],
-        _splits(arrays, len(x), path),
+        splits,
     ).checked(str(path))
 
 
@@ -150,24 +155,15 @@ def _integers(array: np.ndarray, name: str, path: Path) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _splits(arrays: Arrays, nodes: int, path: Path) -> dict[str, Tensor]:
-    """The nodes of each split that there is."""
-    splits = {}
-    for split, names in _NAMES.items():
-        name = next((name for name in names if name in arrays), None)
-        if name is None:
-            continue
-        array = arrays[name]
-        if array.dtype.kind == "b":
-            if array.shape != (nodes,):
-                raise ShapeError(
-                    f"{path}: {name!r} is a mask of shape {array.shape}; there are {nodes} nodes."
-                )
-            array = array.nonzero()[0]
-        chosen = _integers(array, name, path).flatten()
-        if len(chosen):
-            splits[split] = torch.from_numpy(chosen)
-    return splits
+def _nodes(array: np.ndarray, name: str, count: int, path: Path) -> np.ndarray:
+    """The nodes of a split, of their numbers or of a mask."""
+    if array.dtype.kind == "b":
+        if array.shape != (count,):
+            raise ShapeError(
+                f"{path}: {name!r} is a mask of shape {array.shape}; there are {count} nodes."
+            )
+        array = array.nonzero()[0]
+    return _integers(array, name, path).flatten()
 
 
 class NodesTask(Task):
