@@ -202,7 +202,7 @@ def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:
 
 def print_arrow(table: pa.Table, limit: int) -> None:
     """Print the first rows of a table of PyArrow, and how many there are more."""
-    from headloom.analysis.sql.answer import cells
+    from headloom.analysis.sql.database import cells
 
     header, rows, words = cells(table, limit)
     print_table(header, rows, left=words)

@@ -38,8 +38,8 @@ def test_an_answer_is_that_of_headloom_query(trace, asked) -> None:
         [number, int((layer.graph.keys >= 0).sum())] for number, layer in enumerate(trace.layers)
     ]
     assert (answer.columns, answer.rows, answer.more) == (["layer", "edges"], expected, False)
-    assert answer.note == ""
-    assert asked("select * from received").note.startswith("received is empty: ")
+    with pytest.raises(InputError, match="made with received=True: none here"):
+        asked("select * from received")
 
 
 def test_a_damaged_trace_says_so_and_the_next_question_is_answered(trace, tmp_path: Path) -> None:
@@ -74,16 +74,18 @@ def test_rows_are_bounded(asked) -> None:
 )
 def test_what_never_ends_is_stopped(asked, query) -> None:
     start = time.monotonic()
-    with pytest.raises(InputError, match=r"stopped after 0\.3 s|emory|Out of Range|Overflow"):
+    with pytest.raises(
+        InputError, match=r"stopped after 0\.3 s|emory|allocat|Out of Range|Overflow"
+    ):
         asked(query, seconds=0.3)
     assert time.monotonic() - start < 30  # of a busy machine; without an end it is 45 s or more
     assert asked("select 1 as one").rows == [[1]]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the system says there what a process takes")
+@pytest.mark.skipif(sys.platform != "linux", reason="the system bounds there what a process takes")
 def test_memory_is_bounded(asked) -> None:
     """Of what DuckDB's own limit does not see too."""
-    with pytest.raises(InputError, match="took too much memory"):
+    with pytest.raises(InputError, match=r"allocat|memory"):
         asked("select length(repeat(repeat('x', 1000000), 2500))")
 
 

@@ -78,7 +78,7 @@ def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path) -
     traces = open_traces(tmp_path)
     assert list(traces) == names
     for view in VIEWS:
-        if view != "keys":  # these traces know no values
+        if view not in ("keys", "received"):  # which these traces do not know
             assert ask(traces, f"from {view}").columns[0] == "trace"
     counts = ask(traces, "select trace, count(*) from rows group by all order by all").table()
     assert counts.to_pydict() == {"trace": names, "count_star()": [6, 8]}
@@ -115,9 +115,7 @@ def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path) -
         ("select cast('a' as int)", "Could not convert string 'a'"),
         ("select error('boom') from edges", "boom"),
         ("select foo(1)", r'Did you mean "floor"\? The views are'),
-        # What DuckDB advises is refused too.
-        ("select st_area(1)", r"exists in the spatial extension\. The views are"),
-        ("select (select * from range(2))", r"can only return a single row\.$"),
+        ("select (select * from range(2))", "can only return a single row"),
     ],
 )
 def test_what_is_no_question_is_one_clear_line(make_trace, tmp_path, query, said) -> None:
@@ -229,17 +227,6 @@ def test_json_on_the_command_line_has_null_for_what_is_no_number(
     assert capsys.readouterr().out == '{"columns": ["a"], "rows": [[null]]}\n'
 
 
-def test_a_view_without_data_says_what_would_fill_it(make_trace, tmp_path, capsys) -> None:
-    make_trace(["a", "b"]).save(tmp_path / "t")
-    trace = headloom.Trace.open(tmp_path / "t")
-    answer = ask(trace, "select * from received")
-    assert answer.table().num_rows == 0
-    assert answer.note == (
-        "received is empty: it holds rows of traces that were made with received=True."
-    )
-    assert ask(trace, "select count(*) from edges").note == ""
-    with pytest.raises(SystemExit):
-        main(["query", str(tmp_path / "t"), "select count(*) from received"])
-    printed = capsys.readouterr()
-    assert answer.note in printed.err
-    assert "received is empty" not in printed.out
+def test_a_view_without_data_says_what_would_fill_it(make_trace) -> None:
+    with pytest.raises(headloom.InputError, match="received=True: none here"):
+        ask(make_trace(["a", "b"]), "select * from received")

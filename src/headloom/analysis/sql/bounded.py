@@ -19,9 +19,8 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headloom.analysis.sql.database import VIEWS, connect, made_without, statement_of, views_in
-from headloom.analysis.sql.views import view_parts
-from headloom.analysis.sql.worker import TOO_LONG, TOO_MUCH
+from headloom.analysis.sql.database import connect
+from headloom.analysis.sql.views import view_parts, views_in
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceData
@@ -38,14 +37,12 @@ _START = 60.0
 class BoundedAnswer:
     """The first rows of an answer.
 
-    columns: their names; rows: what JSON holds; more: whether there are others besides; note: which
-    views the trace has nothing for, or "".
+    columns: their names; rows: what JSON holds; more: whether there are others besides.
     """
 
     columns: list[str]
     rows: list[list[object]]
     more: bool
-    note: str
 
 
 def ask_bounded(
@@ -64,13 +61,7 @@ def ask_bounded(
     """
     if len(query) > LONGEST:
         raise InputError(f"query: {len(query):,} characters; expected {LONGEST:,} at most.")
-    connection = connect()
-    statement_of(connection, query)
-    asked = views_in(connection, query)
-    # Functions of DuckDB take the names of views as texts, and `show tables` takes none.
-    wanted = asked | ({view for view in VIEWS if view in query.lower()} - {"heads"})
-    wanted |= {"edges"} if "named" in wanted else set()
-    parts = view_parts(trace, asked, {"tokens", "layers", *(wanted or VIEWS)})
+    parts = view_parts(trace, views_in(connect(), query))
     with TemporaryDirectory() as folder:
         views = {}
         for view, (part,) in parts.items():
@@ -78,39 +69,36 @@ def ask_bounded(
             if isinstance(part.data, pa.Table):
                 views[view] = str(Path(folder) / f"{view}.parquet")
                 pq.write_table(part.data, views[view], compression="none")
-        request = {"query": query, "views": views, "seconds": seconds, "rows": rows}
-        answer = _answered(request, seconds)
+        answer = _answer({"query": query, "views": views, "seconds": seconds, "rows": rows})
     if "problem" in answer:
         raise (DataError if answer["data"] else InputError)(answer["problem"])
-    return BoundedAnswer(**answer, note=made_without(parts, asked))
+    return BoundedAnswer(**answer)
 
 
-def _answered(request: JsonObject, seconds: float) -> JsonObject:
-    """What the process answers to a request."""
+def _answer(request: JsonObject) -> JsonObject:
     # The packages that this process finds, and none that lies in the working folder.
     paths = os.pathsep.join(path for path in sys.path if path)
+    seconds: float = request["seconds"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "headloom.analysis.sql.worker"],
+            [sys.executable, "-P", "-m", "headloom.analysis.sql.worker"],
             input=json.dumps(request).encode("ascii"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": paths},
             timeout=_START + seconds,
             check=False,
+            start_new_session=True,  # Ctrl-C is meant for the program that asks
         )
-    except OSError as error:
-        raise InputError(
-            f"query: {sys.executable} cannot be started: {error.strerror}. Use headloom query."
-        ) from None
     except subprocess.TimeoutExpired:
-        done = subprocess.CompletedProcess([], TOO_LONG, b"")
-    if done.returncode == TOO_LONG:
+        done = subprocess.CompletedProcess([], 1)
+    if done.returncode == 1:
         raise InputError(
             f"query: stopped after {seconds:g} s. Ask for less, or use headloom query."
         )
     if done.returncode or not done.stdout:
-        why = "took too much memory" if done.returncode == TOO_MUCH else "DuckDB broke off"
-        raise InputError(f"query: {why}. Ask for less, or use headloom query.")
-    answer: JsonObject = json.loads(done.stdout)
+        raise InputError(
+            "query: DuckDB broke off, for want of memory perhaps. Ask for less, or use headloom "
+            "query."
+        )
+    answer: JsonObject = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -1,53 +1,167 @@
 """A database in memory that holds the views of `headloom.analysis.sql.views`, and reads nothing
-else.
+else; and its answers.
 
 Nothing here loads torch: a process that only answers questions starts at once.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pyarrow.types as types
 
 from headloom.errors import DataError, InputError, optional_package
+from headloom.formats.files import atomic_file, finite
+from headloom.formats.tokens import visible
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
     from duckdb import Statement
 
-__all__ = ["VIEWS", "Part", "connect", "made_without", "make_views", "one_line", "reader_of",
-           "statement_of", "views_in"]  # fmt: skip
+__all__ = [
+    "SUFFIXES",
+    "VIEWS",
+    "Answer",
+    "Part",
+    "answered",
+    "cells",
+    "connect",
+    "plain",
+    "statement_of",
+]
 
 VIEWS = ("edges", "rows", "keys", "received", "tokens", "layers", "heads", "named")
 
+#: How an answer can be written, by the suffix of the file.
+SUFFIXES = (".csv", ".parquet", ".json")
+
 _NAMED = """
-    select e.*, q.token as query_token, k.token as key_token,
+    create view named as select e.*, q.token as query_token, k.token as key_token,
         q.text as query_text, k.text as key_text, l.kind
-    from edges e join layers l on {same}l.layer = e.layer
-    left join tokens q on {q_same}q.sequence = l.queries_from and q.position = e.query
-    left join tokens k on {k_same}k.sequence = l.keys_from and k.position = e.key
+    from edges e join layers l on {0}l.layer = e.layer
+    left join tokens q on {1}q.sequence = l.queries_from and q.position = e.query
+    left join tokens k on {2}k.sequence = l.keys_from and k.position = e.key
 """
-
-
-#: How a trace is made that has something in a view which others have nothing in.
-_MADE_WITH = {"keys": "with values", "received": "with received=True"}
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """What a view has of one trace: a Parquet file, or a table.
 
-    trace: its name; the view's column `trace` says it. None: there is no such column, or the table
-    has it.
+    trace: its name, for the view's column `trace`. None: there is no such column, or the table has
+    it.
     """
 
     trace: str | None
     data: str | pa.Table
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answer to a query: read it once, by one of its methods."""
+
+    reader: pa.RecordBatchReader
+    connection: Connection
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types; of ``select a.layer, b.layer`` the names are layer and layer_2."""
+        seen: dict[str, int] = {}
+        fields = []
+        for field in self.reader.schema:
+            seen[field.name] = count = seen.get(field.name, 0) + 1
+            fields.append(field if count == 1 else field.with_name(f"{field.name}_{count}"))
+        return pa.schema(fields)
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names."""
+        return list(self.schema.names)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Some rows at a time."""
+        with one_line():
+            for batch in self.reader:
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+
+    def table(self) -> pa.Table:
+        """The whole of it."""
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+    def write(self, path: Path | str) -> int:
+        """Write it to a file whose suffix chooses the format: .csv, .parquet or .json.
+
+        Returns: how many rows.
+
+        Raises: InputError: another suffix; DataError: the file cannot be written.
+        """
+        path = Path(path)
+        if path.suffix.lower() not in SUFFIXES:
+            raise InputError(f"{path}: expected a file name that ends in {', '.join(SUFFIXES)}.")
+        with atomic_file(path) as temporary:
+            if path.suffix.lower() == ".json":
+                rows = self.table().to_pylist()
+                temporary.write_text(_json(rows, indent=1) + "\n", encoding="utf-8")
+                return len(rows)
+            csv, count = path.suffix.lower() == ".csv", 0
+            schema = plain(pa.Table.from_batches([], self.schema)).schema if csv else self.schema
+            new = pyarrow.csv.CSVWriter if csv else pq.ParquetWriter
+            with one_line(), new(temporary, schema) as writer:
+                for batch in self.batches():
+                    table = pa.Table.from_batches([batch])
+                    writer.write_table(plain(table) if csv else table)
+                    count += batch.num_rows
+            return count
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """A table as CSV has it: lists and structures as JSON, bytes as hexadecimal."""
+    for place, field in enumerate(table.schema):
+        if types.is_nested(field.type) or types.is_binary(field.type):
+            texts = [None if cell is None else _text(cell) for cell in table[place].to_pylist()]
+            table = table.set_column(place, field.name, pa.array(texts, pa.string()))
+    return table
+
+
+def _text(cell: object) -> str:
+    return cell.hex() if isinstance(cell, bytes) else _json(cell)
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    """A value as JSON, which has no number that is none."""
+    return json.dumps(finite(value), ensure_ascii=False, default=str, indent=indent)
+
+
+def cells(table: pa.Table, limit: int) -> tuple[list[str], list[list[str]], list[str]]:
+    """The headings, the first rows as texts, and the headings of columns that are no numbers.
+
+    >>> cells(pa.table({"token": ["dog", " cat"], "weight": [0.25, 1e-9]}), 10)
+    (['token', 'weight'], [['dog', '0.25'], ['␣cat', '1e-09']], ['token'])
+    """
+    header = [visible(name) for name in table.column_names]
+    words = [
+        name
+        for name, column in zip(header, table.columns, strict=True)
+        if not (types.is_integer(column.type) or types.is_floating(column.type))
+    ]
+    columns = (column.to_pylist() for column in table.slice(0, limit).columns)
+    return header, [list(map(_cell, row)) for row in zip(*columns, strict=True)], words
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return visible(value, 60) if isinstance(value, str) else str(value)
 
 
 def connect(memory: str | None = None) -> Connection:
@@ -58,96 +172,61 @@ def connect(memory: str | None = None) -> Connection:
     with one_line():
         import duckdb
 
-        connection = duckdb.connect(":memory:")
+        limits: dict[str, str | bool | int | float | list[str]] = {}
         if memory is not None:
-            connection.execute("set threads = 1")
-            connection.execute(f"set memory_limit = '{memory}'")
-        return connection
+            limits = {"threads": 1, "memory_limit": memory}
+        return duckdb.connect(":memory:", config=limits)
 
 
 def statement_of(connection: Connection, query: str) -> Statement:
     """The one statement that a query is. Raises: InputError: it is none, or no SELECT."""
     with one_line():
         statements = connection.extract_statements(query)
-    if len(statements) != 1 or statements[0].type.name not in ("SELECT", "EXPLAIN"):
-        kind = (
-            f"a {statements[0].type.name} statement"
-            if len(statements) == 1
-            else f"{len(statements)} statements"
-        )
+    kinds = [statement.type.name for statement in statements]
+    if kinds not in (["SELECT"], ["EXPLAIN"]):
+        kind = f"a {kinds[0]} statement" if len(kinds) == 1 else f"{len(kinds)} statements"
         raise InputError(f"query: {kind}; traces are only read: expected one SELECT.")
     return statements[0]
 
 
-def views_in(connection: Connection, query: str) -> set[str]:
-    """The views that a query needs, and perhaps others."""
-    import duckdb
-
-    try:
-        asked = {name.lower() for name in connection.get_table_names(query)}
-    except duckdb.Error:
-        # As of `join ... using`, which looks for columns of views that are not there yet.
-        asked = {view for view in VIEWS if view in query.lower()}
-    return asked | {"edges"} if "named" in asked else asked
-
-
-def made_without(views: Mapping[str, Sequence[Part]], asked: Collection[str]) -> str:
-    """Which of the views that a query asks for are empty for want of what was not traced; "": none.
+def answered(
+    connection: Connection, query: str, views: Mapping[str, Sequence[Part]], *, column: bool
+) -> Answer:
+    """The answer to a query, computed while it is read.
 
     Args:
-        views: the parts of each.
-        asked: the views that the query names.
-    """
-    said = [
-        f"{view} is empty: it holds rows of traces that were made {made}."
-        for view, made in _MADE_WITH.items()
-        if view in asked
-        and all(isinstance(part.data, pa.Table) and not part.data for part in views[view])
-    ]
-    return " ".join(said)
-
-
-def make_views(
-    connection: Connection, views: Mapping[str, Sequence[Part]], *, column: bool
-) -> None:
-    """Give a database in memory the views, and close it to everything else.
-
-    Parquet files are read where they lie. No other file can be read, none can be written, no
-    extension loaded, and none of that be turned on again.
-
-    Args:
-        connection: a new one.
+        connection: a new one; it gets the views, and is closed to everything else: Parquet files
+            are read where they lie; no other file can be read, none can be written, no extension
+            loaded, and none of that be turned on again.
+        query: one SELECT statement.
         views: the parts of each, one at least.
         column: whether the views have the column `trace`.
+
+    Raises: InputError: the query is none, or asks for what there is not.
     """
-    files: set[str] = set()
-    for view, parts in views.items():
-        _make_view(connection, view, parts, column, files)
-    if {"edges", "tokens", "layers"} <= set(views):
-        aliases = {"same": "l", "q_same": "q", "k_same": "k"}
-        joins = {
-            name: f"{alias}.trace = e.trace and " if column else ""
-            for name, alias in aliases.items()
-        }
-        connection.execute("create view named as" + _NAMED.format(**joins))
-    for setting in (
-        f"allowed_paths = [{', '.join(sorted(files))}]",
-        "python_enable_replacements = false",
-        "autoinstall_known_extensions = false",
-        "autoload_known_extensions = false",
-        "temp_directory = ''",
-        "enable_external_access = false",
-        "lock_configuration = true",
-    ):
-        connection.execute(f"set {setting}")
+    with one_line():
+        statement = statement_of(connection, query)
+        files: set[str] = set()
+        for view, parts in views.items():
+            _make_view(connection, view, parts, column, files)
+        if {"edges", "tokens", "layers"} <= set(views):
+            same = [f"{alias}.trace = e.trace and " if column else "" for alias in "lqk"]
+            connection.execute(_NAMED.format(*same))
+        for setting in (
+            f"allowed_paths = [{', '.join(sorted(files))}]",
+            "python_enable_replacements = false",
+            "autoinstall_known_extensions = false",
+            "autoload_known_extensions = false",
+            "temp_directory = ''",
+            "enable_external_access = false",
+            "lock_configuration = true",
+        ):
+            connection.execute(f"set {setting}")
+        return Answer(connection.sql(statement).to_arrow_reader(100_000), connection)
 
 
 def _make_view(
-    connection: Connection,
-    view: str,
-    parts: Sequence[Part],
-    column: bool,
-    files: set[str],
+    connection: Connection, view: str, parts: Sequence[Part], column: bool, files: set[str]
 ) -> None:
     """One view over the Parquet file of each saved trace and a table of each other one."""
     saved, selects = {}, []
@@ -156,43 +235,27 @@ def _make_view(
             saved[part.data] = part.trace
             continue
         connection.register(f"{view}_{number}", part.data)
-        named = "" if part.trace is None else f"{_text(part.trace)} as trace, "
+        named = "" if part.trace is None else f"{_quoted(part.trace)} as trace, "
         selects.append(f"select {named}* from {view}_{number}")
     if saved:
         # A path is a pattern to DuckDB, which asks for permission by both.
-        patterns = [_text(_pattern(path)) for path in saved]
-        files |= {*patterns, *map(_text, saved)}
-        read = f"read_parquet([{', '.join(patterns)}], filename = 'file')"
-        if column:
-            names = pa.table({"file": list(saved), "trace": list(saved.values())})
-            connection.register(f"{view}_files", names)
+        patterns = [
+            _quoted("".join(f"[{letter}]" if letter in "*?[" else letter for letter in path))
+            for path in saved
+        ]
+        files |= {*patterns, *map(_quoted, saved)}
+        names = pa.table({"file": list(saved), "trace": list(saved.values())})
+        connection.register(f"{view}_files", names)
+        trace = "n.trace, " if column else ""
         selects.append(
-            f"select n.trace, e.* exclude (file) from {read} e join {view}_files n on n.file = "
-            "e.file"
-            if column
-            else f"select * exclude (file) from {read}"
+            f"select {trace}e.* exclude (file) from read_parquet([{', '.join(patterns)}], "
+            f"filename = 'file') e join {view}_files n on n.file = e.file"
         )
     connection.execute(f"create view {view} as {' union all by name '.join(selects)}")
 
 
-def _text(value: str) -> str:
-    """A string as SQL writes it."""
+def _quoted(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
-
-
-def _pattern(path: str) -> str:
-    """A file pattern that matches this path and no other."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
-
-
-def reader_of(connection: Connection, statement: Statement) -> pa.RecordBatchReader:
-    """The answer to a statement, computed while it is read."""
-    reader: pa.RecordBatchReader = connection.sql(statement).to_arrow_reader(100_000)
-    return reader
-
-
-#: Statements that DuckDB's errors advise.
-_SETTINGS = re.compile(r"\b(SET|INSTALL) \w")
 
 
 @contextmanager
@@ -203,17 +266,11 @@ def one_line() -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, pa.ArrowException) as error:
-        if isinstance(error, duckdb.OutOfMemoryException):
-            # What follows is advice on settings, which are locked.
-            said = str(error).partition("\n")[0].partition("Error: ")[2]
-            raise InputError(f"query: out of memory: {said}. Ask for less.") from None
-        # Without the copy of the query, and without where in DuckDB it was.
+        # Without the copy of the query, where in DuckDB it was, and advice on memory.
         text = str(error).split("\nLINE ")[0].split("\n\nStack Trace")[0]
-        _, _, rest = text.partition("Error: ")
-        first, *others = " ".join((rest or text).split()).split(". ")
-        # Without advice on settings and extensions, which a query may not change.
-        message = ". ".join([first, *(part for part in others if not _SETTINGS.search(part))])
-        message = message.rstrip(" .!")
+        if isinstance(error, duckdb.OutOfMemoryException):
+            text = text.partition("\n")[0]
+        message = " ".join(text.partition("Error: ")[2].split() or text.split()).rstrip(" .!")
         if isinstance(error, duckdb.IOException) or "No magic bytes" in message:
             raise DataError(f"query: cannot read the trace: {message}. Trace it again.") from None
         # Of a question that was understood, other names do not help.

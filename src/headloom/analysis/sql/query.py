@@ -6,17 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headloom.analysis.sql.answer import Answer
-from headloom.analysis.sql.database import (
-    connect,
-    made_without,
-    make_views,
-    one_line,
-    reader_of,
-    statement_of,
-    views_in,
-)
-from headloom.analysis.sql.views import view_parts
+from headloom.analysis.sql.database import Answer, answered, connect
+from headloom.analysis.sql.views import view_parts, views_in
 from headloom.errors import optional_package
 from headloom.formats.manifest import MANIFEST
 from headloom.formats.trace import TraceData
@@ -52,12 +43,8 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
     Raises: InputError: the query is no SELECT, or asks for what there is not; DuckDB is missing.
     """
     connection = connect()
-    statement = statement_of(connection, query)
-    with one_line():
-        asked = views_in(connection, query)
-        parts = view_parts(trace, asked)
-        make_views(connection, parts, column=not isinstance(trace, TraceData))
-        return Answer(reader_of(connection, statement), connection, made_without(parts, asked))
+    parts = view_parts(trace, views_in(connection, query))
+    return answered(connection, query, parts, column=not isinstance(trace, TraceData))
 
 
 def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:

@@ -20,15 +20,17 @@ Positions count from 0. Of several traces, every view has a first column, `trace
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headloom.analysis.sql.database import VIEWS, Part
-from headloom.errors import DataError
+from headloom.analysis.sql.database import VIEWS, Part, statement_of
+from headloom.errors import InputError
 from headloom.formats.layer_data import StoredLayer
-from headloom.formats.manifest import COLUMNS, EDGES, KEYS, RECEIVED, ROWS
+from headloom.formats.manifest import EDGES, KEYS, RECEIVED, ROWS
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.formats.trace_writer import (
@@ -38,23 +40,47 @@ from headloom.formats.trace_writer import (
     row_table,
 )
 
-__all__ = ["stored_folder", "view_parts"]
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+__all__ = ["view_parts", "views_in"]
+
+#: Of the views that traces have as files: the file, its table for a layer, and how a trace is made
+#: that has it.
+_FILES: dict[str, tuple[str, Callable[[int, TraceLayer], pa.Table | None], str]] = {
+    "edges": (EDGES, lambda n, layer: edge_table(n, layer.graph), ""),
+    "rows": (ROWS, lambda n, layer: row_table(n, layer.graph), ""),
+    "keys": (
+        KEYS,
+        lambda n, layer: None if layer.value_norms is None else key_table(n, layer.value_norms),
+        " with values",
+    ),
+    "received": (
+        RECEIVED,
+        lambda n, layer: None if layer.graph.received is None else received_table(n, layer.graph),
+        " with received=True",
+    ),
+}
 
 
-def stored_folder(trace: TraceData) -> Path | None:
-    """The folder that a trace lies in, whole; None: it is in memory, or a part of another."""
-    folders = set()
-    for number, layer in enumerate(trace.layers):
-        if not isinstance(layer.data, StoredLayer) or layer.data.number != number:
-            return None
-        folders.add(layer.data.folder)
-    return folders.pop() if len(folders) == 1 else None
+def views_in(connection: Connection, query: str) -> set[str]:
+    """The views that a query needs, and perhaps others.
+
+    Raises: InputError: it is no SELECT.
+    """
+    import duckdb
+
+    statement_of(connection, query)  # before DuckDB reads, or does, more of it
+    try:
+        asked = {name.lower() for name in connection.get_table_names(query)}
+    except duckdb.Error:
+        # As of `join ... using`, which looks for columns of views that are not there yet.
+        asked = set(re.findall(r"\b(?:from|join)\s+(\w+)", query.lower())) & set(VIEWS)
+    return asked | {"edges"} if "named" in asked else asked
 
 
 def view_parts(
-    trace: TraceData | Mapping[str, TraceData],
-    asked: Collection[str],
-    made: Collection[str] = VIEWS,
+    trace: TraceData | Mapping[str, TraceData], asked: Collection[str]
 ) -> dict[str, list[Part]]:
     """What the views hold: the Parquet files of saved traces, tables of unsaved ones.
 
@@ -62,105 +88,51 @@ def view_parts(
         trace: one; or several by name, and then every view has a column `trace`.
         asked: the views that will be read: their files are held against their digests first, and
             `heads` is made, which has to be computed.
-        made: of unsaved traces, the views whose tables are made, besides `heads`.
 
-    Raises: DataError: a file that will be read is not as it was written.
+    Raises: InputError: a view that is asked for, of which no trace has anything; DataError: a file
+    that will be read is not as it was written.
     """
     column = not isinstance(trace, TraceData)
     traces = {"trace": trace} if isinstance(trace, TraceData) else trace
     views: dict[str, list[Part]] = {}
-    tables: tuple[tuple[str, str, Callable[[int, TraceLayer], pa.Table | None]], ...] = (
-        ("edges", EDGES, lambda number, layer: edge_table(number, layer.graph)),
-        ("rows", ROWS, lambda number, layer: row_table(number, layer.graph)),
-        ("keys", KEYS, _keys),
-        ("received", RECEIVED, _received),
-    )
-    for view, file, table in tables:
-        if view in asked:
-            _verify(traces, file)
-        parts = _parts(traces, file, table if view in made else None, column)
-        if view in made and not parts:
-            if view not in _EMPTY:
-                raise DataError(
-                    f"query: {file} is gone, which every trace has. Trace again, or restore it."
-                )
-            parts = [Part("" if column else None, _EMPTY[view])]
+    for view, (file, table, made) in _FILES.items():
+        parts = []
+        for name, one in traces.items():
+            folder = _stored_folder(one)
+            if folder is None:
+                tables = [table(number, layer) for number, layer in enumerate(one.layers)]
+                there = [rows for rows in tables if rows is not None]
+                if there:
+                    parts.append(Part(name if column else None, pa.concat_tables(there)))
+            elif (folder / file).exists():
+                data = one.layers[0].data
+                if view in asked and isinstance(data, StoredLayer):
+                    data.verify(file)
+                parts.append(Part(name, str((folder / file).absolute())))
         if parts:
             views[view] = parts
-    whole: tuple[tuple[str, Callable[[TraceData], pa.Table], Collection[str]], ...] = (
-        ("tokens", _tokens, made), ("layers", _layers, made), ("heads", _heads, asked),
-    )  # fmt: skip
-    for view, whole_table, needed in whole:
-        if view in needed:
-            views[view] = [Part(None, _stack(traces, whole_table, column))]
+        elif view in asked:
+            raise InputError(f"query: {view} holds rows of traces that were made{made}: none here.")
+    for view, whole in {"tokens": _tokens, "layers": _layers, "heads": _heads}.items():
+        if view == "heads" and view not in asked:
+            continue
+        stack = []
+        for name, one in traces.items():
+            part = whole(one)
+            first = pa.repeat(name, part.num_rows)
+            stack.append(part.add_column(0, "trace", first) if column else part)
+        views[view] = [Part(None, pa.concat_tables(stack, promote_options="default"))]
     return views
 
 
-def _verify(traces: Mapping[str, TraceData], file: str) -> None:
-    """Hold a file of every saved trace against its digest."""
-    for trace in traces.values():
-        folder, data = stored_folder(trace), trace.layers[0].data if trace.layers else None
-        if folder is not None and isinstance(data, StoredLayer):
-            data.verify(file)
-
-
-def _parts(
-    traces: Mapping[str, TraceData],
-    file: str,
-    table: Callable[[int, TraceLayer], pa.Table | None] | None,
-    column: bool,
-) -> list[Part]:
-    """The Parquet file of each saved trace, and a table of each other one; None: no tables."""
-    parts = []
-    for name, trace in traces.items():
-        folder = stored_folder(trace)
-        if folder is not None:
-            if (folder / file).exists():
-                parts.append(Part(name, str((folder / file).absolute())))
-        elif table is not None:
-            tables = [table(place, layer) for place, layer in enumerate(trace.layers)]
-            there = [one for one in tables if one is not None]
-            if there:
-                parts.append(Part(name if column else None, pa.concat_tables(there)))
-    return parts
-
-
-def _stack(
-    traces: Mapping[str, TraceData], table: Callable[[TraceData], pa.Table], column: bool
-) -> pa.Table:
-    parts = []
-    for name, trace in traces.items():
-        part = table(trace)
-        if column:
-            part = part.add_column(0, "trace", pa.repeat(name, part.num_rows))
-        parts.append(part)
-    return pa.concat_tables(parts, promote_options="default")
-
-
-def _keys(number: int, layer: TraceLayer) -> pa.Table | None:
-    return None if layer.value_norms is None else key_table(number, layer.value_norms)
-
-
-def _received(number: int, layer: TraceLayer) -> pa.Table | None:
-    return None if layer.graph.received is None else received_table(number, layer.graph)
-
-
-def _empty(names: tuple[str, ...], whole: tuple[str, ...]) -> pa.Table:
-    """A table of these columns; some are of whole numbers, `key` and those of float32."""
-    types = {name: pa.int16() for name in whole} | {"key": pa.int32()}
-    return pa.table({name: pa.array([], types.get(name, pa.float32())) for name in names})
-
-
-#: The views that a trace may have nothing for.
-_EMPTY = {
-    "keys": _empty(COLUMNS[KEYS], ("layer", "kv_head")),
-    "received": _empty(COLUMNS[RECEIVED], ("layer", "head")),
-}
-
-
-def _clean(token: str) -> str:
-    """UTF-8 has no lone surrogates."""
-    return token.encode("utf-8", "replace").decode()
+def _stored_folder(trace: TraceData) -> Path | None:
+    """The folder that a trace lies in, whole; None: it is in memory, or a part of another."""
+    folders = set()
+    for number, layer in enumerate(trace.layers):
+        if not isinstance(layer.data, StoredLayer) or layer.data.number != number:
+            return None
+        folders.add(layer.data.folder)
+    return folders.pop() if len(folders) == 1 else None
 
 
 def _heads(trace: TraceData) -> pa.Table:
@@ -184,8 +156,8 @@ def _tokens(trace: TraceData) -> pa.Table:
         offsets = known.get("offsets")
         columns["sequence"] += [name] * len(tokens)
         columns["position"] += range(len(tokens))
-        columns["token"] += map(_clean, tokens)
-        columns["text"] += map(_clean, shown(tokens))
+        columns["token"] += map(_utf8, tokens)
+        columns["text"] += map(_utf8, shown(tokens))
         columns["special"] += known.get("special", nothing)
         columns["start"] += nothing if offsets is None else [pair[0] for pair in offsets]
         columns["end"] += nothing if offsets is None else [pair[1] for pair in offsets]
@@ -201,30 +173,21 @@ def _tokens(trace: TraceData) -> pa.Table:
     return pa.table({name: pa.array(columns[name], kind) for name, kind in types.items()})
 
 
+def _utf8(token: str) -> str:
+    """UTF-8 has no lone surrogates."""
+    return token.encode("utf-8", "replace").decode()
+
+
 def _layers(trace: TraceData) -> pa.Table:
-    rows = [
-        {
-            "layer": number,
-            "name": layer.name,
-            "kind": layer.kind,
-            "index": layer.index,
-            "heads": layer.shape[0],
-            "queries": layer.shape[1],
-            "keys": layer.shape[2],
-            "queries_from": layer.queries_from,
-            "keys_from": layer.keys_from,
-            "scale": layer.scale,
-            "positions": layer.positions,
-            "mask": layer.mask,
-            "softcap": layer.softcap,
-            "deviation": layer.deviation,
-        }
-        for number, layer in enumerate(trace.layers)
-    ]
     whole, real, text = pa.int32(), pa.float64(), pa.string()
     schema = {
         "layer": whole, "name": text, "kind": text, "index": whole, "heads": whole,
         "queries": whole, "keys": whole, "queries_from": text, "keys_from": text, "scale": real,
         "positions": text, "mask": text, "softcap": real, "deviation": real,
     }  # fmt: skip
+    rows = []
+    for number, layer in enumerate(trace.layers):
+        heads, queries, keys = layer.shape
+        known = {"layer": number, "heads": heads, "queries": queries, "keys": keys}
+        rows.append({name: known.get(name, getattr(layer, name, None)) for name in schema})
     return pa.Table.from_pylist(rows, schema=pa.schema(list(schema.items())))
