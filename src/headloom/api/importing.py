@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headloom.api.tracing import Report, check_output, report_of
-from headloom.errors import DataError, InputError, installing, optional_package
-from headloom.formats.files import in_brief, is_there, read_json, read_text, text_lines
+from headloom.errors import DataError, InputError
+from headloom.formats.files import is_there, read_json, read_text, text_lines
 from headloom.formats.stored_arrays import EDGE_SUFFIXES, read_arrays, read_edges
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Top
@@ -32,57 +31,50 @@ _NAME = re.compile(
 Layers = dict[str, dict[str, str]]
 
 
-@dataclass(frozen=True)
-class ImportOptions:
-    """How files become a trace: see `headloom import --help`.
-
-    patterns: of the names of arrays, by what they are: see `layers_of_names`.
-    mask: "causal", "all", or "window:N" for a causal window of N keys.
-    """
-
-    patterns: dict[str, str]
-    tokens: Path | None
-    tokenizer: Path | None
-    mask: str | None
-    layout: str
-    strongest: bool
-    keep: int
-    overwrite: bool
-
-
-def import_files(path: Path, output: Path, options: ImportOptions) -> Report:
+def import_files(
+    path: Path,
+    output: Path,
+    *,
+    tokens: Path | None,
+    mask: str | None,
+    layout: str,
+    strongest: bool,
+    keep: int,
+    overwrite: bool,
+) -> Report:
     """Make a trace of queries and keys, of weights or of edges, and write it.
 
     Args:
         path: a Parquet or CSV table of edges; or a file of arrays, or a folder of them.
         output: the trace folder to write, whole or not at all.
+        tokens: a JSON list of texts or ids, or a text with one on each line.
+        mask: "causal", "all", or "window:N" for a causal window of N keys.
+        layout, strongest, keep, overwrite: see `headloom.from_queries_keys`, `from_edges`.
 
     Returns: what is said of it, with the arrays that were left out.
 
     Raises: InputError, DataError: files that are missing, damaged, or not what they should be.
     """
-    check_output(output, options.overwrite)
+    check_output(output, overwrite)
     if not is_there(path, "file of arrays"):
         raise DataError(f"{path}: no such file or folder. Check the path.")
     edges = path.suffix.lower() in EDGE_SUFFIXES
     arrays = {} if edges else read_arrays(path)
     in_dump = [name for name in arrays if name.split("/")[-1].lower() in _TOKENS]
     ids = [np.asarray(arrays.pop(name)).reshape(-1) for name in in_dump]
-    layers = {} if edges else layers_of_names(list(arrays), options.patterns)
-    roles = set().union(*(layer for layer in layers.values()))
-    if options.mask is None and "weights" not in roles:
+    layers = {} if edges else layers_of_names(list(arrays))
+    roles = set().union(*layers.values())
+    if mask is None and "weights" not in roles:
         raise InputError(
             f"import: {'edges' if edges else 'queries and keys'} do not say who may look at whom. "
             "Give --mask causal for a decoder, as a language model is, or --mask all."
         )
-    tokens = _read_tokens(options.tokens) if options.tokens else ids[0] if ids else None
-    tokenizer = None if options.tokenizer is None else _read_tokenizer(options.tokenizer)
-    mask, model = _mask(options.mask), path.stem or str(path)
-    keep, overwrite = Top(options.keep), options.overwrite
+    named = _read_tokens(tokens) if tokens else ids[0] if ids else None
+    shown, model = _mask(mask), path.stem or str(path)
     if edges:
         trace = from_edges(
-            read_edges(path), mask=mask, tokens=tokens, tokenizer=tokenizer,
-            strongest=options.strongest, model=model, save=output, overwrite=overwrite,
+            read_edges(path), mask=shown, tokens=named, strongest=strongest, model=model,
+            save=output, overwrite=overwrite,
         )  # fmt: skip
         return report_of(trace, output)
     # One array without a name of its layer may be a stack of them all.
@@ -95,22 +87,22 @@ def import_files(path: Path, output: Path, options: ImportOptions) -> Report:
 
     if "weights" in roles:
         made = from_weights(
-            stack("weights"), mask=mask, tokens=tokens, tokenizer=tokenizer, names=names,
-            model=model, keep=keep, save=output, overwrite=overwrite,
+            stack("weights"), mask=shown, tokens=named, names=names, model=model, keep=Top(keep),
+            save=output, overwrite=overwrite,
         )  # fmt: skip
     else:
         made = from_queries_keys(
             stack("queries"), stack("keys"), stack("values") if "values" in roles else None,
-            mask=mask, layout=options.layout, tokens=tokens, tokenizer=tokenizer, names=names,
-            model=model, keep=keep, save=output, overwrite=overwrite,
+            mask=shown, layout=layout, tokens=named, names=names, model=model, keep=Top(keep),
+            save=output, overwrite=overwrite,
         )  # fmt: skip
     assert isinstance(made, TraceData)  # a batch cannot be saved
     report = report_of(made, output)
     left = sorted(arrays.keys() - {name for layer in layers.values() for name in layer.values()})
     lines = list(report.lines)
     if left:
-        shown = ", ".join(left[:5]) + ", ..." * (len(left) > 5)
-        lines.insert(-1, f"left out: {len(left)} arrays, which are not queries or keys: {shown}")
+        some = ", ".join(left[:5]) + ", ..." * (len(left) > 5)
+        lines.insert(-1, f"left out: {len(left)} arrays, which are not queries or keys: {some}")
     return Report(lines, {**report.content, "left_out": left})
 
 
@@ -138,53 +130,24 @@ def _read_tokens(path: Path) -> TokensGiven:
     return tokens_of
 
 
-def _read_tokenizer(path: Path) -> object:
-    """A tokenizer of Hugging Face, from its file, or the file in a folder."""
-    with optional_package("import", installing("hf")):
-        from tokenizers import Tokenizer
-    try:
-        return Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
-    except Exception as error:  # the library raises nothing narrower
-        raise DataError(
-            f"{path}: cannot be read as a tokenizer ({in_brief(error)}). Give a tokenizer.json."
-        ) from error
-
-
-def layers_of_names(names: Sequence[str], patterns: Mapping[str, str]) -> Layers:
+def layers_of_names(names: Sequence[str]) -> Layers:
     """Return the layers of a dump, in their order, by the ends of the names of its arrays.
-
-    Args:
-        names: of all its arrays.
-        patterns: of the names of queries, keys or weights: ``{layer}`` stands for the number of the
-            layer, ``*`` for anything. Empty: by the ends of names.
 
     Raises: InputError: names that do not say what is what; queries without keys.
 
-    >>> layers_of_names(["layer_9_q", "layer_9_k", "mask"], {})
+    >>> layers_of_names(["layer_9_q", "layer_9_k", "mask"])
     {'layer_9': {'queries': 'layer_9_q', 'keys': 'layer_9_k'}}
     """
-    matches: list[tuple[str, str, str]] = []
-    for role, pattern in patterns.items():
-        regular = re.escape(pattern).replace(r"\*", ".*")
-        regular = regular.replace(r"\{layer\}", r"(?P<layer>\d+)", 1)
-        for name in names:
-            if match := re.fullmatch(regular, name):
-                number = match.groupdict().get("layer")
-                matches.append(("" if number is None else f"layers.{int(number)}", role, name))
-    for name in () if patterns else names:
+    layers: Layers = {}
+    for name in names:
         if match := _NAME.fullmatch(name):
             roles = match.groupdict()
             layer = roles.pop("layer").replace("/", ".")
-            matches.append((layer, next(role for role, word in roles.items() if word), name))
-    layers: Layers = {}
-    for layer, role, name in matches:
-        other = layers.setdefault(layer, {}).setdefault(role, name)
-        if other != name:
-            raise InputError(
-                f"{name} and {other} are both {role} of one layer, {layer or 'which has no name'}; "
-                "expected one. Say which: --queries 'PATTERN' --keys 'PATTERN'."
-            )
-    if not patterns and any("queries" in own for own in layers.values()):
+            role = next(role for role, word in roles.items() if word)
+            other = layers.setdefault(layer, {}).setdefault(role, name)
+            if other != name:
+                raise InputError(f"{name} and {other} are both {role} of one layer; expected one.")
+    if any("queries" in own for own in layers.values()):
         # Weights beside queries and keys are computed again from these.
         layers = {layer: own for layer, own in layers.items() if set(own) != {"weights"}}
     roles_of = [set(own) for own in layers.values()]
@@ -193,9 +156,8 @@ def layers_of_names(names: Sequence[str], patterns: Mapping[str, str]) -> Layers
         has = "; ".join(f"{layer or 'all'}: {', '.join(own)}" for layer, own in layers.items())
         raise InputError(
             f"import: found {has or 'no queries, keys or weights'} among {', '.join(names)[:200]}; "
-            "expected queries and keys of every layer, as layer_0_q and layer_0_k, or weights. Say "
-            "how they are named: --queries 'PATTERN' --keys 'PATTERN', or --weights 'PATTERN', "
-            "with {layer} for the number."
+            "expected queries and keys of every layer, as layer_0_q and layer_0_k, or weights. "
+            "Arrays of other names are given in Python: headloom.from_queries_keys, from_weights."
         )
     return dict(sorted(layers.items(), key=lambda entry: _place(entry[0])))
 

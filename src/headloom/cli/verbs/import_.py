@@ -21,9 +21,6 @@ TokensFile = Annotated[
     Path | None,
     typer.Option(help="The tokens: one on each line, or a JSON list of texts or ids."),
 ]
-TokenizerFile = Annotated[
-    Path | None, typer.Option(help="Names ids: a tokenizer.json, or the folder it is in.")
-]
 MaskName = Annotated[
     str | None,
     typer.Option(
@@ -35,17 +32,6 @@ MaskName = Annotated[
 Layout = Annotated[
     str, typer.Option(help="HND: (heads, positions, depth); NHD: (positions, heads, depth).")
 ]
-QueriesNames = Annotated[
-    str | None,
-    typer.Option(
-        "--queries", metavar="PATTERN",
-        help="The names of the arrays of queries, with {layer} for the number, * for anything.",
-    ),
-]  # fmt: skip
-KeysNames = Annotated[str | None, typer.Option("--keys", metavar="PATTERN", help="Those of keys.")]
-WeightsNames = Annotated[
-    str | None, typer.Option("--weights", metavar="PATTERN", help="Those of attention weights.")
-]
 Strongest = Annotated[
     bool,
     typer.Option("--strongest", help="The edges are the strongest of each row, which has others."),
@@ -53,20 +39,18 @@ Strongest = Annotated[
 
 
 def import_(
-    path: ArrayFile, output: ImportOutput, tokens: TokensFile = None,
-    tokenizer: TokenizerFile = None, mask: MaskName = None, layout: Layout = "HND",
-    queries: QueriesNames = None, keys: KeysNames = None, weights: WeightsNames = None,
-    strongest: Strongest = False, keep: option.Keep = 32, overwrite: option.Overwrite = False,
-    as_json: option.AsJson = False,
+    path: ArrayFile, output: ImportOutput, tokens: TokensFile = None, mask: MaskName = None,
+    layout: Layout = "HND", strongest: Strongest = False, keep: option.Keep = 32,
+    overwrite: option.Overwrite = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Make a trace of queries and keys, weights or edges that other programs saved."""
-    from headloom.api.importing import ImportOptions, import_files
+    from headloom.api.importing import import_files
 
-    named = {"queries": queries, "keys": keys, "weights": weights}
-    patterns = {role: pattern for role, pattern in named.items() if pattern is not None}
-    options = ImportOptions(patterns, tokens, tokenizer, mask, layout, strongest, keep, overwrite)
     with working("making the trace"):
-        report = import_files(path, output, options)
+        report = import_files(
+            path, output, tokens=tokens, mask=mask, layout=layout, strongest=strongest, keep=keep,
+            overwrite=overwrite,
+        )  # fmt: skip
     for line in report.lines:
         say(line)
     if as_json:
