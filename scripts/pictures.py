@@ -70,7 +70,6 @@ SHOTS = {
     "studio-neuron-light": ("minilm", "#view=neuron&layer=4&head=3&query=10&key=2", "light"),
     "studio-corpus-light": ("corpus", "#view=texts&layer=4&head=3&sinks=1", "light"),
     "studio-compare-light": ("tired and wide", "#view=compare&layer=5&head=8", "light"),
-    "studio-sql-light": ("short", "#view=sql", "light"),
     "studio-threads-dark": (
         "short", "#view=threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1", "dark",
     ),

@@ -1,6 +1,6 @@
 // The state that a link holds. Every view is a function of this and of the data.
 
-import { counted, grouped, visible } from "./text";
+import { visible } from "./text";
 
 export const START = {
   view: "heads",
@@ -47,8 +47,6 @@ export const START = {
   y: "entropy",
   /** The window of the matrix: first row, first column, rows seen; empty: the whole. */
   window: "",
-  /** The question in SQL that was asked; empty: the first of those that are ready. */
-  sql: "",
   step: 0,
   picture: "attention" as "attention" | "product",
   theme: "" as "" | "light" | "dark",
@@ -72,8 +70,6 @@ const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
 const SHARES = new Set(["share", "mass"]);
 const LONGEST = 400,
   LONGEST_TEXT = 2000;
-/** Characters of a question in SQL: those that the server takes. */
-export const LONGEST_QUERY = 10_000;
 
 /** Reads a link; what it does not know or cannot be is left as it starts, and said.
  *
@@ -100,15 +96,7 @@ export function parse(
         problems.push(`The link says ${name}=${visible(text, 30)}; expected ${expected}.`);
       }
     } else if (typeof start === "boolean") state[name] = text === "1";
-    else if (name === "sql") {
-      // A part of a question asks something else.
-      if (text.length <= LONGEST_QUERY) state[name] = text;
-      else
-        problems.push(
-          `The link’s question in SQL has ${counted(text.length, "character")}; expected ` +
-            `${grouped(LONGEST_QUERY)} at most.`,
-        );
-    } else if (!choices || choices.includes(text))
+    else if (!choices || choices.includes(text))
       state[name] = text.slice(0, name === "text" ? LONGEST_TEXT : LONGEST);
     else {
       const known = choices.filter(Boolean).join(", ");

@@ -12,7 +12,6 @@ import Images from "./views/Images.svelte";
 import Matrix from "./views/Matrix.svelte";
 import Neuron from "./views/Neuron.svelte";
 import Paths from "./views/Paths.svelte";
-import Sql from "./views/Sql.svelte";
 import Threads from "./views/Threads.svelte";
 import TrainingView from "./views/Training.svelte";
 
@@ -86,6 +85,5 @@ export const VIEWS: ViewEntry[] = [
     live: true,
     when: ({ opening }) => (opening?.examples.length ?? 0) > 1,
   },
-  { name: "sql", title: "SQL", key: "q", back: "heads", ofExample: Sql, live: true },
   { name: "training", title: "Training", key: "r", back: "heads", ofTraining: TrainingView },
 ];

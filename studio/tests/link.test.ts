@@ -33,16 +33,6 @@ test("names that there are not are left out, also those of every object", () => 
   });
 });
 
-test("a question in SQL is whole or not there", () => {
-  const sql = "select '\u00e4 & b=c' as x\nfrom edges -- #";
-  expect(parse(format({ ...START, sql }), VIEWS).state.sql).toBe(sql);
-  const { state, problems } = parse(`#sql=${"1".repeat(10_001)}`, VIEWS);
-  expect(state.sql).toBe("");
-  expect(problems).toEqual([
-    "The link’s question in SQL has 10,001 characters; expected 10,000 at most.",
-  ]);
-});
-
 test("long texts are cut", () => {
   expect(parse(`#window=${"1".repeat(1000)}`, VIEWS).state.window).toHaveLength(400);
 });

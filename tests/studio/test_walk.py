@@ -42,7 +42,7 @@ WALK = f"""async (steps) => {{
     return null;
 }}"""
 VIEWS = (
-    "heads", "threads", "matrix", "neuron", "image", "texts", "graph", "paths", "compare", "sql",
+    "heads", "threads", "matrix", "neuron", "image", "texts", "graph", "paths", "compare",
     "training",
 )  # fmt: skip
 
@@ -91,8 +91,6 @@ def test_every_change_shows_what_its_link_shows(
     was chosen.
     """
     places = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2), (2, 1), (3, 0)]
-    if walked == "sql":  # which asks of an example, whatever its layer
-        places = places[::2]
     views = [walked] * len(places) if walked in VIEWS else VIEWS
     links = [
         f"#view={view}&example={NAMES[example]}&layer={layer}" + "&query=1&key=1" * (n % 2)
@@ -105,7 +103,7 @@ def test_every_change_shows_what_its_link_shows(
         expected[link] = settled(page)
         page.close()
     # Else the walk could not tell one layer from another.
-    if walked not in ("paths", "sql"):
+    if walked != "paths":
         several = [json.dumps(expected[link]) for link in links[:3]]
         assert len({*several}) == len(several)
     graph = networkx.DiGraph(permutations(links, 2))

@@ -20,7 +20,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headloom.analysis.sql.query import QUESTIONS
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import TraceLayer
 from headloom.studio.arrays import BLOCK, as_json
@@ -52,7 +51,6 @@ class Opened:
     def __init__(self, collection: Collection) -> None:
         self.collection = collection
         self.corpus = Corpus(collection.examples)
-        self.answering = threading.Lock()
         self._compared = lru_cache(_HELD)(Comparison)
 
     def example(self, number: int) -> Example:
@@ -296,8 +294,6 @@ ROUTES: dict[str, Callable[[Place], Piece]] = {
     # Steps, losses, measures and pictures along a training: see `training`.
     "history": _history,
     "history/layers/{layer}/{name}": _history_layer,
-    # Questions in SQL that are ready: what each asks, and its query.
-    "questions": lambda at: {"questions": [list(question) for question in QUESTIONS]},
 }
 
 

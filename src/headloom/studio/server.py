@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -21,8 +20,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headloom.analysis.sql.bounded import LONGEST as LONGEST_QUERY
-from headloom.analysis.sql.bounded import ask_bounded
 from headloom.errors import DataError, HeadloomError
 from headloom.formats.files import JsonObject
 from headloom.studio.arrays import as_json
@@ -67,8 +64,7 @@ def create_app(collection: Collection) -> Starlette:
             Route("/studio.css", pieces.text(style, "text/css")),
             *(Route(f"/api/{path}", pieces.answering(make)) for path, make in ROUTES.items()),
             # What the page sends, as JSON, which no page of another site can.
-            Route("/api/ask", _question(opened, _ask), methods=["POST"]),
-            Route("/api/sql", _question(opened, _sql), methods=["POST"]),
+            Route("/api/ask", _asked(opened), methods=["POST"]),
         ],
         middleware=[Middleware(LocalOnly, traces=collection.traces)],
         exception_handlers={HeadloomError: _failed, HTTPException: _failed},
@@ -132,60 +128,25 @@ def _failed(request: Request, error: Exception) -> JSONResponse:
     return _problem(detail, error.status_code)
 
 
-class Fields:
-    """The fields of a question in JSON. Raises: HTTPException: one is missing or odd."""
-
-    def __init__(self, body: bytes) -> None:
-        try:
-            self._content = json.loads(body)
-        except ValueError:
-            self._content = None
-        if not isinstance(self._content, dict):
-            raise HTTPException(422, "expected a JSON object")
-
-    def text(self, name: str, most: int, default: str | None = None) -> str:
-        """A text of so many characters at most."""
-        value = self._content.get(name, default)
-        if not isinstance(value, str) or len(value) > most:
-            raise HTTPException(422, f"{name}: expected a text of at most {most} characters")
-        return value
-
-    def whole(self, name: str) -> int:
-        """A whole number, 0 or more."""
-        value = self._content.get(name, 0)
-        if type(value) is not int or not 0 <= value < 2**53:
-            raise HTTPException(422, f"{name}: expected a whole number, 0 or more")
-        return value
-
-
-def _ask(opened: Opened, asked: Fields) -> JsonObject:
-    """Trace a text by the model that is open: the example that it is from now on."""
-    text, window = asked.text("text", LONGEST), asked.text("window", 64, "")
-    if opened.collection.asking is None:
-        raise HTTPException(404, "no model is open here: headloom view MODEL")
-    number, example = opened.collection.asking.ask(window, asked.whole("turn"), text)
-    return {"example": number, "description": example.description()}
-
-
-def _sql(opened: Opened, asked: Fields) -> JsonObject:
-    """The first rows of the answer to one SELECT over the views of an example."""
-    query, trace = asked.text("query", LONGEST_QUERY), opened.example(asked.whole("example")).trace
-    if not opened.answering.acquire(timeout=10):
-        raise HTTPException(409, "another question is being answered: ask again")
-    try:
-        return asdict(ask_bounded(trace, query))
-    finally:
-        opened.answering.release()
-
-
-def _question(
-    opened: Opened, make: Callable[[Opened, Fields], JsonObject]
-) -> Callable[[Request], Awaitable[Response]]:
-    """The answer to what the page sends, or the problem in one line."""
+def _asked(opened: Opened) -> Callable[[Request], Awaitable[Response]]:
+    """The answer to a text that the page sends: its example from now on, or the problem."""
 
     def answer(body: bytes) -> JsonObject:
         try:
-            return make(opened, Fields(body))
+            asked = json.loads(body)
+            text, window, turn = asked["text"], asked.get("window", ""), asked.get("turn", 0)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise HTTPException(422, "expected a JSON object with a text") from None
+        for name, value, most in (("text", text, LONGEST), ("window", window, 64)):
+            if not isinstance(value, str) or len(value) > most:
+                raise HTTPException(422, f"{name}: expected a text of at most {most} characters")
+        if type(turn) is not int or not 0 <= turn < 2**53:
+            raise HTTPException(422, "turn: expected a whole number, 0 or more")
+        if opened.collection.asking is None:
+            raise HTTPException(404, "no model is open here: headloom view MODEL")
+        try:
+            number, example = opened.collection.asking.ask(window, turn, text)
+            return {"example": number, "description": example.description()}
         except SupersededError:
             raise HTTPException(409, "a newer question came meanwhile") from None
         except DataError:

@@ -164,18 +164,12 @@ def _cell(value: object) -> str:
     return visible(value, 60) if isinstance(value, str) else str(value)
 
 
-def connect(memory: str | None = None) -> Connection:
-    """A new database in memory. memory: how much it may take, as "512MB", on one thread.
-
-    Raises: InputError: DuckDB is missing.
-    """
+def connect() -> Connection:
+    """A new database in memory. Raises: InputError: DuckDB is missing."""
     with one_line():
         import duckdb
 
-        limits: dict[str, str | bool | int | float | list[str]] = {}
-        if memory is not None:
-            limits = {"threads": 1, "memory_limit": memory}
-        return duckdb.connect(":memory:", config=limits)
+        return duckdb.connect(":memory:")
 
 
 def statement_of(connection: Connection, query: str) -> Statement:
