@@ -72,7 +72,7 @@ def test_lines_to_classes_and_probabilities(headloom_process: Command, run: Path
     assert predictions[0]["label"] == "for"
     assert set(predictions[0]["probabilities"]) == {"for", "against"}
     assert float(share) == pytest.approx(predictions[0]["probabilities"]["for"], abs=1e-4)
-    assert "1 word that is not in the vocabulary" in result.err and "zebra" in result.err
+    assert "words not in the vocabulary of this run" in result.err and "zebra" in result.err
 
 
 def test_the_words_that_the_class_came_from(headloom_main: Command, run: Path) -> None:

@@ -23,7 +23,7 @@ from headloom.training.inference import TrainedRun, generate_text, open_run
 
 TEXTS = ["de: 17. März 2024", "", "en: May 3, 1999", "fr: 1 mai 2001"]
 #: What the tiny runs have never seen, and how it is shown.
-STRANGE, SHOWN = "ж\u202e€ж", r"3 characters that are not in the vocabulary .*: ж ‹202E› €$"
+STRANGE, SHOWN = "ж\u202e€ж", r"characters not in the vocabulary .*: ж ‹202E› € \(3\)$"
 
 
 def objects(out: str) -> list[dict[str, Any]]:
@@ -197,11 +197,11 @@ def test_a_folder_of_transformers_continues(
     ("run", "options", "message"),
     [
         ("dates", ("--n-best", 4, "--beam", 3), "--n-best 4: a beam of 3 holds no more than 3"),
-        ("dates", ("--length-penalty", 11), "--length-penalty 11.0: expected 0 to 10."),
+        ("dates", ("--length-penalty", 11), "Invalid value for '--length-penalty'"),
         ("dates", ("--file", "/no/such"), "/no/such: no such text file"),
         ("dates", ("--products", "int8"), "--products"),
-        ("language", ("--top-p", 1.5), "--top-p 1.5: expected a number above 0, 1 at most."),
-        ("language", ("--temperature", -1), "--temperature -1.0: expected a number, 0 or more."),
+        ("language", ("--top-p", 1.5), "Invalid value for '--top-p'"),
+        ("language", ("--temperature", -1), "Invalid value for '--temperature'"),
         ("nothing", (), "no such run or model"),
     ],
 )
@@ -222,11 +222,9 @@ def test_a_line_too_long_for_the_model(headloom_main: Command, data: Path, tmp_p
     )  # fmt: skip
     assert done.code == 0, done.err
     (tmp_path / "lines").write_text("de: 1\n\n" + "1" * 80 + "\nde: 2\n")
-    for options in ((), ("--json",)):
-        result = headloom_main("predict", run, "--file", tmp_path / "lines", "--beam", 1, *options)
-        message = "line 3 has 81 tokens with its end, the model's positions end at 80"
-        assert message in result.one_line()
-        assert len(result.out.splitlines()) == 2
+    result = headloom_main("predict", run, "--file", tmp_path / "lines", "--beam", 1)
+    assert "line 3 has 81 tokens with its end" in result.one_line()
+    assert len(result.out.splitlines()) == 2
     # A translation that is cut where the positions end has no alignment.
     (tmp_path / "lines").write_text("de: " + "1" * 30 + "\n")
     result = headloom_main("predict", run, "--file", tmp_path / "lines", "--json", "--beam", 1)

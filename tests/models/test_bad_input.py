@@ -44,7 +44,6 @@ def sources(block_reads: bool, there_is_one: bool) -> Callable[[], object]:
         (lambda: Architecture(positions="alibi", weights="uniform"), "act on the weights"),
         (lambda: LanguageModel(9, ARCHITECTURE)(torch.full((2, 5), 9)), "ids from 9 to 9; the mod"),
         (lambda: Transformer(9, Architecture(encoder_layers=0)), "a translator needs at least"),
-        (lambda: Classifier(9, 1, ARCHITECTURE), "has nothing to choose from"),
         (lambda: Classifier(9, 3, ARCHITECTURE)(torch.tensor([[1], [0]])), "no token but padding"),
         (lambda: VisionTransformer(SHAPE, 3, ARCHITECTURE, patch=(3, 4)), "do not split into such"),
         (
@@ -56,8 +55,8 @@ def sources(block_reads: bool, there_is_one: bool) -> Callable[[], object]:
             lambda: ConvolutionalClassifier(SHAPE, 3, Convolutions(region=Region(0, 0, 9, 1))),
             "the last features have 8 rows and 8 columns",
         ),
-        (sources(True, False), "there is no source, and the block was made with"),
-        (sources(False, True), "there is a source, and the block looks at none"),
+        (sources(True, False), "there is no source, and source=True"),
+        (sources(False, True), "there is a source, and source=False"),
     ],
 )
 def test_models_that_cannot_be(make: Callable[[], object], message: str) -> None:

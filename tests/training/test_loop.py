@@ -101,12 +101,6 @@ def test_a_finished_run_is_left_as_it_is(tiny: ConfigMaker, tmp_path: Path) -> N
     )  # fmt: skip
 
 
-def test_another_configuration_is_refused(tiny: ConfigMaker, tmp_path: Path) -> None:
-    run(tiny(max_steps=1), tmp_path / "a")
-    with pytest.raises(InputError, match=r"training\.seed was 1, is 2\. Choose another"):
-        run(tiny(max_steps=2, seed=2), tmp_path / "a")
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [

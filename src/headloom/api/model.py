@@ -249,10 +249,9 @@ def tell_unknown(what: str, parts: Sequence[str]) -> None:
     """Name, on standard error, the characters or words of a text that a run's vocabulary lacks."""
     if parts:
         shown = " ".join(map(visible, parts[:10])) + (" ..." if len(parts) > 10 else "")
-        kind = "character" if all(len(part) == 1 for part in parts) else "word"
-        those = f"{kind} that is" if len(parts) == 1 else f"{kind}s that are"
+        kind = "characters" if all(len(part) == 1 for part in parts) else "words"
         print(
-            f"headloom: {what} has {len(parts)} {those} not in the vocabulary of this run, and "
-            f"that the model reads as unknown: {shown}",
+            f"headloom: {what}: {kind} not in the vocabulary of this run, which the model reads as "
+            f"unknown: {shown} ({len(parts)})",
             file=sys.stderr,
         )

@@ -51,18 +51,12 @@ class PredictOptions:
     products: Products = "float32"
 
     def __post_init__(self) -> None:
-        """Raise an InputError for numbers that nothing is written by."""
+        """Raise an InputError where more is asked for than a beam holds."""
         if self.n_best > self.beam:
             raise InputError(
                 f"--n-best {self.n_best}: a beam of {self.beam} holds no more than {self.beam}. "
                 f"Give --beam {self.n_best}, or a smaller --n-best."
             )
-        if self.length_penalty is not None and not 0 <= self.length_penalty <= 10:
-            raise InputError(f"--length-penalty {self.length_penalty}: expected 0 to 10.")
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(f"--temperature {self.temperature}: expected a number, 0 or more.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"--top-p {self.top_p}: expected a number above 0, 1 at most.")
 
 
 @dataclass(frozen=True)

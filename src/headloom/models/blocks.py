@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
-from headloom.errors import InputError, ShapeError
+from headloom.errors import InputError
 from headloom.mechanism.attention_layer import LayerKind
 from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.masks import Mask
@@ -211,23 +211,23 @@ class DecoderBlock(_Block):
         Returns: as inputs.
         Raises: InputError: a source that the block does not look at, or none where it does.
         """
-        self._check_source(source, cache)
+        cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
+        read = source is not None or (cache is not None and cache.source.keys is not None)
+        if read != (cross_attention is not None):
+            has, made = ("a", "False") if read else ("no", "True")
+            raise InputError(
+                f"DecoderBlock: there is {has} source, and source={made} at its making."
+            )
         own = cache.own if cache else None
         outputs = self._add(
             inputs,
             self.self_attention_norm,
             lambda x: self.self_attention(x, mask=mask, cache=own),
         )
-        cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
         if cross_attention is not None and cross_norm is not None:
             from_source = cache.source if cache else None
             sequences = inputs.shape[0]
             sources = sequences if source is None else source.shape[0]
-            if sequences % max(sources, 1):
-                raise ShapeError(
-                    f"{sequences} sequences for {sources} sources; expected as many, or as many "
-                    "more for each."
-                )
             each = sequences // max(sources, 1)
 
             def look(x: Tensor) -> Tensor:
@@ -240,17 +240,3 @@ class DecoderBlock(_Block):
 
             outputs = self._add(outputs, cross_norm, look)
         return self._add(outputs, self.feed_forward_norm, self.feed_forward)
-
-    def _check_source(self, source: Tensor | None, cache: BlockCache | None) -> None:
-        """Raise an InputError where there is a source too many, or too few."""
-        if self.cross_attention is None and source is not None:
-            raise InputError(
-                "DecoderBlock: there is a source, and the block looks at none. Leave it out, or "
-                "make the block with source=True."
-            )
-        read = cache is not None and cache.source.keys is not None
-        if self.cross_attention is not None and source is None and not read:
-            raise InputError(
-                "DecoderBlock: there is no source, and the block was made with source=True. Give "
-                "what the encoder gave."
-            )

@@ -10,14 +10,12 @@ and Weston 2008 for "max"; Iyyer et al. 2015 for "mean" (of embeddings, without 
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.masks import padding
-from headloom.mechanism.shapes import chosen, describe, whole_number
+from headloom.mechanism.shapes import describe
 from headloom.models.blocks import EncoderBlock, closing_norm
 from headloom.models.configuration import Architecture, PoolingKind
 from headloom.models.dense import Dropout
@@ -101,11 +99,7 @@ class Classifier(Predictor):
         self.embedding = Embedding(vocabulary, architecture)
         if architecture.encoder_layers < 1:
             raise InputError("model.layers is 0; a classifier needs at least one.")
-        if whole_number("Classifier", "classes", classes) < 2:
-            raise InputError(f"a classifier of {classes} classes has nothing to choose from.")
-        self.architecture = architecture
-        self.padding = whole_number("Classifier", "padding", padding)
-        chosen("Classifier", "pooling", pooling, get_args(PoolingKind))
+        self.architecture, self.padding = architecture, padding
         self.pooling = pooling
         self.encoder = nn.ModuleList(
             EncoderBlock(architecture) for _ in range(architecture.encoder_layers)

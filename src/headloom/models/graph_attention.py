@@ -8,14 +8,13 @@ Source: Velickovic et al. 2018, sections 2.1 and 3.3; Brody et al. 2022 for vers
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from headloom.mechanism.graph_convolution import GATConv, GATv2Conv, check_features
 from headloom.mechanism.multihead import WeightsKind
-from headloom.mechanism.shapes import chosen, whole_number
 from headloom.models.dense import Dropout
 from headloom.models.predictor import Predictor
 
@@ -58,13 +57,6 @@ class GraphAttentionNetwork(Predictor):
         weights: WeightsKind = "learned",
     ) -> None:
         super().__init__()
-        name = "GraphAttentionNetwork"
-        for what, number, least in (
-            ("layers", layers, 1), ("features", features, 1), ("classes", classes, 2),
-        ):  # fmt: skip
-            whole_number(name, what, number, least)
-        chosen(name, "weights", weights, get_args(WeightsKind))
-        whole_number(name, "version", version, 1, 2)
         kind = GATConv if version == 1 else GATv2Conv
         widths = [features, *[heads * depth] * (layers - 1)]
         self.convolutions = nn.ModuleList(

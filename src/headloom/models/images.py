@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from headloom.errors import InputError, ShapeError
 from headloom.mechanism.attention_layer import WithConstants
 from headloom.mechanism.grid import Grid
 from headloom.mechanism.positions import sinusoidal
-from headloom.mechanism.shapes import chosen, describe, whole_number
+from headloom.mechanism.shapes import describe
 from headloom.mechanism.watching import layers_of
 from headloom.models.blocks import EncoderBlock, closing_norm
 from headloom.models.configuration import Architecture
@@ -42,10 +42,6 @@ class ImageShape:
     rows: int
     columns: int
 
-    def __post_init__(self) -> None:
-        for name in ("channels", "rows", "columns"):
-            whole_number("ImageShape", name, getattr(self, name), 1)
-
     def check(self, images: Tensor) -> None:
         """Raise an InputError where images are not of this size."""
         expected = (self.channels, self.rows, self.columns)
@@ -60,15 +56,12 @@ class ImageClassifier(Predictor):
     """Makes one vector of an image (`outputs`), and from it the score of each class.
 
     Args: shape: of the images; classes: how many there are; width: of the vector.
-    Raises: InputError: fewer than two classes.
     """
 
     purpose = "classifies images (headloom evaluate, headloom trace --file)"
 
     def __init__(self, shape: ImageShape, classes: int, width: int) -> None:
         super().__init__()
-        if whole_number(type(self).__name__, "classes", classes) < 2:
-            raise InputError(f"{classes} class: there is nothing to tell apart. Give two or more.")
         self.shape = shape
         self.class_scores = nn.Linear(width, classes)
         nn.init.xavier_uniform_(self.class_scores.weight)
@@ -120,7 +113,6 @@ class VisionTransformer(ImageClassifier, WithConstants):
         read: ReadOut = "class token",
     ) -> None:
         super().__init__(shape, classes, architecture.width)
-        chosen("VisionTransformer", "read", read, get_args(ReadOut))
         self.architecture, self.read = architecture, read
         if min(patch) < 1 or shape.rows % patch[0] or shape.columns % patch[1]:
             raise InputError(

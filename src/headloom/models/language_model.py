@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from headloom.mechanism.masks import causal
-from headloom.mechanism.shapes import whole_number
 from headloom.models.blocks import BlockCache, DecoderBlock, closing_norm
 from headloom.models.configuration import Architecture
 from headloom.models.decoding import DecodingState
@@ -32,7 +31,7 @@ class LanguageModel(Predictor):
     def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
         super().__init__()
         self.architecture = architecture
-        self.padding = whole_number("LanguageModel", "padding", padding)
+        self.padding = padding
         self.embedding = Embedding(vocabulary, architecture)
         self.output_embedding = nn.Linear(
             architecture.width, vocabulary, bias=architecture.output_bias

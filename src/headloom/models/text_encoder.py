@@ -10,13 +10,12 @@ Source: Devlin et al. 2019, section 3.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.masks import padding
-from headloom.mechanism.shapes import chosen, whole_number
 from headloom.models.blocks import EncoderBlock, activated, closing_norm, norm_of
 from headloom.models.configuration import Architecture
 from headloom.models.dense import Dropout
@@ -59,8 +58,7 @@ class TextEncoder(Predictor):
         self.embedding = Embedding(vocabulary, architecture, segments=segments, normed=True)
         width = architecture.width
         self.architecture = architecture
-        self.padding = whole_number("TextEncoder", "padding", padding)
-        chosen("TextEncoder", "head", head, get_args(EncoderHead))
+        self.padding = padding
         self.head = head
         self.encoder = nn.ModuleList(
             EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
@@ -75,7 +73,6 @@ class TextEncoder(Predictor):
             if architecture.tied:
                 self.output.weight = self.embedding.tokens.weight
         elif head == "classes":
-            classes = whole_number("TextEncoder", "classes", classes, 1)
             self.output = nn.Linear(width, classes)
 
     @property

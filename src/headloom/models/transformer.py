@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.masks import Mask, causal, padding
-from headloom.mechanism.shapes import whole_number
 from headloom.models.blocks import BlockCache, DecoderBlock, EncoderBlock, closing_norm
 from headloom.models.configuration import Architecture
 from headloom.models.decoding import DecodingState
@@ -36,7 +35,7 @@ class Transformer(Predictor):
         if architecture.encoder_layers < 1:
             raise InputError("model.encoder_layers is 0; a translator needs at least one.")
         self.architecture = architecture
-        self.padding = whole_number("Transformer", "padding", padding)
+        self.padding = padding
         self.target_embedding = Embedding(vocabulary, architecture)
         self.output_embedding = nn.Linear(
             architecture.width, vocabulary, bias=architecture.output_bias

@@ -321,7 +321,6 @@ class _Training:
         """Add a line to metrics.jsonl."""
         if self.ranks.leader:
             self.folder.append_metrics(content)
-            self.listener.reported(content)
 
     def _rate(self, peak: float) -> float:
         """The learning rate of this step."""

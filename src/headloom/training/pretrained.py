@@ -6,7 +6,7 @@ vocabulary.json is its tokenizer. So a run can be used, and gone on with, where 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -29,68 +29,41 @@ from headloom.training.text import NO_TOKEN, PretrainedVocabulary
 __all__ = ["build_pretrained", "fill_pretrained", "read_pretrained"]
 
 
-@dataclass(frozen=True, eq=False)
-class Pretrained:
-    """A folder of Transformers, read.
+def read_pretrained(folder: Path) -> DataDescription:
+    """The tokens of a folder, and what a run keeps in its data.json beside them.
 
-    settings: its config.json; model: in headloom's form; vocabulary: its tokens.
-    """
-
-    folder: Path
-    settings: Settings
-    model: Predictor
-    vocabulary: PretrainedVocabulary
-
-    def facts(self) -> JsonObject:
-        """What a run keeps in its data.json beside the vocabulary."""
-        model = self.model
-        assert isinstance(model, (LanguageModel, TextEncoder, Transformer))  # load_model's
-        sizes: JsonObject = {
-            "family": self.settings.get("model_type", ""),
-            "vocabulary": _embeddings(model),
-            "padding": model.padding,
-            "architecture": asdict(model.architecture),
-        }
-        if isinstance(model, TextEncoder):
-            segments = model.embedding.segments
-            sizes["segments"] = 0 if segments is None else segments.num_embeddings
-        return {"pretrained": sizes, "special_tokens": self.vocabulary.ids()}
-
-
-def _embeddings(model: LanguageModel | TextEncoder | Transformer) -> int:
-    embedding = model.source_embedding if isinstance(model, Transformer) else model.embedding
-    return embedding.tokens.num_embeddings
-
-
-def read_pretrained(folder: Path) -> Pretrained:
-    """Read a folder. Raises: HeadloomError: see `headloom.from_huggingface`; or its tokens are
-    others.
+    Raises: HeadloomError: see `headloom.from_huggingface`; or its tokens are others.
     """
     settings = Settings.read(folder)
-    model = load_model(folder, settings)
-    tokenizer = read_tokenizer(folder)
-    named = named_tokens(settings)
-    if isinstance(model, LanguageModel):
-        named = replace(named, padding=None)  # it may stand in a text
-    vocabulary = PretrainedVocabulary.of_folder(tokenizer, named)
-    assert isinstance(model, (LanguageModel, TextEncoder, Transformer))  # load_model's
-    if len(vocabulary) > _embeddings(model):
+    model, named = load_model(folder, settings), named_tokens(settings)
+    writes = isinstance(model, LanguageModel)
+    # Of a language model, the token that pads may stand in a text.
+    named = replace(named, padding=None) if writes else named
+    vocabulary = PretrainedVocabulary.of_folder(read_tokenizer(folder), named)
+    embedding = model.source_embedding if isinstance(model, Transformer) else model.embedding
+    count = embedding.tokens.num_embeddings
+    if len(vocabulary) > count:
         raise InputError(
-            f"{folder}: tokenizer.json has {len(vocabulary)} tokens, the model embeds "
-            f"{_embeddings(model)}. Give the tokenizer that the model was trained with."
+            f"{folder}: tokenizer.json has {len(vocabulary)} tokens, the model embeds {count}. "
+            "Give the tokenizer that the model was trained with."
         )
-    lacking = [
-        name
-        for name in ("pad", "start", "end")
-        if getattr(vocabulary, name) == NO_TOKEN and not isinstance(model, LanguageModel)
-    ]
+    needed = () if writes else ("pad", "start", "end")
+    lacking = [name for name in needed if getattr(vocabulary, name) == NO_TOKEN]
     if lacking:
         raise InputError(
             f"{folder}: its files name no token for {', '.join(lacking)}, which this model needs. "
             "Add pad_token_id, decoder_start_token_id (of a translator) or bos_token_id, and "
             "eos_token_id to config.json."
         )
-    return Pretrained(folder, settings, model, vocabulary)
+    segments = embedding.segments
+    sizes: JsonObject = {
+        "family": settings.get("model_type", ""),
+        "vocabulary": count,
+        "padding": model.padding,
+        "architecture": asdict(model.architecture),
+        "segments": 0 if segments is None else segments.num_embeddings,
+    }
+    return DataDescription(vocabulary, {"pretrained": sizes, "special_tokens": vocabulary.ids()})
 
 
 def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
@@ -136,15 +109,15 @@ def fill_pretrained(model: Predictor, folder: Path, data: DataDescription) -> No
     What scores the classes of texts stays drawn at random, unless the folder scores these classes,
     by their names in its config.json; likewise a pooler that the folder lacks.
     """
-    read = read_pretrained(folder)
-    given: dict[str, Tensor] = dict(read.model.named_parameters())
+    settings = Settings.read(folder)
+    read = load_model(folder, settings)
+    given: dict[str, Tensor] = dict(read.named_parameters())
     if isinstance(model, TextEncoder):
-        names = read.settings.raw("id2label")
+        names = settings.raw("id2label")
         classes = {str(place): name for place, name in enumerate(classes_of(data))}
-        scores = isinstance(read.model, TextEncoder) and read.model.head == "classes"
-        if names != classes or not scores:
-            given = {name: value for name, value in given.items() if not name.startswith("output")}
-        given = {name: value for name, value in given.items() if not name.startswith("transform")}
+        scores = isinstance(read, TextEncoder) and read.head == "classes"
+        left = ("transform",) if names == classes and scores else ("transform", "output")
+        given = {name: value for name, value in given.items() if not name.startswith(left)}
     own = dict(model.named_parameters())
     new = {name.split(".")[0] for name in own if name not in given}
     shapes = {name: own[name].shape for name in given if name in own}

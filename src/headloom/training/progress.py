@@ -37,9 +37,6 @@ class Listener:
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         """The validation data were looked at."""
 
-    def reported(self, report: JsonObject) -> None:
-        """A line was added to metrics.jsonl."""
-
 
 #: Says nothing.
 SilentListener = Listener

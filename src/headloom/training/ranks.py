@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from headloom.errors import HeadloomError, InputError
+from headloom.errors import HeadloomError
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.validation import Evaluation
@@ -170,13 +170,7 @@ def joined() -> Iterator[Ranks]:
         rank = int(os.environ["RANK"])
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     else:
-        try:
-            dist.init_process_group("gloo", timeout=PATIENCE)
-        except ValueError as error:
-            raise InputError(
-                "RANK and WORLD_SIZE are set, as torchrun sets them, but the processes do not find "
-                f"each other: {error}. Start them by torchrun, or unset RANK."
-            ) from error
+        dist.init_process_group("gloo", timeout=PATIENCE)
     _KEPT.append(dist.group.WORLD)
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())

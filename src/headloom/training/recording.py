@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -42,24 +44,17 @@ def snapshot(
     seen = {name: observation for name, _, observation in recorder.calls}
     layers = []
     for name, layer in layers_of(model):
-        graph = seen[name].caught
-        if not isinstance(graph, AttentionGraph):
-            raise TypeError("an observer that keeps Top(k) is given graphs")
+        graph = cast(AttentionGraph, seen[name].caught)
+        learned = layer.matrices(gradients=True) if gradients else None
         query_tokens, key_tokens = _tokens(probe, layer.kind, seen[name].grids)
+        copies = {matrix: tensor.detach().clone() for matrix, tensor in matrices[name].items()}
+        measures = matrix_measures(matrices[name], learned)
         layers.append(
             LayerSnapshot(
-                name,
-                layer.kind,
-                {matrix: tensor.detach().clone() for matrix, tensor in matrices[name].items()},
-                matrix_measures(
-                    matrices[name], layer.matrices(gradients=True) if gradients else None
-                ),
-                graph[0],
-                query_tokens,
-                key_tokens,
+                name, layer.kind, copies, measures, graph[0], query_tokens, key_tokens,
                 seen[name].scale,
             )
-        )
+        )  # fmt: skip
     return Snapshot(step, loss, layers)
 
 

@@ -34,7 +34,9 @@ Lines = Annotated[
 ]
 LengthPenalty = Annotated[
     float | None,
-    typer.Option(help="How much long translations are preferred, 0 to 10; default: the run's."),
+    typer.Option(
+        min=0, max=10, help="How much long translations are preferred; default: the run's."
+    ),
 ]
 NBest = Annotated[int, typer.Option(min=1, max=1_000, help="With --json: translations a line.")]
 Length = Annotated[
@@ -42,7 +44,7 @@ Length = Annotated[
 ]
 Temperature = Annotated[
     float,
-    typer.Option(help="Below 1: likelier tokens; above 1: rarer ones; 0: the likeliest."),
+    typer.Option(min=0, help="Below 1: likelier tokens; above 1: rarer ones; 0: the likeliest."),
 ]
 TopK = Annotated[
     int | None,
@@ -51,9 +53,12 @@ TopK = Annotated[
 TopP = Annotated[
     float | None,
     typer.Option(
-        "--top-p", help="Draw among the likeliest tokens that hold this share of the probability."
+        "--top-p",
+        min=0,
+        max=1,
+        help="Draw among the likeliest tokens that hold this share of the probability.",
     ),
-]
+]  # fmt: skip
 Products = Annotated[
     ProductsKind,
     typer.Option(

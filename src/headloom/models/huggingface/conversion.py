@@ -42,15 +42,17 @@ __all__ = ["StockModel", "load_model", "stock_model"]
 #: No id: language models read texts without padding, and a token that pads in another library may
 #: stand in a text.
 NO_PADDING = -1
+#: What a folder becomes.
+Loaded = LanguageModel | TextEncoder | Transformer
 
 
-def load_model(folder: Path, settings: Settings) -> Predictor:
+def load_model(folder: Path, settings: Settings) -> Loaded:
     """The model of a folder, in evaluation mode.
 
     Raises: InputError: an architecture or a setting that headloom's models do not have. DataError:
         a file is missing or damaged.
     """
-    families: dict[str, Callable[[Settings, Tensors], Predictor]] = {
+    families: dict[str, Callable[[Settings, Tensors], Loaded]] = {
         "bert": _load_bert, "gpt2": _load_gpt2, "llama": _load_llama, "marian": _load_marian,
     }  # fmt: skip
     kind = settings.get("model_type", "")

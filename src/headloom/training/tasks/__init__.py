@@ -115,8 +115,7 @@ def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
     if not isinstance(config.model, PretrainedConfig):
         return make(config.task, config.training.seed, data)
     if data is None:
-        read = read_pretrained(Path(config.model.folder))
-        data = DataDescription(read.vocabulary, read.facts())
+        data = read_pretrained(Path(config.model.folder))
     task = make(config.task, config.training.seed, data)
     task.description = replace(task.description, facts={**data.facts, **task.description.facts})
     return task

@@ -128,20 +128,19 @@ def told_before(parts: Mapping[str, Sequence[Hashable]]) -> list[str]:
     """Which held-out examples are among those to learn from; a sentence for each part with such.
 
     >>> told_before({"train": ["a", "b"], "valid": ["b", "c"], "test": []})
-    ['1 of 2 validation examples is a training example too: it is not new to the model.']
+    ['1 of 2 valid examples also in train: not new to the model.']
     """
     known = set(parts["train"])
-    found = []
-    for part, examples in parts.items():
-        count = 0 if part == "train" else sum(example in known for example in examples)
-        if count:
-            named = {"valid": "validation"}.get(part, part)
-            one = "is a training example" if count == 1 else "are training examples"
-            found.append(
-                f"{count:,} of {len(examples):,} {named} examples {one} too: "
-                f"{'it is' if count == 1 else 'they are'} not new to the model."
-            )
-    return found
+    counts = {
+        part: sum(example in known for example in examples)
+        for part, examples in parts.items()
+        if part != "train"
+    }
+    return [
+        f"{count:,} of {len(parts[part]):,} {part} examples also in train: not new to the model."
+        for part, count in counts.items()
+        if count
+    ]
 
 
 class TextTask(Task):
