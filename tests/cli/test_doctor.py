@@ -17,7 +17,6 @@ import torch
 from tests.cli.conftest import Command
 
 import headloom
-from headloom.api import doctor
 from headloom.mechanism import self_check
 from headloom.mechanism.backends import compiled
 
@@ -38,7 +37,7 @@ def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> 
     assert set(facts["extras"]) == set(extras or []) - {"dev", "docs", "all"}
 
 
-@pytest.mark.parametrize("backend", [*compiled.instruction_sets(), "torch"])
+@pytest.mark.parametrize("backend", [compiled.instruction_sets()[0], "torch"])
 def test_a_small_fault_of_one_backend_is_found(
     backend: str, headloom_main: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,17 +83,6 @@ def test_packages_that_are_missing_or_too_old(
     )
 
 
-def test_an_instruction_set_that_is_not_here(
-    headloom_main: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headloom.mechanism.backends.compiled.INSTRUCTION_SET", "avx1024")
-    result = headloom_main("doctor")
-    assert result.code == 1
-    assert "headloom: HEADLOOM_INSTRUCTION_SET is avx1024, which this processor or build lacks" in (
-        result.err
-    )
-
-
 @pytest.fixture
 def without_kernels(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of a process that finds a copy of headloom without its native module."""
@@ -136,11 +124,3 @@ def test_without_kernels_torch_serves_and_it_is_said_once(without_kernels: dict[
     found = json.loads(last)["findings"]
     assert found["attention"]["kernels"] == "none: torch computes everything, slower"
     assert set(found["self-check against float64"]) == {"torch", "took"}
-
-
-def test_a_folder_that_cannot_be_written_to(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    finding = doctor._folder("folders", "here", tmp_path / "a" / "b")
-    assert finding.problem == f"{tmp_path} cannot be written to."

@@ -94,15 +94,14 @@ def test_what_pip_says_is_shown_and_the_build_ends(
     assert_ended(tmp_path)
 
 
-@pytest.mark.parametrize("name", SIGNALS)
 def test_the_build_ends_when_somebody_ends_it(
-    setup: Callable[[str], subprocess.Popen[str]], tmp_path: Path, name: str
+    setup: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     process = setup("yes")
     while not (tmp_path / "fetching").exists():
         assert process.poll() is None
         time.sleep(0.05)
-    os.killpg(process.pid, signal.Signals[name])  # as a terminal does
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert_ended(tmp_path)
@@ -174,12 +173,9 @@ def test_a_torch_without_cuda_is_not(set_up: Callable[..., tuple[int, str, list[
     assert "GB" not in said
 
 
-@pytest.mark.parametrize("before", ["", "pip3 install "])
-def test_the_line_of_pytorchs_page(
-    set_up: Callable[..., tuple[int, str, list[str]]], before: str
-) -> None:
+def test_the_line_of_pytorchs_page(set_up: Callable[..., tuple[int, str, list[str]]]) -> None:
     line = "torch torchvision --index-url https://download.pytorch.org/whl/cpu"
-    code, said, asked = set_up(TORCH=before + line, HAS="2.9.1")
+    code, said, asked = set_up(TORCH="pip3 install " + line, HAS="2.9.1")
     assert code == 0, said
     (only,) = asked
     assert only.startswith("--disable") and only.endswith(f" --force-reinstall {line}")
@@ -215,11 +211,8 @@ def test_a_python_that_headloom_does_not_take(
     ("python", "cmake", "new"),
     [
         ((3, 11), "cmake version 3.18.4", True),
-        ((3, 11), "cmake version 3.17.0", False),
-        ((3, 12), "cmake version 3.26.0-rc1", True),
         ((3, 13), "cmake version 3.25.1", False),
         ((3, 13), "cmake version 4.0.2", True),
-        ((3, 13), "no version", False),
         ((3, 13), None, False),
     ],
 )
