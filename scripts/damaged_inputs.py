@@ -127,7 +127,7 @@ def parts_of(kind: str, folder: Path) -> Iterator[tuple[str, Callable[[], object
     elif kind == "run":
         yield "run*", lambda: RunFolder.open(folder).config()
         yield "state*", lambda: RunFolder(folder).state
-        yield "metrics*", lambda: RunFolder(folder).read_metrics()
+        yield "metrics*", lambda: RunFolder(folder).reports.read()
         history = History(folder / "history")
         yield "measures", history.measures
         yield "snapshots", lambda: [

@@ -99,21 +99,21 @@ def test_what_is_no_run(tmp_path: Path) -> None:
 
 def test_metrics(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a", CONFIG)
-    assert folder.read_metrics() == []
+    assert folder.reports.read() == []
     reports = [{"step": step, "loss": 1 / 3 / step} for step in (10, 20, 30)]
     for report in reports:
-        folder.append_metrics(report)
-    assert folder.read_metrics() == reports
+        folder.reports.append(report)
+    assert folder.reports.read() == reports
     # Killed while a line was written: the line does not count, the others do.
-    folder.metrics.write_text(folder.metrics.read_text() + '{"step": 4')
-    assert folder.read_metrics() == reports
-    folder.rewind_metrics(20)
-    folder.append_metrics({"step": 21})
-    assert folder.read_metrics() == [*reports[:2], {"step": 21}]
-    folder.metrics.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    folder.reports.path.write_text(folder.reports.path.read_text() + '{"step": 4')
+    assert folder.reports.read() == reports
+    folder.reports.rewind(20)
+    folder.reports.append({"step": 21})
+    assert folder.reports.read() == [*reports[:2], {"step": 21}]
+    folder.reports.path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl: line 2 is damaged"):
-        folder.read_metrics()
+        folder.reports.read()
     for line in ("[1]", "{}", '{"step": "1"}'):
-        folder.metrics.write_text(line + "\n")
+        folder.reports.path.write_text(line + "\n")
         with pytest.raises(DataError, match=r"line 1 is damaged: expected an object"):
-            folder.read_metrics()
+            folder.reports.read()

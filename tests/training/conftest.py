@@ -75,7 +75,7 @@ def everything(path: Path) -> tuple[dict[str, Tensor], list[Any]]:
         tensors |= {f"{name}:{key}": tensor for key, tensor in content.items()}
         notes.get("position", {}).pop("seconds", None)
         others.append((name, notes))
-    for report in RunFolder(path).read_metrics():
+    for report in RunFolder(path).reports.read():
         report.pop("seconds")
         others.append(report)
     others += [(path / name).read_text() for name in ("vocabulary.json", "run.json")]

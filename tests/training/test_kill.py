@@ -171,8 +171,8 @@ def test_a_damaged_checkpoint_stops_a_run_and_is_kept(
     folder = RunFolder(tmp_path / "run")
     folder.set_state("training")
     folder.checkpoint.write_bytes(content)
-    before = folder.metrics.read_text()
+    before = folder.reports.path.read_text()
     with pytest.raises(DataError, match=r"checkpoint\.safetensors: this checkpoint is damaged"):
         train(config, tmp_path / "run", SilentListener())
     assert folder.checkpoint.read_bytes() == content
-    assert folder.metrics.read_text() == before
+    assert folder.reports.path.read_text() == before

@@ -78,7 +78,7 @@ def test_a_killed_process_makes_all_go_on_from_the_checkpoint(
     assert errors.count("Trained 160 steps") == 1
     assert "Traceback" not in errors
     assert json.loads(out)["steps"] == 160
-    steps = [report["step"] for report in run.read_metrics() if "loss" in report]
+    steps = [report["step"] for report in run.reports.read() if "loss" in report]
     assert steps == list(range(20, 161, 20))
 
 

@@ -44,7 +44,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 def test_the_loss_falls(tiny: ConfigMaker, tmp_path: Path) -> None:
     result = run(tiny(max_steps=100, peak_learning_rate=1e-2, validate_every=50), tmp_path / "a")
-    first, *_, last = (r for r in result.folder.read_metrics() if "validation_loss" in r)
+    first, *_, last = (r for r in result.folder.reports.read() if "validation_loss" in r)
     characters = len(make_task(tiny()).vocabulary) - 4
     assert last["validation_loss"] < first["validation_loss"]
     assert last["validation_loss"] < 0.7 * math.log(characters)
@@ -128,7 +128,7 @@ def test_patience(tiny: ConfigMaker, tmp_path: Path) -> None:
     result = run(config, tmp_path / "a")
     assert result.reason == "patience"
     assert result.steps == result.best_step + 3 * 2
-    losses = [r["validation_loss"] for r in result.folder.read_metrics() if "validation_loss" in r]
+    losses = [r["validation_loss"] for r in result.folder.reports.read() if "validation_loss" in r]
     assert min(losses) == result.best_loss
     assert all(loss >= result.best_loss for loss in losses[-3:])
 
@@ -202,7 +202,7 @@ def test_the_running_mean_of_the_weights(tiny: ConfigMaker, tmp_path: Path) -> N
 
 def test_metrics(tiny: ConfigMaker, tmp_path: Path) -> None:
     result = run(tiny(max_steps=40, warmup=10, schedule="linear"), tmp_path / "a")
-    steps = [r for r in result.folder.read_metrics() if "loss" in r]
+    steps = [r for r in result.folder.reports.read() if "loss" in r]
     assert [r["step"] for r in steps] == [20, 40]
     assert steps[0]["learning_rate"] == pytest.approx(1e-3 * 20 / 30)
     assert steps[1]["learning_rate"] == 0

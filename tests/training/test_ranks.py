@@ -116,7 +116,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
 
 def losses(path: Path) -> list[float]:
     """Of all reports, in order."""
-    reports = RunFolder(path).read_metrics()
+    reports = RunFolder(path).reports.read()
     return [report.get("loss", report.get("validation_loss")) for report in reports]
 
 
@@ -253,6 +253,6 @@ def test_batch_norms_are_those_of_the_checkpoint(starter: Starter, tmp_path: Pat
     task = make_task(run.config, run.data)
     found = task.results(run.model.eval(), split="valid", beam=1, progress=lambda done, total: None)
     measured = next(m for m in found.measures if m.name == "loss")
-    reports = RunFolder(tmp_path / "whole").read_metrics()
+    reports = RunFolder(tmp_path / "whole").reports.read()
     least = min(r["validation_loss"] for r in reports if "validation_loss" in r)
     assert float(measured.formula(measured.statistics.sum(0))) == pytest.approx(least, abs=1e-5)

@@ -86,16 +86,7 @@ def progress_bar(what: str, *, lines: bool = False) -> Iterator[Progress]:
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Say on standard error, if that is a terminal, what is done and for how long, until it is."""
-    if not sys.stderr.isatty():
-        yield
-        return
-
-    from rich.progress import Progress as Bars
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Bars(*columns, console=console(), transient=True) as shown:
-        shown.add_task(what, total=None)
+    with progress_bar(what):
         yield
 
 

@@ -115,51 +115,25 @@ class Reports:
             temporary.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """A run's folder on disk."""
+    """A run's folder on disk.
 
-    path: Path
+    vocabulary: the tokenizer; data: what else a model must know of its data; checkpoint: everything
+    needed to go on; best: the weights to use; reports: of the training; measures: what the heads of
+    a watched training did, a report a measured step; probe: its fixed input; history: snapshots of
+    the weight matrices.
+    """
 
-    @property
-    def vocabulary(self) -> Path:
-        """The tokenizer."""
-        return self.path / "vocabulary.json"
-
-    @property
-    def data(self) -> Path:
-        """What else a model must know of its data."""
-        return self.path / "data.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Everything needed to go on."""
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def best(self) -> Path:
-        """The weights to use."""
-        return self.path / "best.safetensors"
-
-    @property
-    def metrics(self) -> Path:
-        """Reports of the training, one JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def measures(self) -> Reports:
-        """What the heads of a watched training did, one report a measured step."""
-        return Reports(self.path / "measures.jsonl", "measures")
-
-    @property
-    def probe(self) -> Path:
-        """The fixed input of a watched training."""
-        return self.path / "probe.safetensors"
-
-    @property
-    def history(self) -> Path:
-        """Snapshots of the weight matrices."""
-        return self.path / "history"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.vocabulary = path / "vocabulary.json"
+        self.data = path / "data.json"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.best = path / "best.safetensors"
+        self.reports = Reports(path / "metrics.jsonl", "metrics")
+        self.measures = Reports(path / "measures.jsonl", "measures")
+        self.probe = path / "probe.safetensors"
+        self.history = path / "history"
 
     def keep_place(self, data: Path) -> None:
         """Write where the data are, so that they are found from any folder."""
@@ -291,22 +265,6 @@ class RunFolder:
         if type(step) is not int:
             raise DataError(f"{self.checkpoint}: this checkpoint is damaged: it has no step.")
         return step
-
-    def append_metrics(self, report: JsonObject) -> None:
-        """Add a report of the training."""
-        self._reports.append(report)
-
-    def read_metrics(self) -> list[JsonObject]:
-        """All reports of the training; a last line that was cut off is left out."""
-        return self._reports.read()
-
-    def rewind_metrics(self, step: int) -> None:
-        """Forget reports of later steps, before the run goes on from this one."""
-        self._reports.rewind(step)
-
-    @property
-    def _reports(self) -> Reports:
-        return Reports(self.metrics, "metrics")
 
 
 def _acquire(lock: FileLock, path: Path) -> None:

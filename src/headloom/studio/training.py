@@ -83,7 +83,7 @@ def loss_curves(run: RunFolder, history: History) -> dict[str, list[tuple[float,
     """
     curves = {}
     for title, name in (("training loss", "loss"), ("validation loss", "validation_loss")):
-        points = [(report["step"], report[name]) for report in run.read_metrics() if name in report]
+        points = [(report["step"], report[name]) for report in run.reports.read() if name in report]
         if points:
             curves[title] = points
     training, start = curves.get("training loss"), history.notes(history.steps[0])

@@ -227,7 +227,7 @@ class _Training:
         """Forget what was written after the checkpoint, before the run goes on from there."""
         position, history = self.position, History(self.folder.history)
         # Before the first checkpoint even the validation of step 0 comes again.
-        self.folder.rewind_metrics(position.step or -1)
+        self.folder.reports.rewind(position.step or -1)
         history.rewind(position.step)
         # The snapshot that ended a run which now goes on: a run planned so long has none there.
         growth = self.settings.history_growth
@@ -320,7 +320,7 @@ class _Training:
     def _report(self, content: JsonObject) -> None:
         """Add a line to metrics.jsonl."""
         if self.ranks.leader:
-            self.folder.append_metrics(content)
+            self.folder.reports.append(content)
 
     def _rate(self, peak: float) -> float:
         """The learning rate of this step."""

@@ -82,7 +82,7 @@ def test_losses_are_reported(
             optimiser.zero_grad()
             losses.append(float(loss.detach()))
             monitor.step(loss, **({"validation_loss": 3.5} if len(losses) == 7 else {}))
-    reports = RunFolder(tmp_path / "run").read_metrics()
+    reports = RunFolder(tmp_path / "run").reports.read()
     assert reports[0] == {"step": 7, "validation_loss": 3.5}
     assert [report["step"] for report in reports[1:]] == [20, 25]
     assert reports[1]["loss"] == pytest.approx(sum(losses[:20]) / 20)

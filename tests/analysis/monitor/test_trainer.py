@@ -66,7 +66,7 @@ def test_a_training_ends_with_the_same_bits_and_leaves_a_run(tmp_path: Path) -> 
     assert History(run.history).steps == [0, 1, 2, 4, 8, 12]
     steps = [report["step"] for report in Reports(run.measures.path, "measures").read()]
     assert steps == [0, 1, 2, 3, 4, 6, 8, 9, 12]
-    reports = run.read_metrics()
+    reports = run.reports.read()
     assert [report["step"] for report in reports if "loss" in report] == [4, 8, 12]
     assert [report["step"] for report in reports if "validation_loss" in report] == [6, 12]
     assert callback.monitor is not None and callback.monitor.overhead > 0

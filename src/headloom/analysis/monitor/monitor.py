@@ -291,7 +291,7 @@ class Monitor:
                 self._say_once(name, f"step {self._steps:,}: {name} is {numbers[name]}")
             self._loss = finite.get("loss", self._loss)
             if finite:
-                self._the_record().folder.append_metrics({"step": self._steps, **finite})
+                self._the_record().folder.reports.append({"step": self._steps, **finite})
 
     def _report(self) -> None:
         """The mean loss of the steps since the last report."""

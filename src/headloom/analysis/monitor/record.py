@@ -112,7 +112,7 @@ class Record:
         if self.start is Start.GOES_ON:
             known = self.folder.monitored() or {}
             _check_same(self.folder.path, known["layers"], described)
-            self.folder.rewind_metrics(self.step)
+            self.folder.reports.rewind(self.step)
             self.folder.measures.rewind(self.step)
             History(self.folder.history).rewind(self.step)
             self.folder.set_state("training")
@@ -127,7 +127,7 @@ class Record:
         folder = self.folder
         shutil.rmtree(folder.history, ignore_errors=True)
         shutil.rmtree(folder.path / "tensorboard", ignore_errors=True)
-        for file in (folder.metrics, folder.measures.path, folder.probe):
+        for file in (folder.reports.path, folder.measures.path, folder.probe):
             file.unlink(missing_ok=True)
         folder.history.mkdir(exist_ok=True)
         write_json(folder.path / "config.json", content)
