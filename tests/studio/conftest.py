@@ -169,15 +169,20 @@ def studio(sessions: Callable[[bool, bool], Any], tmp_path: Path) -> Iterator[St
 
 
 def snapshot_of(trace: Trace, step: int, loss: float | None, **measures: float) -> Snapshot:
-    """A trace as the snapshot of a training, one number for all its heads."""
-    layers = [
-        LayerSnapshot(
-            layer.name, layer.kind, {}, {name: [x] * layer.heads for name, x in measures.items()},
-            layer.graph, list(layer.query_tokens), list(layer.key_tokens), scale=1.0,
-            product=torch.full((layer.heads, 8, 8), float(step)),
-        )
-        for layer in trace.layers
-    ]  # fmt: skip
+    """A trace as the snapshot of a training, one number for all its heads; at step 0 even rows."""
+    layers = []
+    for of in trace.layers:
+        graph, (heads, queries, keys) = of.graph, of.shape
+        if step == 0:
+            zeros = torch.zeros(heads, keys, 1)
+            _, graph = headloom.attend(zeros[:, :1].repeat(1, queries, 1), zeros, zeros)
+        known = {name: [value] * heads for name, value in measures.items()}
+        layers.append(
+            LayerSnapshot(
+                of.name, of.kind, {}, known, graph, list(of.query_tokens), list(of.key_tokens),
+                scale=1.0, product=torch.full((heads, 8, 8), float(step)),
+            )
+        )  # fmt: skip
     return Snapshot(step, loss, layers)
 
 

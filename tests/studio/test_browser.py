@@ -79,21 +79,6 @@ def test_heads_to_threads_to_matrix_and_back(studio, pair_trace) -> None:
     assert page.locator(".stage .tile").count() == 12
 
 
-def test_the_address_restores_a_view(studio, pair_trace) -> None:
-    page = studio.file(collect([pair_trace]), "#view=matrix&layer=2&head=3&query=1&key=5")
-    page.locator(".value").wait_for()
-    assert "L2 (cross 0) H3" in panel(page)
-    expected = float(pair_trace.layer("cross", 0).graph.dense()[3, 1, 5])
-    assert float(page.locator(".value").inner_text()) == pytest.approx(expected, abs=6e-5)
-    # What does not exist is left out, and said: see test_links.
-    page = studio.file(
-        collect([pair_trace]), "#view=nowhere&layer=-1&head=x&query=1e9&heads=a.9.-1"
-    )
-    page.locator(".stage .tile").first.wait_for()
-    assert page.locator(".stage .tile").count() == 12
-    assert page.locator(".notices p").count() == 3
-
-
 def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace) -> None:
     page = studio.file(collect([pair_trace]), "#view=matrix&layer=1&head=0&query=0&key=3")
     page.locator(".value", has_text="hidden").wait_for()
@@ -164,8 +149,10 @@ def test_training_is_scrubbed_from_random_to_trained(studio, pair_trace, history
     assert page.locator("#now").inner_text() == "step 0: random matrices"
 
 
-@pytest.mark.parametrize("view", ["heads", "threads", "matrix"])
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize(
+    ("view", "theme", "width"),
+    [("heads", "dark", 390), ("threads", "light", 1280), ("matrix", "dark", 390)],
+)
 def test_hostile_tokens_in_every_view(
     studio, make_trace, hostile_tokens, view, theme, width
 ) -> None:

@@ -20,9 +20,9 @@ LENGTH, KEPT = 40, 8
 ROUNDED = 0.0051
 
 
-@pytest.fixture(params=[pytest.param("page", marks=pytest.mark.slow), "server"])
+@pytest.fixture
 def shown(
-    request: Any, studio: Any, serving: Callable[..., Viewer], known_trace: Known
+    studio: Any, serving: Callable[..., Viewer], known_trace: Known
 ) -> Callable[[str, bool], tuple[Any, torch.Tensor, torch.Tensor]]:
     """A function that shows the threads of a trace of 40 tokens and 8 edges a row.
 
@@ -35,11 +35,7 @@ def shown(
         (layer,) = trace.layers
         layer = dataclasses.replace(layer, data=dataclasses.replace(layer.data, value_norms=norms))
         collection = collect([dataclasses.replace(trace, layers=(layer,))])
-        address = f"#view=threads&{address}"
-        if request.param == "page":
-            page = studio.file(collection, address)
-        else:
-            page = studio.served(serving(collection), address)
+        page = studio.served(serving(collection), f"#view=threads&{address}")
         page.locator(".short-threads .word").first.wait_for()
         page.wait_for_load_state("networkidle")
         page.wait_for_timeout(300)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from tests.slow import slow
 from tests.studio.sheet import sheet_dots
 
 from headloom.api.trace import Trace
@@ -25,20 +26,6 @@ from headloom.studio.serving import Viewer
 
 Known = Callable[..., tuple[Trace, torch.Tensor]]
 PICTURE = "canvas => canvas.toDataURL()"
-
-
-def places(*fast: tuple[int, str], slow: tuple[int, ...] = ()) -> pytest.MarkDecorator:
-    """Some lengths, exported as a page and served; these are in `make test`, the others, and
-    lengths that are slow both ways, in `make test-all`.
-    """
-    return pytest.mark.parametrize(
-        ("length", "where"),
-        [
-            pytest.param(length, where, marks=() if (length, where) in fast else pytest.mark.slow)
-            for length in (*(length for length, _ in fast), *slow)
-            for where in ("page", "server")
-        ],
-    )
 
 
 def places_on_the_ramp(pixels: np.ndarray, theme: str = "light") -> np.ndarray:
@@ -92,21 +79,13 @@ def same(pixels: np.ndarray, weights: torch.Tensor, theme: str = "light") -> Non
     assert np.abs(found - expected).max() <= 3
 
 
-def dots(pixels: np.ndarray, left: float, top: float, step: float, count: int) -> np.ndarray:
-    """The pixels in the middle of `count` x `count` dots."""
-    middles = (np.arange(count) + 0.5) * step
-    rows, columns = np.rint(top + middles - 0.5), np.rint(left + middles - 0.5)
-    return pixels[rows.astype(int)[:, None], columns.astype(int)[None]]
-
-
-@places((2, "page"), (3, "server"), slow=(100, 480))
+@pytest.mark.parametrize(("length", "where"), [(2, "page"), (3, "server"), *slow((480, "page"))])
 def test_tiles_and_rail_are_the_block_means(
     studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
 ) -> None:
     trace, weights = known_trace(length)
     collection = collect([trace])
-    dark = length == 100
-    theme = "dark" if dark else "light"
+    theme = "dark" if length == 3 else "light"
     page = (
         studio.file(collection, theme=theme)
         if where == "page"

@@ -108,22 +108,6 @@ def test_until_heads_are_measured_the_studio_says_so(
     assert "measuring" not in page.locator("main").inner_text()
 
 
-def test_measures_that_fail_leave_the_pictures(
-    studio: Any,
-    serving: Callable[..., Viewer],
-    pair_trace: Trace,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(trace: TraceData) -> list[list[dict[str, Any]]]:
-        raise ArithmeticError("no such number")
-
-    collection = collect([pair_trace])
-    monkeypatch.setattr("headloom.studio.collection.head_roles", broken)
-    page = studio.served(serving(collection), "#view=heads")
-    page.locator(".head-panel p", has_text="no such number").wait_for()
-    assert page.locator(".sheet .tile").count() == len(pair_trace.heads())
-
-
 def test_numbers_are_those_of_the_table(pair_trace: Trace) -> None:
     table = pair_trace.heads().set_index(["layer", "head"])
     for number, layer in enumerate(head_roles(pair_trace)):

@@ -20,31 +20,6 @@ WINDOW = "new URLSearchParams(location.hash.slice(1)).get('window')"
 MARGIN = (74, 65)
 
 
-class Fingers:
-    """Fingers on a touch screen, as Chromium gets them from one."""
-
-    def __init__(self, page: Any) -> None:
-        self._session = page.context.new_cdp_session(page)
-        self._page = page
-
-    def move(self, kind: str, *places: tuple[float, float]) -> None:
-        points = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(places)]
-        self._session.send(
-            "Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points}
-        )
-        self._page.wait_for_timeout(30)
-
-    def pinch(self, x: float, y: float, start: float, end: float, aside: float = 0) -> None:
-        """Two fingers around a place, from so far left and right of it to so far, and aside."""
-        self.move("Start", (x - start, y))
-        self.move("Start", (x - start, y), (x + start, y))
-        for step in range(1, 9):
-            apart, over = start + (end - start) * step / 8, aside * step / 8
-            self.move("Move", (x - apart + over, y), (x + apart + over, y))
-        self.move("End", (x + end + aside, y))
-        self.move("End")
-
-
 def test_a_zoomed_cell_stays_whole_and_its_frame_on_the_matrix(studio, make_trace) -> None:
     collection = collect([make_trace([f"t{i}" for i in range(50)])])
     for cell in (0, 49):

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
-import tracemalloc
-import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.studio.test_graph import NAMES, WORDS, cells_of, dense_trace, weights_of
+from tests.studio.test_graph import NAMES, cells_of, dense_trace, weights_of
 
-import headloom
 from headloom.api.trace import Trace
 from headloom.formats.trace import TraceLayer
 from headloom.studio.page import collect
-from headloom.studio.serving import Viewer
 
 Array = np.ndarray[Any, Any]
 LAYERS, TOKENS = 3, 7
@@ -87,19 +80,11 @@ def written(path: tuple[int, ...]) -> str:
 
 
 @pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("where", ["page", "server"])
-def test_two_clicks_give_the_strongest_paths(
-    studio: Any, serving: Callable[..., Viewer], causal: bool,
-    where: str,
-) -> None:  # fmt: skip
+def test_two_clicks_give_the_strongest_paths(studio: Any, causal: bool) -> None:
     weights = [weights_of(seed, 12, causal)[:, :TOKENS, :TOKENS] for seed in range(LAYERS)]
     weights = [of / of.sum(-1, keepdims=True) for of in weights]
     collection = collect([stacked(weights, causal)])
-    page = (
-        studio.file(collection, "#view=paths&output=3")
-        if where == "page"
-        else studio.served(serving(collection), "#view=paths&output=3")
-    )
+    page = studio.file(collection, "#view=paths&output=3")
     ready(page)
     start, end = 5, 1
     page.locator(".outputs .end").nth(start).click()
@@ -148,43 +133,3 @@ def test_between_two_sequences(studio: Any, pair_trace: Trace) -> None:
     ready(page)
     assert page.locator(".both").count() == page.locator(".own .end").count() == 0
     assert page.locator(".inputs .end").count() == page.locator(".outputs .end").count() == 4
-
-
-@pytest.mark.parametrize("where", ["page", pytest.param("server", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("what", ["a query without keys", "a sink"])
-def test_what_ends_on_its_way_is_not_unknown(
-    studio: Any, serving: Callable[..., Viewer], where: str, what: str,
-) -> None:  # fmt: skip
-    queries, keys = torch.randn(2, 2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
-    if what == "a sink":
-        # Half of each row: as much as its six keys together.
-        sinks = [torch.full((2,), math.log(6))] * 2
-        trace = headloom.from_queries_keys(0 * queries, keys, sinks=sinks, tokens=WORDS[:6])
-        # Both halves of 1/2: 1/2 that stays, 1/24 of what a row takes.
-        rollout, ends = (1 / 2 + 1 / 24) ** 2 + 5 / 24**2, "44 %"
-    else:
-        mask = torch.ones(6, 6, dtype=torch.bool)
-        mask[4] = False
-        trace = headloom.from_queries_keys(queries, keys, mask=mask, tokens=WORDS[:6])
-        rollout, ends = 0.25, "75 %"
-    collection, link = collect([trace]), "#view=paths&output=4&input=4"
-    opened = studio.file if where == "page" else lambda of, at: studio.served(serving(of), at)
-    page = opened(collection, link)
-    products(page)
-    said = ready(page)
-    assert f"Rollout, all paths together: {rollout:.3f}. " in said
-    assert f"{ends} of the token ends on its way" in said
-    assert "not known here" not in said
-    page.goto(page.url.replace("&input=4", ""))
-    row = page.locator(".panel tbody tr", has_text=WORDS[4])
-    assert row.inner_text().split()[-1] == f"{rollout:.3f}"
-
-
-def answer(viewer: Viewer, path: str) -> tuple[bytes, int]:
-    """The answer to a path, and the most memory that it took."""
-    tracemalloc.start()
-    with urllib.request.urlopen(f"{viewer.address}api/examples/0/{path}") as found:
-        content = found.read()
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return content, most

@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analysis.test_patch_map import grid_trace
 
 from headloom.api.trace import Trace
 from headloom.studio.page import collect
-from headloom.studio.runs import open_collection
 from headloom.studio.serving import Viewer
 from headloom.studio.tiles import MatrixTiles
 
@@ -180,40 +178,6 @@ def test_a_damaged_layer_is_one_clear_answer(
     assert fresh.get("/api/open")[0] == client.get("/api/open")[0] == 200
 
 
-def many_clients(client: Client, clients: int, seconds: float) -> int:
-    """The answers that so many clients got in so many seconds; each must be right."""
-    paths = [
-        ("/api/open", None), ("/api/examples/0/layers/0/means", 4 * 7 * 7),
-        ("/api/examples/0/layers/2/heads/1/edges/0", None),
-        ("/api/examples/0/layers/2/heads/1/matrix/max/0/0/0", 2 * 4 * 7),
-        ("/", None),
-    ]  # fmt: skip
-    problems: list[object] = []
-    counts = [0] * clients
-    end = time.monotonic() + seconds
-
-    def ask(number: int) -> None:
-        try:
-            # Once at least, however busy the machine is.
-            while not counts[number] or time.monotonic() < end:
-                path, size = paths[counts[number] % len(paths)]
-                status, _, body = client.get(path)
-                if status != 200 or (size is not None and len(body) != size):
-                    problems.append((path, status, len(body)))
-                counts[number] += 1
-        except Exception as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
-    assert min(counts) > 0
-    return sum(counts)
-
-
 def test_what_takes_long_and_was_called_off_keeps_nobody_waiting(
     serving: Serving, long_trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,32 +233,3 @@ def test_a_pass_ends_when_nobody_waits_for_it_any_longer(
     # Whoever comes back goes on from there: every band was made once.
     assert client.get(path)[0] == 200
     assert sorted(made) == [(0, band) for band in range(64)]
-
-
-def test_parallel_clients_lose_no_request(client: Client) -> None:
-    assert many_clients(client, 40, 1.0) >= 40
-
-
-@pytest.mark.slow
-def test_schemathesis_finds_nothing(
-    serving: Serving, pair_trace: Trace, drawn: Any, tmp_path: Path
-) -> None:
-    """Of a model's trace, of patches of an image, and of two texts that can be compared."""
-    import os
-    import subprocess
-    import sys
-
-    traces = [pair_trace, grid_trace(), drawn(1)[0], drawn(2)[0]]
-    for number, trace in enumerate(traces):
-        trace.save(tmp_path / f"{number}.loom")
-    viewer = serving(open_collection(tmp_path))
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "schemathesis.cli", "run", "--max-examples", "60", "--seed", "1",
-            f"{viewer.address}api/openapi.json",
-        ],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.studio.schemathesis_hooks"},
-    )  # fmt: skip
-    print(done.stdout[-4000:])
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.analysis.test_patch_map import grid_trace
 from tests.conftest import LanguageModel, Translator
+from tests.slow import slow
 
 import headloom
 from headloom.api.trace import Trace
@@ -83,7 +84,7 @@ def collection(
     return made
 
 
-@pytest.mark.parametrize("walked", [*VIEWS, "from view to view"])
+@pytest.mark.parametrize("walked", ["from view to view", *slow(*VIEWS)])
 def test_every_change_shows_what_its_link_shows(
     studio: Any, serving: Callable[..., Any], collection: Collection, walked: str
 ) -> None:
