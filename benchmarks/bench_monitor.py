@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 
 import headloom
+from headloom.analysis.monitor import monitor as watching
 
 EVERY = 100
 #: So far apart that after steps 0 and 1 no snapshot comes.
-NEVER = 1e12
+watching.GROWTH = 1e12
 
 
 class Training:
@@ -79,7 +80,7 @@ def monitored(training: Training, every: int) -> Iterator[headloom.Monitor]:
     """A monitor that has taken its first measures."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        headloom.monitor(training.model, f"{folder}/run", every=every, growth=NEVER)
+        headloom.monitor(training.model, f"{folder}/run", every=every)
         as monitor,
     ):  # fmt: skip
         for _ in range(2):

@@ -59,9 +59,7 @@ def main() -> None:
     )  # fmt: skip
     data = texts(16 * options.steps + 64)
     # Measured often, for smooth curves: a step of so small a model takes hardly longer.
-    callback = headloom.MonitorCallback(
-        options.run, every=20, sinks=["tensorboard"], overwrite=True
-    )
+    callback = headloom.MonitorCallback(options.run, every=20, overwrite=True)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, max_steps=options.steps, per_device_train_batch_size=16,

@@ -18,11 +18,11 @@ Of a layer, once, until it is in order again:
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
-from headloom.analysis.monitor.measures import LayerSeen
+from headloom.analysis.monitor.measures import LayerSeen, Numbers
 from headloom.formats.files import JsonObject
 
 __all__ = ["Alarms", "in_words", "warn"]
@@ -30,73 +30,69 @@ __all__ = ["Alarms", "in_words", "warn"]
 #: Mean evenness of a layer's heads below which, and largest score above which, it is warned of.
 EVENNESS, SCORE = 0.02, 100.0
 
+_Measures = Mapping[str, Numbers]
+
 
 def warn(text: str) -> None:
     """Tell who trains; the training goes on."""
     warnings.warn(f"headloom.monitor: {text}", stacklevel=2)
 
 
-@dataclass
 class Alarms:
-    """Looks at what was measured, step by step."""
+    """Looks at what was measured, step by step.
 
-    #: Mean evenness and largest score of each layer when the watch began.
-    _first: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    #: The heads of each layer that had an entropy then: those that may look at no key have none.
-    _finite: dict[str, set[int]] = field(default_factory=dict)
-    #: What is wrong already, by layer and kind.
-    _wrong: set[tuple[str, str]] = field(default_factory=set)
+    first: the measures of each layer when the watch began; None: those that are checked first.
+    """
 
-    def begin(self, layers: Mapping[str, Mapping[str, Sequence[float | None]]]) -> None:
-        """Take measures for those with which the watch began."""
-        for name, measures in layers.items():
-            self._first[name] = (
-                _mean(measures.get("evenness", ())),
-                _largest(measures.get("largest_score", ())),
-            )
-            entropy = measures.get("entropy", ())
-            self._finite[name] = {head for head, nats in enumerate(entropy) if nats is not None}
+    def __init__(self, first: Mapping[str, _Measures] | None = None) -> None:
+        self._first = first
+        #: What is wrong already, by layer and kind.
+        self._wrong: set[tuple[str, str]] = set()
 
     def check(self, step: int, layers: Sequence[LayerSeen]) -> list[JsonObject]:
         """What is wrong now and was not before: the kind, the layer, the heads and the words."""
-        if not self._first:
-            self.begin({layer.name: layer.measures for layer in layers})
+        if self._first is None:
+            self._first = {layer.name: layer.measures for layer in layers}
+        before, self._wrong = self._wrong, set()
         alarms = []
         for layer in layers:
-            for kind, alarm in self._of_layer(layer).items():
-                known = (layer.name, kind) in self._wrong
-                if alarm is None:
-                    self._wrong.discard((layer.name, kind))
-                elif not known:
-                    self._wrong.add((layer.name, kind))
-                    heads, words = alarm
+            for kind, heads, words in _wrong(layer.measures, self._first.get(layer.name, {})):
+                self._wrong.add((layer.name, kind))
+                if (layer.name, kind) not in before:
                     text = f"step {step:,}: {layer.name}: {words}"
                     alarms.append({"kind": kind, "layer": layer.name, "heads": heads, "text": text})
         return alarms
 
-    def _of_layer(self, layer: LayerSeen) -> dict[str, tuple[list[int], str] | None]:
-        """The heads and the words of each kind of alarm; None: there is none."""
-        even, largest = self._first.get(layer.name, (None, None))
-        evenness, scores = layer.measures["evenness"], layer.measures["largest_score"]
-        now = _mean(evenness)
-        collapse = explosion = broken = None
-        if now is not None and even is not None and now < min(EVENNESS, even / 2):
-            heads = [n for n, each in enumerate(evenness) if each is not None and each < EVENNESS]
-            words = f"its heads look {100 * now:.1f} % as evenly as they may"
-            before = f"{100 * even:.1f} % when the watch began"
-            collapse = heads, f"entropy collapses: {words}, {before}"
-        limit = max(SCORE, 2 * (largest or 0))
-        high = {head: score for head, score in enumerate(scores) if (score or 0) > limit}
-        if high:
-            words = f"{_heads(list(high))} reach{'es' * (len(high) == 1)} {_largest(scores):,.0f}"
-            before = f"before the softmax, {largest or 0:,.1f} when the watch began"
-            explosion = list(high), f"scores explode: {words} {before}"
-        entropy = enumerate(layer.measures["entropy"])
-        finite = self._finite.get(layer.name, ())
-        lost = [head for head, value in entropy if value is None and head in finite]
-        if lost:
-            broken = lost, f"numbers that are infinite or NaN in {_heads(lost)}"
-        return {"entropy collapse": collapse, "score explosion": explosion, "not finite": broken}
+
+def _wrong(now: _Measures, first: _Measures) -> Iterator[tuple[str, list[int], str]]:
+    """The kind, the heads and the words of what is wrong in a layer."""
+    even, before = (_mean(measures.get("evenness", ())) for measures in (now, first))
+    if even < min(EVENNESS, before / 2):
+        heads = [
+            n for n, each in enumerate(now["evenness"]) if each is not None and each < EVENNESS
+        ]
+        words = f"its heads look {100 * even:.1f} % as evenly as they may"
+        words = f"entropy collapses: {words}, {100 * before:.1f} % when the watch began"
+        yield "entropy collapse", heads, words
+    scores = now["largest_score"]
+    largest = max((score or 0.0 for score in first.get("largest_score", ())), default=0.0)
+    high = [n for n, score in enumerate(scores) if (score or 0) > max(SCORE, 2 * largest)]
+    if high:
+        most = max(score or 0.0 for score in scores)
+        words = f"{_heads(high)} reach{'es' * (len(high) == 1)} {most:,.0f} before the softmax"
+        words = f"scores explode: {words}, {largest:,.1f} when the watch began"
+        yield "score explosion", high, words
+    # Heads that may look at no key have had no entropy from the start.
+    pairs = zip(now["entropy"], first.get("entropy", ()), strict=False)
+    lost = [n for n, (value, was) in enumerate(pairs) if value is None and was is not None]
+    if lost:
+        yield "not finite", lost, f"numbers that are infinite or NaN in {_heads(lost)}"
+
+
+def _mean(values: Numbers) -> float:
+    """Of those that there are; NaN, which no number is below, of none."""
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else math.nan
 
 
 def _heads(heads: Sequence[int]) -> str:
@@ -110,15 +106,6 @@ def _heads(heads: Sequence[int]) -> str:
     if len(heads) > 4:
         return f"{len(heads)} heads"
     return f"heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
-
-
-def _largest(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def in_words(error: Exception) -> str:

@@ -18,7 +18,8 @@ a head without such a row, numbers that are not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,10 @@ from headloom.errors import InputError
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.spectra import query_key_measures
 
-__all__ = ["MATRIX_MEASURES", "PROBE_MEASURES", "LayerSeen", "known_matrices", "layers_seen"]
+__all__ = ["LayerSeen", "Numbers", "layers_seen", "values_of"]
+
+#: A number a head; None: there is none.
+Numbers = Sequence[float | None]
 
 #: Measures of what a head does, and of its matrices.
 PROBE_MEASURES = ("entropy", "evenness", "largest_score", "first_token")
@@ -43,60 +47,47 @@ class LayerSeen:
     name: its path in the model; of one that runs several times in a pass, " (2)" and so on follow.
     layer: of the trace of the probe's first sequence.
     matrices: its learned ones, or None where they are not known.
-    measures: of PROBE_MEASURES and MATRIX_MEASURES, each one number a head.
+    measures: of PROBE_MEASURES and MATRIX_MEASURES.
     """
 
     name: str
     layer: TraceLayer
     matrices: LayerMatrices | None
-    measures: dict[str, list[float | None]]
-
-
-def known_matrices(model: nn.Module) -> dict[str, LayerMatrices]:
-    """The learned matrices of a model's attention layers by their paths, where they are known."""
-    try:
-        return {layer.name: layer for layer in matrices_of(model)}
-    except InputError:
-        return {}
+    measures: dict[str, Numbers]
 
 
 @torch.no_grad()
 def layers_seen(model: nn.Module, traces: Sequence[TraceData]) -> list[LayerSeen]:
     """The layers of a model with their measures, from the traces of the probe's sequences."""
-    matrices = known_matrices(model)
+    try:
+        matrices = {layer.name: layer for layer in matrices_of(model)}
+    except InputError:
+        matrices = {}
+    counts: Counter[str] = Counter()
     seen: list[LayerSeen] = []
-    for place, name in enumerate(_names(traces[0])):
-        layers = [trace.layers[place] for trace in traces]
-        first = layers[0]
+    for place, first in enumerate(traces[0].layers):
         own = matrices.get(first.name)
         if own is not None and own.heads != first.heads:
             own = None
-        measures = _of_probe(layers)
-        none: list[float | None] = [None] * first.heads
-        measures |= dict.fromkeys(MATRIX_MEASURES, none)
-        if own is not None:
-            found = query_key_measures(own.W_Q, own.W_K)
-            measures |= {name: _finite(values) for name, values in found.items()}
-        seen.append(LayerSeen(name, first, own, measures))
+        measures = _of_probe([trace.layers[place] for trace in traces])
+        if own is None:
+            measures |= dict.fromkeys(MATRIX_MEASURES, [None] * first.heads)
+        else:
+            measured = query_key_measures(own.W_Q, own.W_K)
+            measures |= {name: _finite(values) for name, values in measured.items()}
+        counts[first.name] += 1
+        again = f" ({counts[first.name]})" if counts[first.name] > 1 else ""
+        seen.append(LayerSeen(first.name + again, first, own, measures))
     return seen
 
 
-def _names(trace: TraceData) -> Iterator[str]:
-    """A name of its own for each layer."""
-    counts: dict[str, int] = {}
-    for layer in trace.layers:
-        counts[layer.name] = counts.get(layer.name, 0) + 1
-        again = counts[layer.name]
-        yield layer.name if again == 1 else f"{layer.name} ({again})"
-
-
-def _of_probe(layers: Sequence[TraceLayer]) -> dict[str, list[float | None]]:
+def _of_probe(layers: Sequence[TraceLayer]) -> dict[str, Numbers]:
     """PROBE_MEASURES of a layer, over the rows of every sequence of the probe."""
     count = torch.cat([layer.graph.count for layer in layers], -1)
     entropy = torch.cat([layer.graph.entropy.double() for layer in layers], -1)
     first = torch.cat([_first_key(layer).double() for layer in layers], -1)
 
-    def mean(values: Tensor, rows: Tensor) -> list[float | None]:
+    def mean(values: Tensor, rows: Tensor) -> Numbers:
         # 0 / 0 of a head without such a row is not finite, and so None.
         return _finite(torch.where(rows, values, 0).sum(-1) / rows.sum(-1))
 
@@ -128,6 +119,25 @@ def _largest(layer: TraceLayer) -> Tensor:
     return torch.where(graph.count > 0, graph.scores[..., 0], -math.inf).amax(-1).double()
 
 
-def _finite(values: Tensor) -> list[float | None]:
+def _finite(values: Tensor) -> Numbers:
     """The numbers of a tensor; None for what is not finite."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def values_of(layers: Sequence[LayerSeen]) -> dict[str, float]:
+    """What sinks are told of a step: means over heads, of scores the largest.
+
+    "attention/entropy" and the other PROBE_MEASURES of all heads; "attention/LAYER/entropy" and all
+    measures of a layer.
+    """
+    values = {}
+    for name in (*PROBE_MEASURES, *MATRIX_MEASURES):
+        parts = {f"attention/{seen.name}/{name}": seen.measures[name] for seen in layers}
+        if name in PROBE_MEASURES:
+            parts[f"attention/{name}"] = [n for part in parts.values() for n in part]
+        for place, numbers in parts.items():
+            there = [number for number in numbers if number is not None]
+            if there:
+                largest = name == "largest_score"
+                values[place] = max(there) if largest else sum(there) / len(there)
+    return values

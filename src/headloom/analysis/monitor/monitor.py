@@ -11,19 +11,19 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headloom.analysis.monitor.alarms import Alarms, in_words, warn
-from headloom.analysis.monitor.measures import LayerSeen, layers_seen
+from headloom.analysis.monitor.measures import LayerSeen, layers_seen, values_of
 from headloom.analysis.monitor.probe import (
     Given,
     Probe,
@@ -31,8 +31,7 @@ from headloom.analysis.monitor.probe import (
     is_another_process,
     wait,
 )
-from headloom.analysis.monitor.record import LARGE, Record, Start, bytes_of, opened
-from headloom.analysis.monitor.sinks import Sink, as_sinks, values_of
+from headloom.analysis.monitor.record import LARGE, Record, bytes_of, opened
 from headloom.errors import DataError, InputError
 from headloom.formats.history import PROBE_EDGES, is_snapshot_step
 from headloom.formats.trace import TraceData
@@ -44,16 +43,23 @@ from headloom.tracing.description import describe
 from headloom.tracing.model_state import Hook, same_random_numbers, unchanged, unwrapped
 from headloom.tracing.options import TraceOptions, checked_layers
 
-__all__ = ["Monitor", "monitor"]
+__all__ = ["Monitor", "Sink", "monitor"]
 
-#: Steps between two reports of the loss.
-REPORT_EVERY = 20
+#: Steps between two reports of the loss; snapshots are kept at steps 0, 1, GROWTH, GROWTH^2, ...
+REPORT_EVERY, GROWTH = 20, 2.0
+
+
+class Sink(Protocol):
+    """Who is told numbers of a training; one with ``close()`` is closed at the end."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the numbers of a step: `headloom.analysis.monitor.measures.values_of`."""
 
 
 class Monitor:
     """Watch the attention of a model while your own program trains it.
 
-        with headloom.monitor(model, "runs/mine", sinks=["tensorboard"]) as monitor:
+        with headloom.monitor(model, "runs/mine") as monitor:
             for batch in batches:
                 loss = model(**batch).loss
                 loss.backward()
@@ -71,16 +77,11 @@ class Monitor:
         folder: of the run; made if it is not there.
         every: steps from one measure to the next.
         probe: the fixed input that is measured: a tensor, the first arguments in a tuple, or a
-            tensor for each argument of the model; None: the first sequences of the first batch
-            that the model is given, or all of a graph.
-        sequences: how many of these. The history keeps the graph of the first.
+            tensor for each argument of the model; None: the first sequence of the first batch that
+            the model is given, or all of a graph. The history keeps the graph of its first.
         tokenizer: who names the tokens of the probe; see `headloom.trace`.
         layers: which layers, as for `headloom.trace`; None: all.
-        sinks: where numbers go besides: "tensorboard" (to the folder's own), or anything with
-            ``log(step, values)``.
-        matrices: whether snapshots keep W_Q, W_K, W_V and W_O; False: pictures of W_Q W_K^T and
-            measures alone; None: where they take at most 64 MiB.
-        growth: snapshots are kept at steps 0, 1, growth, growth^2, ..., and at the end.
+        sinks: where numbers go besides: objects with ``log(step, values)``.
         step: steps that are done, where a training is taken up again in its folder: what was
             written after it is forgotten. None: the training begins.
         overwrite: remove a watched training that is in the folder, and nothing else. With `step`
@@ -101,36 +102,29 @@ class Monitor:
         *,
         every: int = 100,
         probe: Given | None = None,
-        sequences: int = 1,
         tokenizer: object = None,
         layers: Sequence[int | str] | None = None,
-        sinks: Sink | str | Sequence[Sink | str] = (),
-        matrices: bool | None = None,
-        growth: float = 2.0,
+        sinks: Sequence[Sink] = (),
         step: int | None = None,
         overwrite: bool = False,
     ) -> None:
         self._called_model, self._model = model, unwrapped(model, "monitor")
         check_whole(model)
-        if not 1 < growth < math.inf:
-            raise InputError(f"monitor: growth={growth!r}; expected a number above 1.")
         self._every = whole_number("monitor", "every", every, 1)
-        self._sequences = whole_number("monitor", "sequences", sequences, 1)
         self._resumes = None if step is None else whole_number("monitor", "step", step, 0)
-        self._folder, self._overwrite, self._growth = Path(folder), overwrite, growth
-        self._matrices, self._steps = matrices, self._resumes or 0
-        layers = checked_layers(layers, "monitor")
+        self._folder, self._overwrite = Path(folder), overwrite
+        self._steps = self._resumes or 0
         self._options = TraceOptions(
-            tokenizer=tokenizer, keep=Top(PROBE_EDGES), layers=layers, verify=False
-        )
+            tokenizer=tokenizer, keep=Top(PROBE_EDGES), layers=checked_layers(layers, "monitor"),
+            verify=False,
+        )  # fmt: skip
         self._asked = None if probe is None else Probe.checked(self._model, probe)
-        self._asked_sinks = sinks
+        self._sinks = list(sinks)
         self._stack: ExitStack | None = None
         #: The hook that waits for the first batch.
         self._first_call: RemovableHandle | None = None
         self._record: Record | None = None
         self._probe: Probe | None = None
-        self._sinks: list[Sink] = []
         self._alarms = Alarms()
         self._losses: list[Tensor | float] = []
         self._loss: float | None = None
@@ -150,17 +144,24 @@ class Monitor:
             self._ended = True
             return self
         with ExitStack() as stack:
-            self._record = stack.enter_context(opened(self._folder, self._resumes, self._overwrite))
-            self._probe_there()
-            self._clock = time.perf_counter()
+            record = stack.enter_context(opened(self._folder, self._resumes, self._overwrite))
+            self._record, self._clock = record, time.perf_counter()
+            if record.goes_on and record.folder.probe.exists():
+                device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
+                saved = Probe.open(record.folder.probe, device)
+                if self._asked is not None and not self._asked.equals(saved):
+                    raise DataError(
+                        f"{self._folder}: the training that is there was measured on another "
+                        "probe. Leave probe= out to go on with it, or choose another folder."
+                    )
+                self._asked = saved
             if self._asked is not None:
-                self._begin(self._asked)
+                self._begin(record, self._asked)
             else:
-                hook = self._called_model.register_forward_pre_hook(
+                self._first_call = self._called_model.register_forward_pre_hook(
                     Hook(self._called), with_kwargs=True
                 )
-                stack.callback(hook.remove)
-                self._first_call = hook
+                stack.callback(self._first_call.remove)
             self._stack = stack.pop_all()
         return self
 
@@ -174,48 +175,34 @@ class Monitor:
             return
         stack, self._stack = self._stack, None
         with stack:
-            if kind is None and self._probe is not None:
+            record = self._record
+            if kind is None and self._probe is not None and record is not None:
                 with self._going_on("the end"):
-                    self._end()
+                    self._report()
+                    last = record.last_snapshot != self._steps
+                    if last or self._measured != self._steps:
+                        self._measure(snapshot=last)
+                    record.folder.set_state("finished")
             self._ended, self._elapsed, self._clock = True, self._time(), None
             for sink in self._sinks:
-                close = getattr(sink, "close", None)
-                if close is not None:
-                    with self._going_on("the end"):
-                        close()
-
-    def _probe_there(self) -> None:
-        """Take the probe of a training that is taken up again."""
-        record = self._the_record()
-        if record.start is not Start.GOES_ON or not record.folder.probe.exists():
-            return
-        device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
-        saved = Probe.open(record.folder.probe, device)
-        if self._asked is not None and not self._asked.equals(saved):
-            raise DataError(
-                f"{record.folder.path}: the training that is there was measured on another probe. "
-                "Leave probe= out to go on with it, or choose another folder."
-            )
-        self._asked = saved
+                with self._going_on("the end"):
+                    getattr(sink, "close", lambda: None)()
 
     def _called(self, module: nn.Module, args: tuple[object, ...], keywords: Inputs) -> None:
-        """The model is called: its first batch is the probe."""
+        """The model is called: the first sequence of its first batch is the probe."""
         # Compiled code calls no hook that comes and goes.
         compiled = torch.compiler.is_compiling()
         if compiled or self._busy or self._probe is not None or not torch.is_grad_enabled():
             return
-        self._begin(Probe.taken(self._model, args, keywords, self._sequences))
-        if self._first_call is not None:
+        if self._record is not None and self._first_call is not None:
+            self._begin(self._record, Probe.taken(self._model, args, keywords))
             self._first_call.remove()
 
-    def _begin(self, probe: Probe) -> None:
+    def _begin(self, record: Record, probe: Probe) -> None:
         """Measure for the first time; what is wrong with the model or the probe is an error."""
-        record = self._the_record()
         with self._measuring():
             seen = self._seen(probe, first=True)
-            self._probe = probe
-            keeps = self._matrices
-            self._keeps = bytes_of(seen) <= LARGE if keeps is None else keeps
+            self._probe, self._keeps = probe, bytes_of(seen) <= LARGE
             about = {
                 "every": self._every,
                 "model": describe(self._model),
@@ -224,21 +211,11 @@ class Monitor:
             }
             known = record.begin(about, seen)
             probe.save(record.folder.probe)
-            self._sinks = as_sinks(self._asked_sinks, record.folder.path, self._steps)
             if known:
-                self._alarms.begin(known[0]["layers"])
-            self._measured = known[-1]["step"] if known else None
+                self._alarms = Alarms(known[0]["layers"])
+                self._measured = known[-1]["step"]
             if self._measured != self._steps:
-                self._take(seen, snapshot=record.last_snapshot != self._steps)
-
-    def _end(self) -> None:
-        """The last measure and snapshot, of what was learned."""
-        record = self._the_record()
-        self._report()
-        last = record.last_snapshot != self._steps
-        if last or self._measured != self._steps:
-            self._measure(snapshot=last)
-        record.finish()
+                self._take(record, seen, snapshot=record.last_snapshot != self._steps)
 
     # Steps
 
@@ -248,9 +225,7 @@ class Monitor:
         Args: loss: of the step. values: what else is to be shown, as validation_loss=1.2 or
         learning_rate=1e-4.
         """
-        if self._ended:
-            return
-        if self._stack is None:
+        if self._stack is None and not self._ended:
             raise InputError("monitor: enter it first: with headloom.monitor(...) as monitor: ...")
         self.reach(self._steps + 1, loss, **values)
 
@@ -259,11 +234,7 @@ class Monitor:
         if self._ended:
             return
         before, self._steps = min(self._steps, step - 1), step
-        if loss is not None:
-            # Not as a number: a device need not be waited for.
-            self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
         if self._probe is None:
-            self._losses.clear()  # which nobody is told of
             self._say_once(
                 "no probe",
                 f"the {type(self._model).__name__} was not called, or is compiled, so that its "
@@ -271,18 +242,21 @@ class Monitor:
                 "argument of the model.",
             )
             return
+        if loss is not None:
+            # Not as a number: a device need not be waited for.
+            self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
         with self._going_on(f"step {step:,}"):
             if values:
                 self.report(**values)
             if step // REPORT_EVERY > before // REPORT_EVERY:
                 self._report()
-            snapshot = is_snapshot_step(step, self._growth, before)
+            snapshot = is_snapshot_step(step, GROWTH, before)
             if snapshot or step // self._every > before // self._every:
                 self._measure(snapshot=snapshot)
 
     def report(self, **values: float) -> None:
         """Add numbers of the step to the metrics: loss=, validation_loss=, learning_rate=."""
-        if self._ended or self._probe is None:
+        if self._ended or self._probe is None or self._record is None:
             return
         with self._going_on("a report"):
             numbers = {name: float(value) for name, value in values.items()}
@@ -291,26 +265,24 @@ class Monitor:
                 self._say_once(name, f"step {self._steps:,}: {name} is {numbers[name]}")
             self._loss = finite.get("loss", self._loss)
             if finite:
-                self._the_record().folder.reports.append({"step": self._steps, **finite})
+                self._record.folder.reports.append({"step": self._steps, **finite})
 
     def _report(self) -> None:
         """The mean loss of the steps since the last report."""
-        if not self._losses:
-            return
         losses, self._losses = self._losses, []
-        self.report(loss=sum(float(loss) for loss in losses) / len(losses))
+        if losses:
+            self.report(loss=sum(float(loss) for loss in losses) / len(losses))
 
     # Measuring
 
     def _measure(self, *, snapshot: bool) -> None:
-        if self._probe is None:
-            return
-        with self._measuring():
-            self._take(self._seen(self._probe), snapshot=snapshot)
+        if self._probe is not None and self._record is not None:
+            with self._measuring():
+                self._take(self._record, self._seen(self._probe), snapshot=snapshot)
 
-    def _take(self, seen: Sequence[LayerSeen], *, snapshot: bool) -> None:
+    def _take(self, record: Record, seen: Sequence[LayerSeen], *, snapshot: bool) -> None:
         """Write what was seen, tell the sinks, and warn."""
-        record, step = self._the_record(), self._steps
+        step = self._steps
         if snapshot:
             loss = self._losses[-1] if self._losses else self._loss
             record.add_snapshot(step, None if loss is None else float(loss), seen, self._keeps)
@@ -371,11 +343,6 @@ class Monitor:
         if kind not in self._warned:
             self._warned.add(kind)
             warn(text)
-
-    def _the_record(self) -> Record:
-        if self._record is None:
-            raise InputError("monitor: enter it first: with headloom.monitor(...) as monitor: ...")
-        return self._record
 
     def _time(self) -> float:
         """Seconds since it was entered."""

@@ -8,8 +8,8 @@ kept in the run's folder, so that a training that is taken up again is measured 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,39 +44,37 @@ class Probe:
     autocast: tuple[str, torch.dtype] | None = None
 
     @classmethod
-    def taken(
-        cls, model: nn.Module, args: tuple[object, ...], keywords: Inputs, sequences: int
-    ) -> Probe:
-        """The first sequences of a batch that a model is called with; all of a graph."""
+    def taken(cls, model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Probe:
+        """The first sequence of a batch that a model is called with; all of a graph."""
         arguments = _by_name(model, args, keywords)
-        if "labels" in arguments and _needs_target(model, arguments):
-            write: Any = model.prepare_decoder_input_ids_from_labels
+        write: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        made = {"decoder_input_ids", "decoder_inputs_embeds"} & set(arguments)
+        if write and not made and "labels" in arguments:
+            # What the decoder reads is made from what it is to learn.
             arguments["decoder_input_ids"] = write(labels=arguments["labels"])
-        tensors = {
-            name: value
-            for name, value in arguments.items()
-            if isinstance(value, Tensor) and name not in _ASIDE
-        }
+        arguments = {name: value for name, value in arguments.items() if name not in _ASIDE}
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         if not tensors:
             raise InputError(
                 f"monitor: {type(model).__name__} was called without a tensor, so that nothing can "
                 "be measured. Give probe=: a tensor for each argument of the model."
             )
-        batch, axis = batch_of(tensors), 0
-        if reads_a_graph(model):
-            sequences = batch
-        if _sequence_first(model, tensors):
-            axis, batch = 1, next(iter(tensors.values())).shape[1]
+        first, batch, axis = next(iter(tensors.values())), batch_of(tensors), 0
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.MultiheadAttention)]
+        if layers and first.ndim > 1 and not any(layer.batch_first for layer in layers):
+            batch, axis = first.shape[1], 1  # as torch's own layers have it
+        keep = batch if reads_a_graph(model) else min(1, batch)
         inputs: Arguments = {
             name: value
             for name, value in arguments.items()
-            if isinstance(value, bool | int | float | str) and name not in _ASIDE
+            if isinstance(value, bool | int | float | str)
         }
         for name, value in tensors.items():
             whole = value.ndim <= axis or value.shape[axis] != batch
-            part = value if whole else value.narrow(axis, 0, min(sequences, batch))
-            inputs[name] = part.detach().clone()
-        return cls(inputs, _autocast(next(iter(tensors.values())).device.type))
+            inputs[name] = (value if whole else value.narrow(axis, 0, keep)).detach().clone()
+        device = first.device.type
+        autocast = torch.is_autocast_enabled(device)
+        return cls(inputs, (device, torch.get_autocast_dtype(device)) if autocast else None)
 
     @classmethod
     def checked(cls, model: nn.Module, probe: Given) -> Probe:
@@ -85,22 +83,18 @@ class Probe:
         """
         first = (probe,) if isinstance(probe, Tensor) else probe
         if isinstance(first, tuple | list) and first and isinstance(first[0], Tensor):
-            parts = (v.detach().clone() if isinstance(v, Tensor) else v for v in first)
-            return cls(_by_name(model, tuple(parts), {}))
-        if not isinstance(probe, Mapping) or not any(
-            isinstance(value, Tensor) for value in probe.values()
-        ):
+            named: Mapping[str, object] = _by_name(model, tuple(first), {})
+        elif isinstance(first, Mapping) and any(isinstance(v, Tensor) for v in first.values()):
+            named = {str(name): value for name, value in first.items() if name not in _ASIDE}
+        else:
             raise InputError(
                 f"monitor: probe is {type(probe).__name__}; expected a tensor, a tuple of them, "
                 "or a dict with a tensor for each argument of the model, as a tokenizer gives it."
             )
-        return cls(
-            {
-                str(name): value.detach().clone() if isinstance(value, Tensor) else value
-                for name, value in probe.items()
-                if name not in _ASIDE
-            }
-        )
+        return cls({
+            name: value.detach().clone() if isinstance(value, Tensor) else value
+            for name, value in named.items()
+        })  # fmt: skip
 
     def save(self, path: Path) -> None:
         """Write the probe, whole or not at all."""
@@ -134,15 +128,11 @@ class Probe:
             for name, value in self.inputs.items()
         )
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> AbstractContextManager[object]:
         """Compute in the type of the training, while the block runs."""
         if self.autocast is None:
-            yield
-            return
-        device, kind = self.autocast
-        with torch.autocast(device, dtype=kind):
-            yield
+            return nullcontext()
+        return torch.autocast(self.autocast[0], dtype=self.autocast[1])
 
 
 def _by_name(model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Arguments:
@@ -161,29 +151,6 @@ def _by_name(model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Ar
         else:
             arguments[name] = value
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _needs_target(model: nn.Module, arguments: Inputs) -> bool:
-    """Whether a model makes what its decoder reads from what it is to learn."""
-    return (
-        hasattr(model, "prepare_decoder_input_ids_from_labels")
-        and "decoder_input_ids" not in arguments
-        and "decoder_inputs_embeds" not in arguments
-    )
-
-
-def _sequence_first(model: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the second dimension is that of the batch, as torch's own layers have it."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.MultiheadAttention)]
-    first = next(iter(tensors.values()))
-    return bool(layers) and not any(layer.batch_first for layer in layers) and first.ndim >= 2
-
-
-def _autocast(device: str) -> tuple[str, torch.dtype] | None:
-    """The device and the type of the autocast that is on."""
-    if not torch.is_autocast_enabled(device):
-        return None
-    return device, torch.get_autocast_dtype(device)
 
 
 def wait(model: nn.Module) -> None:

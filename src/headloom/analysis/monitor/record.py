@@ -10,15 +10,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum, auto
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from headloom.analysis.monitor.measures import LayerSeen
+from headloom.analysis.monitor.measures import LayerSeen, Numbers
 from headloom.errors import InputError
-from headloom.formats.files import JsonMapping, JsonObject, finite, write_json
+from headloom.formats.files import JsonMapping, JsonObject, finite
 from headloom.formats.history import (
     PRODUCT_SIZE,
     History,
@@ -26,27 +28,13 @@ from headloom.formats.history import (
     Snapshot,
     write_snapshot,
 )
-from headloom.formats.run import RunFolder, is_free, is_run
+from headloom.formats.run import RunFolder, is_run
 from headloom.mechanism.spectra import matrix_measures, product_cells
 
-__all__ = [
-    "LARGE",
-    "Record",
-    "Start",
-    "bytes_of",
-    "opened",
-]
+__all__ = ["LARGE", "Record", "bytes_of", "opened"]
 
 #: Bytes of the matrices of a snapshot above which only their pictures are kept.
 LARGE = 64 * 2**20
-
-
-class Start(Enum):
-    """How a training starts in a folder: anew, in the place of another, or where it stopped."""
-
-    BEGINS = auto()
-    REPLACES = auto()
-    GOES_ON = auto()
 
 
 @contextmanager
@@ -61,44 +49,34 @@ def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
     Raises: InputError: the folder holds something else, or a training that would be mixed with
     this one; DataError: it cannot be made or is damaged.
     """
-    if not is_run(path) and not is_free(path):
-        raise InputError(f"{path}: exists and is not a run. Choose another folder.")
     with RunFolder.training_lock(path):
-        yield Record(RunFolder(path), step or 0, _start(path, step, overwrite))
+        folder = RunFolder(path)
+        replaces = overwrite and step is None
+        if is_run(path):
+            if RunFolder.open(path).monitored() is None:
+                raise InputError(
+                    f"{path}: this is the folder of a training of headloom's own. Choose another "
+                    "folder."
+                )
+            reports = [] if replaces or step is not None else folder.measures.read()
+            if reports and reports[-1]["step"]:
+                raise InputError(
+                    f"{path}: holds a training of {reports[-1]['step']:,} steps already. Choose "
+                    "another folder, give step= to go on from a step, or overwrite=True."
+                )
+        yield Record(folder, step or 0, is_run(path) and not replaces)
 
 
-def _start(path: Path, step: int | None, overwrite: bool) -> Start:
-    """How a training starts in a folder that is free or a run's: see `opened`."""
-    if not is_run(path):
-        return Start.BEGINS
-    folder = RunFolder.open(path)
-    if folder.monitored() is None:
-        raise InputError(
-            f"{path}: this is the folder of a training of headloom's own. Choose another folder."
-        )
-    if step is not None:
-        return Start.GOES_ON
-    if overwrite:
-        return Start.REPLACES
-    done = _steps_done(folder)
-    if done:
-        raise InputError(
-            f"{path}: holds a training of {done:,} steps already. Choose another folder, "
-            "give step= to go on from a step, or overwrite=True."
-        )
-    return Start.GOES_ON
-
-
-def _steps_done(folder: RunFolder) -> int:
-    reports = folder.measures.read()
-    return int(reports[-1]["step"]) if reports else 0
-
-
+@dataclass(frozen=True)
 class Record:
-    """Writes what is known of a watched training to its folder."""
+    """Writes what is known of a watched training to its folder.
 
-    def __init__(self, folder: RunFolder, step: int, start: Start) -> None:
-        self.folder, self.step, self.start = folder, step, start
+    goes_on: whether it is there already, and what was written up to the step stays.
+    """
+
+    folder: RunFolder
+    step: int
+    goes_on: bool
 
     def begin(self, about: JsonMapping, layers: Sequence[LayerSeen]) -> list[JsonObject]:
         """Begin, or go on: what was written after the step is forgotten.
@@ -107,38 +85,30 @@ class Record:
         Returns: the measures that are there already.
         Raises: InputError: a training of another model is there.
         """
-        described = [_described(layer) for layer in layers]
-        content: JsonObject = {"monitor": {**about, "layers": described}}
-        if self.start is Start.GOES_ON:
-            known = self.folder.monitored() or {}
-            _check_same(self.folder.path, known["layers"], described)
-            self.folder.reports.rewind(self.step)
-            self.folder.measures.rewind(self.step)
-            History(self.folder.history).rewind(self.step)
-            self.folder.set_state("training")
-        elif self.start is Start.REPLACES:
-            self._replace(content)
-        else:
-            self.folder = RunFolder.create(self.folder.path, content)
-        return self.folder.measures.read()
-
-    def _replace(self, content: JsonObject) -> None:
-        """Begin in the place of a watched training; what is not of it stays."""
         folder = self.folder
-        shutil.rmtree(folder.history, ignore_errors=True)
-        shutil.rmtree(folder.path / "tensorboard", ignore_errors=True)
-        for file in (folder.reports.path, folder.measures.path, folder.probe):
-            file.unlink(missing_ok=True)
-        folder.history.mkdir(exist_ok=True)
-        write_json(folder.path / "config.json", content)
-        folder.set_state("training")
+        described = [_described(layer) for layer in layers]
+        if self.goes_on:
+            _check_same(folder.path, (folder.monitored() or {})["layers"], described)
+            folder.reports.rewind(self.step)
+            folder.measures.rewind(self.step)
+            History(folder.history).rewind(self.step)
+            folder.set_state("training")
+            return folder.measures.read()
+        content: JsonObject = {"monitor": {**about, "layers": described}}
+        if is_run(folder.path):
+            # In the place of another; what is not of it stays.
+            shutil.rmtree(folder.history, ignore_errors=True)
+            for file in (folder.reports.path, folder.measures.path, folder.probe):
+                file.unlink(missing_ok=True)
+            folder.history.mkdir(exist_ok=True)
+            folder.set_config(content)
+            folder.set_state("training")
+        else:
+            RunFolder.create(folder.path, content)
+        return []
 
     def add(
-        self,
-        step: int,
-        layers: Sequence[LayerSeen],
-        alarms: Sequence[JsonMapping],
-        seconds: float,
+        self, step: int, layers: Sequence[LayerSeen], alarms: Sequence[JsonMapping], seconds: float
     ) -> None:
         """Add what was measured at a step."""
         report: JsonObject = {
@@ -160,30 +130,18 @@ class Record:
     @property
     def last_snapshot(self) -> int | None:
         """The step of the last snapshot."""
-        steps = History(self.folder.history).steps
-        return steps[-1] if steps else None
-
-    def finish(self) -> None:
-        """Say that the training has ended."""
-        self.folder.set_state("finished")
+        return next(reversed(History(self.folder.history).steps), None)
 
 
 def _check_same(path: Path, before: Sequence[JsonMapping], now: Sequence[JsonMapping]) -> None:
     """Raise an InputError unless the layers are those of the training that is taken up again."""
-    if len(before) != len(now):
-        differs = f"it has {len(before)} attention layers there, and {len(now)} now"
-    else:
-        pairs = zip(before, now, strict=True)
-        named = ("name", "heads")
-        others = [(a, b) for a, b in pairs if any(a.get(key) != b[key] for key in named)]
-        if not others:
-            return
-        was, layer = others[0]
-        differs = (
-            f"layer {was.get('name')} with {was.get('heads')} heads there, {layer['name']} with "
-            f"{layer['heads']} now"
-        )
-    raise InputError(f"{path}: a training of another model: {differs}. Choose another folder.")
+    for was, layer in zip_longest(before, now, fillvalue=cast(JsonMapping, {})):
+        if (was.get("name"), was.get("heads")) != (layer.get("name"), layer.get("heads")):
+            raise InputError(
+                f"{path}: a training of another model: layer {was.get('name')} with "
+                f"{was.get('heads')} heads there, {layer.get('name')} with {layer.get('heads')} "
+                "now. Choose another folder."
+            )
 
 
 def _described(layer: LayerSeen) -> JsonObject:
@@ -198,7 +156,7 @@ def _described(layer: LayerSeen) -> JsonObject:
     }
 
 
-def _short(measures: Mapping[str, Sequence[float | None]]) -> JsonObject:
+def _short(measures: Mapping[str, Numbers]) -> JsonObject:
     """Measures with 6 significant digits."""
     return {
         name: [None if value is None else float(f"{value:.6g}") for value in values]

@@ -6,12 +6,11 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headloom.analysis.monitor.monitor import Monitor, monitor
+from headloom.analysis.monitor.monitor import Monitor
 from headloom.errors import InputError
 from headloom.tracing.sources.transformers import transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
 
     class TrainerCallback:
         """As Transformers has it: a method for each event."""
@@ -46,7 +45,7 @@ class MonitorCallback(TrainerCallback):
     """
 
     def __init__(self, folder: Path | str, **options: Any) -> None:
-        known = list(inspect.signature(monitor).parameters)[2:]
+        known = list(inspect.signature(Monitor).parameters)[2:]
         for name in options:
             if name == "step" or name not in known:
                 raise InputError(f"monitor: no option {name!r}; there are {', '.join(known)}.")
@@ -57,27 +56,24 @@ class MonitorCallback(TrainerCallback):
         """The training begins, or goes on from a checkpoint."""
         if self.monitor is not None:  # of a training that ended in an error
             self.monitor.__exit__(InterruptedError, None, None)
-        if not state.is_world_process_zero:
-            return
-        options: dict[str, Any] = {"tokenizer": event.get("processing_class")} | self._options
-        options["step"] = state.global_step or None
-        self.monitor = monitor(event["model"], self._folder, **options)
-        self.monitor.__enter__()
+        if state.is_world_process_zero:
+            options: dict[str, Any] = {"tokenizer": event.get("processing_class")} | self._options
+            options["step"] = state.global_step or None
+            self.monitor = Monitor(event["model"], self._folder, **options)
+            self.monitor.__enter__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
         """A step of the optimiser is done."""
         if self.monitor is not None:
             self.monitor.reach(state.global_step)
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None,
-        **event: Any,
-    ) -> None:  # fmt: skip
+    def on_log(self, args: Any, state: Any, control: Any, **event: Any) -> None:
         """The Trainer reports numbers."""
+        logs = event.get("logs") or {}
         numbers = {
-            _NUMBERS[name]: value
-            for name, value in (logs or {}).items()
-            if name in _NUMBERS and isinstance(value, int | float)
+            name: logs[said]
+            for said, name in _NUMBERS.items()
+            if isinstance(logs.get(said), int | float)
         }
         if self.monitor is not None and ("loss" in numbers or "validation_loss" in numbers):
             self.monitor.report(**numbers)
