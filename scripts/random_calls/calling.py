@@ -12,8 +12,6 @@ from torch import Tensor
 import headloom
 from headloom.mechanism.backends import native
 
-__all__ = ["called"]
-
 _prepare = native.prepare
 
 

@@ -22,8 +22,6 @@ from formula import (
 )
 from torch import Tensor
 
-__all__ = ["FAULTS", "problems"]
-
 #: Faults that may be planted, to see that they are found.
 FAULTS = ("mask", "scale", "edges", "gradient", "nan")
 

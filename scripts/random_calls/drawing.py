@@ -19,8 +19,6 @@ from torch import Tensor
 import headloom
 from headloom.mechanism.masks import packed
 
-__all__ = ["Case", "draw"]
-
 #: No sum of products of a call exceeds this, before and after its scale: float32 holds it.
 LARGEST = 1e36
 

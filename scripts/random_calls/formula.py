@@ -14,8 +14,6 @@ import torch
 from drawing import Case
 from torch import Tensor
 
-__all__ = ["Answer", "answer", "bounds", "columns", "last_queries", "leaves", "products_apart"]
-
 #: Half the distance from 1 to the next number: of the arithmetic, and of what is stored.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24, torch.float64: 2.0**-53}
 STORED = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float64: 2.0**-53}

@@ -125,14 +125,6 @@ def test_a_damaged_checkpoint(
         assert path.read_bytes() == changed
 
 
-def test_a_checkpoint_of_another_run(
-    headloom_main: Command, data: Path, runs: Path, broken: RunFolder
-) -> None:
-    shutil.copy(runs / "dates" / "checkpoint.safetensors", broken.checkpoint)
-    result = headloom_main("train", data / "translation.toml", "--run", broken.path)
-    assert_one_line(result, "checkpoint.safetensors: these weights are of another model")
-
-
 @pytest.mark.parametrize("name", ["run.json", "config.json", "vocabulary.json"])
 def test_other_damaged_files_of_a_run(headloom_main: Command, broken: RunFolder, name: str) -> None:
     (broken.path / name).write_text('{"half')
@@ -229,17 +221,6 @@ def test_a_disk_that_is_really_full(
         result = headloom_main("export", trace_path, option, small_disk / f"out{suffix}")
         assert_one_line(result, str(small_disk))
     assert sorted(small_disk.rglob("*")) == before
-
-
-@pytest.mark.parametrize("name", ["checkpoint.safetensors", "best.safetensors"])
-def test_a_finished_run_without_its_weights(
-    headloom_main: Command, data: Path, broken: RunFolder, name: str
-) -> None:
-    broken.set_state("finished")
-    (broken.path / name).unlink()
-    result = headloom_main("train", data / "translation.toml", "--run", broken.path)
-    assert_one_line(result, f"{name}", "missing", "--run")
-    assert not (broken.path / name).exists()
 
 
 def test_a_training_that_diverges(headloom_main: Command, data: Path, tmp_path: Path) -> None:

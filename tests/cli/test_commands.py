@@ -6,10 +6,7 @@ import io
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -276,18 +273,6 @@ def test_a_reader_that_leaves_at_once_is_no_error(loaded: Loaded) -> None:
         assert (process.wait(), process.errors()) == (0, b"")
 
 
-@pytest.mark.slow
-def test_standard_files_that_are_closed(small_trace: Path) -> None:
-    for end, code in ((">&-", 0), ("2>&-", 0), ("<&-", 2)):
-        done = subprocess.run(
-            ["sh", "-c", f"{sys.executable} -m headloom query {small_trace} - {end}"]
-            if code else ["sh", "-c", f"{sys.executable} -m headloom heads {small_trace} {end}"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == code
-        assert done.stderr.count("\n") == (code == 2), done.stderr
-
-
 @pytest.mark.parametrize("words", [("heads",), ("measure", "projections")])
 def test_what_is_missing_is_told_before_torch_is_loaded(
     headloom_process: Command, tmp_path: Path, words: tuple[str, ...]
@@ -295,21 +280,6 @@ def test_what_is_missing_is_told_before_torch_is_loaded(
     result = headloom_process(*words, tmp_path / "nowhere", PYTHONPROFILEIMPORTTIME="1")
     assert result.code == 2 and "/nowhere: no such" in result.err
     assert " torch\n" not in result.err
-
-
-def test_ctrl_c_says_that_a_training_goes_on(loaded: Loaded, data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    command = ("train", data / "language.toml", "--run", run)
-    with loaded.start(*command, "--set", "training.max_steps=1000000") as process:
-        while not (run / "checkpoint.safetensors").exists():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
-    assert process.returncode == 130
-    assert errors.decode().splitlines()[-1] == (
-        "headloom: stopped. The same command goes on with what is kept."
-    )
 
 
 def test_debug_shows_where(headloom_process: Command) -> None:

@@ -3,10 +3,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from xml.etree import ElementTree
 
 import networkx
-import numpy as np
 import pandas
 import pytest
 
@@ -24,32 +22,6 @@ def test_graphml_holds_the_weights(pair_trace, tmp_path) -> None:
     assert graph.edges["query1", "key3"]["weight"] == pytest.approx(dense[1, 3], rel=1e-6)
     assert ("key3", "query1") not in graph.edges
     assert graph.nodes["key3"]["token"] == layer.key_tokens[3]
-
-
-def test_all_layers_in_one_table(pair_trace, tmp_path) -> None:
-    write_trace_parquet(pair_trace, tmp_path / "all.parquet")
-    table = pandas.read_parquet(tmp_path / "all.parquet")
-    plain = pair_trace.to_pandas()
-    assert table[list(plain.columns)].equals(plain)
-    assert list(table["kind"].unique()) == ["encoder", "decoder", "cross"]
-    head = table[(table["layer"] == 2) & (table["head"] == 1)]
-    pivoted = head.pivot(index="query", columns="key", values="weight").to_numpy()
-    layer = pair_trace.layers[2]
-    assert np.array_equal(pivoted, layer.graph.dense().numpy()[1])
-    assert all(layer.key_tokens[row.key] == row.key_token for row in head.itertuples())
-
-
-def test_gephi_reads_the_tokens_as_labels(make_trace, tmp_path) -> None:
-    """In GraphML, and in GEXF as NetworkX writes it."""
-    trace = make_trace([" a\n", "b\x00"])
-    write_graphml(trace, 0, 1, tmp_path / "a.graphml")
-    names = ElementTree.parse(tmp_path / "a.graphml").iterfind("{*}key[@for='node']")
-    assert "label" in [name.get("attr.name") for name in names]
-    graph = networkx.read_graphml(tmp_path / "a.graphml")
-    assert [label for _, label in graph.nodes(data="label")] == ["␣a⏎", "b␀"]
-    networkx.write_gexf(make_trace([" a\n", "b"]).layers[0].to_networkx(1), tmp_path / "a.gexf")
-    nodes = ElementTree.parse(tmp_path / "a.gexf").iterfind(".//{*}node")
-    assert [node.get("label") for node in nodes] == ["␣a⏎", "b"]
 
 
 def test_hostile_tokens_survive_both_formats(make_trace, hostile_tokens, tmp_path) -> None:

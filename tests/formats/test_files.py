@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import io
 import os
 import platform
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from headloom.errors import DataError
+from headloom.errors import DataError, InputError
 from headloom.formats.files import (
     atomic_file,
+    decoded_lines,
+    file_lines,
     read_json,
     read_text,
     remove_leftovers,
+    text_lines,
     write_json,
 )
-from headloom.formats.folders import atomic_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -52,20 +57,6 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
     )
     assert read_json(tmp_path / "a") == {"old": 1}
     assert names(tmp_path) == ["a"]
-
-
-def test_a_disk_that_is_really_full(small_disk: Path) -> None:
-    write_json(small_disk / "a", "old")
-    with pytest.raises(DataError, match="no space left on device"):
-        write_json(small_disk / "a", "x" * 200_000)
-    assert read_json(small_disk / "a") == "old"
-    assert names(small_disk) == ["a"]
-    with (
-        pytest.raises(DataError, match="no space left on device"),
-        atomic_folder(small_disk / "f") as folder,
-    ):
-        (folder / "x").write_text("x" * 200_000)
-    assert names(small_disk) == ["a"]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -147,3 +138,41 @@ def test_what_killed_writers_left_goes_and_what_is_written_stays(tmp_path: Path)
     assert names(tmp_path) == sorted([writing, other_machine, ".hidden", "a"])
     remove_leftovers(tmp_path)  # of a folder that is one process's alone
     assert names(tmp_path) == [".hidden", "a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"a", ["a"]),
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\r\n\r\n\nb\rc\r", ["a", "", "", "b\rc"]),
+        ("\ufeffa\n\ufeffb\u2028c\x0cd\x85e\n".encode(), ["a", "\ufeffb\u2028c\x0cd\x85e"]),
+    ],
+)
+def test_lines(content: bytes, expected: list[str], tmp_path: Path) -> None:
+    assert list(decoded_lines(io.BytesIO(content), "it")) == expected
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    assert text_lines(content.decode("utf-8-sig")) == expected
+    assert list(file_lines(tmp_path / "a")) == list(file_lines(tmp_path / "a.gz")) == expected
+
+
+def test_a_line_that_is_not_utf8_comes_after_those_before_it() -> None:
+    lines = decoded_lines(io.BytesIO(b"a\nb\nM\xe4d\n"), "it")
+    assert list(islice(lines, 2)) == ["a", "b"]
+    with pytest.raises(InputError, match=r"^it: line 3 is not UTF-8 text\. Convert it"):
+        next(lines)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such text file"):
+        list(file_lines(tmp_path / "no"))
+    with pytest.raises(DataError, match="a folder"):
+        list(file_lines(tmp_path))
+    whole = gzip.compress(b"a line\n" * 10_000)
+    for content in (b"a line\n", whole[:40], whole[:-9] + b"........."):
+        (tmp_path / "a.gz").write_bytes(content)
+        with pytest.raises(DataError, match=r"a\.gz: damaged, or not compressed by gzip"):
+            list(file_lines(tmp_path / "a.gz"))

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,23 +49,6 @@ def test_a_folder_appears_at_the_end(tmp_path: Path, swap: str) -> None:
         pass
     assert names(tmp_path / "f") == ["y"]
     assert names(tmp_path) == ["f"]
-
-
-def swap_that_fails(
-    place: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Path, Path], bool]
-) -> None:
-    """A folder to be replaced, by renames of which some fail."""
-    (place / "f").mkdir()
-    (place / "f" / "old").write_text("old")
-    monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
-    rename = Path.rename
-
-    def renamed(self: Path, target: Path) -> Path:
-        if fails(self, target):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", renamed)
 
 
 @pytest.mark.parametrize("step", [1, 2])
