@@ -51,7 +51,7 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel: softmax, edges or received.
+    """A kernel: softmax or edges.
 
     stack: bytes of a thread; moved: instructions for registers kept in memory.
     """
@@ -121,14 +121,9 @@ def compiled(
     import triton.runtime
 
     from headloom.mechanism.backends import triton_edges, triton_softmax
-    from headloom.mechanism.backends import triton_scores as triton_received
 
     triton.runtime.driver.set_active(_Absent(target))
-    kernels = [
-        (triton_softmax, "softmax_kernel"),
-        (triton_received, "received_kernel"),
-        (triton_edges, "edges_kernel"),
-    ]
+    kernels = [(triton_softmax, "softmax_kernel"), (triton_edges, "edges_kernel")]
     made: list[tuple[str, Any]] = []
 
     class Compiling:
@@ -149,7 +144,7 @@ def compiled(
     for module, name, kernel in whole:
         setattr(module, name, Compiling(name.removesuffix("_kernel"), kernel))
     try:
-        backend.forward_graph(prepare(call), keep, added == "received")
+        backend.forward_graph(prepare(call), keep)
     finally:
         setattr(backend, "described", described)  # noqa: B010
         for module, name, kernel in whole:
@@ -240,7 +235,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, nargs="+", default=[32])
     parser.add_argument(
         "--with", dest="added", default="nothing",
-        choices=["nothing", "received", *asked_beside(2)],
+        choices=["nothing", *asked_beside(2)],
     )  # fmt: skip
     options = parser.parse_args()
     for target in options.targets:

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from headloom.mechanism.backends.compiled import NativeCall
-from headloom.mechanism.backends.torch_blocks import block_scores, results_of_rows, row_blocks
+from headloom.mechanism.backends.torch_blocks import (
+    add_received,
+    block_scores,
+    results_of_rows,
+    row_blocks,
+)
 from headloom.mechanism.call import PER_ROW, AttentionCall, Results
 from headloom.mechanism.positions import ByDistance, Relative, Shaw
 from headloom.mechanism.scores import Dot
@@ -123,6 +128,20 @@ def _results(native: NativeCall, rows: range, queries_count: int, kept: Tensor |
     if native.bias is not None:
         scores = scores + native.bias
     return results_of_rows(call, scores, values, rows, queries_count, kept)
+
+
+def received_by_formulas(native: NativeCall, kept: Tensor) -> Results:
+    """What keys receive, (batch, heads, keys), for kernels that do not say it."""
+    total: Results = {}
+    count, bias = native.queries.shape[2], native.bias
+    for rows in row_blocks(native.queries, native.keys.shape[2]) or [range(0)]:
+        inside = slice(rows.start, rows.stop)
+        own = bias if bias is None or bias.shape[2] == 1 else bias[:, :, inside]
+        floats = (part.float() for part in (native.keys, native.values))
+        some = NativeCall(native.queries[:, :, inside].float(), *floats, own, *native[4:])
+        with torch.no_grad():
+            add_received(total, _results(some, rows, count, kept[:, :, inside]))
+    return total
 
 
 def gradients_by_formulas(

@@ -72,7 +72,6 @@ class Sizes:
     rows: int
     tile: int
     tiles: int
-    common: Constants
     softmax: Constants
     edges: Constants
 
@@ -164,7 +163,7 @@ def _sizes(
         "LIST": min(max(64, _power(4 * kept * rows // threads, 16)), LONGEST_LIST),
         "WHOLE_DEPTHS": widths[0] == depths[0],
     }  # fmt: skip
-    return Sizes(rows, tile, tiles, common, softmax, edges)
+    return Sizes(rows, tile, tiles, softmax, edges)
 
 
 def candidates(rows: int, sizes: Constants) -> int:

@@ -166,6 +166,13 @@ def normalise(call: AttentionCall, scores: Scores) -> tuple[Weights, Weights, Pe
     return weights, log_weights, lse, (~hidden).squeeze(-1).to(scores.dtype)
 
 
+def add_received(total: Results, part: Results) -> None:
+    """Add what keys receive from some rows, at once: a part for every block would take memory."""
+    for name in part.keys() & {"received", "received_most", "received_last"}:
+        add = torch.maximum if name == "received_most" else torch.add
+        total[name] = add(total[name], part[name]) if name in total else part[name]
+
+
 def fill_places(results: Results, places: int) -> None:
     """Give rows of fewer edges so many places, the others empty."""
     missing = (0, places - results["keys"].shape[-1])

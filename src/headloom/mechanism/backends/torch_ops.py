@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from headloom.mechanism.backends.compiled import in_own_types, why_wrapped
 from headloom.mechanism.backends.formulas import applied
 from headloom.mechanism.backends.torch_blocks import (
+    add_received,
     all_rows,
     block_scores,
     blocks,
@@ -66,10 +67,7 @@ def attend(call: AttentionCall) -> tuple[Output, AttentionGraph | Weights | None
             tied = applied(_Together, *(part[name] for name in names))
             part |= dict(zip(names, tied, strict=True))
         parts.append({name: part[name] for name in PER_ROW})
-        # Added up at once: a part of it for every block would take memory.
-        for name in part.keys() - parts[-1].keys():
-            add = torch.maximum if name == "received_most" else torch.add
-            received[name] = add(received[name], part[name]) if name in received else part[name]
+        add_received(received, part)
     whole = {name: torch.cat([part[name] for part in parts], 2) for name in PER_ROW} | received
     whole["weights"] = whole["weights"].to(dtype)
     return whole["output"].to(dtype), graph_of(call, whole)

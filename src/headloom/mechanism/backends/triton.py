@@ -1,8 +1,7 @@
-"""attend() on a GPU by Triton kernels: output, exact graph and what keys receive, memory linear.
+"""attend() on a GPU by Triton kernels: output and exact graph, memory linear.
 
-The kernels are forward; gradients are taken by torch's formulas, a block of rows at a time, as
-second derivatives are elsewhere. Before they serve a device they are held against plain torch on a
-small call there.
+The kernels are forward; gradients, and what keys receive, are taken by torch's formulas, a block of
+rows at a time. Before they serve a device they are held against plain torch on a small call there.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 from headloom.errors import BackendError, installing
 from headloom.mechanism.backends import native, torch_ops
 from headloom.mechanism.backends.compiled import NativeCall, why_wrapped
-from headloom.mechanism.backends.formulas import gradients_by_formulas
+from headloom.mechanism.backends.formulas import gradients_by_formulas, received_by_formulas
 from headloom.mechanism.backends.gpu_sizes import (
     Constants,
     Device,
@@ -70,7 +69,7 @@ def why_not_served(call: AttentionCall) -> str | None:
         return f"the depths are {depths[0]} and {depths[1]}, the kernel takes 1 to {DEEPEST}"
     if min(call.places, call.keys.shape[2]) > MOST_KEPT:
         return f"{call.places:,} edges are to be kept, the kernel keeps up to {MOST_KEPT}"
-    return why_form_not_served(call) or _difference(device, dtype, call.received is not None)
+    return why_form_not_served(call) or _difference(device, dtype)
 
 
 @lru_cache
@@ -81,7 +80,7 @@ def _triton_version() -> tuple[int, ...]:
 
 
 @lru_cache
-def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str | None:
+def _difference(device: torch.device, dtype: torch.dtype) -> str | None:
     """What is wrong with the kernels on a device, held against plain torch there; None: nothing."""
     generator = torch.Generator().manual_seed(1)
     length = 70 if interpreted() else 700  # several tiles
@@ -92,10 +91,7 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
     # Then full lists of candidates, and ties: whole numbers, whose sums are exact anywhere.
     alike = queries.round(), torch.ones_like(keys)
     for of, some, scale in (("", (queries, keys), 32**-0.5), (" of equal scores", alike, 0.5)):
-        call = AttentionCall(
-            *some, values, ScaledDot(), scale, causal(),
-            keep=Top(8), received=9 if received else None,
-        )  # fmt: skip
+        call = AttentionCall(*some, values, ScaledDot(), scale, causal(), keep=Top(8))
         with torch.no_grad():
             try:
                 output, graph = attend(call)
@@ -103,12 +99,9 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
                 return f"on {device} it cannot be compiled or run: {type(error).__name__}: {error}"
             expected, other = torch_ops.attend(call)
             assert isinstance(other, AttentionGraph)
-        names = ["weights", "lse", "entropy", "rest"]
-        names += ["received", "received_most", "received_last"] if received else []
+        names = ["weights", "lse", "entropy", "rest", *(["keys"] if of else [])]
         pairs = {name: (getattr(graph, name), getattr(other, name)) for name in names}
         pairs |= {"output": (output, expected)}
-        if of:
-            pairs |= {"keys": (graph.keys, other.keys)}
         for name, (found, wanted) in pairs.items():
             apart = float((found.float() - wanted.float()).abs().max())
             if not apart <= TOLERANCES[dtype]:
@@ -118,10 +111,9 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
     return None
 
 
-def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Results:
-    """Output and graph of so many edges a row, and what each key receives."""
+def forward_graph(native: NativeCall, kept: int) -> Results:
+    """Output and graph of so many edges a row."""
     from headloom.mechanism.backends.triton_edges import edges_kernel
-    from headloom.mechanism.backends.triton_scores import received_kernel
     from headloom.mechanism.backends.triton_softmax import softmax_kernel
 
     device = native.queries.device
@@ -138,19 +130,13 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Resu
     lse, entropy, rest = per_row(), per_row(), per_row()
     every = (output, kept_keys, kept_scores, kept_weights, lse, entropy, rest, count)
     results = dict(zip(PER_ROW, every, strict=True))
-    by_key: tuple[Tensor, ...] = ()
-    if received:
-        by_key = torch.zeros(3, batch, heads, length, device=device).unbind()
-        names = ("received", "received_most", "received_last")
-        results |= zip(names if native.last_queries else names[:2], by_key, strict=False)
     if not lse.numel():
         return results
     found = described(device)
     sizes = sizes_of(native, k, found)
     blocks, tiles = -(-query_count // sizes.rows), -(-length // sizes.tile)
     programs, words = blocks * batch * heads, -(-tiles // 128) * 4
-    levels = k > 0 or received
-    of_row = [per_row() for _ in range(3)] if levels else [lse] * 3  # then not read
+    of_row = [per_row() for _ in range(3)] if k else [lse] * 3  # then not read
     again = torch.empty(programs * words if k else 0, dtype=torch.int32, device=device)
     taken = torch.zeros(8, dtype=torch.int32, device=device)  # blocks, by either kernel
 
@@ -178,19 +164,11 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Resu
         sinks, *others, *of_row, again, taken[:1], room.view(torch.float32),
         *strides[0], *strides[1], *strides[2], *cells,
         groups, words, *heads_and_rows, depth, value_depth, *scores,
-        KEEPS=k > 0, LEVELS=levels, **flags, **sizes.softmax,
+        KEEPS=k > 0, **flags, **sizes.softmax,
     )  # fmt: skip
-    del flags["HAS_SINKS"]
-    if received and length:
-        _launch(
-            received_kernel, tiles * batch * heads,
-            queries, keys, *by_key, *others, *of_row[1:],
-            *strides[0], *strides[1], *cells,
-            tiles, max(query_count - native.last_queries, 0), *heads_and_rows, depth, *scores[:-1],
-            HAS_WINDOW=native.last_queries > 0, **flags, **sizes.common,
-        )  # fmt: skip
     if not k:
         return results
+    del flags["HAS_SINKS"]
     of_program = -(-(candidates(sizes.rows, sizes.edges) + tiles // 2 + 1) // 16) * 16
     room, running = _room(8 * of_program, programs, sizes.edges, found, device)
     _launch(
@@ -260,13 +238,18 @@ def _strides(cells: Tensor | None, rows: tuple[int, int, int]) -> tuple[int, ...
     )[:3]
 
 
+def _forward(native: NativeCall, kept: int, received: bool) -> Results:
+    results = forward_graph(native, kept)
+    return results | received_by_formulas(native, results["keys"]) if received else results
+
+
 class _Attend(native.AutogradAttend):
     """As on the CPU, by other kernels, of which none is backward."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
         call, (kept, received, _) = NativeCall(*arguments[:-3]), arguments[-3:]
-        found = forward_graph(call, kept, received)
+        found = _forward(call, kept, received)
         results = tuple(found.get(name) for name in native.KERNEL_NAMES)
         native.keep(ctx, arguments, results)
         return results
@@ -291,7 +274,7 @@ def attend(call: AttentionCall) -> tuple[Output, AttentionGraph]:
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in asked.tensors):
         results = native.results_of(_attend(*asked, k, received, True))
     else:
-        results = forward_graph(asked, k, received)
+        results = _forward(asked, k, received)
     fill_places(results, k)
     results["weights"] = results["weights"].to(call.queries.dtype)
     return results["output"], graph_of(call, results)

@@ -160,7 +160,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
     HAS_SINKS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OFFSET_BIAS: tl.constexpr,
     HAS_ALLOWED: tl.constexpr, HAS_KEY_RANGE: tl.constexpr, HAS_ROW_RANGE: tl.constexpr,
     BANDED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, KEEPS: tl.constexpr,
-    LEVELS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, FOLD: tl.constexpr,
     FOLDED_ROWS: tl.constexpr, STAGES: tl.constexpr,
     DEPTH: tl.constexpr, VALUE_DEPTH: tl.constexpr, WHOLE_DEPTHS: tl.constexpr,
@@ -173,7 +173,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
     row_range: (2, batch, queries); offset_bias: (heads, queries + keys - 1). SCALED: whether scores
     are their products until the end, times a scale above 0.
 
-    thresholds: of each row what its edges exceed. levels, shares, where LEVELS: the score from
+    thresholds: of each row what its edges exceed. levels, shares, where KEEPS: the score from
     which differences are taken, and the sum of the powers of 2 of these (-1 where a row sees
     nothing). again: (blocks of all heads, words), a bit for each tile that has a score above a
     threshold. maxima: of each program (ROWS, groups_room).
@@ -267,12 +267,11 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
             (total / share[:, None]).to(output.dtype.element_ty),
             mask=real[:, None] & (by_value[None, :] < value_depth),
         )
-        if LEVELS:
-            tl.store(levels + place, level, mask=real)
-            tl.store(shares + place, tl.where(blind, -1.0, own_share), mask=real)
         if not KEEPS:
             tl.store(rest + place, tl.where(blind, 0.0, 1.0), mask=real)
         else:
+            tl.store(levels + place, level, mask=real)
+            tl.store(shares + place, tl.where(blind, -1.0, own_share), mask=real)
             tl.debug_barrier()  # what other threads wrote is read
             of_block = thresholds + one * query_count + block * ROWS
             left_of_it = query_count - block * ROWS

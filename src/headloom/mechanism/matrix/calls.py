@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,11 @@ from headloom.mechanism.backends.torch_blocks import block_scores, in_float
 from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
 from headloom.mechanism.function import Backend, run
 from headloom.mechanism.graph import AttentionGraph, Top
-from headloom.mechanism.mask import KeyRanges, Mask
+from headloom.mechanism.mask import KeyRanges
 from headloom.mechanism.masks import Window
 from headloom.mechanism.parts import with_tensors
 from headloom.mechanism.positions import ByDistance, Relative
-from headloom.mechanism.scores import Dot, ScaledDot, Score
+from headloom.mechanism.scores import Dot, ScaledDot
 from headloom.mechanism.shapes import describe, in_words, repeat_kv_heads
 
 #: Columns of values that one call takes; more are several.
@@ -176,17 +177,7 @@ class MatrixCall(AttentionCall):
 
 
 def matrix_call(
-    queries: Tensor,
-    keys: Tensor,
-    *,
-    mask: Mask | Tensor | None = None,
-    score: Score | None = None,
-    bias: Tensor | None = None,
-    relative: Relative | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    backend: Backend | None = None,
+    queries: Tensor, keys: Tensor, backend: Backend | None = None, **rules: Any
 ) -> MatrixCall:
     """The arguments of an AttentionMatrix, checked; half precision in float32."""
     name = "AttentionMatrix"
@@ -198,12 +189,9 @@ def matrix_call(
                 f"Take one sequence of a batch at a time: {which}[0]."
             )
     queries, keys = (tensor[0] if tensor.ndim == 4 else tensor for tensor in (queries, keys))
-    if isinstance(relative, Relative):
-        relative = relative.in_scores()
-    checked = checked_call(
-        name, queries, keys, keys[..., :0], mask=mask, score=score, relative=relative, bias=bias,
-        scale=scale, softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+    if isinstance(rules.get("relative"), Relative):
+        rules["relative"] = rules["relative"].in_scores()
+    checked = checked_call(name, queries, keys, keys[..., :0], **rules)
     call = in_float(checked)
     products = type(call.score) in (Dot, ScaledDot)
     return MatrixCall(

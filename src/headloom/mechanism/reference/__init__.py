@@ -2,12 +2,6 @@
 
 Each fast path of headloom is tested against these functions in float64. They use nothing of
 headloom.
-
-    attention   the six steps, the vector form, many heads, graphs, images
-    scores      dot, bilinear, additive, graph attention
-    positions   sinusoidal, rotary, ALiBi, buckets, Shaw
-    call        a whole call: masks, caps, biases, sinks, and the strongest edges
-    graphs      what a matrix of weights tells
 """
 
 from headloom.mechanism.reference import attention, call, graphs, positions, scores
