@@ -102,7 +102,7 @@ def test_a_device_on_which_it_is_wrong_is_not_served(
         return output, graph
 
     monkeypatch.setattr(triton, "attend", attend)
-    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32, True)
+    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32)
     if wrong is None:
         assert said is None
     else:
