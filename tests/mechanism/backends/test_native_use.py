@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import headloom
+from headloom.mechanism import function
 from headloom.mechanism.backends import compiled
+from headloom.mechanism.call import checked_call
 
 pytestmark = pytest.mark.skipif(
     not compiled.instruction_sets(), reason="built without the native kernels"
@@ -70,3 +73,17 @@ def test_activation_checkpointing_gives_the_same_gradients(backend: str) -> None
     for plain, again in zip(*by_way, strict=True):
         assert plain.abs().sum() > 0
         assert torch.allclose(plain, again, atol=1e-6)
+
+
+def test_why_the_kernels_for_gpus_do_not_serve() -> None:
+    tokens = torch.zeros(1, 1, 2, 4)
+
+    def why(named: Any, keep: Any) -> str | None:
+        call = checked_call("test", tokens, tokens, tokens, keep=keep)
+        return function.BACKENDS[2].why_not(call, named)
+
+    for named in (None, "triton"):
+        assert "dense weights" in (why(named, headloom.All()) or "")
+    for keep in (None, headloom.Top(2)):
+        assert "torch's fused attention" in (why(None, keep) or "")
+        assert "runs on CUDA devices" in (why("triton", keep) or "")

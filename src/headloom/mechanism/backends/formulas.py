@@ -137,8 +137,10 @@ def received_by_formulas(native: NativeCall, kept: Tensor) -> Results:
     for rows in row_blocks(native.queries, native.keys.shape[2]) or [range(0)]:
         inside = slice(rows.start, rows.stop)
         own = bias if bias is None or bias.shape[2] == 1 else bias[:, :, inside]
-        floats = (part.float() for part in (native.keys, native.values))
-        some = NativeCall(native.queries[:, :, inside].float(), *floats, own, *native[4:])
+        queries, keys, values = native.queries[:, :, inside], native.keys, native.values
+        some = native._replace(
+            queries=queries.float(), keys=keys.float(), values=values.float(), bias=own
+        )
         with torch.no_grad():
             add_received(total, _results(some, rows, count, kept[:, :, inside]))
     return total
