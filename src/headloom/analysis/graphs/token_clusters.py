@@ -21,14 +21,14 @@ directed graph).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
-from scipy.sparse.linalg import LinearOperator, lobpcg
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from headloom.analysis.arguments import places_of
 from headloom.analysis.graphs.strength import check_square
@@ -41,8 +41,8 @@ from headloom.mechanism.shapes import whole_number
 DENSE = 1024
 #: The most clusters where their number is not given, and where it is.
 MOST, MANY = 16, 64
-#: How far an eigenvalue may be off, and steps of LOBPCG at most.
-TOLERANCE, PRODUCTS = 1e-4, 400
+#: How far an eigenvalue may be off, and restarts of Lanczos's method at most.
+TOLERANCE, RESTARTS = 1e-4, 25
 #: First centres that k-means tries, and steps from each.
 STARTS, STEPS = 10, 30
 
@@ -104,7 +104,7 @@ def token_clusters(
         seed: of the first vectors and centres.
 
     Raises: ShapeError: there are not as many keys as queries. InputError: a position is none, or
-    the eigenvalues were not found to 1e-4.
+    the eigenvalues were not found.
 
     >>> import torch, headloom
     >>> pairs = torch.eye(2).repeat_interleave(2, 0)[None] * 3       # 0 and 1, 2 and 3
@@ -137,16 +137,31 @@ def token_clusters(
     wanted = min(MOST if number is None else number, len(there))
     if not wanted:
         return TokenClusters(labels, np.zeros(0), np.zeros(0))
-    scale = 1 / np.sqrt(degrees[there])[:, None]
+    size, scale = len(there), 1 / np.sqrt(degrees[there])[:, None]
 
     def product(vectors: Floats) -> Floats:
         """``A x``."""
-        spread = np.zeros((length, vectors.shape[1]))
-        spread[there] = scale * vectors
+        spread = np.zeros((length, vectors.size // size))
+        spread[there] = scale * vectors.reshape(size, -1)
         found: Floats = scale * shared(spread)[there]
         return found
 
-    values, vectors = _leading(product, len(there), min(wanted + 1, len(there)), seed)
+    leading = min(wanted + 1, size)
+    if size <= max(DENSE, 2 * leading):
+        formed = product(np.eye(size))
+        ends = size - leading, size - 1
+        values, vectors = scipy.linalg.eigh((formed + formed.T) / 2, subset_by_index=ends)
+    else:
+        operator = LinearOperator((size, size), product, matmat=product, dtype=np.float64)
+        first = np.random.default_rng(seed).standard_normal(size)
+        try:
+            values, vectors = eigsh(
+                operator, leading, which="LA", v0=first, tol=TOLERANCE, maxiter=RESTARTS
+            )
+        except ArpackNoConvergence as error:
+            raise InputError(f"token_clusters: {error}. Ask for fewer clusters.") from error
+    order = np.argsort(-values)
+    values, vectors = values[order], vectors[:, order]
     clusters = wanted
     if number is None and len(values) > 2:  # 2 at least
         clusters = 2 + int((values[1:-1] - values[2:]).argmax())
@@ -157,35 +172,6 @@ def token_clusters(
     held, inside = members.T @ degrees, (members * shared(members)).sum(0)
     leaving = (held - inside).clip(min=0) / held
     return TokenClusters(labels, leaving, (1 - values[: clusters + 1]).clip(min=0))
-
-
-def _leading(
-    product: Callable[[Floats], Floats], length: int, leading: int, seed: int
-) -> tuple[Floats, Floats]:
-    """The largest eigenvalues of A, from the largest, and their vectors.
-
-    Source: Knyazev 2001 (LOBPCG, by SciPy).
-    """
-    if length <= max(DENSE, 8 * leading):
-        formed = product(np.eye(length))
-        ends = (length - leading, length - 1)
-        values, vectors = scipy.linalg.eigh((formed + formed.T) / 2, subset_by_index=ends)
-        return values[::-1], vectors[:, ::-1]
-    first = np.random.default_rng(seed).standard_normal((length, 2 * leading))
-    operator = LinearOperator((length, length), matvec=product, matmat=product, dtype=np.float64)
-    with warnings.catch_warnings(action="ignore"):  # that it stopped early, which is seen below
-        found = lobpcg(operator, first, tol=TOLERANCE / 10, maxiter=PRODUCTS)
-    values, vectors = (np.asarray(part, np.float64) for part in found)
-    order = np.argsort(-values)[:leading]
-    values, vectors = values[order], vectors[:, order]
-    # |A x - value x| of a unit vector bounds how far the value is from an eigenvalue.
-    off = float(np.linalg.norm(product(vectors) - vectors * values, axis=0).max())
-    if not off <= TOLERANCE:
-        raise InputError(
-            f"token_clusters: an eigenvalue is off by up to {off:.1e} after {PRODUCTS} products. "
-            "Ask for fewer clusters."
-        )
-    return values, vectors
 
 
 def _k_means(places: Floats, number: int, seed: int) -> Labels:
