@@ -31,7 +31,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from headloom.api.model_export import export_model
-from headloom.models.decoding import beam_search
+from headloom.models.decoding import beam_hypotheses
 from headloom.models.dense import Products, products
 from headloom.models.transformer import Transformer
 from headloom.training.batches import padded
@@ -64,12 +64,12 @@ def ours(
     words, model = run.vocabulary, run.model
     assert isinstance(model, Transformer)
     with products(kind):
-        found = beam_search(
+        found = beam_hypotheses(
             model, model.start(padded(batch, words.pad)), len(batch), start=words.start,
             end=-1 if forced else words.end, max_length=limit, beam=BEAM,
             length_penalty=run.length_penalty,
         )  # fmt: skip
-    return [hypothesis.tokens for hypothesis in found]
+    return [ranked[0].tokens for ranked in found]
 
 
 def scores(run: TrainedRun, batch: list[list[int]], written: list[list[int]]) -> list[float]:

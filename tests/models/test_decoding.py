@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ from headloom.models.blocks import BlockCache
 from headloom.models.configuration import Architecture
 from headloom.models.decoding import (
     DecodingState,
+    Hypothesis,
     beam_hypotheses,
-    beam_search,
     greedy,
     sample,
 )
@@ -26,6 +27,11 @@ from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 
 START, END = 2, 3
+
+
+def beam_search(*arguments: Any, **options: Any) -> list[Hypothesis]:
+    """The best of each source."""
+    return [ranked[0] for ranked in beam_hypotheses(*arguments, **options)]
 
 
 class Written(BlockCache):

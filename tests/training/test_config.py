@@ -81,7 +81,7 @@ DATES = '[task]\nkind = "dates"\n'
         ),
         (
             '[task]\nkind = "translation"\ntrain = []\nvalid = ["a"]',
-            "task.train = []: expected two line-aligned files, or one of tab-separated pairs.",
+            "task.train = []: list should have at least 1 item",
         ),
     ],
 )

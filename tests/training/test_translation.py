@@ -10,7 +10,7 @@ from tests.slow import slow
 
 from headloom.errors import InputError
 from headloom.models.configuration import Architecture
-from headloom.models.decoding import beam_search
+from headloom.models.decoding import beam_hypotheses
 from headloom.models.transformer import Transformer
 from headloom.training.text import Vocabulary
 from headloom.training.translation import Search, translate, translated_windows
@@ -51,10 +51,10 @@ def test_windows_change_nothing(model: Transformer, window: int) -> None:
 def test_hypotheses_are_those_of_the_search_in_order(model: Transformer) -> None:
     ((line,),) = translated_windows(model, WORDS, ["bad cab"], SEARCH, 9)
     ids = WORDS.encode("bad cab")
-    best = beam_search(
+    ((best, *_),) = beam_hypotheses(
         model, model.start(torch.tensor([[*ids, WORDS.end]])), 1, start=WORDS.start, end=WORDS.end,
         max_length=2 * (len(ids) + 1) + 32, beam=3,
-    )[0]  # fmt: skip
+    )  # fmt: skip
     assert (line.ids, line.hypotheses[0]) == (ids, best)
     scores = [hypothesis.score(1.0) for hypothesis in line.hypotheses]
     assert len(scores) == 3

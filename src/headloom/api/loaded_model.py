@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from headloom.errors import DataError, InputError
-from headloom.models.decoding import WithoutTokens, beam_search, greedy, sample
+from headloom.models.decoding import WithoutTokens, beam_hypotheses, greedy, sample
 from headloom.models.huggingface.conversion import load_model
 from headloom.models.huggingface.folder import Settings, named_tokens, read_tokenizer
 from headloom.models.language_model import LanguageModel
@@ -87,7 +87,7 @@ class LoadedModel:
         Args:
             lines: of the source language.
             beam: hypotheses kept at every step; 1: greedy.
-            length_penalty: see `headloom.models.decoding.beam_search`.
+            length_penalty: see `headloom.models.decoding.beam_hypotheses`.
             max_length: tokens after which a translation is cut.
 
         Raises: InputError: the model is no translator.
@@ -103,15 +103,19 @@ class LoadedModel:
             return []
         ids = [torch.tensor(e.ids, dtype=torch.long) for e in self.tokenizer.encode_batch([*lines])]
         source = pad_sequence(ids, batch_first=True, padding_value=self.padding)
-        search = greedy
-        if beam != 1:
-            search = partial(beam_search, beam=beam, length_penalty=length_penalty)
+        stepper = WithoutTokens(self.model, self.padding)
         with torch.no_grad():
-            hypotheses = search(
-                WithoutTokens(self.model, self.padding), self.model.start(source), len(lines),
-                start=self.start, end=self.ends[0], max_length=max_length,
+            state = self.model.start(source)
+        start, end = self.start, self.ends[0]
+        if beam == 1:
+            best = greedy(stepper, state, len(lines), start=start, end=end, max_length=max_length)
+        else:
+            ranked = beam_hypotheses(
+                stepper, state, len(lines), start=start, end=end, max_length=max_length, beam=beam,
+                length_penalty=length_penalty,
             )  # fmt: skip
-        return [self._text(hypothesis.tokens) for hypothesis in hypotheses]
+            best = [hypotheses[0] for hypotheses in ranked]
+        return [self._text(hypothesis.tokens) for hypothesis in best]
 
     def _text(self, ids: list[int]) -> str:
         end = next((place for place, each in enumerate(ids) if each in self.ends), len(ids))

@@ -24,7 +24,6 @@ __all__ = [
     "Stepper",
     "WithoutTokens",
     "beam_hypotheses",
-    "beam_search",
     "greedy",
     "sample",
 ]
@@ -159,27 +158,6 @@ def greedy(
             state.reorder(going_on, going_on)
         last = chosen[going_on][:, None]
     return [Hypothesis(*parts) for parts in zip(tokens, scores, ended, strict=True)]
-
-
-@torch.no_grad()
-def beam_search(
-    model: Stepper,
-    state: DecodingState,
-    batch: int,
-    *,
-    start: int,
-    end: int,
-    max_length: int | Sequence[int],
-    beam: int = 5,
-    length_penalty: float = 1.0,
-    progress: Callable[[int], None] = lambda length: None,
-) -> list[Hypothesis]:
-    """The likeliest sequence that a beam finds, of each source: see `beam_hypotheses`."""
-    ranked = beam_hypotheses(
-        model, state, batch, start=start, end=end, max_length=max_length, beam=beam,
-        length_penalty=length_penalty, progress=progress,
-    )  # fmt: skip
-    return [hypotheses[0] for hypotheses in ranked]
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -55,6 +54,4 @@ def other_kind(model: object, action: str, kind: str) -> InputError:
     this run predicts; it does not translate. Give a run of a translator.
     """
     purpose = getattr(model, "purpose", Predictor.purpose)
-    named = re.search(r"\((headloom \w+)", purpose)
-    remedy = "Give" if named is None else f"Use {named[1]}, or give"
-    return InputError(f"this run {purpose}; it does not {action}. {remedy} a run of {kind}.")
+    return InputError(f"this run {purpose}; it does not {action}. Give a run of {kind}.")

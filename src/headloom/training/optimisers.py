@@ -85,14 +85,8 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None
-    ) -> float | None:
-        """One step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step, by the gradients that are there."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -100,7 +94,6 @@ class Muon(torch.optim.Optimizer):
                     shapes.setdefault(parameter.shape, []).append(parameter)
             for matrices in shapes.values():
                 self._move(matrices, group)
-        return loss
 
     def _move(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]

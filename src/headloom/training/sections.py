@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from headloom.errors import InputError
 from headloom.mechanism.multihead import WeightsKind
 from headloom.mechanism.rotary import ScalingKind
 from headloom.models.configuration import (
@@ -254,17 +253,11 @@ class DatesConfig(TaskSection):
     last_year: int = Field(2049, ge=1, le=9998)
 
 
-def _check_files(files: list[str]) -> list[str]:
-    if len(files) not in (1, 2):
-        raise InputError("expected two line-aligned files, or one of tab-separated pairs")
-    return files
-
-
-#: Files that pairs of texts are read from; one may stand without its brackets.
+#: Two line-aligned files, or one of tab-separated pairs, which may stand without its brackets.
 _PairFiles = Annotated[
     list[str],
+    Field(min_length=1, max_length=2),
     BeforeValidator(lambda files: [files] if isinstance(files, str) else files),
-    AfterValidator(_check_files),
 ]
 
 
