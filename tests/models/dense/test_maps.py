@@ -162,6 +162,27 @@ def test_second_derivatives_are_those_of_float32(relu: bool, instruction_set: st
         assert float((ours - exact).norm() / exact.norm()) < 0.03
 
 
+def test_transforms_autocast_and_what_is_compiled(instruction_set: str) -> None:
+    inputs, (linear, *_) = drawn(140, 128, (130,))
+    x = inputs.detach()
+
+    def rounding(rows: Tensor) -> Tensor:
+        with products("bfloat16"):
+            (output,) = linear_maps(rows, [linear])
+        return output
+
+    by_x = torch.func.grad(lambda y: (rounding(y) ** 2).sum())(x)
+    exact = torch.func.grad(lambda y: (linear(y) ** 2).sum())(x).detach()
+    assert float((by_x.detach() - exact).norm() / exact.norm()) < 0.03
+    stacked = torch.stack([x, 2 * x])
+    assert torch.allclose(torch.func.vmap(rounding)(stacked), linear(stacked), atol=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(rounding(x), linear(x))
+    assert torch.equal(rounding(x[:15]), linear(x[:15]))  # too few rows
+    compiled = torch.compile(rounding, backend="eager")
+    assert torch.allclose(compiled(x), linear(x), atol=1e-5)
+
+
 def test_other_kinds_are_refused() -> None:
     with (
         pytest.raises(InputError, match="products: 'half'; expected \"float32\", "),
