@@ -165,36 +165,28 @@ class Model(Protocol):
     @property
     def network(self) -> nn.Module:
         """The module, in evaluation mode."""
-        ...
 
     @property
     def tokenizer(self) -> Any:
         """Who names its tokens, as `headloom.trace` takes it; None: it only sees images."""
-        ...
 
     def unknown_parts(self, text: str) -> Sequence[str]:
         """Characters, or words, of a text that its vocabulary lacks."""
-        ...
 
     def inputs(self, text: str, options: TraceChoices) -> Inputs:
         """What the model reads for a text, and for the target of the options."""
-        ...
 
     def image_inputs(self, picture: Image, text: str | None) -> tuple[Model, Inputs]:
         """A model that sees a picture, and perhaps reads a text; and its inputs."""
-        ...
 
     def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
         """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
-        ...
 
     def windows(self, text: str, window: int) -> list[dict[str, torch.Tensor]]:
         """A long text in windows of so many tokens, which share a quarter of them."""
-        ...
 
     def verify(self, inputs: Inputs, options: TraceChoices) -> None:
         """Compare the model with itself without headloom. Raises: VerificationError."""
-        ...
 
     def trace(
         self,
@@ -211,15 +203,12 @@ class Model(Protocol):
         description: entries that the trace adds to its description of the model.
         verification: what the trace says of it; None: the model is verified on these inputs.
         """
-        ...
 
     def loss(self, text: str | None, target: str | None) -> Measure:
         """The loss on a text; without one on some of a run's validation data."""
-        ...
 
     def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
         """The model and its inputs, ready for a question about one of its predictions."""
-        ...
 
 
 def check_text(text: str | Sequence[int]) -> None:
