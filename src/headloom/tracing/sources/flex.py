@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headloom.mechanism.masks import Mask
 from headloom.mechanism.parts import in_float64
 from headloom.tracing.recording.score_terms import score_mask
 
@@ -32,16 +32,6 @@ class UnreadableRuleError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class FlexTerms:
-    """What a call adds to its scores, and who may look at whom: see `LayerCall`."""
-
-    mask: Mask | None = None
-    bias: Tensor | None = None
-    softcap: float | None = None
-    ahead: bool | None = None
-
-
-@dataclass(frozen=True, eq=False)
 class FlexCall:
     """A call of torch's operator `flex_attention`, by the names of its arguments."""
 
@@ -54,12 +44,6 @@ class FlexCall:
     kernel_options: Mapping[str, object]
     score_mod_other_buffers: tuple[object, ...] = ()
     mask_mod_other_buffers: tuple[object, ...] = ()
-
-    @property
-    def asks_for_more(self) -> bool:
-        """Whether log-sum-exps or largest scores are asked for beside the output."""
-        names = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
-        return any(self.kernel_options.get(name) for name in names)
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
@@ -100,26 +84,29 @@ class FlexCall:
         return self._cells(self.score_mod, "score_mod", (score,), rows, buffers)
 
     @torch.no_grad()
-    def terms(self) -> FlexTerms:
-        """The rules of the call.
+    def terms(self) -> dict[str, Any]:
+        """The rules of the call, as arguments of a `LayerCall`.
 
         Raises: UnreadableRuleError: they are none that a trace can keep.
         """
-        sizes = self._sizes
-        if sizes[0] * sizes[1] * sizes[2] * sizes[3] > _MOST_CELLS:
+        queries, keys = self._sizes[2:]
+        if prod(self._sizes) > _MOST_CELLS:
             raise UnreadableRuleError(
-                f"its rules have {sizes[0]} x {sizes[1]} x {sizes[2]} x {sizes[3]} cells, too many "
-                "to read one by one; trace a shorter input"
+                f"its rules have {' x '.join(map(str, self._sizes))} cells, too many to read one "
+                "by one; trace a shorter input"
             )
-        queries, keys = sizes[2:]
         cells = _without_repeats(self._allowed())
         bias, softcap = self._bias_or_softcap()
         if bias is not None:
             cells = cells & (bias > -torch.inf)
             bias = _without_repeats(bias.masked_fill(bias == -torch.inf, 0))
+            bias = bias if bool(bias.any()) else None
         read = score_mask(cells.expand(-1, -1, queries, keys), queries, keys)
-        return FlexTerms(read.mask, None if bias is None or not bool(bias.any()) else bias,
-                         softcap, read.ahead)  # fmt: skip
+        return {
+            "mask": read.mask, "bias": bias, "softcap": softcap,
+            "positions": "none" if bias is None else "bias",
+            "is_causal": read.mask is not None and read.ahead is False,
+        }  # fmt: skip
 
     def _bias_or_softcap(self) -> tuple[Tensor | None, float | None]:
         """The bias of the `score_mod`, or its soft cap; None and None: it changes nothing."""

@@ -302,22 +302,19 @@ def flex(asked: FunctionCall) -> object:
         terms = call.terms()
     except UnreadableRuleError as error:
         return asked.refused(str(error))
-    ahead = None if terms.mask is None else terms.ahead
     output = asked.functions.compute(
         LayerCall(
-            **whence(asked, call.query, call.key, ahead is False),
+            **whence(asked, call.query, call.key, terms["is_causal"]),
+            **terms,
             queries=call.query,
             keys=call.key,
             values=call.value,
             scale=call.scale,
-            mask=terms.mask,
-            bias=terms.bias,
-            softcap=terms.softcap,
-            positions="none" if terms.bias is None else "bias",
-            is_causal=ahead is False,
             own_output=call.own_rows,
         )
     )
-    if output is None or call.asks_for_more or call.value.dtype == torch.float64:
+    # Log-sum-exps or largest scores may be asked for beside the output.
+    more = any(call.kernel_options.get(name) for name in ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"))
+    if output is None or more or call.value.dtype == torch.float64:
         return asked.own()
     return output, *[output.new_empty(0)] * beside_output()
