@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 
 import networkx
 import pandas
@@ -85,7 +84,6 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
             "parquet": one,
             "graphml": tmp_path / "link",
         },
-        "a name is empty": {"html": Path()},
         "--layer 3: no such layer; the trace has layers 0 to 2": {
             "parquet": one,
             "graphml": tmp_path / "g",
@@ -103,7 +101,6 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
             "head": 4,
         },
         "--head 1 of no layer": {"picture": tmp_path / "p.png", "head": 1},
-        "--layer 1: it chooses what --picture and --graphml write": {"html": one, "layer": "1"},
         "--head 1 of no layer; give": {"parquet": one, "layer": None, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,43 +34,33 @@ def export_trace(
             first; a layer alone: a picture of the mean of its heads, the graph of its first. No
             head without its layer.
 
-    Raises: InputError: no output, one without a name, one file for two, no such layer or head, or
-        one that nothing is drawn of.
+    Raises: InputError: no output, no such layer or head, or one that nothing is drawn of.
     """
     named = {"--html": html, "--picture": picture, "--parquet": parquet, "--graphml": graphml}
     outputs = {option: output for option, output in named.items() if output is not None}
     if not outputs:
         raise InputError(f"export: nothing to write; give one of {', '.join(named)}.")
-    if not all(output.name for output in outputs.values()):
-        raise InputError("export: a name is empty, or of a folder. Give the name of a file.")
-    if len({os.path.realpath(output) for output in outputs.values()}) < len(outputs):
+    if len({output.resolve() for output in outputs.values()}) < len(outputs):
         raise InputError(f"{' and '.join(outputs)} name the same file. Give two names.")
     if layer is None and head is not None:
         raise InputError(f"--head {head} of no layer; give its --layer too.")
-    if layer is not None and picture is None and graphml is None:
-        raise InputError(f"--layer {layer}: it chooses what --picture and --graphml write. Give "
-                         "one of them, or leave it out.")  # fmt: skip
     trace = TraceData.open(path)
     number = 0 if layer is None else layer_number(trace, layer)
     if head is not None:
         place_of("layer", "export", "head", head, trace.layers[number].heads)
-    drawn = None
-    if picture is not None:
-        from headloom.studio.pictures import alignment, heads
+    if picture is not None:  # first: of one head there may be too many cells
+        from headloom.studio.pictures import alignment, heads, save_picture
 
-        # Of one head there may be too many cells: nothing is written then.
-        of = trace.layers[number]
-        which = f"mean of {of.heads} heads" if head is None else f"head {head}"
+        drawn = trace.layers[number]
+        which = f"mean of {drawn.heads} heads" if head is None else f"head {head}"
         title = f"layer {trace.label(number)}, {which}"
-        drawn = heads(trace) if layer is None else alignment(of, head, title=title)
+        save_picture(
+            heads(trace) if layer is None else alignment(drawn, head, title=title), picture
+        )
     if html is not None:
         from headloom.studio.page import export_page
 
         export_page(html, [trace], title=path.stem)
-    if picture is not None and drawn is not None:
-        from headloom.studio.pictures import save_picture
-
-        save_picture(drawn, picture)
     if parquet is not None:
         write_trace_parquet(trace, parquet)
     if graphml is not None:

@@ -302,22 +302,14 @@ class History:
                 f"{self.folder}: no snapshots. Give the folder of a run's history, as "
                 "runs/demo/history."
             )
-        rows = []
+        tables = []
         for step in self.steps:
             for layer in self.notes(step)["layers"]:
-                heads = len(layer["measures"]["symmetry"])
-                rows += [
-                    {
-                        "step": step,
-                        "layer": layer["name"],
-                        "kind": layer["kind"],
-                        "head": head,
-                        **{name: layer["measures"][name][head] for name in MEASURES},
-                    }
-                    for head in range(heads)
-                ]
-        table = pandas.DataFrame(rows, columns=["step", "layer", "kind", "head", *MEASURES])
-        return table.astype(dict.fromkeys(MEASURES, "float64"))
+                table = pandas.DataFrame({name: layer["measures"][name] for name in MEASURES})
+                places = {"step": step, "layer": layer["name"], "kind": layer["kind"]}
+                tables.append(table.astype("float64").assign(**places, head=table.index))
+        table = pandas.concat(tables, ignore_index=True)
+        return table[["step", "layer", "kind", "head", *MEASURES]]
 
     def rewind(self, step: int) -> None:
         """Forget snapshots of later steps, before the run goes on from this one."""
