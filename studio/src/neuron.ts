@@ -56,22 +56,6 @@ export interface Through {
   part: number[] | null;
 }
 
-interface Points {
-  places: number[];
-  x: number[];
-  y: number[];
-}
-/** See `Neurons.plane`. */
-export type Plane =
-  | { missing: string }
-  | {
-      missing: null;
-      shares: [number, number];
-      queries: Points;
-      keys: Points;
-      counts: [number, number];
-    };
-
 const path = (layer: Layer, head: number, rest: string) =>
   `layers/${layer.number}/heads/${head}/${rest}`;
 
@@ -81,8 +65,6 @@ export const edgeOf = (example: Example, layer: Layer, head: number, row: number
   );
 export const throughOf = (example: Example, layer: Layer, head: number, row: number, key: number) =>
   example.source.json<Through>(example.path(path(layer, head, `through/${row}/${key}`)));
-export const planeOf = (example: Example, layer: Layer, head: number) =>
-  example.source.json<Plane>(example.path(path(layer, head, "plane")));
 
 /** The row that is shown where none is chosen: the last that does not end or part texts. */
 export function firstRow(layer: Layer): number {

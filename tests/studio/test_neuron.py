@@ -1,4 +1,4 @@
-"""One edge, one token and the plane of a head, in the server's answers and on the screen."""
+"""One edge and one token of a head, in the server's answers and on the screen."""
 
 from __future__ import annotations
 
@@ -132,17 +132,6 @@ def test_the_query_before_its_turn() -> None:
     alone = neurons.through(0, 2, 3, 1, None)
     assert alone["turned"] and alone["q"] is None
     assert found["steps"][2][1] == alone["steps"][2][1] == "Turn by position"
-
-
-def test_the_plane_is_that_of_numpy(viewer: Viewer, known: Any) -> None:
-    _, queries, keys = known
-    _, plane = ask(viewer, f"{HEAD}/plane")
-    points = np.concatenate([queries[1], keys[1]])
-    values = np.linalg.svd(points - points.mean(0), compute_uv=False) ** 2
-    assert plane["shares"] == pytest.approx((values[:2] / values.sum()).tolist(), abs=1e-5)
-    assert plane["counts"] == [LENGTH, LENGTH]
-    across = np.array(plane["queries"]["x"] + plane["keys"]["x"])
-    assert np.var(across) == pytest.approx(values[0] / len(points), rel=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`Neurons`: one edge of a head number by number, one token through the head, and its plane.
+"""`Neurons`: one edge of a head number by number, and one token through the head.
 
 What a trace keeps of a layer - queries, keys, all that enters the scores - makes each score and
 each weight in float64, from the products on: see `headloom.analysis.worked_row`. What enters a
@@ -15,21 +15,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headloom.analysis import six_steps
-from headloom.analysis.joint_projection import joint_projection
 from headloom.analysis.six_steps import Hidden, Wording
 from headloom.analysis.worked_row import WorkedRow, remedy, worked_row
 from headloom.errors import HeadloomError, InputError
 from headloom.formats.files import JsonObject, finite
 from headloom.formats.trace import TraceLayer
-from headloom.studio.arrays import Layers, few_digits
+from headloom.studio.arrays import Layers
 from headloom.studio.tiles import MatrixTiles
 
 __all__ = ["LayerNumbers", "Neurons", "Through"]
 
 #: Keys of a row that are listed, at most: the strongest, and the one in question.
 LISTED = 48
-#: Queries, and keys, of a plane that are drawn, at most.
-_DRAWN = 1500
 _OPEN_THE_MODEL = "Open the model itself, headloom view MODEL, and type the text into its box."
 
 
@@ -171,45 +168,9 @@ class Neurons:
         whole: JsonObject = finite(found)
         return whole
 
-    def plane(self, number: int, head: int) -> JsonObject:
-        """Queries and keys of a head on their joint principal components.
-
-        missing         why there are none, and the remedy; None: they are there
-        shares          of the variance on both axes
-        queries, keys   {"places": ..., "x": ..., "y": ...}: at most 1,500, evenly taken
-        counts          how many there are in all
-        """
-        layer = self._layers.layer(number)
-        queries, keys = layer.queries, layer.keys
-        if queries is None or keys is None:
-            return {"missing": f"This trace has no queries and keys. {self._remedy}"}
-        of_head = keys[head // (layer.heads // keys.shape[0])]
-        try:
-            found = joint_projection(queries[head].float(), of_head.float())
-        except InputError as error:
-            return {"missing": str(error)}
-        return {
-            "missing": None,
-            "shares": [few_digits(share) for share in found.shares],
-            "queries": _points(found.queries),
-            "keys": _points(found.keys),
-            "counts": [len(found.queries), len(found.keys)],
-        }
-
 
 def _depth(layer: TraceLayer) -> int | None:
     return None if layer.queries is None else int(layer.queries.shape[2])
-
-
-def _points(placed: Tensor) -> JsonObject:
-    """Some of the points, evenly taken, with their places."""
-    step = max(1, -(-len(placed) // _DRAWN))
-    some = placed[::step]
-    return {
-        "places": list(range(0, len(placed), step)),
-        "x": [float(f"{number:.6g}") for number in some[:, 0].tolist()],
-        "y": [float(f"{number:.6g}") for number in some[:, 1].tolist()],
-    }
 
 
 def _steps(

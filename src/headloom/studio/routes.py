@@ -274,10 +274,9 @@ ROUTES: dict[str, Callable[[Place], Piece]] = {
     # 256 x 256 cells, or blocks of 2^level x 2^level of them: see `tiles`.
     _HEAD + "/matrix/" + _TILE: lambda at: at.example.matrix.tile(at.layer, at.tile, at.go_on),
     _HEAD + "/cells/{row}/{column}": lambda at: at.example.matrix.cell(*at.cell),
-    # One edge, one token through the head, and the plane of its queries and keys: see `neuron`.
+    # One edge, and one token through the head: see `neuron`.
     _HEAD + "/edge/{row}/{column}": lambda at: at.example.neurons.edge(*at.cell),
     _HEAD + "/through/{row}/{column}": lambda at: at.example.neurons.through(*at.cell, at.model),
-    _HEAD + "/plane": lambda at: at.example.neurons.plane(*at.head),
     # Patches of images, and the map of a row over one.
     _EXAMPLE + "/patches": lambda at: patches(at.example.trace),
     _LAYER + "/looks/{head}/{query}/{image}/{rows}/{columns}": _looks,
