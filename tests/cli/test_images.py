@@ -91,15 +91,11 @@ def test_its_history_and_its_heads(folder, headloom_main: Command) -> None:
     result = headloom_main("heads", folder / "run", "--measure", "previous")
     assert result.code == 0, result.err
     assert headloom_main("measure", "projections", folder / "run").code == 0
+    assert headloom_main("ablate", folder / "run", "--json").code == 0
     history = History(folder / "run" / "history")
     shown = training_history(list(history)).description
     assert shown["layers"][0]["shape"] == [1, 24, 6]
     assert shown["sequences"]["tokens"][23] == "patch 3,5"
-
-
-def test_its_heads_are_ablated(folder, headloom_main: Command) -> None:
-    result = headloom_main("ablate", folder / "run", "--json")
-    assert result.code == 0, result.err
 
 
 @pytest.mark.parametrize(

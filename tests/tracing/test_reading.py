@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,7 +114,7 @@ def test_a_model_with_adapters_of_peft_is_traced_with_them(family_named: Named) 
 
 
 @pytest.mark.parametrize("run", [headloom.trace, headloom.watch])
-@pytest.mark.parametrize("layers", [0, [1.5], [None], "0", [True], {0: 1}, []])
+@pytest.mark.parametrize("layers", [0, [1.5], "0", []])
 def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
     model = bert()
     inputs = (model, IDS) if run is headloom.trace else (model,)
@@ -126,21 +125,10 @@ def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("generate", [True, False, 0, 2.5, {"max_new_tokens": True}, {"no": 1}])
+@pytest.mark.parametrize("generate", [True, 0, {"max_new_tokens": True}, {"no": 1}])
 def test_what_cannot_be_generated_is_one_line(
     family_named: Callable[[str], Family], generate: Any
 ) -> None:
     with pytest.raises(headloom.InputError, match=r"generate") as error:
         headloom.trace(family_named("Llama").build(), IDS, generate=generate)
     assert "\n" not in str(error.value)
-
-
-def test_a_trace_without_edges_has_rows_and_its_matrix(tmp_path: Path) -> None:
-    whole = headloom.trace(bert(), IDS, keep=headloom.All())
-    trace = headloom.trace(bert(), IDS, keep=headloom.Top(0), save=tmp_path / "t")
-    assert isinstance(trace, headloom.Trace) and isinstance(whole, headloom.Trace)
-    for one, other in zip(trace.layers, whole.layers, strict=True):
-        assert one.graph.k == 0
-        assert torch.allclose(one.graph.lse, other.graph.lse, atol=1e-5)
-        assert one.matrix is not None
-        assert torch.allclose(one.matrix.dense(), other.graph.dense(), atol=2e-6)

@@ -254,16 +254,6 @@ def test_the_order_of_tiles_of_internvl_goes_by_the_original() -> None:
     assert whole.image_map(2, 0, -1).weights.shape == (16, 16)
 
 
-def test_how_a_picture_was_cut_is_not_guessed() -> None:
-    made = family("llava crop")
-    trace = headloom.trace(made.model, made.inputs([picture(SIZE)], TEXT))
-    assert isinstance(trace, headloom.Trace)
-    assert trace.images[0].fit is None
-    assert trace.image_map(language(trace)[0], 0, -1).weights.shape == (24, 24)
-    with pytest.raises(InputError, match="Give the processor as tokenizer="):
-        trace.image_map(language(trace)[0], 0, -1, size=SIZE)
-
-
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
