@@ -60,21 +60,6 @@ def test_transformers_translates_as_the_run_does(
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
 
 
-def test_transformers_continues_texts(runs: Path, headloom_main: Command, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = tmp_path / "model"
-    assert headloom_main("export", runs / "language", "--to", "huggingface", "-o", folder).code == 0
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    run = open_run(runs / "language")
-    batch = tokenizer("A man", return_tensors="pt")
-    assert batch["input_ids"].tolist() == [run.vocabulary.encode("A man")]
-    with torch.no_grad():
-        difference = model(**batch).logits - run.model(batch["input_ids"])
-    assert float(difference.abs().max()) < 1e-5
-
-
 LLAMA = {
     "norm": "pre", "positions": "rotary", "normalisation": "rms", "feed_forward_kind": "gated",
     "activation": "silu", "biases": False,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: Edges kept of each of the probe's rows. A probe is short: these are all, or nearly.
 PROBE_EDGES = 64
 
-#: Rows and columns of W_Q W_K^T in a picture; more are joined, the strongest of each block shown.
+#: Rows and columns of W_Q W_K^T in a picture; of more, the strongest of each block is shown.
 PRODUCT_SIZE = 40
 
 _GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
@@ -142,12 +142,11 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
 
 def _are_measures(value: object) -> bool:
     """Whether a value is lists of numbers or null, each as long as there are heads."""
-    if not isinstance(value, dict) or not all(name in value for name in MEASURES):
+    if misfit(value, dict.fromkeys(MEASURES, list), "") is not None or not isinstance(value, dict):
         return False
-    if not all(isinstance(numbers, list) for numbers in value.values()):
-        return False
-    known = [number for numbers in value.values() for number in numbers if number is not None]
-    alike = len({len(numbers) for numbers in value.values()}) == 1
+    lists = [numbers for numbers in value.values() if isinstance(numbers, list)]
+    known = [number for numbers in lists for number in numbers if number is not None]
+    alike = len(lists) == len(value) and len(set(map(len, lists))) == 1
     return alike and misfit(known, [(int, float)], "") is None
 
 
@@ -170,39 +169,32 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
 
     Raises: KeyError: a tensor is missing; ValueError: their shapes do not fit.
     """
-    name, length = entry["name"], entry["length"]
-    matrices = {matrix: tensors[f"{name}/{matrix}"] for matrix in entry["matrices"]}
-    product = tensors[f"{name}/product"] if entry.get("product") else None
+    name, length, heads = entry["name"], entry["length"], len(entry["measures"]["symmetry"])
+    matrices = {matrix: tensors[f"{name}/{matrix}"].float() for matrix in entry["matrices"]}
+    product = tensors[f"{name}/product"].float() if entry.get("product") else None
     parts = [tensors[f"{name}/probe/{part}"] for part in _GRAPH]
-    shape = parts[0].shape
-    heads = len(entry["measures"]["symmetry"])
-    if (
-        len(shape) != 3
-        or (shape[0], shape[1], length)
-        != (heads, len(entry["query_tokens"]), len(entry["key_tokens"]))
-        or any(part.shape != shape for part in parts[1:3])
-        or any(part.shape != shape[:2] for part in parts[3:])
-        or any(
-            matrix.ndim != 3 or not len(matrix) or heads % len(matrix)
+    keys, scores, weights, lse, entropy, rest, count = parts
+    rows = (heads, len(entry["query_tokens"]))
+    fits = (
+        length == len(entry["key_tokens"])
+        and keys.ndim == 3
+        and all(part.shape == keys.shape for part in parts[:3])
+        and all(part.shape == keys.shape[:2] == rows for part in parts[3:])
+        and all(part.is_floating_point() for part in parts[1:6])
+        and all(
+            matrix.ndim == 3 and len(matrix) and heads % len(matrix) == 0
             for matrix in matrices.values()
         )
-        or (product is not None and (product.ndim != 3 or len(product) != heads))
-        or any(not matrix.is_floating_point() for matrix in (*matrices.values(), *parts[1:6]))
-        or bool(((parts[0] < -1) | (parts[0] >= length)).any())
-    ):
-        raise ValueError("a graph that fits its tokens")
-    keys, scores, weights, lse, entropy, rest, count = parts
-    return LayerSnapshot(
-        name,
-        entry["kind"],
-        {name: matrix.float() for name, matrix in matrices.items()},
-        entry["measures"],
-        AttentionGraph(keys, scores, weights, lse, entropy, rest, count, length),
-        entry["query_tokens"],
-        entry["key_tokens"],
-        entry.get("scale"),
-        None if product is None else product.float(),
+        and (product is None or (product.ndim == 3 and len(product) == heads))
+        and bool(((keys >= -1) & (keys < length)).all())
     )
+    if not fits:
+        raise ValueError("a graph that fits its tokens")
+    graph = AttentionGraph(keys, scores, weights, lse, entropy, rest, count, length)
+    return LayerSnapshot(
+        name, entry["kind"], matrices, entry["measures"], graph, entry["query_tokens"],
+        entry["key_tokens"], entry.get("scale"), product,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
