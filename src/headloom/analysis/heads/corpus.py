@@ -13,7 +13,8 @@ head has one: so all but the scores is known twice, with sinks and without.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,24 +23,14 @@ from torch import Tensor
 from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.measures import head_patterns, layer_scores
 from headloom.analysis.heads.roles import MEASURES, special_keys
-from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = [
-    "QUANTILES",
-    "CorpusLayer",
-    "Exemplar",
-    "Spread",
-    "Word",
-]
+__all__ = ["QUANTILES", "CorpusLayer", "Exemplar", "Spread", "Word"]
 
-_Array = np.ndarray
 #: Bins of a spread.
 BINS = 40
-#: Measures that take longer than all others together, and are left out.
-_SLOW = ("partner",)
 #: Measures that are exact of kept edges too.
 _ALWAYS_EXACT = ("entropy", "broad")
 #: Quantiles of a spread.
@@ -89,15 +80,6 @@ class Word:
     mean: float
 
 
-@dataclass
-class _Edges:
-    """The strongest edges of every head and the words, with sinks or without."""
-
-    best: list[_Array] = field(default_factory=list)  # by text (heads, 4): query key weight score
-    received: dict[str, _Array] = field(default_factory=dict)  # by word (heads,)
-    counts: dict[str, int] = field(default_factory=dict)
-
-
 class CorpusLayer:
     """The heads of one layer over texts that are added one after the other.
 
@@ -111,38 +93,42 @@ class CorpusLayer:
         self.rows = 0
         #: Whether edges were left out somewhere, so that words receive at least what is said.
         self.bounds = False
-        self._scores: list[_Array] = []  # by text (measures, heads)
+        self._scores: list[np.ndarray] = []  # by text (measures, heads)
         self._kept: list[bool] = []  # by text, whether it is of the kept edges
-        self._edges = {False: _Edges(), True: _Edges()}
+        # With sinks and without: by text (heads, 4), query key weight score; by word what each head
+        # gives it, and how often it stands.
+        self._best: dict[bool, list[np.ndarray]] = {True: [], False: []}
+        self._received: dict[bool, dict[str, np.ndarray]] = {True: {}, False: {}}
+        self._counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
 
     def fits(self, trace: TraceData) -> bool:
         """Whether a trace has the layer."""
-        if self.number >= len(trace.layers):
-            return False
-        layer = trace.layers[self.number]
-        return (layer.name, layer.heads) == (self.name, self.heads)
+        layers = [(layer.name, layer.heads) for layer in trace.layers]
+        return (self.name, self.heads) in layers[self.number : self.number + 1]
 
     def add(self, text: int, trace: TraceData) -> None:
-        """Add a text, by its number.
+        """Add a text, by its number, of a trace that fits.
 
-        Raises: InputError: its trace has no such layer; DataError: it cannot be read.
+        Raises: DataError: it cannot be read.
         """
-        if not self.fits(trace):
-            raise InputError(f"corpus: text {text} has no layer {self.name} of {self.heads} heads.")
         layer = trace.layers[self.number]
         special = special_keys(trace, layer.keys_from)
         weights = LayerWeights(layer, patterns=head_patterns(layer, special))
-        scores, graph = layer_scores(weights, without=_SLOW), weights.graph
+        # All measures but one, which takes longer than all others together.
+        scores, graph = layer_scores(weights, without=("partner",)), weights.graph
         none = torch.full((self.heads,), torch.nan, dtype=torch.float64)
         columns = [scores[name].score if name in scores else none for name in MEASURES]
-        sinks = torch.zeros(graph.length, dtype=torch.bool)
-        sinks[[0, *special] if graph.length else []] = True
-        got = _received(weights).double().nan_to_num(0)
+        hidden = torch.zeros(graph.length, dtype=torch.bool)
         words = [word.strip() or word for word in shown(layer.key_tokens)]
-        for without, edges in self._edges.items():
-            hidden = sinks if without else torch.zeros_like(sinks)
-            edges.best.append(_strongest(graph, hidden))
-            _add_words(edges, words, got, hidden)
+        received = _received(weights).double().nan_to_num(0).numpy()
+        for sinks in (True, False):
+            if not sinks and graph.length:
+                hidden[[0, *special]] = True
+            self._best[sinks].append(_strongest(graph, hidden))
+            known = self._received[sinks]
+            for place in (~hidden).nonzero().flatten().tolist():
+                known[words[place]] = known.get(words[place], 0) + received[:, place]
+                self._counts[sinks][words[place]] += 1
         self._scores.append(torch.stack(columns).float().numpy())
         self._kept.append(weights.source == "kept")
         self.rows += layer.shape[1]
@@ -151,10 +137,9 @@ class CorpusLayer:
 
     def exemplars(self, head: int, *, sinks: bool, most: int = 20) -> list[Exemplar]:
         """The texts with the strongest edges of a head, strongest first; of equals the first."""
-        best = self._edges[not sinks].best
-        if not best:
+        if not self.texts:
             return []
-        table = np.stack([of_text[head] for of_text in best])
+        table = np.stack([of_text[head] for of_text in self._best[sinks]])
         order = np.lexsort((-table[:, 3], -table[:, 2]))
         return [
             Exemplar(self.texts[n], int(table[n, 0]), int(table[n, 1]), *map(float, table[n, 2:]))
@@ -164,7 +149,7 @@ class CorpusLayer:
 
     def spreads(self, head: int) -> dict[str, Spread]:
         """Each measure of a head over the texts that have it."""
-        found: dict[str, Spread] = {}
+        spreads: dict[str, Spread] = {}
         for place, name in enumerate(MEASURES):
             values = np.array([scores[place, head] for scores in self._scores], np.float64)
             there = np.flatnonzero(np.isfinite(values))
@@ -174,7 +159,7 @@ class CorpusLayer:
             # Shares of a row go from 0 to 1; others as far as they go.
             low, high = min(0.0, float(known.min())), max(1.0, float(known.max()))
             counts, _ = np.histogram(known, BINS, (low, high))
-            found[name] = Spread(
+            spreads[name] = Spread(
                 len(known),
                 float(known.mean()),
                 tuple(np.quantile(known, QUANTILES).tolist()),
@@ -185,32 +170,23 @@ class CorpusLayer:
                 self.texts[int(there[known.argmin()])],
                 self.texts[int(there[known.argmax()])],
             )
-        return found
+        return spreads
 
     def words(self, head: int, *, sinks: bool, most: int = 25) -> list[Word]:
         """The words that a head looks at most, by their share of all its weight."""
-        edges = self._edges[not sinks]
-        names = list(edges.received)
-        if not names or not self.rows:
-            return []
-        totals = np.array([edges.received[name][head] for name in names])
-        order = np.argsort(-totals, kind="stable")[:most]
+        totals = {word: float(part[head]) for word, part in self._received[sinks].items()}
+        words = sorted(totals, key=lambda word: -totals[word])[:most]
+        counts = self._counts[sinks]
         return [
-            Word(
-                names[n],
-                float(totals[n]) / self.rows,
-                edges.counts[names[n]],
-                float(totals[n]) / edges.counts[names[n]],
-            )
-            for n in order
-            if totals[n] > 0
+            Word(word, totals[word] / self.rows, counts[word], totals[word] / counts[word])
+            for word in words
+            if totals[word] > 0
         ]
 
 
-def _strongest(graph: AttentionGraph, hidden: Tensor) -> _Array:
+def _strongest(graph: AttentionGraph, hidden: Tensor) -> np.ndarray:
     """The strongest kept edge of every head to a key that is not hidden, of queries with several
-    keys to choose from, (heads, 4); query -1: there is none. Of equal weights, as of 1, that of the
-    higher score.
+    keys, (heads, 4); query -1: there is none. Of equal weights, as of 1, that of the higher score.
     """
     heads, queries, kept = graph.keys.shape
     found = np.full((heads, 4), -1.0)
@@ -237,15 +213,3 @@ def _received(weights: LayerWeights) -> Tensor:
     if graph.received is not None:
         return graph.received
     return graph.strength() if isinstance(source, AttentionGraph) else source.received()
-
-
-def _add_words(edges: _Edges, words: list[str], received: Tensor, hidden: Tensor) -> None:
-    places: dict[str, list[int]] = {}
-    for place, word in enumerate(words):
-        if not hidden[place]:
-            places.setdefault(word, []).append(place)
-    for word, of_word in places.items():
-        total = received[:, of_word].sum(1).numpy()
-        before = edges.received.get(word)
-        edges.received[word] = total if before is None else before + total
-        edges.counts[word] = edges.counts.get(word, 0) + len(of_word)

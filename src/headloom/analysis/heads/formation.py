@@ -44,14 +44,21 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
     counts: Counter[str] = Counter()
     two = any(layer.kind == "cross" for layer in snapshot.layers)
     sequences: dict[str, list[str]] = {}
+
+    def name_of(tokens: list[str]) -> str:
+        # The first sequence is "tokens", others tell their length.
+        name = "tokens"
+        while sequences.setdefault(name, tokens) != tokens:
+            name = f"tokens-{len(tokens)}" if name == "tokens" else f"{name}'"
+        return name
+
     layers = []
     for layer in snapshot.layers:
-        if two:
-            queries_from, keys_from = _TWO[layer.kind]
-            sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
-        else:
-            queries_from = _sequence(sequences, layer.query_tokens)
-            keys_from = _sequence(sequences, layer.key_tokens)
+        queries_from, keys_from = _TWO[layer.kind] if two else ("", "")
+        queries_from = queries_from or name_of(layer.query_tokens)
+        keys_from = keys_from or name_of(layer.key_tokens)
+        sequences |= {keys_from: layer.key_tokens, queries_from: layer.query_tokens}
+        scale = layer.scale
         heads, queries, keys = layer.graph.shape
         layers.append(
             TraceLayer(
@@ -63,22 +70,12 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
                 keys_from=keys_from,
                 query_tokens=layer.query_tokens,
                 key_tokens=layer.key_tokens,
-                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1])
-                if layer.scale is None
-                else layer.scale,
+                scale=layer.matrices["W_Q"].shape[-1] ** -0.5 if scale is None else scale,
                 data=LayerInMemory(layer.graph, None),
             )
         )
         counts[layer.kind] += 1
     return TraceData(sequences, tuple(layers))
-
-
-def _sequence(sequences: dict[str, list[str]], tokens: list[str]) -> str:
-    """The name of the sequence of these tokens: the first is "tokens", others tell their length."""
-    name = "tokens"
-    while sequences.setdefault(name, tokens) != tokens:
-        name = f"tokens-{len(tokens)}" if name == "tokens" else f"{name}'"
-    return name
 
 
 def formation(history: History, measure: str) -> list[Moment]:

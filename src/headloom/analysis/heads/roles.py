@@ -178,38 +178,32 @@ class _Layer:
 
 def _roles(number: int, layer: _Layer, p: Tensor) -> Iterator[HeadRole]:
     """The roles of a layer's heads; p: (heads, ROLES), corrected."""
-    score, chance, sd, z, effect, information = (
-        layer.column(name, ROLES)
-        for name in ("score", "chance", "chance_sd", "z", "effect", "information")
-    )
+    names = ("score", "chance", "chance_sd", "z")
+    columns = {name: layer.column(name, ROLES) for name in names} | {"p": p}
     scores, broad = layer.column("score", MEASURES), layer.column("score", ["broad"])[:, 0] >= BROAD
-    shape = torch.tensor(_SHAPES)
-    able = (p <= ALPHA) & (effect >= LEAST) & ~(broad[:, None] & shape)
+    shape, information = torch.tensor(_SHAPES), layer.column("information", ROLES)
+    able = (p <= ALPHA) & (layer.column("effect", ROLES) >= LEAST) & ~(broad[:, None] & shape)
     # Of equals, as where the first token is the only sink, the first of the table; and the shape
     # of a row after all others.
     rank = information.where(able, -torch.inf).masked_fill(able & shape, -1.0)
     best = rank >= rank.amax(-1, keepdim=True) - 1e-6
     rest, broken = torch.stack(layer.rests).mean(0), torch.as_tensor(layer.broken)
     for head, place in enumerate(best.int().argmax(-1).tolist()):
-        numbers: list[float | None] = [None] * 5
-        role = "broad" if broad[head] else "mixed"
-        if able[head].any():
-            role, numbers = ROLES[place], [x[head, place].item() for x in (score, chance, sd, z, p)]
-        if broken[head]:
-            role = NO_NUMBER
-        names = ("score", "chance", "chance_sd", "z", "p")
+        role, has_one = "broad" if broad[head] else "mixed", bool(able[head].any())
+        if has_one:
+            role = ROLES[place]
         yield HeadRole(
             layer=number,
             name=layer.of.name,
             kind=layer.of.kind,
             head=head,
-            role=role,
-            **dict(zip(names, numbers, strict=True)),
+            role=NO_NUMBER if broken[head] else role,
+            **{name: float(x[head, place]) if has_one else None for name, x in columns.items()},
             source=layer.source,
             rest=float(rest[head]),
             scores=dict(zip(MEASURES, scores[head].tolist(), strict=True)),
-            chances=dict(zip(ROLES, chance[head].tolist(), strict=True)),
-            chance_sds=dict(zip(ROLES, sd[head].tolist(), strict=True)),
+            chances=dict(zip(ROLES, columns["chance"][head].tolist(), strict=True)),
+            chance_sds=dict(zip(ROLES, columns["chance_sd"][head].tolist(), strict=True)),
         )
 
 
