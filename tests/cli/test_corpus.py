@@ -78,21 +78,8 @@ def test_a_command_that_traced_nothing_may_be_corrected(
     assert_one_line(headloom_main("trace", writer, *rest), "were made with another option")
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
-        (RuntimeError("shapes\ndo not fit"), "RuntimeError: shapes do not fit"),
-        (MemoryError(), "not enough memory"),
-    ],
-)
 def test_a_text_that_fails_does_not_take_the_others_with_it(
-    headloom_main: Command,
-    writer: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    said: str,
+    headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headloom.api.opening import PretrainedModel
 
@@ -100,30 +87,15 @@ def test_a_text_that_fails_does_not_take_the_others_with_it(
 
     def trace(self: PretrainedModel, inputs: Any, path: Path, *rest: Any, **named: Any) -> Any:
         if path.name == "000001.loom":
-            raise error
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return real(self, inputs, path, *rest, **named)
 
     monkeypatch.setattr(PretrainedModel, "trace", trace)
     texts, folder = tmp_path / "texts.txt", tmp_path / "out"
     texts.write_text("a b\nc d\n")
     result = headloom_main("trace", writer, "--corpus", texts, "-o", folder)
-    assert result.code == 2 and f"000001: {said}" in result.err
+    assert result.code == 2 and "000001: not enough memory" in result.err
     assert traces_in(folder) == ["000002.loom"]
-
-
-def test_a_verification_that_fails_ends_the_corpus(
-    headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headloom.api.opening import PretrainedModel
-
-    def verify(*given: Any) -> None:
-        raise headloom.VerificationError("trace: the model is another one.")
-
-    monkeypatch.setattr(PretrainedModel, "verify", verify)
-    texts = tmp_path / "texts.txt"
-    texts.write_text("a b\nc d\n")
-    result = headloom_main("trace", writer, "--corpus", texts, "-o", tmp_path / "out")
-    assert_one_line(result, "the model is another one")
 
 
 def test_a_corpus_of_files(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
@@ -192,30 +164,3 @@ def test_a_corpus_that_is_killed_goes_on(
     assert (said["there"], said["traced"]) == (len(there), 40 - len(there))
     left = {path.name for path in folder.iterdir() if not path.name.endswith(".loom")}
     assert left <= {"corpus.json", ".lock"}
-
-
-def test_a_trace_that_came_meanwhile_is_there(
-    headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import headloom.api.corpus
-
-    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
-    corpus.write_text("a b\nc d\n")
-    arguments = ("trace", writer, "--corpus", corpus, "-o", folder, "--json")
-    assert headloom_main(*arguments).code == 0
-    # A kill while the list is written leaves a part of it, with nobody's lock.
-    (folder / ".corpus.json.headloom-part-dead").write_text("half")
-    # As if another process had ended both after this one looked.
-    seen: list[Path] = []
-    real = headloom.api.corpus._is_there
-    monkeypatch.setattr(
-        headloom.api.corpus,
-        "_is_there",
-        lambda path: (path in seen and real(path)) or seen.append(path) is not None,
-    )
-    result = headloom_main(*arguments)
-    assert result.code == 0, result.err
-    assert json.loads(result.out)["traced"] == 2
-    assert {path.name for path in folder.iterdir()} - {".lock"} == {
-        "000001.loom", "000002.loom", "corpus.json",
-    }  # fmt: skip

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import headloom
@@ -38,27 +37,6 @@ def test_table_csv_and_json_agree(headloom_main: Command, traces: Path) -> None:
     assert [row["role"] for row in rows] == [head["role"] for head in content["heads"]]
     assert float(rows[1]["same"]) == pytest.approx(content["heads"][1]["same"])
     assert content["heads"][0]["separator"] is None
-
-
-def test_of_kept_edges_what_they_lack_is_a_column(headloom_main: Command, tmp_path: Path) -> None:
-    queries, keys = np.random.default_rng(0).normal(size=(2, 1, 2, 40, 4))
-    headloom.from_queries_keys(queries, keys, keep=headloom.Top(3)).save(tmp_path / "t")
-    # By the formula.
-    powers = np.exp(np.einsum("hqd,hkd->hqk", queries[0], keys[0]) / 2)
-    weights = powers / powers.sum(-1, keepdims=True)
-    rest = 1 - np.sort(weights, -1)[..., -3:].sum(-1).mean(-1)
-    places = np.arange(40)
-    expected = (weights * abs(places[:, None] - places)).sum(-1).mean(-1)
-    for option, lacking in (("--exact", np.zeros(2)), ("--kept", rest)):
-        out = headloom_main("heads", tmp_path / "t", "--csv", option).out
-        rows = list(csv.DictReader(io.StringIO(out)))
-        assert {row["source"] for row in rows} == {option[2:]}
-        assert [float(row["rest"]) for row in rows] == pytest.approx(lacking, abs=1e-6)
-        distances = [float(row["distance"]) for row in rows]
-        if option == "--exact":
-            assert distances == pytest.approx(expected, abs=1e-4)
-        table = headloom_main("heads", tmp_path / "t", "--all", option).out.splitlines()[0].split()
-        assert ("rest" in table) == (option == "--kept")
 
 
 def test_a_folder_of_traces_is_put_together(headloom_main: Command, traces: Path) -> None:
@@ -110,12 +88,6 @@ def test_a_run_by_its_probe_and_along_its_history(headloom_main: Command, runs: 
     content = json.loads(along.out)
     assert content["heads"] == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
     assert [one["step"] for one in content["steps"]] == [0, 1, 2, 3]
-    rows = list(
-        csv.reader(
-            io.StringIO(headloom_main("heads", runs / "dates", "--measure", "first", "--csv").out)
-        )
-    )
-    assert float(rows[-1][2]) == pytest.approx(content["steps"][-1]["heads"][0], abs=1e-4)
     for arguments, said in (
         (
             (runs / "dates", "--measure", "size"),
@@ -149,13 +121,6 @@ def test_bad_options(
     make_trace(["a"] * 9, keep=3).save(tmp_path / "t.loom")
     result = headloom_main("heads", tmp_path / "t.loom", *arguments)
     assert said in result.one_line()
-
-
-def test_no_trace(headloom_main: Command, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none"):
-        result = headloom_main("heads", path)
-        assert result.code == 2
-        assert str(path) in result.err
 
 
 def test_a_layer_has_one_name_which_options_take(

@@ -96,36 +96,6 @@ def test_a_training_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").state == "finished"
 
 
-def test_a_training_that_fails_leaves_its_folder_to_the_next(tmp_path: Path) -> None:
-    class Stop(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
-            if state.global_step == 3:
-                raise ZeroDivisionError
-
-    callback = headloom.MonitorCallback(tmp_path / "run", every=2, overwrite=True)
-    torch.manual_seed(0)
-    with pytest.raises(ZeroDivisionError):
-        failing = _trainer_with(tmp_path, [callback, Stop()])
-        failing.train()
-    assert RunFolder.open(tmp_path / "run").state == "training"
-    train(tmp_path / "out", callback, max_steps=2)
-    assert RunFolder.open(tmp_path / "run").state == "finished"
-
-
-def _trainer_with(folder: Path, callbacks: list[Any]) -> Any:
-    config = transformers.GPT2Config(
-        vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    data = [{"input_ids": torch.arange(6), "labels": torch.arange(6)}] * 8
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "failing"), max_steps=5, report_to=[], use_cpu=True,
-        save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
-    return transformers.Trainer(
-        transformers.GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=callbacks
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
