@@ -18,92 +18,74 @@ from headloom.formats.trace import TraceData, layer_number
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["HeadChoice", "HeadTable", "find_traces", "head_table", "heads_in_training"]
-
-#: The columns that a needle adds.
-_NEEDLE = ("retrieval", "needle", "needle_chance", "needle_p")
-
-
-@dataclass(frozen=True)
-class HeadChoice:
-    """The heads that a table has, and its order.
-
-    every: also heads without a role.
-    role, layer: only heads of that role, or layer.
-    sort: the column to sort by, of equal retrieval by the mass on the needle; None: by layer and
-        head, or with a needle by retrieval.
-    limit: so many heads at most.
-    needle: a text that stands twice, whose retrieval is measured; None: none.
-    """
-
-    every: bool = False
-    role: str | None = None
-    layer: str | None = None
-    sort: str | None = None
-    limit: int | None = None
-    needle: str | None = None
+__all__ = ["HeadTable", "find_traces", "head_table", "heads_in_training"]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadTable:
     """A table of heads, and what it was made from.
 
-    rows: a row a head; added: the columns of a needle; heads: how many there are in all.
-    roles: how many heads have each role; texts, tokens: of the traces; layers: what they are
-        called.
+    rows: a row a head; heads: how many there are in all; roles: how many have each role.
     """
 
     rows: pandas.DataFrame
-    added: Sequence[str]
     heads: int
     roles: dict[str, int]
-    texts: int
-    tokens: int
-    layers: list[str]
+    traces: Sequence[TraceData]
 
 
 def head_table(
-    paths: Sequence[Path], choice: HeadChoice, *, exact: bool | None = None
+    paths: Sequence[Path],
+    *,
+    every: bool = False,
+    role: str | None = None,
+    layer: str | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    needle: str | None = None,
+    exact: bool | None = None,
 ) -> HeadTable:
     """The roles and measures of the heads of traces.
 
     Args:
         paths: see `find_traces`.
-        choice: see HeadChoice.
+        every: also heads without a role.
+        role, layer: only heads of that role, or layer.
+        sort: the column to sort by, of equal retrieval by the mass on the needle; None: by layer
+            and head, or with a needle by retrieval.
+        limit: so many heads at most.
+        needle: a text that stands twice, whose retrieval is measured: four more columns.
         exact: see `headloom.analysis.heads.roles.heads`.
 
     Raises: InputError: no such role, column or layer; DataError: no trace.
     """
     roles = (*ROLES, "broad", "mixed", NO_NUMBER)
-    if choice.role is not None and choice.role not in roles:
-        raise InputError(f"--role {choice.role}: no such role; there are {', '.join(roles)}.")
+    if role is not None and role not in roles:
+        raise InputError(f"--role {role}: no such role; there are {', '.join(roles)}.")
     traces = find_traces(paths)
-    every = table = heads(traces, exact=exact)
-    added: Sequence[str] = ()
-    sort = choice.sort
-    if choice.needle is not None:
+    table = heads(traces, exact=exact)
+    count = len(table)
+    if needle is not None:
         if len(traces) > 1:
             raise InputError("--needle works on one text. Give one trace.")
-        table, added = _with_needle(table, traces[0], choice.needle), _NEEDLE
+        copied = retrieval(traces[0], find_needle(traces[0].tokens, needle))
+        table = table.merge(type(table)(copied), how="left", on=["layer", "head"])
         sort = sort or "retrieval"
     if sort is not None and sort not in table.columns:
         raise InputError(f"--sort {sort}: no such column; there are {', '.join(table.columns)}.")
-    if choice.layer is not None:
-        table = table[table["layer"] == layer_number(traces[0], choice.layer)]
-    counts = {str(role): int(count) for role, count in table["role"].value_counts().items()}
-    if choice.role is not None:
-        table = table[table["role"] == choice.role]
-    elif not choice.every and not added:
+    if layer is not None:
+        table = table[table["layer"] == layer_number(traces[0], layer)]
+    counts = {str(name): int(n) for name, n in table["role"].value_counts().items()}
+    if role is not None:
+        table = table[table["role"] == role]
+    elif not every and needle is None:
         table = table[~table["role"].isin(["broad", "mixed"])]
     if sort is not None:
         # Many heads copy nothing: of these, who looks at the needle most comes first.
         columns = ["retrieval", "needle"] if sort == "retrieval" else [sort]
         rising = sort in ("layer", "head", "role")
         table = table.sort_values(columns, ascending=rising, kind="stable")
-    rows = table if choice.limit is None else table.head(choice.limit)
-    tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
-    layers = [traces[0].label(number) for number in range(len(traces[0].layers))]
-    return HeadTable(rows, added, len(every), counts, len(traces), tokens, layers)
+    return HeadTable(table if limit is None else table.head(limit), count, counts, traces)
 
 
 def find_traces(paths: Sequence[Path]) -> list[TraceData]:
@@ -147,11 +129,3 @@ def heads_in_training(paths: Sequence[Path], measure: str) -> list[Moment]:
     if len(paths) != 1:
         raise InputError("--measure works on one run. Give one path.")
     return formation(_history(paths[0]), measure)
-
-
-def _with_needle(table: pandas.DataFrame, trace: TraceData, text: str) -> pandas.DataFrame:
-    """With columns: the share of the needle that each head copies, its mass there, and chance's."""
-    import pandas
-
-    copied = retrieval(trace, find_needle(trace.tokens, text))
-    return table.merge(pandas.DataFrame(copied), how="left", on=["layer", "head"])

@@ -63,31 +63,33 @@ def heads(
 ) -> None:  # fmt: skip
     """Print the role of each head of a traced model, with what chance would score."""
     from headloom.analysis.heads.roles import MEASURES
-    from headloom.api.heads import HeadChoice, head_table, heads_in_training
+    from headloom.api.heads import head_table, heads_in_training
 
     if measure is not None:
         with working("measuring every snapshot"):
             moments = heads_in_training(paths, measure)
         _print_training(paths[0], measure, moments, as_csv, as_json)
         return
-    choice = HeadChoice(every or as_csv or as_json, role, layer, sort, limit, needle)
     with working("measuring heads"):
-        table = head_table(paths, choice, exact=exact)
+        table = head_table(
+            paths, every=every or as_csv or as_json, role=role, layer=layer, sort=sort,
+            limit=limit, needle=needle, exact=exact,
+        )  # fmt: skip
     if as_csv:
         print_frame(table.rows, as_csv)
         return
     rows = records(table.rows)
     kept = ("source", "rest") if any(row["source"] == "kept" for row in rows) else ("source",)
-    columns = [*_SHOWN[:8], *(MEASURES if every else _SHOWN[8:]), *table.added, *kept]
-    cells = [
-        [cell(name, row[name]) for name in columns]
-        for row in (row | {"layer": table.layers[int(str(row["layer"]))]} for row in rows)
-    ]
+    added = [name for name in table.rows.columns if name.startswith(("retrieval", "needle"))]
+    columns = [*_SHOWN[:8], *(MEASURES if every else _SHOWN[8:]), *added, *kept]
+    named = [row | {"layer": table.traces[0].label(int(str(row["layer"])))} for row in rows]
+    cells = [[cell(name, row[name]) for name in columns] for row in named]
     if rows:
         print_table(columns, cells, left=("layer", "role", "source"))
     roles = ", ".join(f"{count} {name}" for name, count in table.roles.items())
-    texts = f"{table.texts} text{'s' if table.texts != 1 else ''}, {table.tokens:,} tokens"
-    print(f"{len(rows)} of {table.heads} heads; {texts}. Roles: {roles}.")
+    texts = f"{len(table.traces)} text{'s' if len(table.traces) != 1 else ''}"
+    tokens = sum(len(next(iter(trace.sequences.values()))) for trace in table.traces)
+    print(f"{len(rows)} of {table.heads} heads; {texts}, {tokens:,} tokens. Roles: {roles}.")
     if len(rows) < table.heads and (role, layer, limit) == (None, None, None):
         print("Heads without a role are left out; --all shows them.")
     if as_json:
