@@ -9,7 +9,7 @@ A trace is there whole or not at all, so what is there is done.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from headloom.formats.files import (
     write_json,
 )
 from headloom.formats.folders import own_folder
-from headloom.formats.manifest import open_folder
 from headloom.formats.verification import ON_ANOTHER_TEXT
 
 __all__ = ["CorpusTraces", "TracingWork", "read_corpus", "trace_corpus", "trace_windows"]
@@ -113,9 +112,7 @@ def trace_windows(
 ) -> CorpusTraces:
     """Split a text into windows that share a quarter, and trace each that has no trace yet.
 
-    Args:
-        window: tokens that the model reads at once, special ones included.
-        name, output, options, workers, progress: see `trace_corpus`.
+    window: tokens that the model reads at once, special ones included. See `trace_corpus`.
 
     Raises: InputError: a translator, or a window that does not fit; DataError: the folder holds
     something else.
@@ -162,18 +159,14 @@ class TracingWork:
                 known = None if self.options.verify is False else ON_ANOTHER_TEXT
                 about: JsonObject = {}
                 if parts:
-                    about["window"] = {
-                        "number": int(title), "of": len(parts), "tokens": self.window,
-                    }  # fmt: skip
-                model.trace(
-                    inputs, path, self.options, verification=known,
-                    description=about,
-                )  # fmt: skip
+                    place = {"number": int(title), "of": len(parts), "tokens": self.window}
+                    about = {"window": place}
+                model.trace(inputs, path, self.options, verification=known, description=about)
             except InputError as error:
                 return str(error)
             except DataError:
                 # A worker of an earlier call that was killed may have ended it meanwhile.
-                if not _is_there(path):
+                if not path.exists():
                     raise
             except HeadloomError:
                 raise  # of the model, not of this text
@@ -193,7 +186,7 @@ def _trace_all(
     with own_folder(folder, "traces there"):
         content = _listed(folder, work, texts)
         missing = {
-            title: text for title, text in texts.items() if not _is_there(folder / f"{title}.loom")
+            title: text for title, text in texts.items() if not (folder / f"{title}.loom").exists()
         }
         done = CorpusTraces(there=len(texts) - len(missing))
         progress(done.there, len(texts))
@@ -214,18 +207,16 @@ def _trace_all(
     return done
 
 
-def _digests(work: TracingWork, texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The SHA-256 of each text, or of the whole text that each window is a part of."""
-    for title, text in texts.items():
-        yield title, hashlib.sha256((work.whole or text).encode()).hexdigest()
-
-
 def _listed(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonObject:
     """The list of what is traced here; it fits the traces that are there.
 
     Raises: DataError: the folder holds other traces, or something else.
     """
-    digests = dict(_digests(work, texts))
+    # Of the windows of a text, that of the whole text.
+    digests = {
+        title: hashlib.sha256((work.whole or text).encode()).hexdigest()
+        for title, text in texts.items()
+    }
     options = work.options.decisive | ({"window": work.window} if work.window else {})
     content: JsonObject = {
         "format": _FORMAT, "version": 1, "model": work.name, "options": options, "texts": digests,
@@ -256,11 +247,3 @@ def _listed(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonOb
                     "another folder, or remove its trace and the list."
                 )
     return {**content, "texts": {**known, **digests}}
-
-
-def _is_there(path: Path) -> bool:
-    """Whether a whole trace is at a path."""
-    if not path.exists():
-        return False
-    open_folder(path)
-    return True
