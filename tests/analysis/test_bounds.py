@@ -8,7 +8,6 @@ import torch
 import headloom
 from headloom.analysis.bounds import Interval, bounds
 from headloom.analysis.heads.patterns import Classes, Diagonals
-from headloom.mechanism.reference import graphs as reference
 
 
 def holds(found: Interval, expected: torch.Tensor) -> None:
@@ -21,8 +20,6 @@ def test_they_hold_the_truth(case) -> None:
     holds(received, case.dense.sum(1))
     missing = case.graph.rest.sum(-1, keepdim=True)
     assert float((received.upper - received.lower).mean()) < 0.9 * float(missing.mean())
-    mutual = torch.stack([reference.reciprocity(head) for head in case.dense])
-    holds(bounds(case.graph, "reciprocity"), mutual)
     tokens = torch.arange(60) % 7
     for pattern in (Diagonals(-1, 2), Classes(tokens, tokens, 0)):
         inside = pattern.contains(torch.arange(60)[:, None], torch.arange(60))
@@ -52,7 +49,7 @@ def test_all_edges_leave_no_doubt(minilm_trace, minilm_weights) -> None:
 
 def test_without_any_edge_nothing_is_known() -> None:
     graph = headloom.from_weights(torch.eye(3)[None], keep=headloom.Top(0)).layers[0].graph
-    between = bounds(graph, "reciprocity")
-    assert (float(between.lower[0]), float(between.upper[0])) == (0, 1)
+    between = bounds(graph, "received")
+    assert not between.lower.any() and bool((between.upper >= 1).all())
     with pytest.raises(headloom.InputError, match="of='rank'"):
         bounds(graph, "rank")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headloom.analysis.compare import variation_of_edges
-from headloom.analysis.graphs.strength import check_square, received, reciprocity
+from headloom.analysis.graphs.strength import received
 from headloom.analysis.heads.patterns import Pattern
 from headloom.analysis.weights import check_numbers, largest_left_out, left_out
 from headloom.errors import InputError
@@ -34,24 +34,18 @@ class Interval:
     upper: Tensor
 
 
-def bounds(
-    graph: AttentionGraph, of: Literal["received", "reciprocity"] | Pattern | AttentionGraph
-) -> Interval:
+def bounds(graph: AttentionGraph, of: Literal["received"] | Pattern | AttentionGraph) -> Interval:
     """Return the bounds of a measure, float64.
 
         received      r_j = sum_i w_ij, (heads, keys): above the kept sum, each row that left key j
                       out gives it l_i at most, and all together M
-        reciprocity   <P, P^T> / |P|^2, (heads,): with c_i the largest weight of column i and r_i
-                      its sum, pairs that were missed add 2 sum_i min(M_i c_i, l_i r_i) at most to
-                      the kept ones, and squares sum_i M_i l_i
         a pattern     mass of each row on a set of keys (`headloom.analysis.heads.patterns`),
                       (heads, queries): above the kept mass, min(M_i, keys left out l_i)
         another graph total variation of each head, the mean over queries of 1/2 sum_j |p_ij -
                       q_ij|, (heads,): keys kept by both are known, one that only one kept adds from
                       p - l' to p, and what neither kept at most M + M'
 
-    Raises: InputError: weights that are not numbers, or another measure; ShapeError: reciprocity
-    between two sequences.
+    Raises: InputError: weights that are not numbers, or another measure.
 
     >>> import math, headloom
     >>> tokens = torch.eye(3)[None]                    # rows of 2, 1, 1 quarters
@@ -65,10 +59,8 @@ def bounds(
         return _total_variation(graph, of)
     if of == "received":
         return _received(graph)
-    if of == "reciprocity":
-        return _reciprocity(graph)
     if isinstance(of, str):
-        raise InputError(f'bounds: of={of!r}; expected "received", "reciprocity", or a pattern.')
+        raise InputError(f'bounds: of={of!r}; expected "received", or a pattern.')
     return _mass(graph, of)
 
 
@@ -83,25 +75,6 @@ def _received(graph: AttentionGraph) -> Interval:
     known.scatter_add_(-1, there, largest[..., None].expand(graph.keys.shape).flatten(-2))
     others = (largest.sum(-1, keepdim=True) - known[..., :-1]).clamp(min=0)
     return Interval(lower, lower + torch.minimum(others, mass.sum(-1, keepdim=True)))
-
-
-def _reciprocity(graph: AttentionGraph) -> Interval:
-    check_square("bounds", graph)
-    mass, largest = left_out(graph), largest_left_out(graph)
-    there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
-    column = mass.new_zeros(len(mass), graph.length + 1)
-    column = column.scatter_reduce(-1, there, graph.weights.double().flatten(-2), "amax")[..., :-1]
-    if graph.length:
-        column = torch.maximum(column, largest.max(-1, keepdim=True).values)
-    more = 2 * torch.minimum(mass * column, largest * _received(graph).upper).sum(-1)
-    squares = graph.weights.double().square().sum((-2, -1))
-    mutual = reciprocity(graph).double() * squares
-    missed = (mass * largest).sum(-1)
-    lower = mutual / (squares + missed).clamp(min=1e-30)
-    upper = ((mutual + more) / squares.clamp(min=1e-30)).clamp(max=1)
-    # Where nothing was kept, anything can be.
-    upper = torch.where((squares == 0) & (mass.sum(-1) > 0), 1.0, upper)
-    return Interval(lower, torch.maximum(lower, upper))
 
 
 def _mass(graph: AttentionGraph, pattern: Pattern) -> Interval:

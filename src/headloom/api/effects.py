@@ -20,52 +20,46 @@ from headloom.errors import InputError
 from headloom.formats.tokens import shown
 
 
-@dataclass(frozen=True)
-class HeadQuestion:
-    """What is measured of a model, and of which of its heads.
-
-    text: that the model reads; None: of a run, some of its validation data.
-    target: of an encoder-decoder, what it is to write.
-    patch: another text, of as many tokens, whose outputs replace those of the heads.
-    logit, against: the token whose logit is measured, less that of another; None: the loss.
-    layer: only heads of this one, by its number or its path.
-    positions: the only ones where heads give something else; None: all.
-    estimated: all changes from one gradient, instead of a run for each.
-    """
-
-    text: str | None = None
-    target: str | None = None
-    patch: str | None = None
-    logit: str | None = None
-    against: str | None = None
-    layer: str | None = None
-    positions: Sequence[int] | None = None
-    estimated: bool = False
-
-
 def effects_of_heads(
-    name: str, question: HeadQuestion, kind: Kind, progress: Callable[[int, int], None]
+    name: str,
+    text: str | None,
+    *,
+    target: str | None = None,
+    kind: Kind = "zero",
+    patch_text: str | None = None,
+    logit: str | None = None,
+    against: str | None = None,
+    layer: str | None = None,
+    positions: Sequence[int] | None = None,
+    estimated: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Ablation, Measure]:
     """Replace heads one after the other; returns the changes of a measure, and the measure.
 
     Args:
         name: of a run, or of a model of Hugging Face.
-        question: see HeadQuestion.
+        text: that the model reads; None: of a run, some of its validation data.
+        target: of an encoder-decoder, what it is to write.
         kind: see `headloom.analysis.effects.ablation.ablate`.
+        patch_text: another text, of as many tokens, whose outputs replace those of the heads.
+        logit, against: the token whose logit is measured, less that of another; None: the loss.
+        layer: only heads of this one, by its number or its path.
+        positions: the only ones where heads give something else; None: all.
+        estimated: all changes from one gradient, instead of a run for each.
         progress: told how many runs of how many are done.
 
     Raises: InputError: options that do not fit each other or the model.
     """
-    _check_against(question.logit, question.against)
-    if question.text is None and (question.patch, question.positions) != (None, None):
+    _check_against(logit, against)
+    if text is None and (patch_text, positions) != (None, None):
         raise InputError("--patch and --at need --text, on which the heads are replaced.")
-    if question.patch is not None and kind != "zero":
+    if patch_text is not None and kind != "zero":
         raise InputError(
             "--patch and --replacement: both say what replaces the outputs of heads. Leave one out."
         )
     model = open_model(name, predicting=True)
-    network, measure = model.network, _measure(model, question, question.text)
-    if question.estimated and not measure.differentiable:
+    network, measure = model.network, _measure(model, text, target, logit, against)
+    if estimated and not measure.differentiable:
         raise InputError(
             f"--estimate: {name} predicts nothing, and the {measure.name}, which is measured "
             "instead, has no gradient where nothing is changed. Leave --estimate out, or give a "
@@ -74,41 +68,47 @@ def effects_of_heads(
     layers = attention_layers(network, measure.run)
     heads = [
         (number, head)
-        for number, layer in enumerate(layers)
-        for head in range(layer.heads)
-        if question.layer in (None, str(number), layer.name)
+        for number, ran in enumerate(layers)
+        for head in range(ran.heads)
+        if layer in (None, str(number), ran.name)
     ]
     if not heads:
         raise InputError(
-            f"--layer {question.layer}: the model has layers 0 to {len(layers) - 1}: "
-            f"{', '.join(layer.name for layer in layers[:3])} ..."
+            f"--layer {layer}: the model has layers 0 to {len(layers) - 1}: "
+            f"{', '.join(ran.name for ran in layers[:3])} ..."
         )
-    source = None if question.patch is None else _measure(model, question, question.patch).run
-    run, at = measure.run, question.positions
-    if question.estimated:
+    source = None
+    if patch_text is not None:
+        source = _measure(model, patch_text, target, logit, against).run
+    run = measure.run
+    if estimated:
         kind = kind if source is None else "patch"
-        result = estimate(network, run, kind=kind, source=source, heads=heads, positions=at)
+        result = estimate(network, run, kind=kind, source=source, heads=heads, positions=positions)
     elif source is None:
-        result = ablate(network, run, kind=kind, heads=heads, positions=at, progress=progress)
+        result = ablate(
+            network, run, kind=kind, heads=heads, positions=positions, progress=progress
+        )
     else:
-        result = patch(network, run, source, heads=heads, positions=at, progress=progress)
-    if question.text is not None:
-        read = question.text + (question.target or "") + (question.patch or "")
+        result = patch(network, run, source, heads=heads, positions=positions, progress=progress)
+    if text is not None:
+        read = text + (target or "") + (patch_text or "")
         tell_unknown("the text", model.unknown_parts(read))
     return result, measure
 
 
-def _measure(model: Model, question: HeadQuestion, text: str | None) -> Measure:
-    if question.logit is None:
-        return model.loss(text, question.target)
+def _measure(
+    model: Model, text: str | None, target: str | None, logit: str | None, against: str | None
+) -> Measure:
+    if logit is None:
+        return model.loss(text, target)
     if text is None:
         raise InputError("--logit needs --text, after which the token comes.")
-    prediction = model.prediction(text, question.target, None)
-    token = prediction.number("--logit", question.logit)
-    name, other = f"logit of {question.logit!r}", None
-    if question.against is not None:
-        other = prediction.number("--against", question.against)
-        name += f" less that of {question.against!r}"
+    prediction = model.prediction(text, target, None)
+    token = prediction.number("--logit", logit)
+    name, other = f"logit of {logit!r}", None
+    if against is not None:
+        other = prediction.number("--against", against)
+        name += f" less that of {against!r}"
     place = _place(prediction, None)
 
     def run() -> Tensor:

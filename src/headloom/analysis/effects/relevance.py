@@ -125,11 +125,6 @@ def relevance(
 def _wanted(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
     """What is asked for, (length, wanted): a column for each row of R."""
     if isinstance(rows, Tensor):
-        if rows.shape != (length,):
-            raise InputError(
-                f"relevance: rows= has shape {tuple(rows.shape)}; the last layer has {length} "
-                "positions. Give a number for each."
-            )
         return rows.detach()[:, None]
     places = [int(row) for row in ([rows] if isinstance(rows, SupportsIndex) else rows)]
     if not all(-length <= row < length for row in places):
@@ -182,10 +177,7 @@ def _normalised(matrix: Tensor) -> Tensor:
 def _score(output: Any, target: Target | None, position: int) -> tuple[Tensor, int]:
     """The number that is asked about, and the position that it is of."""
     if callable(target):
-        score = target(output)
-        if not isinstance(score, Tensor) or score.numel() != 1:
-            raise InputError("relevance: target= gave no single number in a tensor.")
-        return score, position
+        return target(output), position
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if logits is None or logits.ndim not in (2, 3):
         raise InputError(

@@ -49,13 +49,14 @@ def ablate(
 
     Or how a --logit does. Without a text: the loss of a run on its validation data.
     """
-    from headloom.api.effects import HeadQuestion, effects_of_heads
+    from headloom.api.effects import effects_of_heads
 
-    question = HeadQuestion(
-        option.given_text(text, file), target, patch, logit, against, layer, at or None, estimate
-    )
     with progress_bar("runs") as progress:
-        result, measure = effects_of_heads(model, question, replacement, progress)
+        result, measure = effects_of_heads(
+            model, option.given_text(text, file), target=target, kind=replacement,
+            patch_text=patch, logit=logit, against=against, layer=layer, positions=at or None,
+            estimated=estimate, progress=progress,
+        )  # fmt: skip
     result = result.by_change(limit)
     tokens = [visible(token) for token in shown(measure.tokens)]
     columns = ["heads", measure.name, "change"]
