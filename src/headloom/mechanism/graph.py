@@ -47,11 +47,7 @@ class Top:
         object.__setattr__(self, "k", k)  # NumPy's whole numbers become Python's.
 
     def places(self, keys: int) -> int:
-        """The places of a row in a graph over so many keys.
-
-        >>> Top(32).places(8), Top(10**9).places(8)
-        (32, 1024)
-        """
+        """The places of a row in a graph over so many keys: of 8, Top(32) has 32."""
         return self.k if self.k <= PLACES else min(self.k, max(keys, PLACES))
 
 

@@ -67,11 +67,7 @@ class Window(Mask):
 
 
 def ends_before(mask: Mask | Tensor, position: int) -> bool:
-    """Whether the window of a mask ends before some position for the first query.
-
-    >>> ends_before(causal() & padding([5]), 4), ends_before(causal(offset=4), 4)
-    (True, False)
-    """
+    """Whether the window of a mask ends before some position for the first query."""
     if isinstance(mask, Both):
         return ends_before(mask.first, position) or ends_before(mask.second, position)
     if not isinstance(mask, Window) or mask.right is None:

@@ -51,10 +51,6 @@ class Edges:
         """The edges of PyTorch Geometric's `edge_index`: integers (2, edges), sources over targets.
 
         Raises: InputError: it names a node that is not there; too many nodes or edges.
-
-        >>> edges = Edges.of_index(torch.tensor([[1, 2, 0], [0, 1, 0]]), 3, 3)
-        >>> edges.row_starts.tolist(), edges.columns.tolist(), edges.numbers.tolist()
-        ([0, 2, 3, 3], [1, 0, 2], [0, 2, 1])
         """
         if max(targets, sources, edge_index.shape[1]) > MOST:
             raise InputError(f"edges: expected {MOST:,} or fewer nodes and edges.")

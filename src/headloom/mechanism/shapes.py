@@ -39,10 +39,6 @@ def whole_number(
     """A whole number of any kind, a bool excepted, as a Python int; an InputError for all else.
 
     most: the largest that may be, None for no bound.
-
-    >>> import numpy as np
-    >>> whole_number("window", "offset", np.int64(3))
-    3
     """
     whole: int | None
     if type(number) is int:
@@ -63,11 +59,7 @@ def whole_number(
 
 
 def place_of(owner: str, operation: str, name: str, number: SupportsIndex, count: int) -> int:
-    """A place among those that somebody has, counted from 0, or from the end where below 0.
-
-    >>> place_of("graph", "adjacency", "head", -1, 8)
-    7
-    """
+    """A place among those that somebody has, counted from 0, or from the end where below 0."""
     place = whole_number(operation, name, number)
     if not -count <= place < count:
         there = f"{name}s 0 to {count - 1}" if count else f"no {name}s"
@@ -76,11 +68,7 @@ def place_of(owner: str, operation: str, name: str, number: SupportsIndex, count
 
 
 def in_words(value: object) -> str:
-    """What was given, on one short line of an error.
-
-    >>> in_words("dog"), in_words([1, 2]), in_words(torch.ones(2, 3)), in_words(object())
-    ("'dog'", '[1, 2]', 'a tensor (2, 3)', 'an object of type object')
-    """
+    """A value on one short line of an error: 'dog', [1, 2], a tensor (2, 3)."""
     if isinstance(value, Tensor):
         return f"a tensor {describe(value)}"
     if isinstance(value, np.ndarray):
@@ -115,9 +103,6 @@ def finite_number(
     """A finite number of any kind, a bool excepted, as a Python float; an InputError for all else.
 
     least, below: the smallest that may be, and the first that is too large.
-
-    >>> finite_number("layer", "dropout", 0, 0, 1)
-    0.0
     """
     try:
         real = float(number)  # type: ignore[arg-type]

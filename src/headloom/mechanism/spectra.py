@@ -33,39 +33,21 @@ def singular_values(operation: str, matrix: Tensor) -> Tensor:
 
 
 def product_norm(left: Tensor, right: Tensor) -> Tensor:
-    """Frobenius norm of ``left right^T`` without forming it.
-
-        |L R^T|^2 = tr(L^T L R^T R)
-
-    Args: left, right: (..., width, depth).
-    Returns: (...).
-
-    >>> product_norm(torch.tensor([[3.0], [0.0]]), torch.tensor([[0.0], [4.0]]))
-    tensor(12.)
-    """
+    """Frobenius norm of ``L R^T``, |L R^T|^2 = tr(L^T L R^T R), of (..., width, depth): (...)."""
     left_gram = left.transpose(-2, -1) @ left
     right_gram = right.transpose(-2, -1) @ right
     return (left_gram * right_gram).sum((-2, -1)).clamp(min=0).sqrt()
 
 
 def symmetry(left: Tensor, right: Tensor) -> Tensor:
-    """How symmetric ``M = left right^T`` is: 1 symmetric, 0 random, -1 antisymmetric.
+    """How symmetric ``M = left right^T`` is: 1 symmetric, 0 random (or M = 0), -1 antisymmetric.
 
         (|M_sym|^2 - |M_anti|^2) / |M|^2 = tr(M M) / |M|^2
 
     with M_sym = (M + M^T) / 2, M_anti = (M - M^T) / 2. (The authors' code returns
     |M_sym|^2 / |M|^2, whose value for random matrices is 0.5.)
 
-    Args: left, right: W_Q and W_K, (..., width, depth).
-    Returns: (...); 0 where M = 0.
-    Source: Saponati et al. 2025.
-
-    >>> matrix = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
-    >>> round(float(symmetry(matrix, matrix)), 6)              # M = W W^T is symmetric
-    1.0
-    >>> quarter_turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
-    >>> round(float(symmetry(quarter_turn, torch.eye(2))), 6)
-    -1.0
+    left, right: W_Q and W_K, (..., width, depth). Source: Saponati et al. 2025.
     """
     cross = right.transpose(-2, -1) @ left
     trace = (cross * cross.transpose(-2, -1)).sum((-2, -1))
@@ -117,17 +99,11 @@ def product_spectrum(left: Tensor, right: Tensor) -> Tensor:
 
 
 def effective_rank(spectrum: Tensor) -> Tensor:
-    """How many directions a matrix uses, as the exponential of its spectrum's entropy.
+    """How many directions a matrix uses: e to the entropy of its spectrum, (..., rank), 0 or more.
 
         exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j
 
-    Args: spectrum: the singular values, (..., rank), 0 or more.
-    Returns: (...): from 1 to rank; 0 for the zero matrix.
-    Source: Roy and Vetterli 2007.
-
-    >>> spectra = torch.tensor([[1.0, 1.0, 1.0, 1.0], [5.0, 0.0, 0.0, 0.0]])
-    >>> effective_rank(spectra).round(decimals=4)
-    tensor([4., 1.])
+    Returns: (...): from 1 to rank; 0 for the zero matrix. Source: Roy and Vetterli 2007.
     """
     total = spectrum.sum(-1, keepdim=True)
     share = spectrum / total.clamp(min=torch.finfo(spectrum.dtype).tiny)
@@ -201,18 +177,11 @@ def _of_each_head(queries: Tensor, keys: Tensor) -> Tensor:
 def product_cells(queries: Tensor, keys: Tensor, size: int) -> Tensor:
     """W_Q W_K^T of each head on at most `size` rows and columns, never formed for all heads.
 
-    Rows and columns that are more are joined in blocks; of each block stands the cell that is
-    furthest from 0, with its sign.
+    Of each block of rows and columns stands the cell that is furthest from 0, with its sign.
 
     Args: queries: W_Q, (heads, width, depth). keys: W_K, (kv_heads, width, depth).
     Returns: (heads, n, n), n at most `size`.
     Raises: ShapeError: the widths differ.
-
-    >>> import torch
-    >>> W = torch.eye(4)[None]
-    >>> product_cells(W, -3 * W, 2)
-    tensor([[[-3.,  0.],
-             [ 0., -3.]]])
     """
     if queries.shape[1] != keys.shape[1]:
         raise ShapeError(

@@ -143,32 +143,6 @@ def test_rows_that_hurt(scores: str, causal: bool) -> None:
         assert torch.equal(graph.keys[0, query, : len(order)].long(), order)
 
 
-@pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-def test_what_keys_receive(dtype: torch.dtype, causal: bool) -> None:
-    q, keys, values = drawn(dtype, 4, 2, 2500, 3001, 64)
-    mask, asked = headloom.causal(500) if causal else None, headloom.LastQueries(130)
-    for kept in (0, 32):
-        _, graph = headloom.attend(
-            q, keys, values, mask=mask, keep=headloom.Top(kept), received=asked, backend="triton"
-        )
-        for head in range(4):
-            of = slice(head, head + 1)
-            scores = dense(q[:, of], keys[:, head // 2 : head // 2 + 1], None, 64**-0.5)
-            if causal:
-                scores = scores.masked_fill(
-                    torch.ones_like(scores, dtype=torch.bool).triu(501), -torch.inf
-                )
-            weights = scores.softmax(-1)
-            for name, expected in {
-                "received": weights.sum(2),
-                "received_most": weights.amax(2),
-                "received_last": weights[:, :, -130:].sum(2),
-            }.items():
-                apart = (getattr(graph, name)[:, of].double() - expected).abs().max()
-                assert apart < 2e-5 * max(1.0, float(expected.max())), name
-
-
 def test_gradients() -> None:
     parts = drawn(torch.float32, 2, 1, 600, 600, 64)
     by = {}
