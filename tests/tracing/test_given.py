@@ -201,13 +201,17 @@ BROKEN[1, 2, 4, 0] = torch.nan
 @pytest.mark.parametrize(
     ("given", "options", "line"),
     [
-        (SCORES, {}, "weights of layer 0: -.* these look like scores before the softmax"),
-        (BROKEN, {}, "weights of layer 1: nan at .*head 2, query 4, key 0; 1 of 75 numbers are"),
+        (SCORES, {}, "weights of layer 0: -.* look like scores before the softmax"),
+        (BROKEN, {}, "weights of layer 1: nan at head 2, row 4, column 0; 1 of 75 numbers are"),
         (GIVEN * 1.01, {}, r"head 0, query 0: the row sums to 1\.01, and 15 of 15 rows .* dropout"),
         (GIVEN.mT, {}, "queries before keys"),
         (GIVEN * 0, {}, "every weight is 0"),
         (GIVEN * 1.5, {"partial": True}, r"sums to 1\.5"),
-        (GIVEN, {"mask": headloom.causal()}, "at head 0, query 0, key 1, where the mask hides"),
+        (
+            GIVEN,
+            {"mask": headloom.causal()},
+            "row 0, column 1; .* are where the mask hides",
+        ),
         (GIVEN, {"tokens": list("abcd")}, "has 5 positions, the sequence 'tokens' 4 tokens"),
         (GIVEN, {"names": ["a"]}, "names is a list of 1 for 2 layers"),
         ([], {}, "no layers"),
@@ -231,7 +235,7 @@ INFINITE[1, 3, 2, 0] = torch.inf
 @pytest.mark.parametrize(
     ("queries", "keys", "options", "line"),
     [
-        (INFINITE, QUERIES, {}, "queries of layer 1: inf at .*head 3, position 2, number 0"),
+        (INFINITE, QUERIES, {}, "queries of layer 1: inf at head 3, row 2, column 0"),
         (QUERIES, QUERIES[:1], {}, "2 layers of queries, 1 layers of keys"),
         (QUERIES, QUERIES[..., :4], {}, "queries have depth 8, keys 4"),
         (QUERIES, QUERIES, {"layout": "DHN"}, r"layout='DHN'; expected \"HND\" or \"NHD\""),

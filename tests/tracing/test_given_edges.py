@@ -10,7 +10,7 @@ import torch
 
 import headloom
 from headloom.analysis.bounds import bounds
-from headloom.mechanism.masks import causal
+from headloom.mechanism.masks import as_mask, causal
 from headloom.tracing.given_edges import from_edges
 
 #: One head over three tokens, causal.
@@ -124,6 +124,18 @@ def test_of_the_strongest_edges_little_is_left_over_too() -> None:
     got = bounds(graph, "received")
     assert (got.lower[0].numpy() <= weights.sum(0) + 1e-6).all()
     assert (got.upper[0].numpy() >= weights.sum(0) - 1e-6).all()
+
+
+def test_a_mask_with_gaps_and_a_row_that_looks_nowhere() -> None:
+    shown = as_mask(torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]]).bool())
+    rows = [(0, 0, 0, 0, 0.5), (0, 0, 0, 2, 0.4999), (0, 0, 2, 0, 1.0)]
+    graph = from_edges(columns(rows), mask=shown, strongest=True).layers[0].graph
+    assert graph.count.tolist() == [[2, 0, 3]]
+    assert graph.rest.tolist() == [[0, 0, 0]]  # every key of a row is there, to rounding
+    assert graph.lse.tolist() == [[0, -torch.inf, 0]]
+    assert not graph.entropy.isnan().any()
+    with pytest.raises(headloom.InputError, match="query 0: an edge at a key that the mask hides"):
+        from_edges(columns([*rows, (0, 0, 0, 1, 0.0)]), mask=shown)
 
 
 def changed(place: int, **values: Any) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from headloom.tracing.recording.session import Session
 from headloom.tracing.sources.tensors import (
     as_tensor,
     check_numbers,
-    checked_weights,
     graph_of_weights,
     is_causal,
     layer_tensors,
@@ -120,14 +119,14 @@ def from_queries_keys(
     biases: list[object] = _each("bias", bias, masks)
     every_sinks: list[object] = _each("sinks", sinks, masks)
     calls: list[LayerCall] = []
-    dimensions = ("input", "head", "position", "number")
     for number, shown in enumerate(masks):
         own_mask = None if shown is None else as_mask(shown)
-        for name, stack in stacks.items():
-            check_numbers(f"{name} of layer {number}", stack[number], dimensions)
         parts = [stack[number] for stack in stacks.values()]
         if layout == "NHD":
             parts = [part.transpose(1, 2) for part in parts]
+        for name, part in zip(stacks, parts, strict=True):
+            label = f"{name} of layer {number}"
+            check_numbers(label, ~part.isfinite(), part, "are not finite; expected none")
         rows, columns, own_values = parts
         lengths = rows.shape[2], columns.shape[2]
         if own_mask == causal() and lengths[0] != lengths[1]:
@@ -232,9 +231,8 @@ def from_weights(
         for number, (name, own_kind) in enumerate(layers):
             label, shown = f"weights of layer {number}", masks[number]
             own_mask = None if shown is None else as_mask(shown)
-            checked = checked_weights(label, stack[number], partial=partial)
-            places = session.places(checked.shape[-1])
-            graph = graph_of_weights(label, checked, places, own_mask, partial=partial)
+            places = session.places(stack[number].shape[-1])
+            graph = graph_of_weights(label, stack[number], places, own_mask, partial=partial)
             session.take(weights_call(name, own_kind, graph, own_mask), graph)
 
     sequences = GivenSequences(tokens, tokenizer, len(stack[0]), pair)

@@ -5,8 +5,6 @@ Arrays are whatever has `__dlpack__` or `__array__`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 import torch.utils.dlpack
@@ -20,16 +18,6 @@ from headloom.mechanism.masks import Mask
 from headloom.mechanism.shapes import describe
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = [
-    "as_tensor",
-    "check_numbers",
-    "checked_weights",
-    "graph_of_weights",
-    "is_causal",
-    "layer_tensors",
-    "weights_call",
-]
-
 #: How far from 1 the sum of a row may be: of numbers with the digits of float32, and of half
 #: precision, in which each weight is rounded.
 NEAR, NEAR_HALF = 1e-4, 2e-2
@@ -40,11 +28,7 @@ _EXPECTED = "an array of numbers of NumPy, torch or JAX, or a list with one for 
 def as_tensor(name: str, array: object) -> Tensor:
     """Return an array as a tensor of floating-point numbers on the CPU, without its gradients.
 
-    Args:
-        name: what errors call it.
-        array: what has `__dlpack__` or `__array__`.
-
-    Raises: InputError: it is none, or holds something else.
+    Raises: InputError: it is none (it has neither `__dlpack__` nor `__array__`), or holds others.
 
     >>> as_tensor("queries", np.ones((1, 2), ">f4")).dtype
     torch.float32
@@ -66,11 +50,8 @@ def as_tensor(name: str, array: object) -> Tensor:
                 "files lose the type bfloat16: save float32, or a safetensors file."
             ) from None
     else:
-        fused = (
-            ', as fused attention gives for its weights: load the model with attn_implementation="'
-            'eager", or trace it by headloom.trace'
-        ) * (array is None)
-        raise InputError(f"{name}: a {type(array).__name__}{fused}; expected {_EXPECTED}.")
+        fused = ' Fused attention gives no weights: attn_implementation="eager".' * (array is None)
+        raise InputError(f"{name}: a {type(array).__name__}; expected {_EXPECTED}.{fused}")
     if not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.")
         raise InputError(f"{name}: numbers of type {kind}; expected floating-point numbers.")
@@ -108,27 +89,13 @@ def layer_tensors(name: str, arrays: object) -> list[Tensor]:
     return batched
 
 
-def first_place(marked: Tensor) -> tuple[int, ...]:
-    """Return the index of the first True.
-
-    >>> first_place(torch.tensor([[False, False], [True, True]]))
-    (1, 0)
-    """
-    return tuple(int(index) for index in marked.nonzero()[0])
-
-
-def check_numbers(label: str, tensor: Tensor, names: Sequence[str]) -> None:
-    """Raise an InputError where a number is NaN or infinite.
-
-    names: of the dimensions.
-    """
-    wrong = ~tensor.isfinite()
+def check_numbers(label: str, wrong: Tensor, tensor: Tensor, what: str) -> None:
+    """Raise an InputError where numbers, (input, head, row, column), are marked as wrong."""
     if bool(wrong.any()):
-        place = first_place(wrong)
-        words = ", ".join(f"{name} {index}" for name, index in zip(names, place, strict=True))
+        place = tuple(wrong.nonzero()[0].tolist())
         raise InputError(
-            f"{label}: {float(tensor[place])} at {words}; {int(wrong.sum()):,} of "
-            f"{wrong.numel():,} numbers are not finite; expected none."
+            f"{label}: {float(tensor[place]):.6g} at head {place[1]}, row {place[2]}, column "
+            f"{place[3]}; {int(wrong.sum()):,} of {wrong.numel():,} numbers {what}."
         )
 
 
@@ -144,45 +111,6 @@ def is_causal(weights: Tensor) -> bool:
     return bool((behind & ~(ahead & uneven).flatten(1).any(-1)).any())
 
 
-def checked_weights(label: str, weights: Tensor, *, partial: bool) -> Tensor:
-    """Return weights in float32 after a check that they are some.
-
-    Args:
-        label: what errors call them.
-        weights: (batch, heads, queries, keys).
-        partial: whether rows may sum to less than 1. A row of zeros always may: its query may look
-            nowhere.
-
-    Raises: InputError: numbers below 0 or not finite; rows that do not sum to 1.
-    """
-    check_numbers(label, weights, ("input", "head", "query", "key"))
-    lowest = float(weights.min()) if weights.numel() else 0.0
-    if lowest < 0:
-        raise InputError(
-            f"{label}: {lowest:.3g} among them: these look like scores before the softmax, or "
-            "logarithms; expected weights of 0 or more, as scores.softmax(-1)."
-        )
-    totals = weights.sum(-1, dtype=torch.float64)
-    # Half precision that was saved in a wider type, as NumPy needs it, has its digits still.
-    half = any(
-        torch.equal(weights.to(dtype).to(weights.dtype), weights)
-        for dtype in (torch.bfloat16, torch.float16)
-    )
-    near = NEAR_HALF if half else NEAR
-    wrong = (totals > 1 + near) | ((totals < 1 - near) & (totals > 0) & (not partial))
-    if not bool(totals.any()):
-        raise InputError(f"{label}: every weight is 0; expected rows that sum to 1.")
-    if bool(wrong.any()):
-        _, head, query = first_place(wrong)
-        raise InputError(
-            f"{label}: head {head}, query {query}: the row sums to {float(totals[wrong][0]):.6g}, "
-            f"and {int(wrong.sum()):,} of {wrong.numel():,} rows do not sum to 1. Give weights "
-            "after the softmax, without dropout, queries before keys; where a sink or keys that "
-            "are not here have the rest, partial=True."
-        )
-    return weights.float()
-
-
 def graph_of_weights(
     label: str, weights: Tensor, keep: Top, mask: Mask | None, *, partial: bool
 ) -> AttentionGraph:
@@ -192,24 +120,44 @@ def graph_of_weights(
 
     Args:
         label: what errors call them.
-        weights: (batch, heads, queries, keys), checked.
+        weights: (batch, heads, queries, keys).
         keep: edges of each query.
         mask: who may look at whom; None: at every key whose weight is not 0.
-        partial: whether what a row lacks of 1 is mass that is elsewhere.
+        partial: whether rows may sum to less than 1, since some mass is elsewhere. A row of zeros
+            always may: its query may look nowhere.
 
-    Raises: InputError: a weight where the mask hides its key.
+    Raises: InputError: numbers below 0 or not finite; rows that do not sum to 1; a weight where the
+        mask hides its key.
     """
+    check_numbers(label, ~weights.isfinite(), weights, "are not finite; expected none")
+    expected = (
+        "are below 0: these look like scores before the softmax, or logarithms; expected weights "
+        "of 0 or more, as scores.softmax(-1)"
+    )
+    check_numbers(label, weights < 0, weights, expected)
+    totals = weights.sum(-1, dtype=torch.float64)
+    if not bool(totals.any()):
+        raise InputError(f"{label}: every weight is 0; expected rows that sum to 1.")
+    # Half precision that was saved in a wider type, as NumPy needs it, has its digits still.
+    halves = (torch.bfloat16, torch.float16)
+    half = any(torch.equal(weights.to(dtype).to(weights.dtype), weights) for dtype in halves)
+    near = NEAR_HALF if half else NEAR
+    wrong = (totals > 1 + near) | ((totals < 1 - near) & (totals > 0) & (not partial))
+    if bool(wrong.any()):
+        _, head, query = wrong.nonzero()[0].tolist()
+        raise InputError(
+            f"{label}: head {head}, query {query}: the row sums to {float(totals[wrong][0]):.6g}, "
+            f"and {int(wrong.sum()):,} of {wrong.numel():,} rows do not sum to 1. Give weights "
+            "after the softmax, without dropout, queries before keys; where a sink or keys that "
+            "are not here have the rest, partial=True."
+        )
+    weights = weights.float()
     allowed = weights > 0
     if mask is not None:
         mask.check(*weights.shape)
         shown = mask.dense(*weights.shape[2:]).expand(weights.shape)
-        hidden = allowed & ~shown
-        if bool(hidden.any()):
-            _, head, query, key = first_place(hidden)
-            raise InputError(
-                f"{label}: a weight at head {head}, query {query}, key {key}, where the mask hides "
-                f"the key, and {int(hidden.sum()):,} such; expected 0. Give the model's own mask."
-            )
+        hidden = "are where the mask hides the key; expected 0. Give the model's own mask"
+        check_numbers(label, allowed & ~shown, weights, hidden)
         # A row of zeros is one of a query that looks nowhere, as padding.
         allowed = shown & allowed.any(-1, keepdim=True)
     # A key that may be looked at has a score, even where its weight is too small for float32.
