@@ -91,7 +91,7 @@ def test_a_run_by_its_probe_and_along_its_history(headloom_main: Command, runs: 
     for arguments, said in (
         (
             (runs / "dates", "--measure", "size"),
-            "--measure size: no such measure of a head. Choose one of previous, next,",
+            "measure='size'; expected one of \"previous\"",
         ),
         ((runs / "dates", runs / "dates", "--measure", "first"), "one run"),
         ((runs, "--measure", "first"), "not a headloom run"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import headloom
 from headloom.analysis.monitor.probe import Probe
-from headloom.errors import DataError, InputError
+from headloom.errors import InputError
 from headloom.formats.history import History
 from headloom.formats.run import Reports, RunFolder
 from headloom.mechanism.spectra import product_cells
@@ -157,11 +157,6 @@ def test_trainings_are_not_mixed(tmp_path: Path, gpt2: Any, batches: list[Tensor
             InputError, match=r"another model: .*h\.0\.attn with 2 heads there, .* 4 now"
         ),
         headloom.monitor(gpt2(n_head=4), folder, probe=probe, step=3),
-    ):
-        pass
-    with (
-        pytest.raises(DataError, match="measured on another probe"),
-        headloom.monitor(gpt2(), folder, probe={"input_ids": batches[1][:1]}, step=3),
     ):
         pass
     assert steps_of(folder) == [0, 1, 2, 3]

@@ -32,7 +32,7 @@ from headloom.analysis.monitor.probe import (
     wait,
 )
 from headloom.analysis.monitor.record import LARGE, Record, bytes_of, opened
-from headloom.errors import DataError, InputError
+from headloom.errors import InputError
 from headloom.formats.history import PROBE_EDGES, is_snapshot_step
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Top
@@ -78,7 +78,8 @@ class Monitor:
         every: steps from one measure to the next.
         probe: the fixed input that is measured: a tensor, the first arguments in a tuple, or a
             tensor for each argument of the model; None: the first sequence of the first batch that
-            the model is given, or all of a graph. The history keeps the graph of its first.
+            the model is given, or all of a graph; a training that is taken up again keeps its own.
+            The history keeps the graph of the first sequence.
         tokenizer: who names the tokens of the probe; see `headloom.trace`.
         layers: which layers, as for `headloom.trace`; None: all.
         sinks: where numbers go besides: objects with ``log(step, values)``.
@@ -148,13 +149,7 @@ class Monitor:
             self._record, self._clock = record, time.perf_counter()
             if record.goes_on and record.folder.probe.exists():
                 device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
-                saved = Probe.open(record.folder.probe, device)
-                if self._asked is not None and not self._asked.equals(saved):
-                    raise DataError(
-                        f"{self._folder}: the training that is there was measured on another "
-                        "probe. Leave probe= out to go on with it, or choose another folder."
-                    )
-                self._asked = saved
+                self._asked = Probe.open(record.folder.probe, device)
             if self._asked is not None:
                 self._begin(record, self._asked)
             else:

@@ -119,15 +119,6 @@ class Probe:
         inputs = plain | {name: tensor.to(device) for name, tensor in tensors.items()}
         return cls(inputs, None if kind is None else (device.type, kind))
 
-    def equals(self, other: Probe) -> bool:
-        """Whether another probe holds the same numbers."""
-        return self.inputs.keys() == other.inputs.keys() and all(
-            torch.equal(value.cpu(), other.inputs[name].cpu())
-            if isinstance(value, Tensor)
-            else value == other.inputs[name]
-            for name, value in self.inputs.items()
-        )
-
     def computing(self) -> AbstractContextManager[object]:
         """Compute in the type of the training, while the block runs."""
         if self.autocast is None:
@@ -140,16 +131,8 @@ def _by_name(model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Ar
     signature = inspect.signature(model.forward)
     arguments: Arguments = {}
     for name, value in signature.bind(*args, **keywords).arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            arguments |= value
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
-            raise InputError(
-                f"monitor: {type(model).__name__}.forward takes *{name}, whose parts have no "
-                "names. Give probe=: a tensor for each argument that has one."
-            )
-        else:
-            arguments[name] = value
+        several = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        arguments |= value if several else {name: value}
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -162,10 +145,8 @@ def wait(model: nn.Module) -> None:
 
 def is_another_process() -> bool:
     """Whether this process is one of several, and not the first."""
-    distributed = torch.distributed
-    return (
-        distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0
-    )
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return several and torch.distributed.get_rank() != 0
 
 
 def check_whole(model: nn.Module) -> None:
