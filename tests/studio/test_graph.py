@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.analysis.dense_layer import layer_of_weights
 from tests.slow import slow
 
-from headloom.analysis.dense_layer import layer_of_weights
 from headloom.api.trace import Trace
 from headloom.formats.trace import TraceLayer
 from headloom.studio.page import collect

@@ -59,8 +59,8 @@ def block_sizes(queries: int, keys: int, most: int) -> tuple[int, int]:
 def overview(layer: TraceLayer, most: int) -> Overview:
     """The means of a layer in at most `most` x `most` blocks: of the whole matrix where it can be.
 
-    >>> from headloom.analysis.dense_layer import layer_of_weights
-    >>> seen = overview(layer_of_weights(torch.eye(4)[None]), 2)
+    >>> import headloom
+    >>> seen = overview(headloom.from_weights(torch.eye(4)[None]).layers[0], 2)
     >>> seen.means[0].round(6).tolist(), seen.masses[0].round(6).tolist()
     ([[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 1.0]])
     """

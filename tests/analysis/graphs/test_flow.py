@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.analysis.dense_layer import layer_of_weights
 
 import headloom
-from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.graphs.flow import attention_flow
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.analysis.dense_layer import layer_of_weights
 from tests.slow import slow
 from torch import Tensor
 
-from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.heads.measures import layer_scores
 from headloom.analysis.heads.roles import MEASURES
 from headloom.analysis.heads.scores import HeadScores, bennett, log_means, set_moments

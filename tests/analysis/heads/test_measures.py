@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.analysis.dense_layer import layer_of_weights
 from torch import Tensor
 
 import headloom
-from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.measures import head_patterns, layer_scores
 from headloom.analysis.heads.patterns import SEPARATORS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.analysis.dense_layer import layer_of_weights
 
 import headloom
-from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.heads.retrieval import (
     Needle,
     find_needle,

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from tests.analysis.dense_layer import layer_of_weights
 
 import headloom
-from headloom.analysis.dense_layer import layer_of_weights
 from headloom.analysis.heads.layer_weights import LayerWeights, looked_at, sink_keys
 from headloom.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
 from headloom.api.trace import Trace

@@ -283,10 +283,10 @@ def sink_keys(
     and keys.
     Raises: InputError: `exact` is True, and a layer's weights are not known exactly.
 
-    >>> from headloom.analysis.dense_layer import layer_of_weights
+    >>> import headloom
     >>> third = torch.zeros(2, 12, 12)
     >>> third[..., 2] = 1
-    >>> layer = layer_of_weights(third)
+    >>> (layer,) = headloom.from_weights(third, mask=torch.ones(12, 12).bool()).layers
     >>> sink_keys([layer, layer]), sink_keys([layer])
     ([[2], [2]], [None])
     """

@@ -229,9 +229,10 @@ def layer_scores(
         sinks: which keys are sinks; None: it is not known, and that measure is left out.
         without: measures that are left out, of those that are no mass on a pattern.
 
-    >>> from headloom.analysis.dense_layer import layer_of_weights
+    >>> import headloom
     >>> before = torch.tensor([[1., 0, 0], [1, 0, 0], [0, 1, 0]])
-    >>> scores = layer_scores(layer_of_weights(before[None]))["previous"]
+    >>> trace = headloom.from_weights(before[None], mask=torch.ones(3, 3).bool())
+    >>> scores = layer_scores(trace.layers[0])["previous"]
     >>> scores.score.item(), round(scores.chance.item(), 4)
     (1.0, 0.3333)
     """

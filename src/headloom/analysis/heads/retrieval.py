@@ -92,12 +92,12 @@ def retrieval_score(layer: TraceLayer, needle: Needle) -> Tensor:
 
     Source: Wu et al. 2024, section 2.
 
-    >>> from headloom.analysis.dense_layer import layer_of_weights
+    >>> import headloom
     >>> tokens = ["x", "a", "b", "?", "a", "b"]               # "?" foretells a, a foretells b
     >>> weights = torch.eye(6)
     >>> weights[3], weights[4] = torch.eye(6)[1], torch.eye(6)[0]
-    >>> layer = layer_of_weights(weights[None], tokens, mask="causal")
-    >>> retrieval_score(layer, find_needle(tokens, "a b"))    # a is fetched, b is not
+    >>> trace = headloom.from_weights(weights[None], tokens=tokens, mask=headloom.causal())
+    >>> retrieval_score(trace.layers[0], find_needle(tokens, "a b"))    # a is fetched, b is not
     tensor([0.5000])
     """
     _check(layer, needle)

@@ -64,10 +64,10 @@ def similarity(
 
     Raises: InputError: the layers' matrices differ in shape or sequences; not known exactly.
 
-    >>> from headloom.analysis.dense_layer import layer_of_weights
+    >>> import headloom
     >>> eye = torch.eye(2)
-    >>> layer = layer_of_weights(torch.stack((eye, eye.flip(0), (eye + eye.flip(0)) / 2)))
-    >>> similarity(TraceData({"tokens": ["a", "b"]}, (layer,))).affinity.round(4)
+    >>> heads = torch.stack((eye, eye.flip(0), (eye + eye.flip(0)) / 2))
+    >>> similarity(headloom.from_weights(heads)).affinity.round(4)
     array([[1.    , 0.    , 0.7071],
            [0.    , 1.    , 0.7071],
            [0.7071, 0.7071, 1.    ]])
