@@ -12,7 +12,7 @@ from tests.slow import slow
 
 from headloom.api import model_export
 from headloom.api.model_export import export_model
-from headloom.models.decoding import greedy, sample
+from headloom.models.decoding import beam_hypotheses, sample
 from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
@@ -28,8 +28,8 @@ def greedy_tokens(run: TrainedRun, texts: list[str]) -> list[list[int]]:
     written = []
     for text in texts:
         source = torch.tensor([[*words.encode(text), words.end]])
-        (hypothesis,) = greedy(
-            model, model.start(source), 1, start=words.start, end=words.end, max_length=8
+        ((hypothesis,),) = beam_hypotheses(
+            model, model.start(source), 1, start=words.start, end=words.end, max_length=8, beam=1
         )
         written.append(hypothesis.tokens)
     return written
@@ -109,9 +109,9 @@ def test_transformers_writes_what_the_run_writes(
         else:
             source = torch.tensor([[*words.encode(text), words.end]])
             assert isinstance(run.model, Transformer)
-            (hypothesis,) = greedy(
+            ((hypothesis,),) = beam_hypotheses(
                 run.model, run.model.start(source), 1, start=words.start, end=words.end,
-                max_length=40,
+                max_length=40, beam=1,
             )  # fmt: skip
             expected = hypothesis.tokens + [words.end] * hypothesis.ended
             found = found[1:]

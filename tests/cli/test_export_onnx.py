@@ -18,7 +18,7 @@ from tests.slow import slow
 import headloom.cli
 from headloom.api import model_export
 from headloom.api.model_export import export_model
-from headloom.models.decoding import greedy
+from headloom.models.decoding import beam_hypotheses
 from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
 
@@ -83,9 +83,10 @@ def greedy_texts(run: TrainedRun, texts: list[str], longest: int) -> list[str]:
     written = []
     for text in texts:
         source = torch.tensor([[*words.encode(text), words.end]])
-        (found,) = greedy(
-            model, model.start(source), 1, start=words.start, end=words.end, max_length=longest
-        )
+        ((found,),) = beam_hypotheses(
+            model, model.start(source), 1, start=words.start, end=words.end, max_length=longest,
+            beam=1,
+        )  # fmt: skip
         written.append(words.decode(found.tokens))
     return written
 

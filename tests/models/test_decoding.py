@@ -20,7 +20,6 @@ from headloom.models.decoding import (
     DecodingState,
     Hypothesis,
     beam_hypotheses,
-    greedy,
     sample,
 )
 from headloom.models.language_model import LanguageModel
@@ -147,7 +146,7 @@ def garden_path() -> dict[tuple[int, ...], Tensor]:
 def test_greedy_is_led_astray_a_beam_of_two_is_not() -> None:
     model = Tabulated([garden_path()])
     options = {"start": START, "end": END, "max_length": 3}
-    (greedily,) = greedy(model, model.start(), 1, **options)
+    (greedily,) = beam_search(model, model.start(), 1, beam=1, **options)
     (searched,) = beam_search(model, model.start(), 1, beam=2, length_penalty=0, **options)
     assert greedily.tokens == [0]
     assert greedily.log_probability == pytest.approx(math.log(0.55 * 0.4), abs=1e-6)
@@ -198,30 +197,33 @@ def test_a_search_goes_on_until_none_is_above_the_worst_that_ended() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(batch=st.integers(1, 4), length=st.integers(1, 5), seed=st.integers(0, 2**20))
-def test_greedy_is_a_beam_of_one(batch: int, length: int, seed: int) -> None:
+def test_a_beam_of_one_takes_the_likeliest_token(batch: int, length: int, seed: int) -> None:
     tables = random_tables(batch, 4, length, seed)
     model = Tabulated(tables)
     options = {"start": START, "end": END, "max_length": length}
-    first = greedy(model, model.start(), batch, **options)
-    second = beam_search(model, model.start(), batch, beam=1, **options)
-    for one, other in zip(first, second, strict=True):
-        assert one.tokens == other.tokens
-        assert one.log_probability == pytest.approx(other.log_probability, abs=1e-5)
+    found = beam_search(model, model.start(), batch, beam=1, **options)
+    for table, hypothesis in zip(tables, found, strict=True):
+        words: tuple[int, ...] = ()
+        total = 0.0
+        while len(words) < length and END not in words:
+            logs = table[words].log_softmax(-1)
+            total += float(logs.max())
+            words = (*words, int(logs.argmax()))
+        assert hypothesis.tokens == [word for word in words if word != END]
+        assert hypothesis.ended == (END in words)
+        assert hypothesis.log_probability == pytest.approx(total, abs=1e-5)
 
 
 def test_a_sequence_that_never_ends_is_cut() -> None:
     forever = {(0,) * size: log(0.9, 0.1, 0, 0) for size in range(5)}
     model = Tabulated([forever])
     options = {"start": START, "end": END, "max_length": 4}
-    (found,) = greedy(model, model.start(), 1, **options)
-    assert found.tokens == [0, 0, 0, 0]
     (found,) = beam_search(model, model.start(), 1, beam=1, **options)
     assert found.tokens == [0, 0, 0, 0]
     assert found.log_probability == pytest.approx(4 * math.log(0.9), abs=1e-6)
     assert not found.ended
     # Four tokens, none of them the end.
     assert found.score(1.0) == pytest.approx(math.log(0.9), abs=1e-6)
-    assert not greedy(model, model.start(), 1, **options)[0].ended
 
 
 @pytest.mark.parametrize("beam", [1, 2])
@@ -234,14 +236,13 @@ def test_each_sequence_has_a_greatest_length_of_its_own(beam: int) -> None:
     }
     model = Tabulated([others | forever] * 3)
     options = {"start": START, "end": END, "max_length": [2, 4, 1]}
-    search = {"beam": beam} if beam > 1 else {}
-    found = (beam_search if beam > 1 else greedy)(model, model.start(), 3, **options, **search)
+    found = beam_search(model, model.start(), 3, beam=beam, **options)
     assert [hypothesis.tokens for hypothesis in found] == [[0, 0], [0] * 4, [0]]
     # No step computes for those that were cut.
     assert model.sizes == [3 * beam, 2 * beam, beam, beam]
     for lengths in ([2, 4], [2, 4, 0], 0):
         with pytest.raises(InputError, match="for 3 sequences; expected a number for each"):
-            greedy(model, model.start(), 3, **{**options, "max_length": lengths})
+            beam_search(model, model.start(), 3, **{**options, "max_length": lengths})
 
 
 @pytest.fixture(scope="module")
@@ -269,10 +270,8 @@ def test_batching_changes_no_translation(transformer: Transformer) -> None:
 def test_log_probabilities_are_the_models(transformer: Transformer) -> None:
     source = torch.tensor([[4, 5, 6, 3]])
     options = {"start": START, "end": END, "max_length": 12}
-    for found in (
-        greedy(transformer, transformer.start(source), 1, **options)[0],
-        beam_search(transformer, transformer.start(source), 1, beam=4, **options)[0],
-    ):
+    for beam in (1, 4):
+        (found,) = beam_search(transformer, transformer.start(source), 1, beam=beam, **options)
         whole = [START, *found.tokens, END][: options["max_length"] + 1]
         logits = transformer(source, torch.tensor([whole[:-1]]))[0].log_softmax(-1)
         total = sum(float(logits[place, token]) for place, token in enumerate(whole[1:]))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from headloom.errors import DataError, InputError
-from headloom.models.decoding import WithoutTokens, beam_hypotheses, greedy, sample
+from headloom.models.decoding import WithoutTokens, beam_hypotheses, sample
 from headloom.models.huggingface.conversion import load_model
 from headloom.models.huggingface.folder import Settings, named_tokens, read_tokenizer
 from headloom.models.language_model import LanguageModel
@@ -106,16 +106,11 @@ class LoadedModel:
         stepper = WithoutTokens(self.model, self.padding)
         with torch.no_grad():
             state = self.model.start(source)
-        start, end = self.start, self.ends[0]
-        if beam == 1:
-            best = greedy(stepper, state, len(lines), start=start, end=end, max_length=max_length)
-        else:
-            ranked = beam_hypotheses(
-                stepper, state, len(lines), start=start, end=end, max_length=max_length, beam=beam,
-                length_penalty=length_penalty,
-            )  # fmt: skip
-            best = [hypotheses[0] for hypotheses in ranked]
-        return [self._text(hypothesis.tokens) for hypothesis in best]
+        ranked = beam_hypotheses(
+            stepper, state, len(lines), start=self.start, end=self.ends[0], max_length=max_length,
+            beam=beam, length_penalty=length_penalty,
+        )  # fmt: skip
+        return [self._text(hypotheses[0].tokens) for hypotheses in ranked]
 
     def _text(self, ids: list[int]) -> str:
         end = next((place for place, each in enumerate(ids) if each in self.ends), len(ids))

@@ -24,7 +24,6 @@ __all__ = [
     "Stepper",
     "WithoutTokens",
     "beam_hypotheses",
-    "greedy",
     "sample",
 ]
 
@@ -104,63 +103,6 @@ class Hypothesis:
 
 
 @torch.no_grad()
-def greedy(
-    model: Stepper,
-    state: DecodingState,
-    batch: int,
-    *,
-    start: int,
-    end: int,
-    max_length: int | Sequence[int],
-    progress: Callable[[int], None] = lambda length: None,
-) -> list[Hypothesis]:
-    """The likeliest token at every step.
-
-    Args:
-        model: what gives logits.
-        state: fresh from the model's start(); used up.
-        batch: number of sequences.
-        start: the id that every sequence begins with.
-        end: the id that ends one.
-        max_length: tokens after which a sequence is cut: of all, or of each.
-        progress: told how many tokens the sequences have that go on.
-
-    Returns: one hypothesis a sequence.
-    """
-    limits, length = _limits(max_length, batch), 0
-    tokens: list[list[int]] = [[] for _ in range(batch)]
-    scores = [0.0] * batch
-    alive = list(range(batch))
-    device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
-    ended = [False] * batch
-    last = torch.full((batch, 1), start, dtype=torch.long, device=device)
-    while alive:
-        length += 1
-        progress(length)
-        logits = model.step(last, state)[:, -1]
-        best, _, likeliest = best_continuations(logits, logits.new_zeros(len(alive), 1), 1)
-        chosen = likeliest[:, 0]
-        for sequence, token, score in zip(alive, chosen.tolist(), best[:, 0].tolist(), strict=True):
-            scores[sequence] += score
-            ended[sequence] = token == end
-            if token != end:
-                tokens[sequence].append(token)
-        # Finished sequences leave the batch, so that no step computes for them.
-        rows = [
-            row
-            for row, sequence in enumerate(alive)
-            if not ended[sequence] and length < limits[sequence]
-        ]
-        rows = closed_up(rows)
-        going_on = torch.tensor(rows, dtype=torch.long, device=device)
-        if len(rows) < len(alive):
-            alive = [alive[row] for row in rows]
-            state.reorder(going_on, going_on)
-        last = chosen[going_on][:, None]
-    return [Hypothesis(*parts) for parts in zip(tokens, scores, ended, strict=True)]
-
-
-@torch.no_grad()
 def beam_hypotheses(
     model: Stepper,
     state: DecodingState,
@@ -177,12 +119,19 @@ def beam_hypotheses(
 
     They are ranked by `Hypothesis.score`. A search goes on until as many have ended as the
     beam holds, and none that goes on scores above the worst of them, as in Transformers; where none
-    has ended at the greatest length, they are cut there.
+    has ended at the greatest length, they are cut there. A beam of 1 takes the likeliest token at
+    every step (greedy): what goes on beside an end is less likely than it, and as long.
 
     Args:
-        model, state, batch, start, end, max_length, progress: see `greedy`.
+        model: what gives logits.
+        state: fresh from the model's start(); used up.
+        batch: number of sequences.
+        start: the id that every sequence begins with.
+        end: the id that ends one.
+        max_length: tokens after which a sequence is cut: of all, or of each.
         beam: hypotheses kept at every step.
         length_penalty: 0 ranks by probability alone and so prefers short ones.
+        progress: told how many tokens the sequences have that go on.
 
     Returns: of each sequence, those that ended, as many as the beam holds at most; fewer where the
         greatest length came first.

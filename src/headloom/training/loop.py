@@ -33,10 +33,10 @@ from headloom.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from headloom.training.config import RunConfig, TrainingConfig
+from headloom.training.config import RunConfig
 from headloom.training.optimisers import learning_rate, make_optimisers
 from headloom.training.progress import Listener
-from headloom.training.ranks import GroupError, Objective, Ranks, joined
+from headloom.training.ranks import GroupError, Ranks, joined
 from headloom.training.recording import snapshot
 from headloom.training.sections import PretrainedConfig
 from headloom.training.tasks import begin_model, build_model, make_task
@@ -99,18 +99,15 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
         return training.run()
 
 
-class _Loss(Objective):
-    """The loss of a model on a batch.
-
-    Summed over the real targets only: nothing is scored for padding.
-    """
+class _Loss(nn.Module):
+    """The loss of a model on a batch, summed over the real targets: none is scored for padding."""
 
     def __init__(self, model: Predictor, ignored: int, kind: Products) -> None:
         super().__init__()
         self.model, self.ignored, self.kind = model, ignored, kind
 
     def forward(self, batch: Batch, smoothing: float) -> Tensor:
-        """See Objective.forward."""
+        """One number; smoothing: see `smoothed_cross_entropy`."""
         real = batch.targets != self.ignored
         with products(self.kind):
             outputs = self.model.outputs(**batch.inputs)[real]
@@ -121,33 +118,26 @@ class _Training:
     """One session of a training: what the steps share."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        task: Task,
-        listener: Listener,
-        ranks: Ranks,
+        self, config: RunConfig, folder: RunFolder, task: Task, listener: Listener, ranks: Ranks
     ) -> None:
-        self.settings: TrainingConfig = config.training
-        settings = self.settings
+        self.settings = settings = config.training
         #: Whether what it begins with is worth a validation.
         self.knows_something = isinstance(config.model, PretrainedConfig)
         self.folder, self.task, self.listener, self.ranks = folder, task, listener, ranks
-        torch.manual_seed(self.settings.seed)
+        torch.manual_seed(settings.seed)
         self.model: Predictor = build_model(config, task.description)
         if not folder.checkpoint.exists():
             begin_model(config, task, self.model)
         #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
-        self.follows = self.settings.history and bool(layers_of(self.model))
-        self.objective = ranks.distribute(_Loss(self.model, task.ignored, self.settings.products))
-        draw_anew(self.settings.seed, 0, ranks)
+        self.follows = settings.history and bool(layers_of(self.model))
+        self.objective = ranks.distribute(_Loss(self.model, task.ignored, settings.products))
+        draw_anew(settings.seed, 0, ranks)
         parameters = self.model.named_parameters()
         mean = {name: p.detach().clone() for name, p in parameters} if settings.average else None
         self.learner = Learner(self.model, mean, make_optimisers(self.model, settings))
         self.probe = task.probe()
-        batches = task.validation(self.settings.batch_tokens)
-        self.validation = ranks.validated_by(batches)
-        self.position = load_checkpoint(folder, self.learner, self.settings.seed, ranks)
+        self.validation = ranks.validated_by(task.validation(settings.batch_tokens))
+        self.position = load_checkpoint(folder, self.learner, settings.seed, ranks)
         if self.position.best_loss is not None:
             with ranks.leader_first():
                 if ranks.leader:
@@ -336,11 +326,11 @@ class _Training:
         ranks.align(self.model)
         self.model.eval()
         with self.learner.averaged():
-            batches = evaluate_batches(self.model, self.validation, self.task.ignored)
-            found = ranks.pooled(batches)
-            loss = found.loss
+            mine = evaluate_batches(self.model, self.validation, self.task.ignored)
+            evaluation = ranks.pooled(mine)
+            loss = evaluation.loss
             self._check_finite("validation loss", loss)
-            better, progress = position.judge(loss, found.accuracy, self.settings.better)
+            better, progress = position.judge(loss, evaluation.accuracy, self.settings.better)
             if better:
                 position.best_step = position.step
                 notes = {"step": position.step, "validation_loss": loss}
@@ -352,7 +342,7 @@ class _Training:
             "step": position.step,
             "epoch": position.epoch,
             "validation_loss": loss,
-            "validation_accuracy": found.accuracy,
+            "validation_accuracy": evaluation.accuracy,
             "perplexity": math.exp(min(loss, 700)),
             "seconds": round(position.seconds, 3),
         }

@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headloom.errors import HeadloomError
-from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.validation import Evaluation
 
-__all__ = ["MEETING", "GroupError", "Objective", "Ranks", "joined"]
+__all__ = ["MEETING", "GroupError", "Ranks", "joined"]
 
 #: Where the processes of one machine meet: a folder, so that nothing listens on the network.
 MEETING = "HEADLOOM_MEETING"
@@ -36,16 +35,6 @@ PATIENCE = timedelta(minutes=60)
 
 class GroupError(HeadloomError):
     """Another process of the training ended, or has said already what is wrong."""
-
-
-class Objective(nn.Module):
-    """What is computed from a batch, as one module: its loss."""
-
-    model: Predictor
-
-    def forward(self, batch: Batch, smoothing: float) -> Tensor:
-        """The loss, summed over the targets."""
-        raise NotImplementedError
 
 
 class Ranks:
@@ -67,7 +56,7 @@ class Ranks:
         """What this process learns from."""
         return batch if self.count == 1 else batch.share(self.number, self.count, ignored)
 
-    def distribute(self, objective: Objective) -> nn.Module:
+    def distribute(self, objective: nn.Module) -> nn.Module:
         """The same function, computed on all processes; its model is the same before on all."""
         if self.count == 1:
             return objective

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headloom.errors import HeadloomError, InputError
-from headloom.models.decoding import Hypothesis, Stepper, WithoutTokens, beam_hypotheses, greedy
+from headloom.models.decoding import Hypothesis, Stepper, WithoutTokens, beam_hypotheses
 from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor, other_kind
 from headloom.models.transformer import Transformer
@@ -180,13 +180,7 @@ def _decode(
     stepper: Stepper = model
     if isinstance(vocabulary, PretrainedVocabulary):
         stepper = WithoutTokens(model, vocabulary.pad)  # it was never taught not to write it
-    state, start, end = model.start(source), vocabulary.start, vocabulary.end
-    if search.beam == 1:
-        written = greedy(
-            stepper, state, len(source), start=start, end=end, max_length=limits, progress=told
-        )
-        return [[hypothesis] for hypothesis in written]
     return beam_hypotheses(
-        stepper, state, len(source), start=start, end=end, max_length=limits, beam=search.beam,
-        length_penalty=search.length_penalty, progress=told,
+        stepper, model.start(source), len(source), start=vocabulary.start, end=vocabulary.end,
+        max_length=limits, beam=search.beam, length_penalty=search.length_penalty, progress=told,
     )  # fmt: skip
