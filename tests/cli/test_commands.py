@@ -21,8 +21,7 @@ import headloom
 import headloom.cli.verbs
 from headloom.api.trace import Trace
 from headloom.cli import commands
-from headloom.cli.output import progress_bar, say
-from headloom.cli.safe_text import safe, safe_console, safe_output
+from headloom.cli.output import progress_bar, safe, safe_console, safe_output, say
 from headloom.formats.trace import LayerInMemory, TraceLayer
 
 COMMAND: Any = typer.main.get_command(commands.app)

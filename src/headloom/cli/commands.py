@@ -21,8 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from headloom.cli.output import JsonAlone, say
-from headloom.cli.safe_text import safe_output
+from headloom.cli.output import JsonAlone, safe_output, say
 from headloom.errors import HeadloomError, InputError, is_out_of_memory
 from headloom.version import __version__
 

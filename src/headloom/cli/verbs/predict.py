@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from headloom.cli import options as option
-from headloom.cli.output import print_json
-from headloom.cli.safe_text import exact_output
+from headloom.cli.output import exact_output, print_json
 
 
 class ProductsKind(StrEnum):
