@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import SupportsFloat
 
 from headloom.errors import InputError
@@ -11,30 +11,13 @@ from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import in_words, place_of
 
 
-def check_trace(operation: str, value: object, name: str = "trace") -> None:
+def check_trace(operation: str, value: object) -> None:
     """Raise an InputError where something is no trace."""
-    if isinstance(value, TraceData):
-        return
-    expected = "a trace, as from headloom.trace or headloom.open"
-    if isinstance(value, list | tuple) and value and isinstance(value[0], TraceData):
-        expected = "one trace; give one of them"
-    raise InputError(f"{operation}: {name} is {in_words(value)}; expected {expected}.")
-
-
-def each_trace(operation: str, traces: TraceData | Iterable[TraceData]) -> Iterator[TraceData]:
-    """A trace, or each of several, which may be opened one after the other."""
-    if isinstance(traces, TraceData):
-        yield traces
-        return
-    for trace in traces:
-        check_trace(operation, trace, "one of the traces")
-        yield trace
-
-
-def check_text(operation: str, name: str, value: object, expected: str = "a text") -> None:
-    """Raise an InputError where something is no text."""
-    if not isinstance(value, str):
-        raise InputError(f"{operation}: {name} is {in_words(value)}; expected {expected}.")
+    if not isinstance(value, TraceData):
+        raise InputError(
+            f"{operation}: {in_words(value)}; expected one trace, as from headloom.trace or "
+            "headloom.open."
+        )
 
 
 def real_number(

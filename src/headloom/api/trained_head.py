@@ -19,6 +19,7 @@ from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.graph import Top
 from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.watching import named_modules
 from headloom.studio.steps.matrices import Words, check_length
 from headloom.studio.steps.steps import Steps
 from headloom.studio.steps.worked import Projections, work
@@ -55,6 +56,7 @@ def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
     """
     network = model.network
     matrices = {each.name: each for each in matrices_of(network)}
+    modules = dict(named_modules(network))
     entered: dict[str, tuple[Tensor, Tensor]] = {}
     calls: dict[str, LayerCalled] = {}
 
@@ -73,11 +75,11 @@ def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
     def note(call: LayerCall, output: Tensor) -> Tensor:
         path = call.path
         if path in entered:
-            module = network.get_submodule(path)
+            module = modules[path]
             holder = (
                 module.w_o
                 if isinstance(module, MultiHeadAttention)
-                else output_projection(path, network, matrices[path].heads)
+                else output_projection(path, modules, matrices[path].heads)[0]
             )
             b_O = getattr(holder, "bias", None)
             calls[path] = LayerCalled(*entered[path], call, output, matrices[path], b_O)

@@ -166,6 +166,17 @@ def test_a_tower_of_another_kind_is_warned_of(through) -> None:
     assert passed_over(trace, "decoder") is None
 
 
+def test_layers_that_may_not_follow_each_other_are_refused() -> None:
+    two = _trace(*(_looks(name, "encoder", "tokens", "tokens") for name in "ab"))
+    in_parts = replace(two, positions={"tokens": {"parts": [0, 1]}})
+    with pytest.raises(headloom.InputError, match=r"^2 layers read tokens in parts.*a \.\.\. b"):
+        rollout(in_parts)
+    assert torch.equal(rollout(replace(in_parts, layers=in_parts.layers[:1])).sum(1), torch.ones(2))
+    back = _trace(_looks("c", "cross", "left", "right"), _looks("d", "cross", "right", "left"))
+    with pytest.raises(headloom.InputError, match="nothing says which is updated first"):
+        rollout(back)
+
+
 def test_layers_that_the_rows_hold_nothing_of_are_not_counted() -> None:
     co_attention = _trace(
         _looks("c.0", "cross", "left", "right"),

@@ -19,7 +19,6 @@ from headloom.analysis.alignment.links import (
     pairs_of,
 )
 from headloom.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights, word_weights
-from headloom.analysis.arguments import each_trace
 from headloom.errors import InputError
 from headloom.formats.pharaoh import GoldLinks, Link, check_links, read_pharaoh, write_pharaoh
 from headloom.formats.trace import TraceData
@@ -132,7 +131,8 @@ def align(
     """
     options = AlignmentOptions(heads, method, step, most)
     known = read_pharaoh(gold) if isinstance(gold, str | Path) else gold
-    words = (word_weights(trace, steps=options.steps) for trace in each_trace("align", traces))
+    several = [traces] if isinstance(traces, TraceData) else traces
+    words = (word_weights(trace, steps=options.steps) for trace in several)
     result = align_words(words, options, known)
     if result.note:
         warnings.warn(f"align: {result.note}", stacklevel=2)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import each_trace
 from headloom.analysis.heads.layer_weights import LayerWeights, sink_keys
 from headloom.analysis.heads.measures import HEAD_MEASURES, Role, head_patterns, layer_scores
 from headloom.analysis.heads.patterns import separators
@@ -121,7 +120,7 @@ def head_roles(
     Raises: InputError: the traces are of different models, or not as exact as asked.
     """
     layers: list[_Layer] = []
-    for trace in each_trace("head_roles", traces):
+    for trace in [traces] if isinstance(traces, TraceData) else traces:
         read = [
             LayerWeights(
                 layer,

@@ -107,7 +107,10 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
         if weights is None:
             continue
         queries, keys, values = weights
-        heads, depth = _sizes(module, queries)
+        depth = _depth(module) or 0
+        if not depth or queries.shape[1] % depth:
+            depth = queries.shape[1] // (_heads(module) or 1)
+        heads = queries.shape[1] // depth
         causal = getattr(module, "is_causal", None) is True
         yield LayerMatrices(
             path,
@@ -115,7 +118,7 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
             _split(queries, heads),
             _split(keys, keys.shape[1] // depth),
             _split(values, keys.shape[1] // depth),
-            _output(path, modules, heads),
+            output_projection(path, modules, heads)[1],
         )
 
 
@@ -209,32 +212,24 @@ def _by_head(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] 
     return queries.flatten(1), keys.flatten(1), values.flatten(1)
 
 
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads")
+_DEPTH = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+
+
 def _heads(module: nn.Module) -> int | None:
     """The number of heads of queries, where the module or its configuration says it."""
-    for holder in (module, getattr(module, "config", None)):
-        for name in ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads"):
-            heads = getattr(holder, name, None)
-            if isinstance(heads, int) and heads > 0:
-                return heads
-    return None
+    return _number(module, _HEADS) or _number(getattr(module, "config", None), _HEADS)
 
 
 def _depth(module: nn.Module) -> int | None:
     """The depth of a head, where the module says it."""
-    for name in ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size"):
-        depth = getattr(module, name, None)
-        if isinstance(depth, int) and depth > 0:
-            return depth
-    return None
+    return _number(module, _DEPTH)
 
 
-def _sizes(module: nn.Module, queries: Tensor) -> tuple[int, int]:
-    """Heads and depth."""
-    depth = _depth(module)
-    if depth is not None and queries.shape[1] % depth == 0:
-        return queries.shape[1] // depth, depth
-    heads = _heads(module) or 1
-    return heads, queries.shape[1] // heads
+def _number(holder: object, names: Sequence[str]) -> int | None:
+    """The first of some attributes that is a whole number above 0."""
+    numbers = (getattr(holder, name, None) for name in names)
+    return next((number for number in numbers if isinstance(number, int) and number > 0), None)
 
 
 def _split(matrix: Tensor, heads: int) -> Tensor:
@@ -242,25 +237,18 @@ def _split(matrix: Tensor, heads: int) -> Tensor:
     return matrix.reshape(matrix.shape[0], heads, -1).permute(1, 0, 2)
 
 
-def output_projection(path: str, model: nn.Module, heads: int) -> nn.Module | None:
-    """The module that holds W_O of an attention layer; None: it could not be told.
+def output_projection(
+    path: str, modules: Mapping[str, nn.Module], heads: int
+) -> tuple[nn.Module | None, Tensor | None]:
+    """The module that holds W_O of an attention layer, and W_O; None: it could not be told.
 
     It is in the layer; or, as in BERT, the one called `output` beside it.
     """
-    return _output_module(path, dict(named_modules(model)), heads)
-
-
-def _output_module(path: str, modules: Mapping[str, nn.Module], heads: int) -> nn.Module | None:
     candidates = [getattr(modules[path], name, None) for name in _OUTPUT]
     parent = modules.get(path.rpartition(".")[0])
     candidates.append(getattr(getattr(parent, "output", None), "dense", None))
     for candidate in candidates:
         matrix = _matrix(candidate)
-        if matrix is not None and isinstance(candidate, nn.Module) and not len(matrix) % heads:
-            return candidate
-    return None
-
-
-def _output(path: str, modules: Mapping[str, nn.Module], heads: int) -> Tensor | None:
-    matrix = _matrix(_output_module(path, modules, heads))
-    return None if matrix is None else matrix.reshape(heads, -1, matrix.shape[1])
+        if matrix is not None and not len(matrix) % heads:
+            return candidate, matrix.reshape(heads, -1, matrix.shape[1])
+    return None, None
