@@ -201,7 +201,7 @@ def test_two_images_of_a_text_are_told_apart(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be traced")
-@pytest.mark.parametrize("name", ["qwen2_vl", "llava crop", "idefics3", "internvl"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "llava crop", "idefics3"])
 def test_a_batch_gives_a_trace_with_its_image_for_each_text(name: str) -> None:
     made = family(name)
     one = made.inputs([picture(SIZE)], TEXT)
@@ -241,25 +241,11 @@ def test_what_is_generated_looks_at_the_image_too(name: str) -> None:
         assert each.images == plain.images
 
 
-def test_the_order_of_tiles_of_internvl_goes_by_the_original() -> None:
-    made = family("internvl")
-    trace = traced(made, made.inputs([picture(SIZE)], TEXT))
-    assert trace.images[0].size is None
-    with pytest.raises(InputError, match=r"the order of the 6 tiles .* size=\(rows, columns\)"):
-        trace.image_map(2, 0, -1)
-    assert trace.images[0].arranged(SIZE).size == (32, 48)
-    assert trace.images[0].arranged((61, 37)).size == (48, 32)
-    whole = traced(made, made.inputs([picture((20, 20))[:8, :8]], TEXT))
-    assert whole.images[0].size == (16, 16)
-    assert whole.image_map(2, 0, -1).weights.shape == (16, 16)
-
-
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
         ({"layer": 9}, "no layer 9 that looks at patches of an image; there are 0, 1, 2, 3"),
         ({"token": "e"}, "2 tokens are 'e'. Give the position of one: 1, 2"),
-        ({"size": (10**6, 10**6)}, "expected the rows and columns of the original"),
     ],
 )
 def test_bad_questions_are_answered_in_one_line(asked: dict[str, Any], says: str) -> None:
@@ -359,22 +345,3 @@ def test_tiles_that_are_seen_in_part_are_refused() -> None:
     assert of_splits(written(0, 0), pixel_attention_mask=mask) is not None
     mask[0, 1, 2, 2] = 1
     assert of_splits(written(0, 0), pixel_attention_mask=mask) is None
-
-
-def test_tiles_in_one_run() -> None:
-    """InternVL: one tile, or some and then the whole; two cannot be."""
-
-    def seen(*runs: int, pixels: tuple[int, ...] = (1, 3, 4, 4)) -> Any:
-        config = SimpleNamespace(
-            vision_config=SimpleNamespace(patch_size=1), downsample_ratio=0.5, image_token_id=IMAGE
-        )
-        ids = [token for run in runs for token in [*[IMAGE] * run, WORD]]
-        given = {"input_ids": torch.tensor([ids]), "pixel_values": torch.zeros(pixels)}
-        return LAYOUTS["internvl"](Request(config, given, sum(runs)))
-
-    images = seen(4, 12)
-    assert [len(one.image.tiles) for one in images] == [1, 3]
-    assert [one.image.size for one in images] == [(4, 4), None]
-    assert [len(one.features) for one in images] == [4, 12]
-    assert seen(8) is None and seen(4, 5) is None
-    assert seen(4, pixels=(1, 3, 4, 8)) is None

@@ -13,7 +13,6 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -247,34 +246,6 @@ def idefics3() -> Family:
     return Family(model, _called(processor), processor, ("out_proj",), token)
 
 
-def internvl() -> Family:
-    """InternVL: at most six tiles of 16 x 16 pixels, 2 x 2 tokens each."""
-    words = tokenizer("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
-    token = words.convert_tokens_to_ids("<IMG_CONTEXT>")
-    images = GotOcr2ImageProcessorPil(
-        size={"height": 16, "width": 16}, crop_to_patches=True, min_patches=1, max_patches=6
-    )
-    config = transformers.InternVLConfig(
-        vision_config={
-            "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "image_size": [16, 16], "patch_size": [PATCH, PATCH],
-        },
-        text_config={"model_type": "qwen2", **_TEXT}, image_token_id=token, image_seq_length=4,
-    )  # fmt: skip
-
-    def made(pictures: list[Picture], text: str) -> dict[str, Any]:
-        seen = dict(images(pictures, return_tensors="pt"))
-        text = written(
-            "InternVL", seen, len(pictures), text, start_image_token="<img>",
-            end_image_token="</img>", image_token="<IMG_CONTEXT>", image_seq_length=4,
-        )  # fmt: skip
-        seen.pop("num_patches")
-        return {**words(text, return_tensors="pt"), **seen}
-
-    model = _built("InternVLForConditionalGeneration", config)
-    return Family(model, made, words, ("projection_layer", ".attn.proj"), token)
-
-
 _POINTS = [[16, 32], [32, 16], [32, 32], [16, 48], [48, 16]]
 
 
@@ -308,6 +279,5 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "llava stretch": lambda: llava("stretch"),
     "paligemma": paligemma,
     "idefics3": idefics3,
-    "internvl": internvl,
     "llava_next": llava_next,
 }

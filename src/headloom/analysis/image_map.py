@@ -108,7 +108,6 @@ def image_map(
             f"image_map: size={size}; the model was told a picture of {picture.original} "
             "(rows, columns). Give the picture that it read, or leave size out."
         )
-    picture = picture.arranged(original)
     row = _row(weights_of(chosen, exact=True), heads, query)
     first = [0] * len(row)
     places = zip(
@@ -176,8 +175,6 @@ def _painted(
 ) -> tuple[Tensor, float]:
     """The weights of patches over the pixels of a picture, and those of patches outside of it."""
     size = original or picture.size
-    if size is None:
-        raise InputError("image_map: the size of this image is not known. Trace it again.")
     frame: Box = (0.0, 0.0, float(size[0]), float(size[1]))
     if original is not None:
         frame = picture.frame(original)

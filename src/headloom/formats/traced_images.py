@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from headloom.errors import InputError
@@ -51,64 +51,25 @@ class Tile:
 class TracedImage:
     """An image among the tokens of a text.
 
-    size      rows and columns of pixels of the picture as its processor resized it; None: the
-              order of its tiles is not known, since it goes by the size of the original picture.
-              Boxes are then those within each tile, of which the last is the whole picture
+    size      rows and columns of pixels of the picture as its processor resized it
     tiles     in the order of the model
     fit       one of `FITS`; None: it is not known how the processor made it of the original
     shortest  with "crop": the length that the shortest side was resized to
     original  rows and columns of pixels of the picture that the processor was given, where known
     """
 
-    size: Size | None
+    size: Size
     tiles: tuple[Tile, ...]
     fit: str | None = None
     shortest: int | None = None
     original: Size | None = None
-
-    def arranged(self, original: Size | None) -> TracedImage:
-        """The same image with the order of its tiles, by the size of the original picture.
-
-        Of the grids of so many tiles it is the one whose shape is nearest to the picture's; of two
-        that are as near, the wide one where the picture has more than half of the pixels.
-
-        Raises: InputError: that size is needed, and is not given.
-        Source: `get_optimal_tiled_canvas` of Transformers, after Chen et al. 2024, "How Far Are
-        We to GPT-4V?", section 3.3.
-        """
-        if self.size is not None:
-            return self
-        if original is None:
-            raise InputError(
-                f"image_map: the order of the {len(self.tiles) - 1} tiles of this image goes by "
-                "the size of the original picture, which its model is not told. Give it: "
-                "size=(rows, columns), --image on the command line."
-            )
-        _, _, high, wide = map(int, self.tiles[0].box)
-        count = len(self.tiles) - 1
-        best, least = (count, 1), math.inf
-        many = original[0] * original[1] > 0.5 * high * wide * count
-        for columns in range(1, count + 1):
-            if count % columns:
-                continue
-            far = abs(original[1] / original[0] - columns / (count // columns))
-            if far < least or (far == least and many):
-                best, least = (count // columns, columns), far
-        rows, columns = best
-        tiles = [
-            replace(tile, box=tile_box(number // columns, number % columns, (high, wide)))
-            for number, tile in enumerate(self.tiles[:-1])
-        ]
-        size = (rows * high, columns * wide)
-        whole = replace(self.tiles[-1], box=(0.0, 0.0, float(size[0]), float(size[1])))
-        return replace(self, size=size, tiles=(*tiles, whole))
 
     def frame(self, original: Size) -> Box:
         """Where a picture of some size lies within the resized one.
 
         Raises: InputError: it is not known how it was resized.
         """
-        high, wide = self.size or (0, 0)
+        high, wide = self.size
         if self.fit == "stretch":
             return 0.0, 0.0, float(high), float(wide)
         if self.fit == "crop" and self.shortest is not None:
@@ -131,7 +92,7 @@ class TracedImage:
     def stored(self) -> JsonObject:
         """What the manifest of a trace says of it."""
         return {
-            "size": self.size and list(self.size),
+            "size": list(self.size),
             "tiles": [{"box": list(t.box), "grid": [t.rows, t.columns]} for t in self.tiles],
             "fit": self.fit,
             "shortest": self.shortest,
@@ -150,7 +111,7 @@ class TracedImage:
         for tile in entry["tiles"]:
             (top, left, bottom, right), (rows, columns) = tile["box"], tile["grid"]
             tiles.append(Tile((top, left, bottom, right), rows, columns))
-        size, original = pair(entry["size"]), pair(entry["original"])
+        size, original = pair(entry["size"]) or (0, 0), pair(entry["original"])
         return cls(size, tuple(tiles), entry["fit"], entry["shortest"], original)
 
 
@@ -223,14 +184,11 @@ def are_images(value: Any, known: Mapping[str, Mapping[str, list[int]]]) -> bool
 
 def _is_sound(image: TracedImage) -> bool:
     """Whether the numbers of an image are those of one."""
-    sides = [*(image.size or (1,)), *(image.original or (1,)), image.shortest or 1]
+    sides = [*image.size, *(image.original or (1,)), image.shortest or 1]
     sides += [side for tile in image.tiles for side in (tile.rows, tile.columns)]
     boxes = [tile.box for tile in image.tiles]
-    # Tiles of an order that is not known are several, of one size.
-    arranged = image.size is not None or (len(boxes) > 2 and len(set(boxes)) == 1)
     return (
         bool(boxes)
-        and arranged
         and image.fit in (*FITS, None)
         and all(type(side) is int and 0 < side <= _MOST for side in sides)
         and all(abs(side) <= _MOST for box in boxes for side in box)

@@ -74,9 +74,7 @@ def _tile(rows: int, columns: int, high: float, wide: float) -> Tile:
     return Tile((0.0, 0.0, float(high), float(wide)), rows, columns)
 
 
-def _seen(
-    size: Size | None, tiles: list[Tile], fit: str | None, shortest: int | None = None
-) -> SeenImage:
+def _seen(size: Size, tiles: list[Tile], fit: str | None, shortest: int | None = None) -> SeenImage:
     """An image whose patches are all read, tile after tile and row by row."""
     features = [(number, *place) for number, tile in enumerate(tiles) for place in tile.patches()]
     return SeenImage(TracedImage(size, tuple(tiles), fit, shortest), tuple(features))
@@ -192,25 +190,6 @@ def _rows_and_columns(ids: list[int], places: list[tuple[int, int]]) -> list[Siz
     return sizes
 
 
-def _tiled(request: Request) -> list[SeenImage] | None:
-    """InternVL: one tile, or several and then the whole picture, in one run of image tokens.
-
-    Rows and columns of tiles go by the size of the original picture, which the model is not told.
-    Pixel shuffle makes one token of several patches, row by row.
-    """
-    config, (high, wide) = request.config, request.pixels.shape[-2:]
-    patch = config.vision_config.patch_size
-    side = int(high // (patch if isinstance(patch, int) else patch[0]) * config.downsample_ratio)
-    images = []
-    for start, end in (place for _, places in request.runs() for place in places):
-        count, left = divmod(end - start, side * side)
-        if left or count == 2 or high != wide:
-            return None
-        size = (high, wide) if count == 1 else None
-        images.append(_seen(size, [_tile(side, side, high, wide)] * count, "stretch"))
-    return images
-
-
 def _any_resolution(request: Request) -> list[SeenImage] | None:
     """LLaVA-NeXT: the whole picture, then its tiles joined to one grid.
 
@@ -272,7 +251,6 @@ LAYOUTS: dict[str, Layout] = {
     "paligemma": partial(_whole, most_before=0),
     "idefics3": _split,
     "smolvlm": _split,
-    "internvl": _tiled,
     "llava_next": _any_resolution,
 }
 
