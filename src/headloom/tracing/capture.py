@@ -244,8 +244,7 @@ def _generation(
         evaluation_mode(model), torch.no_grad(), watched.watching(),
         explained(reader.name, "generate"),
     ):  # fmt: skip
-        result = model.generate(**{**arguments, **generation})
-        watched.returned = getattr(result, "beam_indices", None)
+        model.generate(**{**arguments, **generation})
     return watched.traces
 
 

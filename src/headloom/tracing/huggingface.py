@@ -162,10 +162,7 @@ class TransformersReader(Reader):
         return layers if isinstance(layers, int) else None
 
     def generation(self, arguments: Arguments, generate: int | Inputs) -> Arguments:
-        """The options of the model's `generate`, so that it reads every token that was asked for.
-
-        Of a beam search, every token but the last.
-        """
+        """The options of the model's `generate`, which is to read every token asked for."""
         name = self.name
         asked = generate if isinstance(generate, Mapping) else {"max_new_tokens": generate}
         if not isinstance(generate, Mapping) and whole_number(generate) is None:
@@ -200,15 +197,13 @@ class TransformersReader(Reader):
                 "Shorten the text, or generate fewer."
             )
         arguments.pop("use_cache", None)
-        beams = options["num_beams"] != 1
-        # One more than asked for: the last token that is written is not read, and has no row. A
-        # longer beam search may end with other texts.
-        return {
-            **options,
-            "use_cache": True,
-            "max_new_tokens": new + (not beams),
-            "return_dict_in_generate": beams,
-        }
+        if options["num_beams"] != 1:
+            raise InputError(
+                "trace: a beam search exchanges its rows between passes. Trace the text that "
+                "model.generate wrote."
+            )
+        # One more than asked for: the last token that is written is not read, and has no row.
+        return {**options, "use_cache": True, "max_new_tokens": new + 1}
 
     def as_prompt(self, arguments: Inputs) -> Arguments:
         """The arguments of the first pass of generation, as a pass of its own."""

@@ -65,8 +65,6 @@ class Watched:
         self.verification: JsonMapping | None = None
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
-        #: Of a generation, its `beam_indices`.
-        self.returned: Tensor | None = None
         self._session: Session | None = None
         self._text: Text | None = None
         self._arguments: Arguments = {}
@@ -262,14 +260,9 @@ class Watched:
             assert names is not None
             session.begin(*names, self._about)
         else:
-            text.returned = self.returned
-            assert session.passes is not None
-            session.passes.settle()
-            beams = text.beams(session.passes.orders)
-            inputs = text.inputs(beams)
-            names = self._reader.names(inputs, tokenizer, None, text.prompt)
+            names = self._reader.names(text.inputs(), tokenizer, None, text.prompt)
             session.begin(*names, self._about)
-            session.make_joined(beams)
+            session.make_joined()
         not_traced = functions.not_traced(
             session.paths, session.refused(), session.left_out, outside=self._outside
         )
@@ -323,8 +316,7 @@ def watch(
     before them, so that generation is one trace: the rows of the prompt, and a row for each token
     that the model read. (The last token that it writes it does not read.) The model goes on with
     its own attention, and is left as it was; what cannot be traced is named in a warning. Rows of
-    the passes 1, 2, 4, 8 ... are held against that attention. Of a beam search, every row of the
-    last pass is a trace.
+    the passes 1, 2, 4, 8 ... are held against that attention. A beam search has no trace.
 
     Args:
         model: in evaluation mode: any module of torch, as for `headloom.trace`; of Transformers,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headloom.mechanism.graph import AttentionGraph
-from headloom.mechanism.parts import with_tensors
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 
 __all__ = ["Part", "Steps", "joined_call", "shape_of"]
@@ -28,36 +26,12 @@ _OF_CALL = ("queries", "keys", "value_norms")
 class Part:
     """What passes add to a layer, with keys and norms of their own positions alone.
 
-    numbers: of the pass, or of the pass of each row. first: of the keys of its graph, among all.
-    place: of its tensors in the file; None: here.
+    first: of the keys of its graph, among all. place: of its tensors in the file; None: here.
     """
 
     call: LayerCall
-    numbers: list[int]
     first: int = 0
     place: int | None = None
-
-    def rows(self) -> Iterator[Part]:
-        """The parts of single passes."""
-        if len(self.numbers) == 1:
-            yield self
-            return
-        for row, number in enumerate(self.numbers):
-            row_of = partial(torch.Tensor.narrow, dim=2, start=row, length=1)
-            call, ranges = self.call, self.call.ranges or ()
-            own = {
-                name: row_of(tensor)
-                for name in _OF_CALL
-                if (tensor := getattr(call, name)) is not None and tensor.shape[2]
-            }
-            yield Part(
-                call.changed(
-                    graph=with_tensors(call.graph, row_of),
-                    ranges=tuple(r if r is None else r[:, row : row + 1] for r in ranges) or None,
-                    **own,
-                ),
-                [number],
-            )
 
 
 class Steps:
@@ -78,7 +52,6 @@ class Steps:
             if (tensor := getattr(call, name)) is not None
         }
         self._call = call.changed(graph=None, **others)
-        self._numbers: list[int] = []
         self._ranges: list[tuple[RowRanges, int]] = []
         self._deviations: list[Sequence[float | None]] = []
         self._length = 0
@@ -90,22 +63,21 @@ class Steps:
     def fits(self, call: LayerCall) -> bool:
         """Whether another step has its place here."""
         shapes = [tensor.shape for tensor in self._tensors(call)]
-        return len(self._numbers) < TOGETHER and shapes == self._shapes
+        return len(self._ranges) < TOGETHER and shapes == self._shapes
 
-    def take(self, call: LayerCall, number: int, first: int) -> None:
-        """Copy the tensors of a step; the arguments are those of a part."""
-        places = [room.narrow(2, len(self._numbers), 1) for room in self._rooms]
+    def take(self, call: LayerCall, first: int) -> None:
+        """Copy the tensors of a step; see `Part`."""
+        places = [room.narrow(2, len(self._ranges), 1) for room in self._rooms]
         torch._foreach_copy_(places, self._tensors(call))
         if first:
             places[0].add_((places[0] >= 0).int(), alpha=first)
-        self._numbers.append(number)
         self._ranges.append((call.ranges, first))
         self._deviations.append(call.deviations)
         self._length = first + call.graph.length
 
     def joined(self) -> Part:
         """All steps as one part."""
-        count = len(self._numbers)
+        count = len(self._ranges)
         rows = [room[:, :, :count] for room in self._rooms]
         of_graph: dict[str, Any] = dict(zip(_OF_GRAPH, rows, strict=False))
         of_call = {
@@ -120,7 +92,7 @@ class Steps:
             ranges=_joined_ranges(self._ranges, self._length),
             **of_call,
         )
-        return Part(call, self._numbers)
+        return Part(call)
 
 
 def shape_of(tensor: Tensor, times: int = 1) -> Tensor:

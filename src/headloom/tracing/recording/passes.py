@@ -24,7 +24,6 @@ from headloom.mechanism.parts import with_tensors
 from headloom.tracing.model_state import give_back
 from headloom.tracing.recording.joining import Part, Steps, joined_call, shape_of
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
-from headloom.tracing.recording.texts import Beams, chosen_rows
 from headloom.tracing.recording.verification import tolerance
 
 __all__ = ["Passes"]
@@ -34,8 +33,9 @@ LARGE = 2**14
 #: Bytes that are written before the memory that they took is given back.
 GIVEN_BACK = 2**26
 _OTHER_KEYS = (
-    "trace: the cache holds other keys than the passes before computed: it was thinned, cropped, "
-    "quantised or filled elsewhere. Take another cache, or trace the text that was generated."
+    "trace: the cache holds other keys than the passes before computed: it was reordered (by "
+    "beams), thinned, cropped, quantised or filled elsewhere. Take another cache, or trace the "
+    "text that was generated."
 )
 
 
@@ -81,30 +81,14 @@ class Passes:
         self._ranges_end = 0
         #: Whether a layer of this pass has told that the cache holds what it computed.
         self._is_told = False
-        #: From which rows of the pass before each row can go on, by the layers so far; None: itself
-        self._goes_on: Tensor | None = None
         #: Of each pass, how many positions its text had when it began.
         self.begins: list[int] = []
-        #: Of each pass, from which row of the pass before every row goes on; None: from itself.
-        self.orders: list[Tensor | None] = []
 
     def new_pass(self, before: int) -> None:
         """The model begins a pass; the cache holds so many positions."""
-        self.settle()
         self._seen.clear()
         self._ranges, self._is_told = None, False
         self.begins.append(before)
-
-    def settle(self) -> None:
-        """The rows that the last pass went on from are known when all layers have told."""
-        if len(self.orders) == len(self.begins):
-            return
-        order = None
-        if self._goes_on is not None:
-            if not bool(self._goes_on.any(1).all()):
-                raise InputError(_OTHER_KEYS)
-            order, self._goes_on = self._goes_on.int().argmax(1).cpu(), None
-        self.orders.append(order)
 
     @property
     def are_verified(self) -> bool:
@@ -137,12 +121,12 @@ class Passes:
             layer.steps = None
         if is_step:
             layer.steps = layer.steps or Steps(call)
-            layer.steps.take(call, len(self.begins) - 1, first)
+            layer.steps.take(call, first)
             return
         if self._queries_keys:
             # A copy: a view would hold the whole cache of every step.
             call.keys = call.keys.clone()
-        layer.parts.append(self._put(Part(call, [len(self.begins) - 1], first)))
+        layer.parts.append(self._put(Part(call, first)))
 
     def _own_keys(self, layer: _Layer, call: LayerCall) -> tuple[int, slice]:
         """The place of a call's first key among all of its layer, and which keys are new.
@@ -168,28 +152,25 @@ class Passes:
     def _follow(self, layer: _Layer, keys: Tensor, first: int) -> None:
         """Hold the keys of a cache against those that a layer computed, from the first on.
 
-        Rows of the cache may be reordered, as by beams. A cache of one row is changed in all
-        layers: of passes that are not verified the first one tells.
+        Of one text the first layer tells of all, but in passes that are verified.
 
         Raises: InputError: the cache holds others.
         """
         assert layer.known is not None
-        expected = layer.known[:, :, first : layer.count]
-        if expected.shape[1:] != keys.shape[1:3]:
+        expected = layer.known[:, :, first : layer.count].contiguous()
+        if expected.shape != keys.shape[:3]:
             raise InputError(_OTHER_KEYS)
-        if self._is_told and len(keys) == len(expected) == 1 and not self.are_verified:
+        if self._is_told and len(keys) == 1 and not self.are_verified:
             return
         now, self._is_told = _first_bytes(keys), True
         if torch.equal(expected, now):
             return
-        same = torch.stack([(expected == row).flatten(1).all(1) for row in now])
-        if not bool(same.any(1).all()):
-            # Keys made of smaller vectors in the cache are made anew, and rounded, every time.
-            same = torch.stack([_are_near(expected, row, keys.dtype) for row in now])
-        if not bool(same.any(1).all()):
+        # Keys made of smaller vectors in the cache are made anew, and rounded, every time.
+        own, other = (part[..., None].view(keys.dtype).float() for part in (expected, now))
+        size = torch.linalg.vector_norm(own, dim=-1).amax(-1, keepdim=True)
+        far = torch.linalg.vector_norm(other - own, dim=-1)
+        if not bool((far <= tolerance(keys.dtype) * size).all()):
             raise InputError(_OTHER_KEYS)
-        self._goes_on = same if self._goes_on is None else self._goes_on & same
-        layer.known = layer.known[same.int().argmax(1)]
 
     def _put(self, part: Part) -> Part:
         """Put what is large of a part into the file, if there is one, until all are joined."""
@@ -197,35 +178,18 @@ class Passes:
             part.place = self._file.put(part.call)
         return part
 
-    def joined(self, beams: Beams | None) -> Iterator[LayerCall]:
-        """Every layer, its passes one below the other; of a beam search those of each sequence.
+    def joined(self) -> Iterator[LayerCall]:
+        """Every layer, its passes one below the other.
 
         Each layer's passes are let go when the layer is made, so that memory never holds all twice.
         """
-        self.settle()
         while self._layers:
             layer = self._layers.pop(next(iter(self._layers)))
             parts = layer.parts + ([] if layer.steps is None else [layer.steps.joined()])
             for part in parts:
                 if part.place is not None and self._file is not None:
                     self._file.get(part.call, part.place)
-            if beams is not None:
-                parts = [row for part in parts for row in part.rows()]
-                for part in parts:
-                    places = beams.of_pass(part.numbers[0], part.call.graph.shape[0])
-                    part.call = chosen_rows(part.call, places)
             yield joined_call(parts)
-
-
-def _are_near(expected: Tensor, row: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which rows of known keys a row of keys is, but for rounding."""
-    own, other = (
-        part.contiguous()[..., None].view(dtype).float() for part in (expected, row[None])
-    )
-    size = torch.linalg.vector_norm(own, dim=-1).amax(-1, keepdim=True)
-    far = torch.linalg.vector_norm(other - own, dim=-1)
-    near: Tensor = far <= tolerance(dtype) * size
-    return near.flatten(1).all(1)
 
 
 def _first_bytes(keys: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ from headloom.tracing.recording.layers import LayerMaker
 from headloom.tracing.recording.passes import Passes
 from headloom.tracing.recording.score_terms import ranges_of
 from headloom.tracing.recording.sequences import NamesOfSequences
-from headloom.tracing.recording.texts import Beams
 from headloom.tracing.recording.verification import deviation, tolerance
 
 __all__ = ["Session"]
@@ -233,10 +232,10 @@ class Session:
         while self.calls:
             self._maker(self.calls.pop(0))
 
-    def make_joined(self, beams: Beams | None = None) -> None:
+    def make_joined(self) -> None:
         """Make the layers of a generation, which has ended."""
         assert self.passes is not None and self._maker is not None
-        for call in self.passes.joined(beams):
+        for call in self.passes.joined():
             self._maker(call)
 
     def refused(self) -> dict[str, str]:
