@@ -14,7 +14,6 @@ import torch
 from tests.tracing.conftest import GROUPED, IMAGE, PAIR, SIZES, Family, as_list, dense_weights
 
 import headloom
-from headloom.tracing.sources.transformers_masks import LazyMask
 
 transformers = pytest.importorskip("transformers")
 
@@ -166,18 +165,3 @@ def test_a_missing_mask_means_what_it_means_to_the_models_own_attention(
     assert {layer.kind for layer in trace.layers} == {
         "decoder" if implementation == "eager" else "encoder"
     }
-
-
-def test_a_lazy_mask_is_the_matrix_to_whoever_computes_with_it() -> None:
-    lowest = torch.finfo(torch.float32).min
-    expected = torch.full((2, 1, 5, 5), lowest).triu(1)
-    mask = LazyMask((2, 1, 5, 5), torch.float32, "cpu", None)
-    assert isinstance(mask[:, :, :, :5], LazyMask)
-    assert torch.equal(mask[1:, :, 2:, :3], expected[1:, :, 2:, :3])
-    assert torch.equal(mask + 0, expected)
-    assert torch.equal(torch.cat((mask, mask), -1), torch.cat((expected, expected), -1))
-    assert torch.equal(mask.to(torch.float64), expected.double())
-    hidden = torch.tensor([True, False, True]).expand(1, 1, 2, 3)
-    mask = LazyMask((1, 1, 2, 3), torch.float16, "cpu", hidden)
-    assert (mask == 0).tolist() == hidden.tolist()
-    assert float(mask.min()) == torch.finfo(torch.float16).min

@@ -33,7 +33,7 @@ from headloom.formats.trace import TraceData
 from headloom.tracing.arguments import token_limit
 from headloom.tracing.capture import trace_as
 from headloom.tracing.capture import verify as verify_model
-from headloom.tracing.description import describe
+from headloom.tracing.model_state import describe
 from headloom.tracing.names import token_names
 from headloom.tracing.pretrained import load_pretrained, without_output
 from headloom.tracing.sources.transformers import transformers

@@ -16,9 +16,8 @@ from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries
 from headloom.tracing.arguments import Arguments, Inputs, explained
-from headloom.tracing.description import describe
 from headloom.tracing.huggingface import TransformersReader, reader_of
-from headloom.tracing.model_state import evaluation_mode
+from headloom.tracing.model_state import describe, evaluation_mode
 from headloom.tracing.options import TraceOptions, Verify, checked_tokens
 from headloom.tracing.readers import HeadloomReader, Reader
 from headloom.tracing.recording.module_sequences import NodeSequences

@@ -10,6 +10,7 @@ import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from headloom.errors import InputError
+from headloom.formats.files import JsonObject
 from headloom.mechanism.watching import is_compiled
+from headloom.tracing.sources.transformers import is_transformers_model, transformers
 
 __all__ = [
     "Hook",
     "as_written",
+    "describe",
     "evaluation_mode",
     "give_back",
     "same_random_numbers",
@@ -188,3 +192,35 @@ def give_back() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def describe(model: nn.Module) -> JsonObject:
+    """Its name, class, type and size, the version of the library; of a quantised one its bits."""
+    kind, config = type(model), getattr(model, "config", None)
+    if not is_transformers_model(model):
+        return {
+            "name": kind.__name__,
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        }
+    return {
+        "name": getattr(config, "name_or_path", "") or kind.__name__,
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "type": getattr(config, "model_type", None),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "transformers": transformers().__version__,
+        **_quantization(config),
+    }
+
+
+def _quantization(config: Any) -> JsonObject:
+    """How the weights were stored in fewer bits, where they were."""
+    gguf = getattr(config, "gguf", None)
+    if isinstance(gguf, dict):
+        return gguf
+    asked = getattr(config, "quantization_config", None)
+    if asked is None:
+        return {}
+    # Of a file it is a dictionary, of a model that was loaded with one an object.
+    method = asked.get("quant_method") if isinstance(asked, dict) else asked.quant_method
+    return {"quantization": str(getattr(method, "value", method))}

@@ -19,9 +19,8 @@ from headloom.mechanism.graph import AttentionGraph, Keep, Top
 from headloom.mechanism.received import LastQueries
 from headloom.mechanism.watching import layers_of
 from headloom.tracing.arguments import Arguments, Inputs, cache_among, positions_in
-from headloom.tracing.description import describe
 from headloom.tracing.huggingface import TransformersReader, reader_of
-from headloom.tracing.model_state import Hook, as_written
+from headloom.tracing.model_state import Hook, as_written, describe
 from headloom.tracing.options import TraceOptions, Verify
 from headloom.tracing.readers import Reader
 from headloom.tracing.recording.layer_call import LayerCall

@@ -39,8 +39,7 @@ from headloom.mechanism.graph import Top
 from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import Inputs
 from headloom.tracing.capture import trace_as
-from headloom.tracing.description import describe
-from headloom.tracing.model_state import Hook, same_random_numbers, unchanged, unwrapped
+from headloom.tracing.model_state import Hook, describe, same_random_numbers, unchanged, unwrapped
 from headloom.tracing.options import TraceOptions, checked_layers
 
 __all__ = ["Monitor", "Sink", "monitor"]

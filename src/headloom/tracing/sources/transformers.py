@@ -18,7 +18,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError, installing
-from headloom.mechanism.masks import Mask, causal
+from headloom.mechanism.masks import causal
 from headloom.mechanism.watching import named_modules
 from headloom.tracing.arguments import Arguments
 from headloom.tracing.recording.layer_call import LayerCall
-from headloom.tracing.recording.score_terms import lowest_of, score_mask
+from headloom.tracing.recording.score_terms import ScoreMask, lowest_of, score_mask
 from headloom.tracing.recording.sequences import layer_kind
 from headloom.tracing.sources.source import (
     Excuse,
@@ -40,7 +39,6 @@ from headloom.tracing.sources.source import (
     excused,
     never,
 )
-from headloom.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 __all__ = [
     "SOURCE",
@@ -135,43 +133,6 @@ def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any]:
     return fused
 
 
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """A mask of Transformers, in headloom's words.
-
-    own: the mask, so that its id stays its own. allowed: the mask as the model gave it, bool or
-    numbers to add. ahead: whether some query looks ahead; None: it cannot be said.
-    """
-
-    own: Tensor
-    allowed: Tensor | None
-    mask: Mask | None
-    bias: Tensor | None
-    ahead: bool | None
-
-
-def _read(own: Tensor, queries: int, keys: int, eager: bool) -> _Read:
-    """A mask of Transformers as who may look at whom, and what is left to be added to scores.
-
-    Such a mask is bool (True = may look), or numbers that are added: 0 where a query may look, the
-    lowest number of the type or minus infinity where it may not; see `score_mask`. A mask that is a
-    window, or a range of keys for each query, the same for the whole batch, becomes that rule,
-    which costs no matrix. Eager attention adds a bool mask too, as 1 and 0, and hides nothing.
-    """
-    cells: Tensor | None = own
-    if isinstance(own, LazyMask):
-        cells = own.allowed
-        if cells is None:
-            return _Read(own, None, causal(), None, ahead=False)
-    elif eager and own.dtype == torch.bool:
-        cells = own.float()
-    assert cells is not None
-    # Of a cache of a fixed size eager attention takes the part that is filled.
-    cells = cells[..., :keys]
-    seen = score_mask(cells, queries, keys, lowest_of(cells.dtype))
-    return _Read(own, cells, seen.mask, seen.bias, seen.ahead)
-
-
 Aside = Callable[[], AbstractContextManager[object]]
 
 
@@ -179,7 +140,8 @@ def _function(
     paths: dict[int, str], eager: bool, receive: Receive, excuse: Excuse, aside: Aside
 ) -> Callable[..., object]:
     """The attention function to register in place of eager attention, or of the fused one."""
-    read: dict[tuple[int, int, int], _Read] = {}
+    # Layers share masks, whole or a view; the mask itself keeps its place in memory its own.
+    read: dict[tuple[int, torch.Size, int], tuple[Tensor, ScoreMask]] = {}
     # A step of a generation asks the same of every layer again.
     kinds: dict[tuple[int, bool], str] = {}
 
@@ -213,13 +175,16 @@ def _function(
             flag = getattr(module, "is_causal", None)
         mask, bias, own_mask, ahead = None, position_bias, None, None
         if attention_mask is not None:
-            # Layers share masks; two views of a lazy one are two tensors of the same cells.
-            cells = getattr(attention_mask, "allowed", None)
-            where = id(attention_mask if cells is None else cells), *sizes
+            # Eager attention adds a bool mask too, as 1 and 0, and hides nothing. Of a cache of a
+            # fixed size it takes the part that is filled.
+            where = attention_mask.data_ptr(), attention_mask.shape, sizes[1]
             if where not in read:
-                read[where] = _read(attention_mask, *sizes, eager)
-            seen = read[where]
-            mask, own_mask, ahead = seen.mask, seen.allowed, seen.ahead
+                cells = attention_mask[..., : sizes[1]]
+                if eager and cells.dtype == torch.bool:
+                    cells = cells.float()
+                read[where] = cells, score_mask(cells, *sizes, lowest_of(cells.dtype))
+            own_mask, seen = read[where]
+            mask, ahead = seen.mask, seen.ahead
             if seen.bias is not None:
                 bias = seen.bias if bias is None else bias + seen.bias
         elif not eager and (flag is None or flag) and sizes[0] > 1:
@@ -364,15 +329,12 @@ def routed(
     unique = f"headloom-{uuid.uuid4().hex}"
     names = {eager: f"{unique}-{'eager' if eager else 'fused'}" for eager in (True, False)}
 
-    def eager_masks(**asked: Any) -> Tensor | None:
-        return eager_mask(masking, **asked)
-
     try:
         for eager, name in names.items():
             attention.register(name, _function(paths, eager, receive, excuse, aside))
             # Without a mask function of the same name, Transformers makes no masks at all and
             # says nothing.
-            masks.register(name, eager_masks if eager else masking.sdpa_mask)
+            masks.register(name, masking.eager_mask if eager else masking.sdpa_mask)
         for config, own in zip(configurations, before, strict=True):
             named = _Implementation(names[own in (None, "eager")])
             named.own = own
