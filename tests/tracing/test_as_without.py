@@ -12,8 +12,6 @@ from tests.tracing.conftest import Family
 from torch import Tensor, nn
 
 import headloom
-from headloom.models.configuration import Architecture
-from headloom.models.language_model import LanguageModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -71,30 +69,6 @@ def test_dropout_of_attention_alone_stays(family_named: Named, implementation, t
     first = model.eval() and headloom.trace(model, IDS, keep=headloom.All()).layers[0].graph.dense()
     assert len(traces) == RUNS
     assert all(torch.allclose(t.layers[0].graph.dense(), first, atol=2e-6) for t in traces)
-
-
-def test_dropout_of_other_modules_stays() -> None:
-    torch.manual_seed(0)
-    model = Weights().eval()
-    hidden = torch.randn(1, 6, 16)
-    torch.backends.mha.set_fastpath_enabled(False)  # it rounds otherwise; modes keep modules off it
-    try:
-        assert_same(model, lambda: model(hidden))
-        for module in (model.attention, model.noise):
-            module.train()
-        outputs = [model(hidden)[0] for _ in range(2)]
-        assert not torch.equal(*outputs)
-        assert len(assert_same(model, lambda: model(hidden))) == RUNS
-    finally:
-        torch.backends.mha.set_fastpath_enabled(True)
-    architecture = Architecture(
-        width=16, heads=4, feed_forward=16, decoder_layers=2, attention_dropout=0.5
-    )
-    own = LanguageModel(30, architecture).eval()
-    for part in own.modules():
-        if isinstance(part, headloom.MultiHeadAttention):
-            part.train()
-    assert_same(own, lambda: own(IDS))
 
 
 def test_hooks_run_as_often_as_without(family_named: Named) -> None:
@@ -159,32 +133,3 @@ def test_threads_get_what_they_get_without(family_named: Named, generates: bool)
         alone = headloom.trace(model, ids, keep=headloom.All())
         for one, other in zip(trace.layers, alone.layers, strict=True):
             assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
-
-
-@pytest.mark.parametrize("options", [{"num_beams": 1}, {"do_sample": True}])
-def test_callbacks_see_what_they_see_without(family_named: Named, options: Any) -> None:
-    model: Any = family_named("Llama").build("sdpa")
-    model.generation_config.eos_token_id = None
-    seen: list[Tensor] = []
-
-    class Favours(transformers.LogitsProcessor):
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            seen.append(scores.clone())
-            scores[:, len(seen) % 40] += 5
-            return scores
-
-    class Stops(transformers.StoppingCriteria):
-        def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-            seen.append(input_ids.clone())
-            return torch.full((len(input_ids),), input_ids.shape[1] > 16)
-
-    def run() -> list[Tensor]:
-        seen.clear()
-        ids = model.generate(
-            IDS, max_new_tokens=8, pad_token_id=0, **{"do_sample": False, **options},
-            logits_processor=transformers.LogitsProcessorList([Favours()]),
-            stopping_criteria=transformers.StoppingCriteriaList([Stops()]),
-        )  # fmt: skip
-        return [ids, *seen]
-
-    assert assert_same(model, run)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import headloom
 
@@ -66,56 +65,6 @@ def test_the_vision_encoder_of_sam_is_traced(tmp_path) -> None:
             assert torch.allclose(layer.graph.dense().double(), expected, atol=1e-6)
     headloom.trace(sam_encoder("sdpa"), pixels, save=tmp_path / "t.loom")
     assert len(headloom.open(tmp_path / "t.loom").layers) == 2
-
-
-class Pooling(nn.Module):
-    """In place of a layer's feed-forward: one query, from a parameter, looks at all positions."""
-
-    def __init__(self, width: int, heads: bool) -> None:
-        super().__init__()
-        self.query = nn.Parameter(torch.randn(1, 1, width))
-        self.attention = nn.MultiheadAttention(width, 1, batch_first=True) if heads else None
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        query = self.query.expand(len(hidden), -1, -1)
-        if self.attention is not None:
-            return self.attention(query, hidden, hidden)[0]
-        return nn.functional.scaled_dot_product_attention(query, hidden, hidden)
-
-
-@pytest.mark.parametrize("heads", [True, False])
-def test_a_pooling_beside_the_interface_is_a_layer(heads: bool) -> None:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
-        num_attention_heads=2,
-    )  # fmt: skip
-    model = transformers.LlamaModel(config).eval()
-    model.layers[1].mlp = pooling = Pooling(8, heads)
-    ids, seen = torch.tensor([[3, 4, 5, 6, 7]]), []
-    hook = pooling.register_forward_pre_hook(lambda module, given: seen.append(given[0][0]))
-    trace = headloom.trace(model, ids, keep=headloom.All())
-    hook.remove()
-    assert not trace.not_traced
-    layer = trace.layers[2]
-    assert layer.name == ("layers.1.mlp.attention" if heads else "layers.1.mlp")
-    assert (layer.kind, layer.shape) == ("cross", (1, 1, 5))
-    assert (layer.queries_from, layer.keys_from) == ("tokens-1", "tokens")
-    assert trace.rollout().shape == (1, 5)
-    # What pools on the way is no end of the rollout.
-    model.layers[0].mlp, model.layers[1].mlp = pooling, model.layers[0].mlp
-    with pytest.warns(
-        UserWarning, match="not through 1 over other positions than tokens: layers.0"
-    ):
-        rolled = headloom.trace(model, ids).rollout()
-    assert torch.equal(rolled, headloom.trace(model, ids).rollout(kind="decoder"))
-    model.layers[0].mlp, model.layers[1].mlp = model.layers[1].mlp, pooling
-    query, keys = pooling.query[0], seen[-1]
-    if heads:
-        weight, bias = pooling.attention.in_proj_weight, pooling.attention.in_proj_bias
-        query, keys = query @ weight[:8].T + bias[:8], keys @ weight[8:16].T + bias[8:16]
-    expected = (query @ keys.T / 8**0.5).softmax(-1)
-    assert torch.allclose(layer.graph.dense()[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -191,7 +191,7 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
     family = family_named("Llama")
     model, ids = family.build(), torch.tensor([[5, 6, 7, 8]])
     for options, line in (
-        (0, "expected a number of tokens"),
+        (0, "generate is 0; expected a whole number"),
         (61, "4 tokens and 61 to generate; LlamaForCausalLM reads 64 at most"),
         ({"num_beams": 2}, "a beam search exchanges its rows"),
     ):

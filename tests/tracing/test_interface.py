@@ -14,17 +14,6 @@ import headloom
 transformers = pytest.importorskip("transformers")
 
 
-def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypatch) -> None:
-    family = family_named("Mistral")
-    model, inputs = family.build(), family.inputs()
-    assert all(trace.deviation < 1e-6 for trace in headloom.trace(model, inputs))
-    monkeypatch.setattr(
-        transformers.masking_utils.AttentionMaskInterface, "register", lambda *_: None
-    )
-    with pytest.raises(headloom.VerificationError, match=r"differs? by"):
-        headloom.trace(model, inputs)
-
-
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_a_mask_that_hides_a_whole_row_by_the_lowest_number(family_named, implementation) -> None:
     """Its softmax looks at all keys alike, as the model's own does."""
@@ -52,18 +41,6 @@ def test_a_bool_mask_is_added_by_eager_attention_and_hides_nothing(family_named)
             for layer, weights in zip(trace.layers, expected, strict=True):
                 assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
                 assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
-
-
-def test_keys_of_grouped_heads_are_kept_once(family_named) -> None:
-    family = family_named("Llama")
-    trace = headloom.trace(family.build(), family.inputs(padded=False))
-    for layer in trace.layers:
-        assert layer.queries.shape[0] == 4
-        assert layer.keys.shape[0] == 2
-        scores = layer.scale * layer.queries @ layer.keys.repeat_interleave(2, 0).mT
-        kept = layer.graph.keys >= 0
-        again = scores.gather(-1, layer.graph.keys.clamp(min=0).long())
-        assert torch.allclose(layer.graph.scores[kept], again[kept], atol=1e-4)
 
 
 def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named) -> None:

@@ -41,10 +41,6 @@ class Mixed(nn.Module):
         return (x @ x.mT / 8**0.5).softmax(-1) @ x
 
 
-class WithPadding(Mixed):
-    padding = 0
-
-
 def quietly(run: Any) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -77,42 +73,6 @@ def test_attention_beside_a_layer_of_headloom_is_traced_too(other: str, how: Any
         expected = (queries @ keys.T / 8**0.5).softmax(-1)
     assert float((dense(trace.layers[1])[0] - expected).abs().max()) <= TOLERANCE
     check_unchanged(model, IDS)
-
-
-@pytest.mark.parametrize("how", [lambda model: traced(model, IDS), watched], ids=["trace", "watch"])
-@pytest.mark.parametrize(("kind", "other"), [(Mixed, "by hand"), (WithPadding, "by hand")])
-def test_what_is_not_seen_beside_a_layer_of_headloom_is_named(
-    kind: Any, other: str, how: Any
-) -> None:
-    trace, said = quietly(lambda: how(kind(other).eval()))
-    assert [layer.name for layer in trace.layers] == ["first"]
-    [entry] = trace.not_traced
-    assert (entry["name"], entry["class"]) == ("", kind.__name__)
-    assert len(said) == 1 and f"the model itself ({kind.__name__})" in said[0]
-
-
-def test_layers_of_headloom_over_numbers() -> None:
-    x, memory = torch.randn(1, 6, 8), torch.randn(1, 4, 8)
-    model = nn.Sequential(nn.Linear(8, 8), headloom.MultiHeadAttention(8, 2)).eval()
-    [layer] = traced(model, x, received=True).layers
-    assert (layer.name, layer.shape, layer.graph.k) == ("1", (2, 6, 6), 6)
-    with torch.no_grad():
-        hidden = model[0](x)[0]
-        matrices = model[1].matrices()
-        scores = (hidden @ matrices["W_Q"]) @ (hidden @ matrices["W_K"]).mT / 2
-    assert float((dense(layer) - scores.double().softmax(-1)).abs().max()) <= TOLERANCE
-    assert layer.matrix is not None and layer.deviation <= TOLERANCE
-    received = scores.softmax(-1).sum(-2)
-    torch.testing.assert_close(layer.graph.received, received, atol=1e-5, rtol=1e-5)
-    cross = headloom.MultiHeadAttention(8, 2, kind="cross").eval()
-    [layer] = traced(cross, (x, memory)).layers
-    assert (layer.name, layer.kind) == ("MultiHeadAttention", "cross")
-    assert (layer.queries_from, layer.keys_from) == ("queries_from", "keys_from")
-    image = headloom.ImageSelfAttention(8).eval()
-    [layer] = traced(image, torch.randn(1, 8, 4, 5)).layers
-    assert layer.query_tokens[:2] == ["patch 0,0", "patch 0,1"]
-    for one, inputs in ((model, x), (image, torch.randn(1, 8, 4, 5))):
-        check_unchanged(one, inputs)
 
 
 def test_a_graph_is_verified_whole() -> None:

@@ -69,87 +69,7 @@ def test_the_transformers_of_timm(name: str) -> None:
     assert isinstance(both, list) and len(both) == 2
 
 
-def test_the_windows_of_swin_are_parts_of_one_image() -> None:
-    library = _timm()
-    library.layers.set_fused_attn(True, experimental=True)
-    try:
-        model = library.create_model(
-            "swin_tiny_patch4_window7_224",
-            img_size=56, embed_dim=16, depths=(2, 2), num_heads=(2, 4),
-        ).eval()  # fmt: skip
-    finally:
-        library.layers.set_fused_attn(True)
-    for name, parameter in model.named_parameters():
-        if "relative_position_bias" in name:
-            nn.init.normal_(parameter)
-    image = torch.randn(1, 3, 56, 56)
-    trace = traced(model, image)
-    with outputs(model, ("attn.qkv",)) as seen:
-        run(model, image)
-    expected = {}
-    for path, (qkv,) in seen.items():
-        block = model.get_submodule(path.removesuffix(".attn.qkv"))
-        heads, places = block.attn.num_heads, block.attn.relative_position_index.flatten()
-        bias = block.attn.relative_position_bias_table[places].double()
-        bias = bias.reshape(49, 49, heads).permute(2, 0, 1)
-        mask = block.attn_mask
-        added = bias if mask is None else bias + mask.double()[:, None]
-        queries, keys, _ = (by_heads(part, heads) for part in qkv.chunk(3, -1))
-        windows = weights_of(queries, keys, added).detach()
-        # Side by side: no window looks into another.
-        expected[path.removesuffix(".qkv")] = torch.stack(
-            [torch.block_diag(*windows[:, head]) for head in range(heads)]
-        )
-    assert_weights(trace, expected)
-    first = trace.layers[0]
-    assert first.queries_from == "positions-4x49"
-    assert trace.sequences["positions-4x49"][50] == "part 1, position 1"
-    check_unchanged(model, image)
-
-
-def test_windows_of_several_images_are_not_guessed() -> None:
-    library = _timm()
-    library.layers.set_fused_attn(True, experimental=True)
-    model = library.create_model(
-        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=16, depths=(1, 1), num_heads=(2, 2)
-    ).eval()
-    library.layers.set_fused_attn(True)
-    with pytest.warns(UserWarning, match="a batch of 8 for 2 inputs, and nothing says which"):
-        traces = headloom.trace(model, torch.randn(2, 3, 56, 56))
-    assert [[layer.name for layer in trace.layers] for trace in traces] == [
-        ["layers.1.blocks.0.attn"]
-    ] * 2
-    assert traces[0].not_traced[0]["name"] == "layers.0.blocks.0.attn"
-
-
 # diffusers
-
-
-@pytest.mark.slow
-def test_a_unet_of_diffusers() -> None:
-    diffusers = pytest.importorskip("diffusers")
-    model = diffusers.UNet2DConditionModel(
-        sample_size=8, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=24,
-        attention_head_dim=8, norm_num_groups=8,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    ).eval()  # fmt: skip
-    inputs = {
-        "sample": torch.randn(1, 4, 8, 8),
-        "timestep": torch.tensor([3]),
-        "encoder_hidden_states": torch.randn(1, 7, 24),
-    }
-    trace = traced(model, inputs)
-    assert_weights(trace, of_projections(model, inputs, ("to_q", "to_k")))
-    kinds = {layer.name.rpartition(".")[2]: layer.kind for layer in trace.layers}
-    assert kinds == {"attn1": "encoder", "attn2": "cross"}
-    ends = {(layer.queries_from, layer.keys_from) for layer in trace.layers}
-    text = "encoder_hidden_states"
-    assert ends == {
-        ("positions-64", "positions-64"), ("positions-64", text),
-        ("positions-16", "positions-16"), ("positions-16", text),
-    }  # fmt: skip
-    check_unchanged(model, inputs)
 
 
 def test_a_dit_of_diffusers() -> None:
@@ -193,19 +113,6 @@ def test_a_decoder_of_x_transformers(options: dict[str, bool]) -> None:
     assert all(layer.mask == "causal" for layer in trace.layers)
     assert trace.sequences["tokens"] == [f"#{number}" for number in ids[0].tolist()]
     check_unchanged(model, ids)
-
-
-def test_source_and_target_of_one_length_are_told_apart() -> None:
-    library = pytest.importorskip("x_transformers")
-    options = {"num_tokens": 20, "depth": 1, "heads": 4, "max_seq_len": 16, "attn_flash": True}
-    sides = {f"{side}_{name}": value for side in ("enc", "dec") for name, value in options.items()}
-    model = library.XTransformer(dim=32, **sides).eval()
-    inputs = {"src": torch.randint(0, 20, (1, 9)), "tgt": torch.randint(0, 20, (1, 9))}
-    trace = traced(model, inputs)
-    assert [(layer.kind, layer.queries_from, layer.keys_from) for layer in trace.layers] == [
-        ("encoder", "source", "source"), ("decoder", "target", "target"),
-        ("cross", "target", "source"),
-    ]  # fmt: skip
 
 
 # PyTorch Geometric

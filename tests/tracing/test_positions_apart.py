@@ -53,19 +53,6 @@ def test_each_chunk_is_a_sequence_through_all_layers() -> None:
     assert torch.allclose(rolled.double(), expected, atol=1e-6)
 
 
-def test_a_layer_that_is_shared_by_a_stack_is_over_one_sequence() -> None:
-    torch.manual_seed(0)
-    layer = Chunks()
-    states = torch.randn(1, 4, 32)
-    trace = headloom.trace(nn.Sequential(layer, layer).eval(), states, keep=headloom.All())
-    assert len(trace.layers) == 2 and len(trace.sequences) == 1
-    layer(states)
-    once = _half(layer.weights[0])
-    layer(layer(states))
-    twice = _half(layer.weights[0])
-    assert torch.allclose(trace.rollout().double(), twice @ once, atol=1e-6)
-
-
 class Towers(nn.Module):
     """Two stacks, each over an input of its own, of as many positions."""
 

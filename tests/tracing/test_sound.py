@@ -101,28 +101,6 @@ def test_the_first_position_that_a_tone_changes_is_that_which_reaches_its_start(
     assert differs.tolist() == reaches.tolist()
 
 
-def test_the_rate_is_that_of_the_extractor_that_is_given() -> None:
-    model = whisper(20)
-    inputs = {
-        "input_features": torch.randn(1, 80, 20),
-        "decoder_input_ids": torch.tensor([[1, 5]]),
-    }
-    slow = transformers.WhisperFeatureExtractor(hop_length=320)
-    for tokenizer in ({"source": slow}, type("Processor", (), {"feature_extractor": slow})()):
-        trace = headloom.trace(model, inputs, tokenizer=tokenizer)
-        assert trace.positions["source"]["seconds"][:3] == [0.0, 0.04, 0.08]
-        assert trace.sequences["target"] == ["#1", "#5"]
-
-
-def test_frames_without_a_known_rate_are_counted() -> None:
-    model = whisper(20)
-    model.config.model_type = "another"
-    inputs = {"input_features": torch.randn(1, 80, 20), "decoder_input_ids": torch.tensor([[1]])}
-    trace = headloom.trace(model, inputs)
-    assert trace.sequences["source"][:2] == ["frame 0", "frame 1"]
-    assert "source" not in trace.positions
-
-
 def test_seconds_are_saved_and_asked(tmp_path: Path) -> None:
     inputs = {"input_features": torch.randn(1, 80, 20), "decoder_input_ids": torch.tensor([[1]])}
     headloom.trace(whisper(20), inputs).save(tmp_path / "t")

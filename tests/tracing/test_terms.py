@@ -109,13 +109,6 @@ def test_the_matrix_of_headlooms_own_layers(relative, tmp_path) -> None:
             assert layer.value_norms.shape == (2, 7)
 
 
-def test_without_queries_and_keys_there_is_no_matrix(language_model) -> None:
-    trace = headloom.trace(language_model, torch.tensor([1, 2, 3]), queries_keys=False)
-    assert trace.layers[0].matrix is None
-    assert trace.layers[0].no_matrix == "its queries and keys were not kept"
-    assert trace.layers[0].value_norms.shape == (4, 3)
-
-
 @pytest.mark.parametrize(
     "mask", [headloom.packed([10, 14]), headloom.window(2, 5), headloom.causal(), None], ids=str
 )

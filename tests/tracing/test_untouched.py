@@ -93,7 +93,7 @@ def test_it_reads_a_prefix_once_and_the_inputs_once(family_named: Named) -> None
     read.clear()
     headloom.trace(model, {"input_ids": torch.arange(3, 9)[None]}, generate=2)
     assert read == [6, 6, 6, 1, 1]
-    with pytest.raises(headloom.InputError, match="expected a number of tokens, 1 or more"):
+    with pytest.raises(headloom.InputError, match="verify is -1; expected a whole number"):
         headloom.trace(model, {"input_ids": ids}, verify=-1)
 
 

@@ -63,8 +63,8 @@ def test_what_cannot_be_asked_of_generation(model: torch.nn.Module) -> None:
     ids = torch.randint(3, 50, (1, 5))
     for generate, words in (
         ({"max_length": 12}, "max_new_tokens"),
-        (1.5, "generate=1.5"),
-        ("3", "generate='3'"),
+        (1.5, "generate is 1.5"),
+        ("3", "generate is '3'"),
     ):
         with pytest.raises(headloom.InputError, match=words):
             headloom.trace(model, ids, generate=generate)  # type: ignore[arg-type]

@@ -15,10 +15,11 @@ from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries
+from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import Arguments, Inputs, explained
 from headloom.tracing.huggingface import TransformersReader, reader_of
 from headloom.tracing.model_state import describe, evaluation_mode
-from headloom.tracing.options import TraceOptions, Verify, checked_tokens
+from headloom.tracing.options import TraceOptions, Verify
 from headloom.tracing.readers import HeadloomReader, Reader
 from headloom.tracing.recording.module_sequences import NodeSequences
 from headloom.tracing.recording.session import Session
@@ -257,7 +258,7 @@ def _written(
 ) -> list[TraceData]:
     """Trace what a language model of headloom writes after a prompt."""
     assert isinstance(reader, HeadloomReader)  # others write nothing
-    model, tokens = reader.model, checked_tokens(generate)
+    model, tokens = reader.model, whole_number("trace", "generate", generate, 1)  # type: ignore[arg-type]
     if verification is None:
         verification = _verified(reader, arguments, options)
     with (

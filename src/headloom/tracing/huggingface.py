@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.mechanism.shapes import in_words
+from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import (
     Arguments,
     Inputs,
@@ -20,7 +20,6 @@ from headloom.tracing.arguments import (
     token_limit,
 )
 from headloom.tracing.model_state import unwrapped
-from headloom.tracing.options import checked_tokens, whole_number
 from headloom.tracing.readers import HeadloomReader, ModuleReader, Reader, check_visible
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import NamesOfSequences, Sequences, on_device_of
@@ -165,18 +164,13 @@ class TransformersReader(Reader):
         """The options of the model's `generate`, which is to read every token asked for."""
         name = self.name
         asked = generate if isinstance(generate, Mapping) else {"max_new_tokens": generate}
-        if not isinstance(generate, Mapping) and whole_number(generate) is None:
-            raise InputError(
-                f"trace: generate={in_words(generate)}; expected a number of tokens, or a dict of "
-                "the options of the model's generate."
-            )
         if "max_length" in asked:
             raise InputError(
                 "trace: generate with max_length, which counts the prompt too. Give "
                 "max_new_tokens: how many tokens the model is to write."
             )
         options = {"do_sample": False, "num_beams": 1, "max_new_tokens": 20, **asked}
-        new = checked_tokens(options["max_new_tokens"])
+        new = whole_number("trace", "generate", options["max_new_tokens"], 1)
         if not hasattr(self.model, "generate"):
             raise InputError(
                 f"trace: {name} does not generate. Open the model with its head, as by "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +13,9 @@ import torch
 from headloom.errors import InputError
 from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries, last_queries
-from headloom.mechanism.shapes import check_flag, in_words
+from headloom.mechanism.shapes import check_flag, in_words, whole_number
 
-__all__ = [
-    "TOKENS",
-    "TraceOptions",
-    "Verify",
-    "check_keep",
-    "check_save",
-    "checked_layers",
-    "checked_tokens",
-    "tokens_to_verify",
-    "whole_number",
-]
+__all__ = ["TOKENS", "TraceOptions", "Verify", "checked_layers", "tokens_to_verify"]
 
 #: How many tokens are verified where nothing else is asked for. 64 of 8,192 are 0.8 percent.
 TOKENS = 64
@@ -37,7 +26,12 @@ Verify = int | str | None
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What is asked of a trace: see `headloom.trace`."""
+    """What is asked of a trace: see `headloom.trace`.
+
+    sampled: whether a sample of the rows of each layer is held against the model's own attention.
+
+    Raises: InputError: it cannot be asked.
+    """
 
     tokenizer: Any = None
     keep: Keep = Top(32)  # noqa: RUF009 - frozen
@@ -47,15 +41,23 @@ class TraceOptions:
     dtype: torch.dtype | None = None
     overwrite: bool = False
     verify: Verify = None
-    #: Whether a sample of the rows of each layer is held against the model's own attention.
     sampled: bool = True
     received: bool | LastQueries = False
 
     def __post_init__(self) -> None:
-        """Raise an InputError for what cannot be asked."""
+        """Check each option."""
         object.__setattr__(self, "layers", checked_layers(self.layers, "trace"))
-        check_keep(self.keep, "trace")
-        check_save(self.save, "trace")
+        save = self.save
+        if not isinstance(self.keep, Top | All):
+            raise InputError(
+                f"trace: keep={in_words(self.keep)}; expected headloom.Top(k), the k strongest "
+                "edges of each query, or headloom.All(), every edge."
+            )
+        if save is not None and (not isinstance(save, str | os.PathLike) or not str(save)):
+            raise InputError(
+                f"trace: save={in_words(save)}; expected the path of a folder, as 't.loom', or "
+                "None."
+            )
         for name in ("queries_keys", "overwrite"):
             check_flag("trace", name, getattr(self, name))
         last_queries(self.received, "trace")
@@ -66,20 +68,6 @@ class TraceOptions:
         return last_queries(self.received, "trace")
 
 
-def whole_number(value: object) -> int | None:
-    """A whole number of any library as one of Python; None: it is none. True is none.
-
-    >>> whole_number(3), whole_number(True), whole_number(3.0)
-    (3, None, None)
-    """
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
 def checked_layers(layers: object, operation: str) -> tuple[int | str, ...] | None:
     """The layers that are asked for: their numbers in the order of the run, or their paths.
 
@@ -87,51 +75,15 @@ def checked_layers(layers: object, operation: str) -> tuple[int | str, ...] | No
     """
     if layers is None:
         return None
-    expected = (
-        f"{operation}: layers={in_words(layers)}; expected a list of numbers or paths, as [0, 5] "
-        'or ["*.self_attn"]; None traces every layer.'
+    if isinstance(layers, str | Mapping) or not isinstance(layers, Iterable) or not layers:
+        raise InputError(
+            f"{operation}: layers={in_words(layers)}; expected a list of numbers or paths, as "
+            '[0, 5] or ["*.self_attn"]; None traces every layer.'
+        )
+    return tuple(
+        layer if isinstance(layer, str) else whole_number(operation, "layers", layer, 0)
+        for layer in layers
     )
-    if isinstance(layers, str | Mapping) or not isinstance(layers, Iterable):
-        raise InputError(expected)
-    entries = [entry if isinstance(entry, str) else whole_number(entry) for entry in layers]
-    wanted: Sequence[int | str] = [entry for entry in entries if entry is not None]
-    if len(wanted) < len(entries):
-        raise InputError(expected)
-    if not wanted:
-        raise InputError(f"{operation}: layers=[] asks for no layer; None traces every one.")
-    return tuple(wanted)
-
-
-def check_keep(keep: Keep, operation: str) -> None:
-    """Raise an InputError unless edges are asked for by `Top` or `All`."""
-    if not isinstance(keep, Top | All):
-        raise InputError(
-            f"{operation}: keep={in_words(keep)}; expected headloom.Top(k), the k strongest "
-            f"edges of "
-            "each query, or headloom.All(), every edge."
-        )
-
-
-def check_save(save: object, operation: str) -> None:
-    """Raise an InputError unless a trace is to be saved nowhere, or at a path."""
-    if save is not None and (not isinstance(save, str | os.PathLike) or not str(save)):
-        raise InputError(
-            f"{operation}: save={in_words(save)}; expected the path of a folder, as 't.loom', or "
-            "None."
-        )
-
-
-def checked_tokens(tokens: object) -> int:
-    """How many tokens are to be generated.
-
-    Raises: InputError: it is no whole number, or none at all.
-    """
-    number = whole_number(tokens)
-    if number is None or number < 1:
-        raise InputError(
-            f"trace: generate={in_words(tokens)}; expected a number of tokens, 1 or more."
-        )
-    return number
 
 
 def tokens_to_verify(verify: Verify) -> int | None:
@@ -142,16 +94,10 @@ def tokens_to_verify(verify: Verify) -> int | None:
 
     Raises: InputError: it is none of what `Verify` says.
     """
-    if verify is None or verify is True:
-        return TOKENS
-    if verify is False:
-        return 0
     if isinstance(verify, str) and verify == "all":
         return None
-    tokens = whole_number(verify)
-    if tokens is not None and tokens > 0:
-        return tokens
-    raise InputError(
-        f"trace: verify={in_words(verify)}; expected a number of tokens, 1 or more, 'all', True "
-        f"(the first {TOKENS}) or False (nothing is verified)."
-    )
+    if verify is None or verify is True:
+        return TOKENS
+    if isinstance(verify, str):
+        raise InputError(f"trace: verify={in_words(verify)}; expected a number, 'all' or a flag.")
+    return 0 if verify is False else whole_number("trace", "verify", verify, 1)

@@ -1,10 +1,9 @@
-"""Is what a model computes with headloom what it computes without it?
+"""Whether a model computes with headloom what it computes without it.
 
-A trace is right where the model looked as it looks when nobody watches. So before it is traced a
-model reads the beginning of its inputs untouched, with its own attention and nothing of headloom.
-In a causal model the run that is traced gives the same in its first rows. Where it does not, the
-model reads the beginning once more as it is traced, and that is compared. What outputs do not show,
-a mask that is lost later on, a sample of the rows of every layer does: see `deviation`.
+Before it is traced a model reads the beginning of its inputs untouched. In a causal model the run
+that is traced gives the same in its first rows; where it does not, the model reads the beginning
+once more as it is traced, and that is compared. What outputs do not show, a mask that is lost later
+on, a sample of the rows of every layer does: see `deviation`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +30,6 @@ from headloom.tracing.recording.layer_call import LayerCall
 
 __all__ = ["Untouched", "deviation", "tolerance"]
 
-#: The end of an error of verification.
 _REMEDY = (
     "Such a trace would be wrong, so none is made; verify=False makes it all the same. Please "
     "report the model."
@@ -43,10 +41,8 @@ SAMPLE = 4
 def tolerance(dtype: torch.dtype) -> float:
     """How far two computations of the same may differ, as a share of the largest number.
 
-    Half of the digits of the type: 3.5e-4 in float32, 3 percent in float16, 9 in bfloat16. The
-    order of sums changes the last digits, and exponentials of large scores a few more. A query
-    that looks at one key too many, or at one too few, changes the first. Scores are taken in
-    float32, so that float64 has no more digits.
+    Half of the digits of the type: 3.5e-4 in float32, 3 percent in float16, 9 in bfloat16. Scores
+    are taken in float32, so that float64 has no more digits.
 
     >>> round(tolerance(torch.float32), 6)
     0.000345
@@ -55,10 +51,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def _difference(own: Tensor, other: Tensor) -> float:
-    """The largest absolute difference of two tensors of one shape.
-
-    Two infinities of one sign do not differ, nor do two cells that are not numbers (NaN); where
-    only one of two is NaN or infinite, the difference is infinite.
+    """The largest absolute difference; infinite where one of two alone is NaN or infinite.
 
     >>> nan = torch.tensor([1.0, math.nan])
     >>> _difference(nan, nan), _difference(nan, torch.ones(2))
@@ -66,12 +59,8 @@ def _difference(own: Tensor, other: Tensor) -> float:
     """
     if own.numel() == 0:
         return 0.0
-    largest = float((own - other).abs().max())
-    if math.isfinite(largest):
-        return largest
     same = (own == other) | (own.isnan() & other.isnan())
-    differences = torch.where(same, 0, own - other).abs().nan_to_num(torch.inf, torch.inf)
-    return float(differences.max())
+    return float((own - other).abs().nan_to_num(torch.inf, torch.inf).masked_fill(same, 0).max())
 
 
 def _largest(values: Tensor) -> float:
@@ -109,8 +98,7 @@ def deviation(
     rows = torch.tensor(sorted(places), device=call.queries.device)
     again, weights = _computed_again(call, rows)
     count, keys, kept = (part[:, :, rows] for part in (graph.count, graph.keys, graph.weights))
-    # A query that may look nowhere has the output 0 here, on which implementations differ; of
-    # scores that are not numbers (NaN) torch's attention on the CPU makes 0.
+    # Where a query may look nowhere, and of scores that are NaN, implementations differ.
     unknown = weights.isnan().any(-1) & (count > 0)
     compared = ((count > 0) & ~unknown)[..., None]
     if bool(unknown.any()):
@@ -148,119 +136,35 @@ def deviation(
 
 
 def _computed_again(call: LayerCall, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and whole weights of some rows of a call, from its queries and keys."""
-    queries = call.queries[:, :, rows].float()
-    keys, values = call.keys.float(), call.values.float()
-    mask, bias = call.mask_of(rows), call.bias_of(rows)
-    if any(part is not None for part in (call.relative, call.sinks, call.softcap, call.score)):
-        # By torch, not by the kernels; row by row, since positions count from the first query.
-        again = [
-            attend(
-                queries[:, :, place : place + 1],
-                keys,
-                values,
-                mask=None if mask is None else mask[:, :, place : place + 1],
-                bias=bias if bias is None or bias.shape[2] == 1 else bias[:, :, place : place + 1],
-                relative=None if call.relative is None else call.relative.moved(row),
-                score=call.score,
-                scale=call.scale,
-                softcap=call.softcap,
-                sinks=call.sinks,
-                keep=All(),
-                backend="torch",
-            )
-            for place, row in enumerate(rows.tolist())
-        ]
-        return torch.cat([o for o, _ in again], 2), torch.cat([w for _, w in again], 2)
-    shape = queries.shape
-    # Heads that share keys as rows of one head: else all keys would be copied for each.
-    of_keys = shape[0], keys.shape[1], shape[1] // keys.shape[1] * shape[2]
-    scores = (queries.reshape(*of_keys, -1) @ keys.mT).reshape(*shape[:3], -1) * call.scale
-    if bias is not None:
-        scores = scores + bias.to(scores.dtype)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    weights = scores.softmax(-1)
-    output = weights.reshape(*of_keys, -1) @ values
-    return output.reshape(*shape[:3], -1), weights
+    """Output and whole weights of some rows of a call, from its queries and keys, by torch."""
+    keys, values, relative = call.keys.float(), call.values.float(), call.relative
+    # Positions count from the first query: then row by row.
+    parts = [rows] if relative is None else list(rows.split(1))
+    again = [
+        attend(
+            call.queries[:, :, part].float(), keys, values, mask=call.mask_of(part),
+            bias=call.bias_of(part), relative=relative and relative.moved(int(part[0])),
+            score=call.score, scale=call.scale, softcap=call.softcap, sinks=call.sinks, keep=All(),
+            backend="torch",
+        )
+        for part in parts
+    ]  # fmt: skip
+    return torch.cat([o for o, _ in again], 2), torch.cat([w for _, w in again], 2)
 
 
 def _floating_parts(output: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every floating tensor of what a model gave, with its name.
+    """Every floating tensor of what a model gave, with its name, but for those of caches.
 
     >>> [name for name, _ in _floating_parts({"logits": torch.ones(1), "more": (torch.ones(2),)})]
     ['logits', 'more.0']
     """
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield name or "output", output
-        return
-    parts: Sequence[tuple[object, object]] = ()
-    if isinstance(output, Mapping):
-        parts = list(output.items())
-    elif isinstance(output, list | tuple):
-        parts = list(enumerate(output))
-    for key, part in parts:
-        # Caches are state, and hold what attention layers are sampled for.
+    if isinstance(output, Tensor) and output.is_floating_point():
+        yield name or "output", output
+    if isinstance(output, list | tuple):
+        output = dict(enumerate(output))
+    for key, part in output.items() if isinstance(output, Mapping) else ():
         if key not in ("past_key_values", "cache"):
             yield from _floating_parts(part, f"{name}.{key}" if name else str(key))
-
-
-def _compared(
-    own: Mapping[str, Tensor],
-    other: Mapping[str, Tensor],
-    hidden: Sequence[Tensor],
-    where: str,
-    coarsest: float,
-) -> tuple[float, int]:
-    """Hold what a model gives with headloom against what it gives without.
-
-    Args:
-        own: without headloom, by name. other: with headloom.
-        hidden: masks of the inputs' padding, (batch, length), True = padding: there a query may
-            look nowhere, which implementations answer differently.
-        where: what was read, for errors, as "64 tokens".
-        coarsest: the largest tolerance of a layer: attention may be in half precision (autocast).
-
-    Returns: the largest difference, and how many cells are not numbers (NaN) on both sides.
-    Raises: VerificationError: they differ.
-    """
-    difference, nan = 0.0, 0
-    for name, tensor in own.items():
-        what = f"{name} of the model's output"
-        if name not in other:
-            if _are_weights(tensor):  # headloom forms none
-                continue
-            raise VerificationError(
-                f"trace: with headloom the model does not give {name}. {_REMEDY}"
-            )
-        alone, beside = tensor, other[name]
-        if alone.shape != beside.shape:
-            raise VerificationError(
-                f"trace: {what} has the shape {tuple(beside.shape)} with headloom and "
-                f"{tuple(alone.shape)} without. {_REMEDY}"
-            )
-        for padding in hidden:
-            if alone.ndim > 2 and alone.shape[:2] == padding.shape:
-                shown = ~padding.to(alone.device)
-                alone, beside = alone[shown], beside[shown]
-        alone, beside = in_float64(alone), in_float64(beside)
-        cells = int((alone.isnan() & beside.isnan()).sum())
-        if cells:
-            warnings.warn(
-                f"trace: {what} is not a number (NaN) in {cells} of {alone.numel()} cells, with "
-                "headloom and without: there the model cannot be verified.",
-                stacklevel=2,
-            )
-        allowed = max(tolerance(tensor.dtype), coarsest) * _largest(alone)
-        largest = _difference(alone, beside)
-        if largest > allowed:
-            raise VerificationError(
-                f"trace: {what} is not what it is without headloom: it differs by {largest:.1e}, "
-                f"where rounding explains {allowed:.1e} ({where}). {_REMEDY}"
-            )
-        difference, nan = max(difference, largest), nan + cells
-    return difference, nan
 
 
 def _are_weights(part: Tensor) -> bool:
@@ -273,6 +177,9 @@ def _are_weights(part: Tensor) -> bool:
 
 #: From inputs to them cut to so many tokens (None: whole), and how many are left.
 Cut = Callable[[Inputs, int | None], tuple[Arguments, int]]
+#: Runs the model as it is traced; gives its output, and the coarsest tolerance of a layer, whose
+#: attention may be in half precision (autocast).
+Again = Callable[[Arguments], tuple[object, float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,32 +230,29 @@ class Untouched:
         kept = {name: tensor.clone() for name, tensor in _floating_parts(output)}
         return cls(model, part, count, count == length, kept)
 
-    def verified(
-        self, output: object, coarsest: float, again: Callable[[Arguments], tuple[object, float]]
-    ) -> JsonObject:
+    def verified(self, output: object, coarsest: float, again: Again) -> JsonObject:
         """What a trace says of how it was verified: see `headloom.formats.verification`.
 
         Args:
             output: what the model gave on all of its inputs, as it was traced.
-            coarsest: see `_compared`.
-            again: runs the model as it is traced on other inputs; gives its output, and the
-                coarsest tolerance of that run.
+            coarsest: the coarsest tolerance of a layer in that run.
+            again: runs the model as it is traced on the beginning, where first rows differ.
 
         Raises: VerificationError: something differs by more than rounding explains.
         """
         parts = dict(_floating_parts(output))
-        if not self.whole:
-            try:
-                first = {
-                    name: _first_rows(part, self.output.get(name)) for name, part in parts.items()
-                }
-                return self._report(first, coarsest)
-            except VerificationError:
-                # Queries look ahead, or something is wrong.
-                return self.verified_again(again)
-        return self._report(parts, coarsest)
+        if self.whole:
+            return self._report(parts, coarsest)
+        for name, own in self.output.items():
+            if name in parts and parts[name].ndim == own.ndim > 1:
+                parts[name] = parts[name][:, : own.shape[1]]
+        try:
+            return self._report(parts, coarsest)
+        except VerificationError:
+            # Queries look ahead, or something is wrong.
+            return self.verified_again(again)
 
-    def verified_again(self, again: Callable[[Arguments], tuple[object, float]]) -> JsonObject:
+    def verified_again(self, again: Again) -> JsonObject:
         """As `verified`, of a run on the beginning alone."""
         model = self.model
         with unchanged(model), evaluation_mode(model), torch.no_grad(), same_random_numbers():
@@ -356,26 +260,47 @@ class Untouched:
         return self._report(dict(_floating_parts(output)), coarsest)
 
     def _report(self, parts: dict[str, Tensor], coarsest: float) -> JsonObject:
-        where = f"{self.tokens} tokens" if self.tokens else "the whole input"
-        hidden = [
-            value == 0
+        """Hold what the model gives with headloom, by name, against what it gives without."""
+        difference, nan = 0.0, 0
+        # In padding a query may look nowhere, which implementations answer differently.
+        masks = [
+            value != 0
             for name, value in self.inputs.items()
             if name.endswith("attention_mask") and isinstance(value, Tensor) and value.ndim == 2
         ]
-        difference, nan = _compared(self.output, parts, hidden, where, coarsest)
-        report: JsonObject = {
-            "tokens": self.tokens,
-            "whole": self.whole,
-            "difference": difference,
-        }
+        for name, alone in self.output.items():
+            what, dtype = f"{name} of the model's output", alone.dtype
+            beside = parts.get(name)
+            if beside is None and _are_weights(alone):  # headloom forms none
+                continue
+            if beside is None or alone.shape != beside.shape:
+                shape = "missing" if beside is None else f"of the shape {tuple(beside.shape)}"
+                raise VerificationError(
+                    f"trace: {what} is {shape} with headloom and of the shape "
+                    f"{tuple(alone.shape)} without. {_REMEDY}"
+                )
+            for shown in masks:
+                if alone.ndim > 2 and alone.shape[:2] == shown.shape:
+                    alone, beside = alone[shown.to(alone.device)], beside[shown.to(alone.device)]
+            alone, beside = in_float64(alone), in_float64(beside)
+            cells = int((alone.isnan() & beside.isnan()).sum())
+            if cells:
+                warnings.warn(
+                    f"trace: {what} is not a number (NaN) in {cells} of {alone.numel()} cells, "
+                    "with headloom and without: there the model cannot be verified.",
+                    stacklevel=2,
+                )
+            allowed = max(tolerance(dtype), coarsest) * _largest(alone)
+            largest = _difference(alone, beside)
+            if largest > allowed:
+                where = f"{self.tokens} tokens" if self.tokens else "the whole input"
+                raise VerificationError(
+                    f"trace: {what} is not what it is without headloom: it differs by "
+                    f"{largest:.1e}, where rounding explains {allowed:.1e} ({where}). {_REMEDY}"
+                )
+            difference, nan = max(difference, largest), nan + cells
+        report = {"tokens": self.tokens, "whole": self.whole, "difference": difference}
         return report | ({"nan": nan} if nan else {})
-
-
-def _first_rows(tensor: Tensor, own: Tensor | None) -> Tensor:
-    """The positions of an output that another of fewer has."""
-    if own is None or own.ndim != tensor.ndim or own.ndim < 2:
-        return tensor
-    return tensor[:, : own.shape[1]]
 
 
 def _copied(inputs: Inputs) -> Arguments:

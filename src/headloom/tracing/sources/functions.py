@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -156,16 +156,13 @@ class Functions(TorchFunctionMode):
     @contextmanager
     def _left(self) -> Iterator[None]:
         """Leave the mode while the block runs, where no mode of somebody else is within it."""
-        innermost: Callable[[], object] = _get_current_function_mode
-        mode: Any = self if self._looks and innermost() is self else None
+        mode: Any = self if self._looks and self._is_innermost() else nullcontext()
         with self.aside():
-            if mode is not None:
-                mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)
             try:
                 yield
             finally:
-                if mode is not None:
-                    mode.__enter__()
+                mode.__enter__()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -201,10 +198,13 @@ class Functions(TorchFunctionMode):
 
     def look_away(self, but: Collection[nn.Module] = ()) -> None:
         """Look at nothing until `look`, but keep the hooks of modules that may be running."""
-        innermost: Callable[[], object] = _get_current_function_mode
         # Somebody's own mode that was entered after this one must be left before it.
-        if self._looks and self._thread == get_ident() and innermost() is self:
+        if self._looks and self._thread == get_ident() and self._is_innermost():
             self.stop(but)
+
+    def _is_innermost(self) -> bool:
+        innermost: Callable[[], object] = _get_current_function_mode
+        return innermost() is self
 
     def stop(self, but: Collection[nn.Module] = ()) -> None:
         """Leave the mode, and take the hooks off."""
@@ -353,46 +353,42 @@ class Functions(TorchFunctionMode):
         refused = {**refused, **self.refused}
         known = [*paths, *outside, *refused]
         whole = known if returned else [*self.taken, *refused]
-        computed = {
-            path: kind
-            for path, kind in self.computed.items()
-            if not any(
-                _is_inside(path, own) or (returned and _is_inside(own, path)) for own in whole
-            )
-        }
-        named = {
-            path: kind
-            for path, kind in self.named.items()
-            if not any(
-                _is_inside(path, own) or _is_inside(own, path) for own in (*known, *self.computed)
-            )
-        }
-        entries = [(path, kind, _OWN) for path, kind in computed.items()]
-        entries += [
-            (path, kind, _OWN)
-            for path, kind in named.items()
+        own = [
+            path
+            for path in self.computed
+            if not any(_is_inside(path, other) for other in whole)
+            and not (returned and any(_is_inside(other, path) for other in whole))
+        ]
+        others = (*known, *self.computed)
+        named = [
+            path
+            for path in self.named
+            if not any(_is_inside(path, other) or _is_inside(other, path) for other in others)
+        ]
+        own += [
+            path
+            for path in named
             if not any(other != path and _is_inside(other, path) for other in named)
         ]
-        classes = {path: type(module).__name__ for path, module in self._modules.items()}
-        entries += [(path, classes.get(path, path), reason) for path, reason in refused.items()]
-        if entries:
-            shown = ", ".join(
-                f"{path or 'the model itself'} ({kind})" for path, kind, _ in entries[:3]
-            )
-            more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
-            reasons = "; ".join(dict.fromkeys(reason for _, _, reason in entries))
-            several = len(entries) > 1
+        reasons = dict.fromkeys(own, _OWN) | refused
+        if reasons:
+            shown = ", ".join(f"{path or 'the model itself'} ({self._class(path)})"
+                              for path in list(reasons)[:3])  # fmt: skip
+            more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
             warnings.warn(
-                f"{type(self._model).__name__}: "
-                f"{f'{len(entries)} attention modules' if several else 'an attention module'} ran "
-                f"and cannot be traced: {shown}{more}: {reasons}. The trace names them in "
-                "not_traced.",
+                f"{type(self._model).__name__}: attention ran and cannot be traced: {shown}{more}"
+                f": {'; '.join(dict.fromkeys(reasons.values()))}. See the trace's not_traced.",
                 stacklevel=4,
             )
-        quiet = {"it ran outside of the model's forward": outside, "it was not asked for": left_out}
-        for reason, others in quiet.items():
-            entries += [(path, classes.get(path, path), reason) for path in dict.fromkeys(others)]
-        return [{"name": path, "class": kind, "reason": reason} for path, kind, reason in entries]
+        entries = [*reasons.items()]
+        entries += [(path, "it ran outside of the model's forward") for path in outside]
+        entries += [(path, "it was not asked for") for path in left_out]
+        return [
+            {"name": path, "class": self._class(path), "reason": reason} for path, reason in entries
+        ]
+
+    def _class(self, path: str) -> str:
+        return type(self._modules[path]).__name__ if path in self._modules else path
 
 
 def _is_inside(path: str, outer: str) -> bool:
