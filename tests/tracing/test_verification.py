@@ -73,15 +73,9 @@ def test_what_cannot_be_asked_of_generation(model: torch.nn.Module) -> None:
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({"input_ids": torch.zeros(0, 3).long()}, "empty batch"),
-        ({"input_ids": torch.ones(1, 4).bool()}, "torch.bool"),
         (
             {"input_ids": torch.ones(1, 4).long(), "attention_mask": torch.ones(1, 7).long()},
             "attention_mask has the shape",
-        ),
-        (
-            {"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.eye(2, 4).long() * 0},
-            "hides every token of input 0",
         ),
     ],
 )

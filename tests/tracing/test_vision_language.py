@@ -236,9 +236,6 @@ def test_what_is_generated_looks_at_the_image_too(name: str) -> None:
     mine = trace.image_map(language(trace)[-1], 1, length - 1, size=SIZE)
     assert mine.weights.allclose(plain.image_map(number, 1, -1, size=SIZE).weights, atol=2e-6)
     assert trace.image_map(language(trace)[-1], 1, -1, size=SIZE).mass > 0
-    beams = {"max_new_tokens": 2, "num_beams": 2, "num_return_sequences": 2}
-    for each in headloom.trace(made.model, inputs, tokenizer=made.words, generate=beams):
-        assert each.images == plain.images
 
 
 @pytest.mark.parametrize(
