@@ -33,13 +33,13 @@ def read_by(model: nn.Module) -> list[int]:
 
 
 def sabotage(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
-    own = interface._read
+    own = interface.score_mask
 
-    def changed(mask: Tensor, queries: int, keys: int, eager: bool) -> Any:
-        read = own(mask, queries, keys, eager)
+    def changed(*args: Any) -> Any:
+        read = own(*args)
         return replace(read, mask=change(read.mask))
 
-    monkeypatch.setattr(interface, "_read", changed)
+    monkeypatch.setattr(interface, "score_mask", changed)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "Mistral", "BART", "BERT"])

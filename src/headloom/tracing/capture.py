@@ -17,11 +17,11 @@ from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries
 from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import Arguments, Inputs, explained
+from headloom.tracing.given import GivenSequences
 from headloom.tracing.huggingface import TransformersReader, reader_of
 from headloom.tracing.model_state import describe, evaluation_mode
 from headloom.tracing.options import TraceOptions, Verify
 from headloom.tracing.readers import HeadloomReader, Reader
-from headloom.tracing.recording.module_sequences import NodeSequences
 from headloom.tracing.recording.session import Session
 from headloom.tracing.recording.verification import Untouched
 from headloom.tracing.sources.dense_weights import run_dense
@@ -287,7 +287,7 @@ def trace_nodes(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> Trace
         Session(options) as session, evaluation_mode(model), torch.no_grad(),
         recorded(model, options.keep, session, session.take),
     ):  # fmt: skip
-        session.begin(NodeSequences(names), 1, describe(model))
+        session.begin(GivenSequences(list(names), None, 1, pair=False), 1, describe(model))
         model(**inputs)
         if not session.paths:
             raise InputError(

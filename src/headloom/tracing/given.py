@@ -334,10 +334,9 @@ class GivenSequences:
         #: The length of each sequence: of its tokens, or of its first layer.
         self._lengths = {name: len(texts[0]) for name, texts in self._texts.items()}
 
-    def ends(
-        self, path: str, kind: str, queries: int, keys: int, grids: object = None
-    ) -> tuple[str, str]:
+    def ends(self, call: LayerCall) -> tuple[str, str]:
         """See NamesOfSequences."""
+        path, kind, (queries, keys) = call.path, call.kind, call.graph.shape[2:]
         names = ENDS[kind] if self.pair else ("tokens", "tokens")
         self.unread.difference_update(names)
         of_keys = self._of_length(path, names[1], keys)

@@ -24,8 +24,8 @@ from headloom.tracing.model_state import Hook, as_written, describe
 from headloom.tracing.options import TraceOptions, Verify
 from headloom.tracing.readers import Reader
 from headloom.tracing.recording.layer_call import LayerCall
+from headloom.tracing.recording.passes import Text
 from headloom.tracing.recording.session import Session
-from headloom.tracing.recording.texts import Text
 from headloom.tracing.sources.functions import Functions, recorded
 from headloom.tracing.sources.source import excused
 from headloom.tracing.sources.transformers import routes

@@ -72,9 +72,7 @@ class LayerMaker:
                 "is whose; trace one input at a time"
             )
             return
-        ends = call.sequences or self._sequences.ends(
-            call.path, call.kind, queries, keys, call.grids
-        )
+        ends = call.sequences or self._sequences.ends(call)
         parts = batch if batch != self._samples else 1
         if parts > 1:
             call = _side_by_side(call)

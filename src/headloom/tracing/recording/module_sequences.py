@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headloom.errors import InputError
 from headloom.mechanism.grid import Grid
 from headloom.tracing.arguments import Inputs, Tokenizer
 from headloom.tracing.names import special_known, texts_known, token_names
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import InputSequence, name_of_grid
 
-__all__ = ["ModuleSequences", "NodeSequences", "samples_of"]
+__all__ = ["ModuleSequences", "samples_of"]
 
 #: Words in the names of arguments that go along with a sequence and are none.
 _BESIDE = ("mask", "type", "segment", "position", "label", "step", "edge", "batch")
@@ -112,17 +111,11 @@ class ModuleSequences:
         if ids:
             self._ids[name] = tensor.detach().cpu()
 
-    def ends(
-        self,
-        path: str,
-        kind: str,
-        queries: int,
-        keys: int,
-        grids: tuple[Grid, Grid] | None = None,
-    ) -> tuple[str, str]:
+    def ends(self, call: LayerCall) -> tuple[str, str]:
         """The sequences that the queries and the keys of a layer come from."""
-        if grids is not None:
-            return name_of_grid(self._told, grids[0]), name_of_grid(self._told, grids[1])
+        kind, (queries, keys) = call.kind, call.graph.shape[2:]
+        if call.grids is not None:
+            return name_of_grid(self._told, call.grids[0]), name_of_grid(self._told, call.grids[1])
         if kind != "cross":
             return self._named(queries, kind), self._named(keys, kind)
         names = self._named(queries, "decoder"), self._named(keys, "encoder")
@@ -177,30 +170,3 @@ def _grid(model: nn.Module, inputs: Inputs) -> Grid | None:
         distilled="dist_token" in there,
         classed="cls_token" in there or "reg_token" not in there,
     )
-
-
-class NodeSequences:
-    """The nodes of a graph, of which every layer is over all: see `NamesOfSequences`."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
-
-    def ends(
-        self,
-        path: str,
-        kind: str,
-        queries: int,
-        keys: int,
-        grids: tuple[Grid, Grid] | None = None,
-    ) -> tuple[str, str]:
-        """The sequences that the queries and the keys of a layer come from."""
-        if not queries == keys == len(self._names):
-            raise InputError(
-                f"trace_nodes: {len(self._names)} names, layer {path} has {queries} nodes that "
-                f"look and {keys} looked at. Give a name for each, of one kind of nodes."
-            )
-        return "tokens", "tokens"
-
-    def of(self, name: str, length: int, sample: int) -> InputSequence:
-        """A sequence of some length, of one input of the batch."""
-        return InputSequence(slice(0, length), self._names)

@@ -19,6 +19,7 @@ from headloom.mechanism.grid import Grid
 from headloom.mechanism.watching import named_modules
 from headloom.tracing.arguments import BESIDE, Arguments, Inputs, Tokenizer
 from headloom.tracing.names import special_known, texts_known, token_names
+from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.vision_language import ImagesOfText, images_of_texts
 
 __all__ = [
@@ -85,14 +86,7 @@ class InputSequence:
 class NamesOfSequences(Protocol):
     """Names the positions of layers."""
 
-    def ends(
-        self,
-        path: str,
-        kind: str,
-        queries: int,
-        keys: int,
-        grids: tuple[Grid, Grid] | None = None,
-    ) -> tuple[str, str]:
+    def ends(self, call: LayerCall) -> tuple[str, str]:
         """The sequences that the queries and the keys of a layer come from."""
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
@@ -229,22 +223,18 @@ class Sequences:
         #: Where the positions lie of sequences whose layers say it.
         self._grids: dict[str, Grid] = {}
 
-    def ends(
-        self,
-        path: str,
-        kind: str,
-        queries: int,
-        keys: int,
-        grids: tuple[Grid, Grid] | None = None,
-    ) -> tuple[str, str]:
+    def ends(self, call: LayerCall) -> tuple[str, str]:
         """The sequences that the queries and the keys of a layer come from.
 
         Every length is a sequence of its own: what has not the length of the input, as a text that
         is pooled or an image and a text together, is named by its length; places of an image that
         their layer tells, by their rows and columns.
         """
-        if grids is not None:
-            return name_of_grid(self._grids, grids[0]), name_of_grid(self._grids, grids[1])
+        if call.grids is not None:
+            return name_of_grid(self._grids, call.grids[0]), name_of_grid(
+                self._grids, call.grids[1]
+            )
+        path, kind, (queries, keys) = call.path, call.kind, call.graph.shape[2:]
         if self._pair:
             named = {
                 "encoder": ("source", "source"),
