@@ -141,7 +141,7 @@ def _function(
 ) -> Callable[..., object]:
     """The attention function to register in place of eager attention, or of the fused one."""
     # Layers share masks, whole or a view; the mask itself keeps its place in memory its own.
-    read: dict[tuple[int, torch.Size, int], tuple[Tensor, ScoreMask]] = {}
+    read: dict[tuple[int, torch.Size, int], tuple[Tensor, Tensor, ScoreMask]] = {}
     # A step of a generation asks the same of every layer again.
     kinds: dict[tuple[int, bool], str] = {}
 
@@ -182,8 +182,10 @@ def _function(
                 cells = attention_mask[..., : sizes[1]]
                 if eager and cells.dtype == torch.bool:
                     cells = cells.float()
-                read[where] = cells, score_mask(cells, *sizes, lowest_of(cells.dtype))
-            own_mask, seen = read[where]
+                lowest = lowest_of(cells.dtype)
+                allowed = cells if lowest is None else cells > lowest
+                read[where] = attention_mask, allowed, score_mask(cells, *sizes, lowest)
+            _, own_mask, seen = read[where]
             mask, ahead = seen.mask, seen.ahead
             if seen.bias is not None:
                 bias = seen.bias if bias is None else bias + seen.bias
@@ -243,7 +245,7 @@ def _own_output(
     """
     queries = call.queries[:, :, rows]
     allowed, bias = call.mask_of(rows), call.bias_of(rows)
-    if own_mask is not None and own_mask.dtype == torch.bool:
+    if own_mask is not None:
         allowed = own_mask if own_mask.shape[2] == 1 else own_mask[:, :, rows]
     added = None
     if allowed is not None or bias is not None:
