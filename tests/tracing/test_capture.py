@@ -162,35 +162,6 @@ def test_the_model_is_left_as_it_was(translator) -> None:
     assert not translator.decoder.training
 
 
-def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model) -> None:
-    ids = torch.tensor([5, 17, 3])
-
-    class Vocabulary:
-        def token_strings(self, ids):
-            return [f"v{i}" for i in ids]
-
-    class Transformers:
-        def convert_ids_to_tokens(self, ids):
-            return [f"t{i}" for i in ids]
-
-    class Tokenizers:
-        def id_to_token(self, number) -> str | None:
-            return None if number == 17 else f"k{number}"
-
-    names = [
-        one(headloom.trace(language_model, ids, tokenizer=tokenizer)).tokens
-        for tokenizer in (None, Vocabulary(), Transformers(), Tokenizers())
-    ]
-    assert names == [
-        ["#5", "#17", "#3"],
-        ["v5", "v17", "v3"],
-        ["t5", "t17", "t3"],
-        ["k5", "#17", "k3"],
-    ]
-    with pytest.raises(headloom.InputError, match="cannot name tokens by a int"):
-        headloom.trace(language_model, ids, tokenizer=3)
-
-
 def test_wrong_inputs_say_what_was_expected(language_model) -> None:
     with pytest.raises(headloom.InputError, match="Linear called no attention function"):
         headloom.trace(nn.Linear(2, 2), torch.rand(1, 2))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import headloom
 from headloom.analysis.matrices.projections import matrices_of
@@ -41,22 +40,3 @@ def test_layers_of_transformers_that_are_compiled_one_by_one() -> None:
         model(ids)
     assert [layer.name for layer in watched.trace.layers] == paths[:1]
     assert [layer.name for layer in matrices_of(model)] == paths
-
-
-def test_layers_of_torch_and_of_headloom_that_are_compiled_one_by_one() -> None:
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2).eval()
-    encoder.layers[0] = torch.compile(encoder.layers[0])
-    trace = headloom.trace(encoder, torch.randn(1, 5, 8))
-    assert [layer.name for layer in trace.layers] == ["layers.0.self_attn", "layers.1.self_attn"]
-
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(9, 8)
-            self.attention = torch.compile(headloom.MultiHeadAttention(8, 2))
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.attention(self.embedding(ids))
-
-    trace = headloom.trace(Own().eval(), torch.arange(5)[None])
-    assert [layer.name for layer in trace.layers] == ["attention"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from packaging.version import Version
-from tests.tracing.module_weights import encoder, traced
+from tests.tracing.module_weights import traced
 from torch import Tensor, nn
 
 import headloom
@@ -68,39 +68,6 @@ def test_latents_as_many_as_the_tokens_are_no_tokens() -> None:
     names = {name for layer in trace.layers for name in (layer.queries_from, layer.keys_from)}
     assert names == {"positions-4", "source-4"}
     assert "#3" not in trace.layers[1].query_tokens
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_inside_is_no_difference(dtype: torch.dtype) -> None:
-    """By autocast, or by casts; what the model gives is float32."""
-
-    class Casts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = encoder().to(dtype)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x.to(dtype)).float()
-
-    torch.manual_seed(0)
-    x = torch.randn(2, 9, 16)
-    headloom.trace(Casts().eval(), x)
-    with torch.autocast("cpu", dtype=dtype):
-        headloom.trace(encoder(), x)
-
-
-def test_a_mask_with_nan_is_refused_by_name() -> None:
-    class Masked(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            mask = torch.zeros(4, 4)
-            mask[1, 2] = torch.nan
-            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-
-    with (
-        pytest.warns(UserWarning, match="NaN"),
-        pytest.raises(headloom.InputError, match=r"of Masked .*its mask holds .* \(NaN\)"),
-    ):
-        headloom.trace(Masked().eval(), torch.randn(1, 2, 4, 8))
 
 
 class Both(nn.Module):

@@ -62,13 +62,6 @@ def test_encoders_that_take_attention_by_themselves_are_named(model, layers) -> 
     assert "not traced" in repr(trace)
 
 
-def test_generation_names_them_too() -> None:
-    model = transformers.LongT5ForConditionalGeneration(long_t5().config).eval()
-    with pytest.warns(UserWarning, match="cannot be traced"):
-        trace = headloom.trace(model, {"input_ids": IDS}, generate=2)
-    assert len(trace.not_traced) == 2
-
-
 class Pooler(nn.Module):
     """Attention by hand, in a class whose name does not say so."""
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 import headloom
 from headloom.api.trace import Trace
-from headloom.models.configuration import Architecture
-from headloom.models.language_model import LanguageModel
 
 LAST = 3
 
@@ -58,22 +56,6 @@ def test_what_models_say_themselves(family_named, name, queries_keys) -> None:
             rows = where.get(layer.queries_from, slice(None))
             columns = where.get(layer.keys_from, slice(None))
             assert_received(layer.graph, weights[:, rows, columns])
-
-
-@pytest.mark.parametrize("keep", [headloom.Top(2), headloom.All()])
-def test_layers_of_headloom_and_generation(translator, keep) -> None:
-    torch.manual_seed(4)
-    architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
-    model = LanguageModel(30, architecture).eval()
-    pair = {"source": torch.tensor([[3, 9, 14, 27, 5]]), "target": torch.tensor([[1, 8, 30, 6]])}
-    for given, inputs, new in ((translator, pair, None), (model, torch.tensor([3, 9, 14]), 5)):
-        asked = headloom.LastQueries(LAST)
-        one = headloom.trace(given, inputs, keep=keep, generate=new, received=asked)
-        other = headloom.trace(given, inputs, keep=headloom.All(), generate=new)
-        assert isinstance(one, Trace) and isinstance(other, Trace)
-        for layer, dense in zip(one.layers, other.layers, strict=True):
-            assert dense.graph.received is None
-            assert_received(layer.graph, dense.graph.dense())
 
 
 class Plain(nn.Module):

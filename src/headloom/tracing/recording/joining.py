@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from headloom.mechanism.graph import AttentionGraph
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 
-__all__ = ["Part", "Steps", "joined_call", "shape_of"]
+__all__ = ["Part", "Steps", "joined_call"]
 
 #: Steps of a generation that are joined while it goes on.
 TOGETHER = 16
@@ -42,23 +42,21 @@ class Steps:
     """
 
     def __init__(self, call: LayerCall) -> None:
-        self._held = [name for name in _OF_CALL if _is_held(getattr(call, name))]
+        self._names = [name for name in _OF_CALL if getattr(call, name) is not None]
         tensors = self._tensors(call)
         self._shapes = [tensor.shape for tensor in tensors]
-        self._rooms = [t.new_empty(*t.shape[:2], TOGETHER, *t.shape[3:]) for t in tensors]
-        others = {
-            name: shape_of(tensor)
-            for name in _OF_CALL
-            if (tensor := getattr(call, name)) is not None
-        }
-        self._call = call.changed(graph=None, **others)
+        self._rooms = [
+            tensor.new_empty(*tensor.shape[:2], TOGETHER * tensor.shape[2], *tensor.shape[3:])
+            for tensor in tensors
+        ]
+        self._call = call.changed(graph=None, **dict.fromkeys(self._names))
         self._ranges: list[tuple[RowRanges, int]] = []
         self._deviations: list[Sequence[float | None]] = []
         self._length = 0
 
     def _tensors(self, call: LayerCall) -> list[Tensor]:
         of_graph = [getattr(call.graph, name) for name in _OF_GRAPH]
-        return of_graph + [getattr(call, name) for name in self._held]
+        return of_graph + [getattr(call, name) for name in self._names]
 
     def fits(self, call: LayerCall) -> bool:
         """Whether another step has its place here."""
@@ -67,7 +65,11 @@ class Steps:
 
     def take(self, call: LayerCall, first: int) -> None:
         """Copy the tensors of a step; see `Part`."""
-        places = [room.narrow(2, len(self._ranges), 1) for room in self._rooms]
+        before = len(self._ranges)
+        places = [
+            room.narrow(2, before * shape[2], shape[2])
+            for room, shape in zip(self._rooms, self._shapes, strict=True)
+        ]
         torch._foreach_copy_(places, self._tensors(call))
         if first:
             places[0].add_((places[0] >= 0).int(), alpha=first)
@@ -78,40 +80,18 @@ class Steps:
     def joined(self) -> Part:
         """All steps as one part."""
         count = len(self._ranges)
-        rows = [room[:, :, :count] for room in self._rooms]
+        rows = [
+            room[:, :, : count * shape[2]]
+            for room, shape in zip(self._rooms, self._shapes, strict=True)
+        ]
         of_graph: dict[str, Any] = dict(zip(_OF_GRAPH, rows, strict=False))
-        of_call = {
-            name: shape_of(tensor, count)
-            for name in _OF_CALL
-            if (tensor := getattr(self._call, name)) is not None
-        }
-        of_call |= dict(zip(self._held, rows[len(_OF_GRAPH) :], strict=True))
         call = self._call.changed(
             graph=AttentionGraph(**of_graph, length=self._length),
             deviations=_largest(self._deviations),
             ranges=_joined_ranges(self._ranges, self._length),
-            **of_call,
+            **dict(zip(self._names, rows[len(_OF_GRAPH) :], strict=True)),
         )
         return Part(call)
-
-
-def shape_of(tensor: Tensor, times: int = 1) -> Tensor:
-    """A tensor with so many times the rows of another, and a single number, 0, in memory."""
-    batch, heads, rows, *depth = tensor.shape
-    return tensor.new_zeros(()).expand(batch, heads, times * rows, *depth)
-
-
-def _is_held(tensor: Tensor | None) -> bool:
-    """Whether a tensor has numbers, not a shape alone."""
-    return tensor is not None and bool(tensor.numel()) and any(tensor.stride())
-
-
-def _cat(tensors: list[Tensor]) -> Tensor:
-    if not any(_is_held(tensor) for tensor in tensors):
-        batch, heads, _, *depth = tensors[0].shape
-        rows = sum(tensor.shape[2] for tensor in tensors)
-        return tensors[0].new_zeros(()).expand(batch, heads, rows, *depth)
-    return torch.cat(tensors, 2)
 
 
 def _largest(deviations: list[Sequence[float | None]]) -> list[float | None]:
@@ -126,7 +106,7 @@ def joined_call(parts: list[Part]) -> LayerCall:
     """The passes of a layer as one call."""
     calls = [part.call for part in parts]
     first = calls[0]
-    keys = _cat([call.keys for call in calls])
+    keys = torch.cat([call.keys for call in calls], 2)
     length = keys.shape[2]
     if len(parts) == 1 and first.graph.length == length:
         return first
@@ -134,7 +114,7 @@ def joined_call(parts: list[Part]) -> LayerCall:
     return first.changed(
         graph=_joined_graphs([(part.call.graph, part.first) for part in parts], length),
         deviations=_largest([call.deviations for call in calls]),
-        queries=_cat([call.queries for call in calls]),
+        queries=torch.cat([call.queries for call in calls], 2),
         keys=keys,
         value_norms=torch.cat(norms, 2) if norms else None,
         ranges=_joined_ranges([(part.call.ranges, part.first) for part in parts], length),

@@ -113,7 +113,7 @@ class LayerMaker:
         part = cut(call.graph[sample], rows.span, columns.span).cpu()
         tensors, terms = self._made_of(call, sample, rows.span, columns.span)
         if self._received is not None:
-            part = _with_received(part, self._received, tensors, terms, call.scale, call.softcap)
+            part = _with_received(part, self._received, tensors, terms, call)
         if not self._queries_keys:
             tensors = None
         elif tensors is not None:
@@ -333,20 +333,13 @@ def _with_received(
     last: int,
     queries_keys: tuple[Tensor, Tensor] | None,
     terms: Terms | None,
-    scale: float,
-    softcap: float | None,
+    call: LayerCall,
 ) -> AttentionGraph:
-    """The graph of a layer with what its keys receive, if that can be known.
+    """The graph of a layer, without a batch, with what its keys receive, if that can be known.
 
     A call says what keys receive from all its rows. Of a graph that was cut off its padding, or
     joined from several passes, other rows count; then it is summed from the edges where all were
-    kept, else from queries and keys in one more pass.
-
-    Args:
-        graph: without a batch.
-        last: of how many last queries by themselves; 0: none.
-        queries_keys, terms: what its weights are made of, cut as the graph; None: not known.
-        scale, softcap: of the scores.
+    kept, else from queries and keys in one more pass. last: of how many last queries; 0: none.
     """
     if graph.received is not None and bool(last) == (graph.received_last is not None):
         return graph
@@ -354,13 +347,13 @@ def _with_received(
         return changed(graph, **_of_kept(graph, last)._asdict())
     if queries_keys is None or terms is None or terms.missing is not None:
         return graph
-    call = matrix_call(
-        *queries_keys, mask=terms.mask, bias=terms.bias, relative=terms.relative, scale=scale,
-        softcap=softcap, sinks=terms.sinks,
+    one = matrix_call(
+        *queries_keys, mask=terms.mask, bias=terms.bias, relative=terms.relative, scale=call.scale,
+        softcap=call.softcap, sinks=terms.sinks,
     )  # fmt: skip
     _, again = attend(
-        call.queries, call.keys, call.values, mask=call.mask, bias=call.bias,
-        relative=call.relative, scale=call.scale, softcap=call.softcap, sinks=terms.sinks,
+        one.queries, one.keys, one.values, mask=one.mask, bias=one.bias,
+        relative=one.relative, scale=one.scale, softcap=one.softcap, sinks=terms.sinks,
         keep=Top(0), received=LastQueries(last) if last else True,
     )  # fmt: skip
     return changed(graph, **{name: getattr(again[0], name) for name in Received._fields})

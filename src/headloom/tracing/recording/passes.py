@@ -23,7 +23,7 @@ from headloom.formats.files import NOT_WRITABLE, disk_errors
 from headloom.mechanism.parts import with_tensors
 from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.model_state import give_back
-from headloom.tracing.recording.joining import Part, Steps, joined_call, shape_of
+from headloom.tracing.recording.joining import Part, Steps, joined_call
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 from headloom.tracing.recording.verification import tolerance
 
@@ -66,7 +66,7 @@ class Passes:
     """Receives the recorded calls of the passes of one text, and joins them.
 
     Args:
-        queries_keys: whether queries and keys are wanted; else their shapes alone are kept.
+        queries_keys: whether queries and keys are wanted; else their numbers alone are kept.
         save: where the trace is to be: long passes wait in a file without a name beside it. None:
             in memory.
 
@@ -115,7 +115,8 @@ class Passes:
         call.values = call.values[:, :, :0].clone()
         call.mask = None
         if not self._queries_keys:
-            call.queries, call.keys = shape_of(call.queries), shape_of(call.keys)
+            call.queries = call.queries.new_empty(*call.queries.shape[:3], 0)
+            call.keys = call.keys.new_empty(*call.keys.shape[:3], 0)
         is_step = later and call.graph.shape[2] == 1 and call.bias is None
         if layer.steps is not None and not (is_step and layer.steps.fits(call)):
             layer.parts.append(self._put(layer.steps.joined()))
@@ -237,10 +238,7 @@ class _CallFile:
         call.queries, call.keys = change(call.queries), change(call.keys)
 
     def _written(self, tensor: Tensor) -> Tensor:
-        # An expanded tensor has less memory than numbers.
         if tensor.nbytes < LARGE or not tensor.is_cpu:
-            return tensor
-        if tensor.untyped_storage().nbytes() < tensor.nbytes:
             return tensor
         self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         self._written_since += tensor.nbytes

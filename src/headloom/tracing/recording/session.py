@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -81,13 +80,8 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
     # Calls
 
@@ -96,9 +90,9 @@ class Session:
 
         None: the model is to go on with its own.
         """
-        number, call.index = self._next(call)
         tensors = call.queries, call.keys, call.values
-        if not self._is_wanted(number, call.path):
+        number = self._next(call)
+        if number is None:
             return attention(*tensors, **call.arguments()) if self._computes else None
         with torch.set_grad_enabled(self._computes and torch.is_grad_enabled()):
             # Half precision is for the model; scores and their sums are taken in float32.
@@ -109,31 +103,27 @@ class Session:
                 **call.arguments(),
             )
         result = output.to(call.values.dtype)
-        if self._is_verified and not call.weights_only:
-            strict = self._options.verify is not False
-            call.deviations = [deviation(call, result, graph, strict=strict)] * len(call.queries)
-        self._record(call, graph, number)
+        self._record(call, result, graph, number)
         return result if self._computes else None
 
     def take(self, call: LayerCall, graph: AttentionGraph) -> None:
         """Take a call that its layer has computed itself, with the graph of it."""
-        number, call.index = self._next(call)
-        if self._is_wanted(number, call.path):
-            if self._is_verified and not call.weights_only:
-                strict = self._options.verify is not False
-                call.deviations = [deviation(call, None, graph, strict=strict)]
-            self._record(call, graph, number)
+        number = self._next(call)
+        if number is not None:
+            self._record(call, None, graph, number)
 
     def places(self, keys: int) -> Top:
         """The edges that are kept of a query over so many keys."""
         keep = self._options.keep
         return Top(keys) if isinstance(keep, All) else keep
 
-    @property
-    def _is_verified(self) -> bool:
-        return self._options.sampled and (self.passes is None or self.passes.are_verified)
-
-    def _record(self, call: LayerCall, graph: AttentionGraph, number: int) -> None:
+    def _record(
+        self, call: LayerCall, output: Tensor | None, graph: AttentionGraph, number: int
+    ) -> None:
+        is_verified = self._options.sampled and (self.passes is None or self.passes.are_verified)
+        if is_verified and not call.weights_only:
+            strict = self._options.verify is not False
+            call.deviations = [deviation(call, output, graph, strict=strict)]
         # (To detach the tensors of a graph takes as long as to compute one row.)
         call.graph = graph.detach() if graph.weights.requires_grad else graph
         call.own_output = None
@@ -161,8 +151,8 @@ class Session:
         assert self.passes is not None
         self.passes.new_pass(before)
 
-    def _next(self, call: LayerCall) -> tuple[int, int]:
-        """The number of the layer that comes, and its index among those of its kind."""
+    def _next(self, call: LayerCall) -> int | None:
+        """The number of the layer that comes, which has an index too; None: it is not wanted."""
         path, kind = call.path, call.kind
         before = self._passed.get(path, 0)
         self._passed[path] = before + 1
@@ -170,11 +160,9 @@ class Session:
             index = self._counts.get(kind, 0)
             self._counts[kind] = index + 1
             self._known[path, before] = len(self._known), index
-        return self._known[path, before]
-
-    def _is_wanted(self, number: int, path: str) -> bool:
+        number, call.index = self._known[path, before]
         if self._options.layers is None:
-            return True
+            return number
         matches = [
             wanted
             for wanted in self._options.layers
@@ -183,7 +171,7 @@ class Session:
         self._used.update(matches)
         if not matches:
             self.left_out[path] = None
-        return bool(matches)
+        return number if matches else None
 
     def _ranges_of(self, call: LayerCall) -> RowRanges:
         """The ranges of a call's mask, for each input; layers that share a mask share them."""
