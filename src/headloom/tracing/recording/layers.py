@@ -1,8 +1,8 @@
-"""From the recorded calls of a batch to the layers of a trace for each of its inputs.
+"""Layers of a trace, for each input of a batch, from recorded calls.
 
 A call is cut off the padding of its input. A model may give its attention a batch of its own:
-windows of an image, frames of a video, chunks of a text. Of one input, every part is its own,
-whatever their order: side by side they are one layer, in which no part looks into another.
+windows of an image, frames of a video, chunks of a text. Of one input they are one layer, side by
+side, in which no part looks into another.
 """
 
 from __future__ import annotations
@@ -225,11 +225,7 @@ def _of_sample(tensor: Tensor, sample: int, span: slice) -> Tensor:
 
 
 def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
-    """The part of a graph between some queries and some keys.
-
-    Mass on an edge to a key that is cut off goes to `rest`; from padding, which no query may look
-    at, there is none.
-    """
+    """The part of a graph between some queries and some keys; mass on others goes to `rest`."""
     _, rows, length = graph.shape
     whole = slice(0, rows), slice(0, length)
     if (queries, keys) == whole and graph.k <= length:
@@ -260,11 +256,7 @@ def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
 
 
 def proven_mask(graph: AttentionGraph) -> str | None:
-    """The rule of the mask, where the graph proves it: "all", "causal", or None.
-
-    Every key allowed in every row is "all". Rows that allow as many keys as they have kept edges,
-    namely those up to themselves, are "causal".
-    """
+    """The rule of the mask, where counts and kept edges prove it: "all", "causal", or None."""
     _, queries, keys = graph.shape
     if bool((graph.count == keys).all()):
         return "all"

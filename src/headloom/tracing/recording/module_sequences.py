@@ -1,10 +1,7 @@
-"""Which sequence the positions of a layer belong to, in a model of which nothing is known.
+"""Which sequence positions belong to, in a model of which nothing is known.
 
-All that there is are the tensors the model was given and the shapes of its attention calls. A
-length that one input has, and no other, names a sequence; positions of any other length are a
-sequence of their own, named by it. Where two inputs are as long, positions are told apart by what
-looks at what. Where a cross layer looks from as many positions as the one input has at as many, as
-latents do that are as many as the tokens, nothing says which are the input's, and none are.
+A length that one input has, and no other, names a sequence; positions of any other length are a
+sequence of their own. Where two inputs are as long, positions are told apart by what looks at what.
 """
 
 from __future__ import annotations
@@ -52,14 +49,7 @@ def _tensors(inputs: Inputs) -> dict[str, Tensor]:
 
 
 class ModuleSequences:
-    """The sequences of a call of a model: see `NamesOfSequences`.
-
-    Args:
-        model: any module. inputs: what it was given, by name.
-        samples: inputs of the batch.
-        calls: those of its attention layers.
-        tokenizer: who names token ids, or one for each argument by its name.
-    """
+    """The sequences of a model's call, by those of its layers: see `NamesOfSequences`."""
 
     def __init__(
         self,

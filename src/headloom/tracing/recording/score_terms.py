@@ -28,8 +28,7 @@ __all__ = [
 def ranges_of(mask: Mask | None, queries: int, keys: int, sample: int = 0) -> Tensor | None:
     """The first key of each query and the end of its keys, (2, queries), for one input of a batch.
 
-    A query without keys has 0 and 0. None: some query sees keys that are not side by side, or
-    heads differ.
+    None: some query sees keys that are not side by side, or heads differ.
     """
     if mask is None:
         return torch.tensor([[0], [keys]]).repeat(1, queries)
@@ -92,14 +91,9 @@ def cut_terms(
     columns: slice,
     limit: int,
 ) -> Terms:
-    """The terms of a layer for one input.
+    """The terms of a layer for one input, between its rows and columns that are no padding.
 
-    Args:
-        ranges: of the mask of the call for the input, see `ranges_of`.
-        relative, bias, sinks: of the call, with a batch.
-        sample: which input.
-        rows, columns: those of the input that are no padding.
-        limit: numbers that a bias without a rule may have.
+    ranges: of the mask, see `ranges_of`. limit: numbers that a bias without a rule may have.
     """
     queries, keys = rows.stop - rows.start, columns.stop - columns.start
     missing = None
@@ -152,10 +146,8 @@ def _by_distance(bias: Tensor, queries: int, keys: int) -> ByDistance | None:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMask:
-    """A mask in headloom's words.
+    """A mask in headloom's words: who may look at whom, and what is added to the scores.
 
-    mask: who may look at whom; None: everybody at everything.
-    bias: added to the scores, (batch or 1, heads or 1, queries, keys), or None.
     ahead: whether some query looks ahead; None: it cannot be said.
     """
 
@@ -172,11 +164,10 @@ def lowest_of(dtype: torch.dtype) -> float | None:
 def score_mask(cells: Tensor, queries: int, keys: int, lowest: float | None = None) -> ScoreMask:
     """Read a mask: a window, or a range of keys for each query, becomes a rule without a matrix.
 
-    Args:
-        cells: (batch or 1, heads or 1, queries or 1, keys or 1): bool, True = may look; or numbers
-            that are added to the scores, minus infinity where a query may not look.
-        lowest: a finite number at and below which a key is hidden too, but in a row that has
-            nothing else: its softmax looks at every key alike. None: there is none.
+    cells: (batch or 1, heads or 1, queries or 1, keys or 1): bool, True = may look; or numbers that
+    are added to the scores, minus infinity where a query may not look. lowest: a finite number at
+    and below which a key is hidden too, but in a row that has nothing else: its softmax looks at
+    every key alike.
     """
     # What is only expanded says the same everywhere.
     for axis in (0, 1):
@@ -201,13 +192,8 @@ def without_hidden(
 ) -> tuple[Mask | None, Tensor | None]:
     """A mask and a bias, where the mask also says whom a bias of minus infinity hides.
 
-    As they are, where there is no such number, where the bias does not fit, or where the keys that
-    are left are not side by side: of these a trace keeps the bias, and no mask.
-
-    Args:
-        mask: who may look at whom; None: everybody at everybody.
-        bias: (batch or 1, heads or 1, queries or 1, keys or 1), or None.
-        shape: of the scores, (batch, heads, queries, keys).
+    As they are where the bias does not fit, or the keys that are left are not side by side.
+    shape: of the scores.
 
     >>> hidden = torch.full((1, 1, 2, 2), -torch.inf).triu(1)
     >>> without_hidden(None, hidden, (1, 1, 2, 2))

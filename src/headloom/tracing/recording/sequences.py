@@ -69,12 +69,10 @@ def _has_word(path: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class InputSequence:
-    """The positions of one sequence, for one input of a batch.
+    """Positions of one sequence, for one input of a batch.
 
-    span: those that are no padding.
-    names: of these.
-    known: more about them, as Trace.positions says.
-    images: those whose patches are among them, as Trace.images says.
+    span: those that are no padding; names: of these; known: as Trace.positions; images: those whose
+    patches are among them.
     """
 
     span: slice
@@ -120,9 +118,8 @@ def is_sound(inputs: Inputs) -> bool:
 class SoundAxis:
     """The middles of positions, in seconds: ``first + j * step``; count: how many there are.
 
-    Source: Dumoulin and Visin 2016, "A guide to convolution arithmetic", for the length after a
-    convolution; Araujo et al. 2019, "Computing Receptive Fields of Convolutional Neural Networks",
-    for the middle.
+    Source: Dumoulin and Visin 2016, "A guide to convolution arithmetic"; Araujo et al. 2019,
+    "Computing Receptive Fields of Convolutional Neural Networks".
     """
 
     first: float
@@ -133,9 +130,8 @@ class SoundAxis:
     def of(cls, model: nn.Module, inputs: Inputs, tokenizer: Any) -> SoundAxis | None:
         """The axis of a model on its inputs; None: it is not known.
 
-        The rate is that of the processor or the feature extractor that is given as the tokenizer,
-        alone or for "source", else the usual one of the model's family. Frames are a hop apart,
-        each centred on its first sample, as the feature extractors with a `hop_length` make them.
+        The rate is that of the processor or feature extractor that is given as the tokenizer, else
+        the usual one of the family. Frames are a hop apart, each centred on its first sample.
         """
         value = inputs.get(_WAVE, inputs.get(_FRAMES))
         if not isinstance(value, Tensor) or value.ndim < 2:

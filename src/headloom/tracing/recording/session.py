@@ -1,8 +1,4 @@
-"""The session: from the attention calls of a model that runs, whatever their source, to traces.
-
-A source yields layer calls and knows nothing else. The session chooses layers, computes, verifies
-sampled rows, joins the passes of a generation, and has layers made, which are held or written.
-"""
+"""Attention calls of a model, whatever their source, become traces."""
 
 from __future__ import annotations
 

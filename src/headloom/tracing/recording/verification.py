@@ -75,16 +75,11 @@ def deviation(
     """How far a recorded call is from the model's own attention, on rows spread over its queries.
 
     The weights of these rows are computed once more, whole, from queries and keys. The deviation is
-    the largest difference of
-
-        the model's own output   from the output recomputed from these weights
-        the model's own output   from the output that headloom gave
-        these weights            from the weights of the kept edges
+    the largest difference of the model's own output from the output recomputed from these weights
+    and from `output`, and of these weights from those of the kept edges.
 
     Args:
-        call: the attention call.
         output: (batch, heads, queries, value_depth), from headloom; None: from the layer itself.
-        graph: its edges, with a batch.
         strict: whether more than rounding explains is an error: the `tolerance` of the largest
             value for outputs, of 1 for weights.
 

@@ -1,13 +1,9 @@
 """The attention interface of Transformers: its models computing with `headloom.attend` for a while.
 
-Transformers looks up the attention function of a model by a name in its configuration, and the
-function that makes its masks by the same name. `routed` registers both under names of its own,
-writes these into the configurations of the model, and puts everything back afterwards.
-
-What a model computes depends on its own implementation. Eager attention gets its mask as numbers,
-always, and knows no flag; torch's fused attention gets a bool mask, or none where the flag
-`is_causal` is to say the same. So a model gets the kind of mask that it would have got without
-headloom, and a missing mask means to headloom what it means to the model's own attention function.
+`routed` registers an attention function and a function that makes its masks under its own names,
+writes these into the configurations of the model, and puts everything back. A model gets the kind
+of mask that it would have got: eager attention numbers, always, and no flag; torch's fused
+attention a bool mask, or none where the flag `is_causal` says the same.
 """
 
 from __future__ import annotations
