@@ -134,11 +134,11 @@ def _computed_again(call: LayerCall, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Output and whole weights of some rows of a call, from its queries and keys, by torch."""
     keys, values, relative = call.keys.float(), call.values.float(), call.relative
     # Positions count from the first query: then row by row.
-    parts = [rows] if relative is None else list(rows.split(1))
+    parts = [rows] if relative is None else list(rows[:, None])
     again = [
         attend(
             call.queries[:, :, part].float(), keys, values, mask=call.mask_of(part),
-            bias=call.bias_of(part), relative=relative and relative.moved(int(part[0])),
+            bias=call.bias_of(part), relative=relative and relative.moved(int(part)),
             score=call.score, scale=call.scale, softcap=call.softcap, sinks=call.sinks, keep=All(),
             backend="torch",
         )

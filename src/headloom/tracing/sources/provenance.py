@@ -59,9 +59,9 @@ class Provenance:
         """The tracks of the queries and the keys of the attention call that begins; 0: not known.
 
         A track is the same positions through the model. A call is on that of an earlier one over as
-        many if it was computed from what that gave, or from the same input. A module that runs again
-        is on another one, unless it reads what it gave itself; so is a call that reads positions in
-        another order.
+        many if it was computed from what that gave, or from the same input. A module that runs
+        again is on another one, unless it reads what it gave itself; so is a call that reads
+        positions in another order.
         """
         bits, output = self._bits_of(queries), self._next_bit()
         before = self._before.setdefault(path, [])
