@@ -272,14 +272,12 @@ class Watched:
         """Warn of what is in no trace: layers outside of the model's calls, and what failed."""
         name, layers = type(self._reader.model).__name__, list(self._outside)
         if layers:
-            what = "watch" if self._generation is None else "trace"
+            what, remedy = "watch", "Call the model itself, or watch the part that is called."
             last = f" ... {layers[-1]}" if len(layers) > 1 else ""
             if self._generation is not None:
-                remedy = "Without generate=, one pass traces them too."
-            elif isinstance(self._reader, TransformersReader) or self._reader.around is None:
-                remedy = "Call the model itself, or watch the part that is called."
-            else:
-                remedy = self._reader.around
+                what, remedy = "trace", "Without generate=, one pass traces them too."
+            elif not isinstance(self._reader, TransformersReader):
+                remedy = self._reader.around or remedy
             warnings.warn(
                 f"{what}: {len(layers)} attention layer{'s' * (len(layers) > 1)} ran outside of "
                 f"{name}.forward, in no trace: {layers[0]}{last}. {remedy}",

@@ -108,10 +108,7 @@ class _Fused:
 
     @property
     def axis_of_heads(self) -> int | None:
-        """The dimension of the heads, from the end; None: of five nothing says which it is.
-
-        Heads are split from the features of a position: in memory they lie side by side.
-        """
+        """The dimension of the heads, from the end, side by side in memory; None: not known."""
         if self.query.ndim <= 4 or self.enable_gqa:
             return -3
         value = self.value
@@ -140,42 +137,35 @@ class _Fused:
         broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
         return broadcast(self.query.shape[:-2], self.key.shape[:-2])
 
-    def of_four_dimensions(self) -> list[Tensor]:
-        """Queries, keys and values as (batch, heads, positions, depth).
+    def of_four_dimensions(self) -> tuple[list[Tensor], Tensor | None]:
+        """Queries, keys and values as (batch, heads, positions, depth), and the mask likewise.
 
         In the type in which torch computes with them: under autocast it is another. Without heads
         there is one; what stands before the heads is one batch. Where heads are grouped they are
         the last of what stands there, and keys and values may be of different groups.
         """
         tensors, device = [self.query, self.key, self.value], self.query.device.type
+        grouped, mask, leading = self.enable_gqa, self.attn_mask, self.leading
         if torch.is_autocast_enabled(device) and self.query.dtype != torch.float64:
             tensors = [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
-        made = []
-        for tensor in tensors:
-            leading = tensor.shape[:-2] if self.enable_gqa else self.leading
-            tensor = tensor.expand(*leading, *tensor.shape[-2:])
+        if not grouped:
+            tensors = [tensor.expand(*leading, *tensor.shape[-2:]) for tensor in tensors]
+
+        def of_four(tensor: Tensor) -> Tensor:
             if len(leading) < 2:
-                shape = (1, -1) if self.enable_gqa else (-1, 1)
-                tensor = tensor.reshape(*shape, *tensor.shape[-2:])
-            made.append(tensor if tensor.ndim == 4 else tensor.flatten(0, -4))
-        queries, *shared = made
-        if self.enable_gqa and shared[0].shape[1] != shared[1].shape[1]:
+                return tensor.reshape(*((1, -1) if grouped else (-1, 1)), *tensor.shape[-2:])
+            return tensor.flatten(0, -4) if tensor.ndim > 4 else tensor
+
+        if mask is not None:
+            mask = mask.reshape((1,) * (len(leading) + 2 - mask.ndim) + mask.shape)
+            if len(leading) > 2 and any(size > 1 for size in mask.shape[:-3]):
+                mask = mask.expand(*leading[:-1], *mask.shape[-3:])
+            mask = of_four(mask)
+        queries, *shared = [of_four(tensor) for tensor in tensors]
+        if grouped and shared[0].shape[1] != shared[1].shape[1]:
             heads = math.lcm(*(tensor.shape[1] for tensor in shared))
             shared = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in shared]
-        return [queries, *shared]
-
-    def mask_of_four(self) -> Tensor | None:
-        """The mask as (batch or 1, heads or 1, queries or 1, keys)."""
-        mask, leading = self.attn_mask, self.leading
-        if mask is None:
-            return None
-        mask = mask.reshape((1,) * (len(leading) + 2 - mask.ndim) + mask.shape)
-        if len(leading) < 2:
-            shape = (1, -1) if self.enable_gqa else (-1, 1)
-            return mask.reshape(*shape, *mask.shape[-2:])
-        if len(leading) > 2 and any(size > 1 for size in mask.shape[:-3]):
-            mask = mask.expand(*leading[:-1], *mask.shape[-3:])
-        return mask.flatten(0, -4) if len(leading) > 2 else mask
+        return [queries, *shared], mask
 
 
 def fused_attention(asked: FunctionCall) -> object:
@@ -192,8 +182,7 @@ def fused_attention(asked: FunctionCall) -> object:
     if reason is not None or axis is None:
         return asked.refused(str(reason))
     call = whole.turned(axis)
-    queries, keys, values = call.of_four_dimensions()
-    cells = call.mask_of_four()
+    (queries, keys, values), cells = call.of_four_dimensions()
     if cells is not None and call.is_causal:  # torch applies both
         cells = _causal_too(cells, torch.arange(queries.shape[2]), keys.shape[2])
     read = None
