@@ -71,6 +71,7 @@ def test_the_first_position_that_a_tone_changes_is_that_which_reaches_its_start(
     assert differs.tolist() == reaches.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:align")
 def test_seconds_are_saved_and_asked(tmp_path: Path) -> None:
     inputs = {"input_features": torch.randn(1, 80, 20), "decoder_input_ids": torch.tensor([[1]])}
     headloom.trace(whisper(20), inputs).save(tmp_path / "t")
