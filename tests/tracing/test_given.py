@@ -122,6 +122,7 @@ def test_a_batch_gives_a_trace_for_each_input_with_its_own_tokens() -> None:
     tokens = [list("abcde"), list("fghij"), list("klmno")]
     traces = headloom.from_queries_keys(list(queries), list(keys), tokens=tokens)
     assert [trace.tokens for trace in traces] == tokens
+    assert {trace.model["name"] for trace in traces} == {"queries and keys"}
     for sample, trace in enumerate(traces):
         for number, layer in enumerate(trace.layers):
             expected = by_formula(queries[number, sample], keys[number, sample])
@@ -213,6 +214,7 @@ BROKEN[1, 2, 4, 0] = torch.nan
             "row 0, column 1; .* are where the mask hides",
         ),
         (GIVEN, {"tokens": list("abcd")}, "has 5 positions, the sequence 'tokens' 4 tokens"),
+        (GIVEN, {"kind": "both"}, "kind='both'; expected encoder, decoder, cross"),
         (GIVEN, {"names": ["a"]}, "names is a list of 1 for 2 layers"),
         ([], {}, "no layers"),
         ((None, None), {}, 'weights of layer 0: a NoneType.*attn_implementation="eager"'),
