@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headloom.formats.trace import TraceData
@@ -61,26 +60,16 @@ class Asking:
         with self._counting:
             self._count += 1
             number = FIRST + self._count
-        with self._in_turn(window, turn):
-            example = Example(text, self.read(text), text)
-        with self._counting:
-            self._held[number] = example
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
-        return number, example
-
-    @contextmanager
-    def _in_turn(self, window: str, turn: int) -> Iterator[None]:
-        """One at a time; raises SupersededError where a newer one of the window came meanwhile."""
-        with self._counting:
-            self._latest[window] = max(turn, self._latest.get(window, 0))
-            self._latest.move_to_end(window)
+            self._latest[window] = max(turn, self._latest.pop(window, 0))
             while len(self._latest) > _WINDOWS:
                 self._latest.popitem(last=False)
         with self._reading:
             if self._latest.get(window, 0) > turn:
                 raise SupersededError
-            yield
+            example = self._held[number] = Example(text, self.read(text), text)
+            while len(self._held) > _HELD:
+                self._held.popitem(last=False)
+        return number, example
 
     def example(self, number: int) -> Example | None:
         """The example of a text that is still held."""
