@@ -146,16 +146,15 @@ def on_patterns(
 def on_partners(weights: LayerWeights) -> HeadScores:
     """How much each token is looked back at, of heads whose rows see all keys; else no row."""
     heads, queries, keys = weights.layer.shape
+    no = torch.zeros(heads, dtype=torch.float64)
     none = torch.full((len(RATES), heads), torch.inf, dtype=torch.float64)
     if not bool((weights.counts == keys).all()):
-        no = torch.zeros(heads, dtype=torch.float64)
         return HeadScores(no, no, no, no, no, no, none)
-    mean, variance, of_terms = partner_moments(weights.counts, weights.sums.squares)
+    mean, variance, of_terms = partner_moments(weights.sums.squares)
     # A pair counts twice, and is at most the product of the two largest weights of all.
     cap = 2 * weights.largest.topk(min(2, queries), dim=-1).values.prod(-1)
-    rows = torch.full((heads,), queries, dtype=torch.float64)
     total = weights.partners().sum(-1)
-    return HeadScores(rows, total, mean, variance, of_terms, cap, none)
+    return HeadScores(no + queries, total, no + mean, variance, of_terms, cap, none)
 
 
 def without_chance(
@@ -197,37 +196,28 @@ def set_moments(
     return mean, variance
 
 
-def partner_moments(counts: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def partner_moments(squares: Tensor) -> tuple[float, Tensor, Tensor]:
     """Mean and variance of ``sum_i sum_(j != i) w_ij w_ji`` when every row is shuffled.
 
-    For rows that may look at every key. With m_i = 1 / n the mean of a shuffled weight,
-    a_i = sum_j w_ij^2 / n that of its square and c_i = (1 - sum_j w_ij^2) / (n (n - 1)) that of
-    the product of two of its row:
+    Of n rows that may look at n keys each. A shuffled weight has the mean 1 / n; with q_i = sum_j
+    w_ij^2, that of its square is q_i / n, and c_i = (1 - q_i) / (n (n - 1)) that of the product of
+    two of its row:
 
-        mean     = 2 sum_(i<j) m_i m_j
-        variance = 4 sum_(i<j) (a_i a_j - m_i^2 m_j^2)
-                   + 4 sum_i (c_i - m_i^2) sum_(j != k, both != i) m_j m_k
+        mean     = (n - 1) / n
+        variance = 4 / n^2 sum_(i<j) (q_i q_j - 1 / n^2)
+                   + 4 (n - 1) (n - 2) / n^2 sum_i (c_i - 1 / n^2)
 
     The second part is negative: pairs that share a row are negatively associated.
 
-    Args:
-        counts: n, (heads, queries).
-        squares: (heads, queries).
-
+    Args: squares: q, (heads, n).
     Returns: mean, variance, and its first part, which a bound of the tail takes; (heads,).
     """
-    n, q = counts.double(), squares.double()
-    m = 1 / n.clamp(min=1)
-    c = (1 - q) * m / (n - 1).clamp(min=1)
-
-    def pairs(x: Tensor) -> Tensor:
-        return (x.sum(-1).square() - x.square().sum(-1)) / 2
-
-    others = m.sum(-1, keepdim=True) - m
-    two_others = others.square() - (m.square().sum(-1, keepdim=True) - m.square())
-    apart = 4 * (pairs(q * m) - pairs(m.square()))
-    together = 4 * ((c - m.square()) * two_others).sum(-1)
-    return 2 * pairs(m), (apart + together).clamp(min=0), apart.clamp(min=0)
+    n, q = max(squares.shape[-1], 1), squares.double()
+    pairs = (q.sum(-1).square() - q.square().sum(-1)) / 2
+    apart = 4 / n**2 * (pairs - (n - 1) / (2 * n))
+    c = (1 - q) / max(n * (n - 1), 1)
+    together = 4 * (n - 1) * (n - 2) / n**2 * (c - 1 / n**2).sum(-1)
+    return (n - 1) / n, (apart + together).clamp(min=0), apart.clamp(min=0)
 
 
 def bennett(excess: Tensor, variance: Tensor, cap: Tensor) -> Tensor:
