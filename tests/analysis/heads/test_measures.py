@@ -73,23 +73,6 @@ def random_layer() -> Callable[..., tuple[TraceLayer, torch.Tensor]]:
     return make
 
 
-def keys_of(measure: str, tokens: list[str], i: int, end: int) -> list[int]:
-    """The set of a measure for query i, among the keys 0 to end - 1, as the paper has it."""
-    found = {
-        "previous": [i - 1],
-        "next": [i + 1],
-        "same": [i],
-        "first": [0],
-        "sink": SINKS,
-        "separator": [j for j in range(1, end) if tokens[j] in SEPARATORS],
-        "punctuation": [j for j in range(end) if tokens[j] in ",.!?"],
-        "local": [j for j in range(end) if abs(i - j) <= REACH],
-        "duplicate": [j for j in range(end) if tokens[j] == tokens[i] and j != i],
-        "induction": [j for j in range(1, end) if tokens[j - 1] == tokens[i] and j != i + 1],
-    }[measure]
-    return [j for j in found if 0 <= j < end]
-
-
 #: As if other layers looked there.
 SINKS = [0, 3, 17]
 
@@ -105,30 +88,49 @@ def scores(layer: TraceLayer, exact: bool | None = None) -> dict[str, HeadScores
     return layer_scores(weights, sinks=SINKS)
 
 
-def by_loops(measure: str, weights: Tensor, tokens: list[str], causal: bool) -> Tensor:
-    """The score of each head, cell by cell."""
-    rows = []
-    for i in range(len(tokens)):
-        keys = keys_of(measure, tokens, i, i + 1 if causal else len(tokens))
-        if keys:
-            rows.append(weights[:, i, keys].sum(-1))
-    return torch.stack(rows).mean(0) if rows else torch.full((len(weights),), torch.nan).double()
+def by_reference(measure: str, weights: Tensor, tokens: list[str], causal: bool) -> Tensor:
+    """The score of each head by headloom.mechanism.reference; 0 where no row has such a key."""
+    places = {
+        "sink": SINKS,
+        "separator": [j for j in range(1, len(tokens)) if tokens[j] in SEPARATORS],
+        "punctuation": [j for j in range(len(tokens)) if tokens[j] in ",.!?"],
+    }
+    formulas: dict[str, Callable[[Tensor], float]] = {
+        "previous": reference.previous,
+        "next": reference.next_token,
+        "same": reference.same,
+        "first": reference.first,
+        "local": lambda head: reference.local(head, REACH),
+        "duplicate": lambda head: reference.duplicate(head, tokens, causal=causal),
+        "induction": lambda head: reference.induction(head, tokens, causal=causal),
+        "broad": lambda head: reference.broad(head, causal=causal),
+    } | {
+        name: lambda head, at=at: reference.separator(head, at, causal=causal)
+        for name, at in places.items()
+    }
+    return torch.tensor([formulas[measure](head) for head in weights]).double()
 
 
 @pytest.mark.parametrize(
     ("causal", "relative", "kv_heads"),
     [(False, "none", 4), (True, "none", 2), (True, "rotary", 4), (False, "shaw", 4)],
 )
-def test_against_loops(random_layer: Make, causal: bool, relative: str, kv_heads: int) -> None:
+def test_against_the_reference(
+    random_layer: Make, causal: bool, relative: str, kv_heads: int
+) -> None:
     layer, weights = random_layer(causal=causal, relative=relative, kv_heads=kv_heads)
     edges = layer.graph.dense().double()
     for exact, of in ((None, weights), (True, weights), (False, edges)):
         found = scores(layer, exact)
         for measure in PATTERNS:
-            expected = by_loops(measure, of, layer.query_tokens, causal)
-            assert torch.allclose(found[measure].score, expected, atol=2e-6, equal_nan=True), (
-                measure
-            )
+            expected = by_reference(measure, of, layer.query_tokens, causal)
+            assert torch.allclose(found[measure].score.nan_to_num(0), expected, atol=2e-6), measure
+    needle = find_needle(layer.query_tokens, layer.query_tokens[0])
+    places = (needle.start, needle.answer, needle.length)
+    expected = torch.tensor([reference.retrieval(w, layer.query_tokens, *places) for w in weights])
+    assert torch.allclose(retrieval_score(layer, needle), expected)
+    broad = by_reference("broad", weights, layer.query_tokens, causal)
+    assert torch.allclose(found["broad"].score, broad, atol=2e-6)
 
 
 def test_punctuation_is_known_by_its_text() -> None:
@@ -140,35 +142,6 @@ def test_punctuation_is_known_by_its_text() -> None:
     layer = layer_of_weights(torch.full((1, 5, 5), 0.2), tokens)
     # The dash, and the full stop that two tokens share, once.
     assert scores(layer)["punctuation"].score.item() == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_formulas_of_the_reference(random_layer: Make, causal: bool) -> None:
-    """What stands under a measure's name in headloom.mechanism.reference is what is measured."""
-    layer, weights = random_layer(causal=causal)
-    tokens = layer.query_tokens
-    separators = [j for j in range(1, len(tokens)) if tokens[j] in SEPARATORS]
-    of_reference: dict[str, Callable[[Tensor], float]] = {
-        "previous": reference.previous,
-        "same": reference.same,
-        "first": reference.first,
-        "separator": lambda head: reference.separator(head, separators, causal=causal),
-        "local": lambda head: reference.local(head, REACH),
-        "duplicate": lambda head: reference.duplicate(head, tokens, causal=causal),
-        "induction": lambda head: reference.induction(head, tokens, causal=causal),
-        "broad": lambda head: reference.broad(head, causal=causal),
-    }
-    if not causal:
-        of_reference["next"] = reference.next_token
-    for name, formula in of_reference.items():
-        measured = scores(layer)[name].score
-        expected = torch.tensor([formula(head) for head in weights]).double()
-        if name != "separator" or separators:
-            assert torch.allclose(measured, expected, atol=2e-6), name
-    needle = find_needle(tokens, tokens[0])
-    places = (needle.start, needle.answer, needle.length)
-    expected = torch.tensor([reference.retrieval(head, tokens, *places) for head in weights])
-    assert torch.allclose(retrieval_score(layer, needle), expected)
 
 
 def test_scores_that_have_a_cap() -> None:
@@ -189,9 +162,9 @@ def test_scores_that_have_a_cap() -> None:
     hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
     weights = capped.masked_fill(hidden, -torch.inf).softmax(-1)
     for measure in PATTERNS:
-        expected = by_loops(measure, weights, tokens, True)
-        found = scores(layer)[measure].score
-        assert torch.allclose(found, expected, atol=2e-6, equal_nan=True), measure
+        expected = by_reference(measure, weights, tokens, True)
+        found = scores(layer)[measure].score.nan_to_num(0)
+        assert torch.allclose(found, expected, atol=2e-6), measure
 
 
 @pytest.mark.parametrize(
