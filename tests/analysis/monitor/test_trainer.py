@@ -94,15 +94,3 @@ def test_a_training_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     )  # fmt: skip
     assert folders() == (steps, layers)
     assert RunFolder.open(tmp_path / "run").state == "finished"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"evry": 3}, r"no option 'evry'; there are every, probe"),
-        ({"step": 3}, r"no option 'step'"),
-    ],
-)
-def test_what_cannot_be_asked(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=f"monitor: {message}"):
-        headloom.MonitorCallback(**{"folder": tmp_path / "run", **options})

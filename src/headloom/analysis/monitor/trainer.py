@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headloom.analysis.monitor.monitor import Monitor
-from headloom.errors import InputError
 from headloom.tracing.sources.transformers import transformers
 
 if TYPE_CHECKING:
@@ -41,14 +39,10 @@ class MonitorCallback(TrainerCallback):
 
     monitor: the `Monitor` of the last training; None before there is one.
 
-    Raises: InputError: Transformers is not installed, or an option that cannot be used.
+    Raises: InputError: Transformers is not installed.
     """
 
     def __init__(self, folder: Path | str, **options: Any) -> None:
-        known = list(inspect.signature(Monitor).parameters)[2:]
-        for name in options:
-            if name == "step" or name not in known:
-                raise InputError(f"monitor: no option {name!r}; there are {', '.join(known)}.")
         self._folder, self._options = Path(folder), options
         self.monitor: Monitor | None = None
 
