@@ -14,6 +14,7 @@ from headloom.mechanism.parts import with_tensors
 from headloom.mechanism.positions import ByDistance, Relative
 
 __all__ = [
+    "ScoreMask",
     "as_rule",
     "cut_terms",
     "lowest_of",
