@@ -1,19 +1,8 @@
 """The history of a run: W_Q, W_K, W_V, W_O of every attention layer while they are learned.
 
-One safetensors file a snapshot, ``step-00000128.safetensors``, with
-
-    LAYER/W_Q, LAYER/W_K    (heads, width, depth)
-    LAYER/W_V, LAYER/W_O    (heads, width, value_depth), (heads, value_depth, width)
-    LAYER/probe/keys, ...   the attention graph of the probe, a fixed input
-
-and in its notes the step, the loss, the measures of each head and the probe's tokens. Snapshots
-follow a geometric schedule: much happens early.
-
-Of a model that is not headloom's (see `headloom.analysis.monitor`) a matrix that could not be told
-is left out, with its measures; heads of a group share W_K and W_V, (kv_heads, ...); and where all
-four would take too much room there is in their place
-
-    LAYER/product           (heads, n, n), n at most 40: the strongest cells of W_Q W_K^T
+One safetensors file a snapshot, ``step-00000128.safetensors``; docs/formats.md says what is in it.
+Snapshots follow a geometric schedule: much happens early. Of a model that is not headloom's (see
+`headloom.analysis.monitor`) a matrix that could not be told is left out, with its measures.
 """
 
 from __future__ import annotations

@@ -1,20 +1,7 @@
-"""The folder of a training run: what is where.
-
-run.json               format, version, state ("training" or "finished")
-config.json            the whole configuration, defaults filled in
-vocabulary.json        the tokenizer (format of the `tokenizers` library), where text is read
-data.json              what else the model must know of its data, as the names of classes
-places.json            where the data are: the absolute path, and the path from this folder
-checkpoint.safetensors everything needed to go on: weights, optimiser, random state
-best.safetensors       the weights to use: those with the best validation loss
-metrics.jsonl          one line a report: losses, learning rate, speed
-measures.jsonl         one line a measured step, of a training that `headloom.monitor` watches
-history/               snapshots of the weight matrices, see headloom.formats.history
-lock                   empty; locked by the process that trains the run, while it does
+"""The folder of a training run: docs/formats.md says what is where.
 
 A training that `headloom.monitor` watches has no vocabulary, no data and no weights: these are its
-owner's. Its config.json says "monitor", and what is known of the model; its probe.safetensors holds
-the fixed input that is measured.
+owner's. Its config.json says "monitor", and what is known of the model.
 """
 
 from __future__ import annotations
