@@ -93,53 +93,17 @@ def test_what_is_public_has_a_docstring() -> None:
     assert {name: names for name, names in missing.items() if names} == {}
 
 
-def exported(tree: ast.Module) -> list[str]:
-    """What `__all__` of a module names; nothing where it has none."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names: list[str] = ast.literal_eval(node.value)
-            return names
-    return []
-
-
-def defined(tree: ast.Module) -> set[str]:
-    """The names that a module defines or imports at its top."""
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            names |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-    return names
-
-
-def test_exports_exist() -> None:
-    """__all__ names what the module defines or imports, each once."""
-    for path, tree in TREES.items():
-        names = exported(tree)
-        assert len(set(names)) == len(names), path
-        lazy = "__getattr__" in defined(tree)
-        assert lazy or set(names) <= defined(tree), path
-
-
-def test_what_others_import_is_exported() -> None:
-    """`__all__` is what a module gives to others: what it does not name is its own."""
-    trees = {
-        f"headloom.{module_name(path)}".replace("/", ".").removesuffix(".__init__"): tree
+def test_what_is_a_modules_own_stays_in_it() -> None:
+    """A name that begins with an underscore is not imported from its module by another."""
+    taken = {
+        f"{module_name(path)}: {node.module}.{alias.name}"
         for path, tree in TREES.items()
-    }
-    exports = {name: set(exported(tree)) for name, tree in trees.items()}
-    hidden = {
-        f"{node.module}.{alias.name}"
-        for tree in trees.values()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module and exports.get(node.module)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headloom.")
         for alias in node.names
-        if alias.name not in exports[node.module] and f"{node.module}.{alias.name}" not in trees
+        if alias.name.startswith("_") and alias.name not in ("_native", "__version__")
     }
-    assert not hidden
+    assert taken == set()
 
 
 def test_the_face_is_one_list() -> None:

@@ -9,8 +9,6 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["main"]
-
 #: How often, on Linux, a thread of torch's looks whether there is work for it before it sleeps. As
 #: libgomp has it, it looks for milliseconds: on a busy machine on the very core that the thread it
 #: waits for could have. Much less than this, and a quiet machine is slower: decision 40.

@@ -7,18 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "BackendError",
-    "DataError",
-    "HeadloomError",
-    "InputError",
-    "ShapeError",
-    "VerificationError",
-    "installing",
-    "is_out_of_memory",
-    "optional_package",
-]
-
 #: What torch's allocators, other libraries of C++ and drivers say; none has a type of its own.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc")
 

@@ -28,8 +28,6 @@ from headloom.formats.files import (
 from headloom.formats.folders import own_folder
 from headloom.formats.verification import ON_ANOTHER_TEXT
 
-__all__ = ["CorpusTraces", "TracingWork", "read_corpus", "trace_corpus", "trace_windows"]
-
 _LIST, _FORMAT = "corpus.json", "headloom-corpus"
 _Told = Callable[[int, int], None]
 

@@ -25,8 +25,6 @@ from headloom.training.tasks.dates import written
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["demo_config", "run_demo"]
-
 #: What the demo shows: dates of the demo's range in scripts and orders far apart.
 SHOWN = (
     (datetime.date(2024, 3, 17), "de", "full"),

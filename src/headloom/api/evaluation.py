@@ -18,8 +18,6 @@ from headloom.training.measures import (
 from headloom.training.resampling import Comparison, Confidence, Resampling, compare, interval
 from headloom.training.tasks.task import Task
 
-__all__ = ["Evaluation", "Report", "evaluate"]
-
 #: Told how much is done, of how much or None, and of what.
 Progress = Callable[..., None]
 #: The largest p-value of a difference that counts as shown.

@@ -18,8 +18,6 @@ from headloom.formats.trace import TraceData, layer_number
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["HeadTable", "find_traces", "head_table", "heads_in_training"]
-
 
 @dataclass(frozen=True, eq=False)
 class HeadTable:

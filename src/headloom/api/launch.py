@@ -20,8 +20,6 @@ from headloom.errors import InputError
 from headloom.formats.files import disk_errors
 from headloom.training.ranks import MEETING, GroupError
 
-__all__ = ["launch", "one_of_several"]
-
 #: How often all processes are started again at most.
 RESTARTS = 25
 #: Bytes that the folder where processes meet must have room for.

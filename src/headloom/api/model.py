@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from headloom.formats.trace import TraceData
     from headloom.tracing.options import TraceOptions, Verify
 
-__all__ = [
-    "Inputs",
-    "Measure",
-    "Model",
-    "Pairs",
-    "Pooling",
-    "Prediction",
-    "Progress",
-    "TraceChoices",
-    "check_text",
-    "one_token",
-    "tell_unknown",
-]
-
 #: What a model reads: tensors by the names of its arguments; or a text that its tracer encodes.
 Inputs = Mapping[str, torch.Tensor] | str
 #: Told the path and the number of each layer that is done, of how many.

@@ -21,8 +21,6 @@ from headloom.models.language_model import LanguageModel
 from headloom.training.inference import TrainedRun, classify, generate_text, open_run
 from headloom.training.translation import Search, TranslatedLine, translated_windows
 
-__all__ = ["PredictOptions", "Predicted", "predict"]
-
 #: Lines that are read, sorted by length and predicted at once.
 WINDOW = 2_000
 #: Digits of weights and of log-probabilities.

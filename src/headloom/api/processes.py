@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from headloom.api.corpus import TracingWork
     from headloom.api.model import Model
 
-__all__ = ["results"]
-
 #: The name of a text, and the text; and why nothing could be made of it, or None.
 Task = tuple[str, str]
 Result = tuple[str, str | None]

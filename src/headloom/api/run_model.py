@@ -45,8 +45,6 @@ from headloom.training.validation import mean_loss
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ClassifierModel", "RunModel", "model_of_run"]
-
 #: Tokens of the validation data on which a loss is taken, at least.
 _VALIDATION = 4_096
 #: No target of a batch of classes has it: every example has a class.

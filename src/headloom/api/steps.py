@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from headloom.errors import InputError
+from headloom.mechanism.attention_layer import LayerKind as Kind
 from headloom.studio.steps.learning import wanted_of
-from headloom.studio.steps.lesson import SOURCES, Kind
+from headloom.studio.steps.lesson import SOURCES
 from headloom.studio.steps.matrices import Matrices, read_matrices, words_of
 from headloom.studio.steps.steps import Steps
 from headloom.studio.steps.worked import learn as learn_from
@@ -20,8 +21,6 @@ from headloom.studio.steps.worked import work
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
-
-__all__ = ["steps"]
 
 
 def steps(

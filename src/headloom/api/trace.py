@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from headloom.analysis.image_map import ImageMap
     from headloom.studio.serving import Viewer
 
-__all__ = [
-    "Trace",
-    "WatchedModel",
-    "from_edges",
-    "from_queries_keys",
-    "from_weights",
-    "open",
-    "trace",
-    "watch",
-]
-
 Parameters = ParamSpec("Parameters")
 
 

@@ -26,8 +26,6 @@ from headloom.training.inference import TrainedRun, open_run
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.nodes import UNKNOWN, NodesTask
 
-__all__ = ["Report", "TraceRequest", "check_output", "is_image", "report_of", "run_trace"]
-
 #: Told how much of how much is done, or None; and perhaps of what.
 Show = Callable[[int, int | None, str | None], None]
 

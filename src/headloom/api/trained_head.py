@@ -26,8 +26,6 @@ from headloom.studio.steps.worked import Projections, work
 from headloom.tracing.capture import trace
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = ["LayerCalled", "layer_calls", "projected", "steps_of_model"]
-
 #: Numbers of the model (float32) and of the walk (float64) differ by no more than this.
 _CLOSE = 1e-4
 

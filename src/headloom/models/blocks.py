@@ -24,16 +24,6 @@ from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
 from headloom.models.configuration import ActivationKind, Architecture
 from headloom.models.dense import Dropout, linear_maps
 
-__all__ = [
-    "BlockCache",
-    "DecoderBlock",
-    "EncoderBlock",
-    "FeedForward",
-    "activated",
-    "closing_norm",
-    "norm_of",
-]
-
 
 @dataclass(eq=False)
 class BlockCache:

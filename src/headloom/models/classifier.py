@@ -22,8 +22,6 @@ from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
-__all__ = ["Classifier", "pooled", "pooled_parts"]
-
 
 def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
     """One vector for each sequence.

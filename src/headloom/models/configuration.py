@@ -13,15 +13,6 @@ from headloom.mechanism.multihead import WeightsKind
 from headloom.mechanism.positions import check_buckets
 from headloom.mechanism.rotary import RotaryScaling, checked_scaling
 
-__all__ = [
-    "ActivationKind",
-    "Architecture",
-    "FeedForwardKind",
-    "NormalisationKind",
-    "PoolingKind",
-    "PositionKind",
-]
-
 PositionKind = Literal[
     "sinusoidal", "learned", "shaw", "shaw-keys", "alibi", "buckets", "rotary", "none"
 ]

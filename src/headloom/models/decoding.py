@@ -18,15 +18,6 @@ from headloom.errors import InputError
 from headloom.models.blocks import BlockCache
 from headloom.models.next_tokens import best_continuations, closed_up, draw, in_place
 
-__all__ = [
-    "DecodingState",
-    "Hypothesis",
-    "Stepper",
-    "WithoutTokens",
-    "beam_hypotheses",
-    "sample",
-]
-
 
 @dataclass(eq=False)
 class DecodingState:

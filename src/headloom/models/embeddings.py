@@ -14,8 +14,6 @@ from headloom.models.blocks import norm_of
 from headloom.models.configuration import Architecture
 from headloom.models.dense import Dropout
 
-__all__ = ["Embedding", "position_table"]
-
 
 def _rows(table: nn.Embedding, name: str, ids: Tensor) -> Tensor:
     """The vectors of ids; an InputError where there is none."""

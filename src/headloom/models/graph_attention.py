@@ -18,8 +18,6 @@ from headloom.mechanism.multihead import WeightsKind
 from headloom.models.dense import Dropout
 from headloom.models.predictor import Predictor
 
-__all__ = ["GraphAttentionNetwork"]
-
 
 class GraphAttentionNetwork(Predictor):
     """Scores the class of every node of a graph.

@@ -22,8 +22,6 @@ from headloom.mechanism.attention_layer import AttentionLayer
 from headloom.mechanism.grid import Grid
 from headloom.mechanism.shapes import describe
 
-__all__ = ["ImageSelfAttention", "learned_weight"]
-
 
 def learned_weight(convolution: nn.Conv2d) -> nn.Parameter:
     """What is learned of a convolution: its weight, or what spectral norm makes the weight from."""

@@ -25,11 +25,6 @@ from headloom.models.dense import Dropout
 from headloom.models.image_attention import ImageSelfAttention
 from headloom.models.predictor import Predictor
 
-__all__ = [
-    "ConvolutionalClassifier", "Convolutions", "ImageClassifier", "ImageShape", "ReadOut", "Region",
-    "VisionTransformer",
-]  # fmt: skip
-
 #: What the class is read from.
 ReadOut = Literal["class token", "mean"]
 

@@ -12,8 +12,6 @@ from headloom.models.dense import linear_maps
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
-__all__ = ["LanguageModel"]
-
 
 class LanguageModel(Predictor):
     """A language model.

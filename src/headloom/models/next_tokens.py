@@ -12,8 +12,6 @@ from headloom.errors import InputError
 from headloom.mechanism.parts import in_float64
 from headloom.models import dense
 
-__all__ = ["best_continuations", "closed_up", "draw", "in_place", "largest", "nucleus"]
-
 #: Columns whose largest number stands for them when the largest of a row are looked for.
 _PIECE = 64
 

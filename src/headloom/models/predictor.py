@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from headloom.errors import InputError
 
-__all__ = ["Predictor", "other_kind"]
-
 
 class Predictor(nn.Module):
     """A model that predicts one of several things at each of its outputs.

@@ -22,8 +22,6 @@ from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
-__all__ = ["EncoderHead", "TextEncoder"]
-
 #: What is predicted: nothing, each token, or the class of the text.
 EncoderHead = Literal["none", "tokens", "classes"]
 

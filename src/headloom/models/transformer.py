@@ -13,8 +13,6 @@ from headloom.models.dense import linear_maps
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
-__all__ = ["Transformer"]
-
 
 class Transformer(Predictor):
     """Reads a source, writes a target.

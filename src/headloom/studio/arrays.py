@@ -21,8 +21,6 @@ from headloom.formats.files import finite
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["BLOCK", "SHORT", "Array", "LayerArrays", "Layers", "as_json", "few_digits"]
-
 Array = np.ndarray[Any, Any]
 #: Rows of a piece of edges.
 BLOCK = 1024

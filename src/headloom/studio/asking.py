@@ -12,8 +12,6 @@ from headloom.formats.trace import TraceData
 from headloom.studio.collection import Example
 from headloom.studio.neuron import LayerNumbers, Through
 
-__all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
-
 #: Characters of a text, at most.
 LONGEST = 20_000
 #: The number of the first text, above those of all examples; and texts that are held.

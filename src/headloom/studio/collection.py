@@ -36,8 +36,6 @@ from headloom.version import __version__
 if TYPE_CHECKING:
     from headloom.studio.asking import Asking
 
-__all__ = ["WORDS", "Collection", "Example", "head_roles", "name_of"]
-
 #: Cells of a layer up to which its heads are measured by all weights: some seconds.
 _CHEAP_CELLS = 2**30
 #: The measures, axes to choose from; and the roles, what they are called and how they are drawn.

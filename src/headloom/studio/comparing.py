@@ -20,8 +20,6 @@ from headloom.studio.tiles import Tile, as_tile
 if TYPE_CHECKING:
     from headloom.studio.collection import Example
 
-__all__ = ["Comparison"]
-
 #: Edges of a head that are listed; seconds after which an answer waits for no further layer.
 _EDGES, _PATIENCE = 12, 0.3
 

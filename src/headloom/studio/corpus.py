@@ -21,8 +21,6 @@ from headloom.formats.tokens import shown, visible
 if TYPE_CHECKING:
     from headloom.studio.collection import Example
 
-__all__ = ["TEXTS", "Corpus"]
-
 #: Texts that are read for one layer, at most: evenly taken of more.
 TEXTS = 5000
 #: Layers that are held, and seconds of reading for an answer.

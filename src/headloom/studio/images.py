@@ -18,8 +18,6 @@ from headloom.formats.trace import TraceData
 from headloom.formats.traced_images import Size
 from headloom.studio.arrays import few_digits
 
-__all__ = ["looks", "patches"]
-
 #: Patches that are named; cells of a map of pixels along a side, at most.
 _NAMED, _MOST = 8, 128
 

@@ -23,8 +23,6 @@ from headloom.formats.trace import TraceLayer
 from headloom.studio.arrays import Layers
 from headloom.studio.tiles import MatrixTiles
 
-__all__ = ["LayerNumbers", "Neurons", "Through"]
-
 #: Keys of a row that are listed, at most: the strongest, and the one in question.
 LISTED = 48
 _OPEN_THE_MODEL = "Open the model itself, headloom view MODEL, and type the text into its box."

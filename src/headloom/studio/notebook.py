@@ -17,10 +17,6 @@ from headloom.studio.arrays import as_json
 from headloom.studio.pack import pack
 from headloom.studio.page import collect, script, style
 
-__all__ = [
-    "graph_bundle", "graph_display", "graph_trace", "trace_bundle", "trace_display", "widget",
-]  # fmt: skip
-
 Bundle = tuple[JsonObject, JsonObject]
 
 

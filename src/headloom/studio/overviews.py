@@ -25,8 +25,6 @@ import numpy as np
 from headloom.analysis.overview import block_sizes, edge_means, layer_means, matrix_means
 from headloom.studio.arrays import Array, Layers
 
-__all__ = ["Overviews", "State", "shades"]
-
 #: The shade of a block with a weight that is not a number.
 NONE = 1
 #: Blocks of a picture along each side, at most; fewer where there are more than so many dots.

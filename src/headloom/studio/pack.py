@@ -32,8 +32,6 @@ from headloom.studio.arrays import BLOCK, SHORT, Array, LayerArrays
 from headloom.studio.collection import Collection, Example
 from headloom.studio.sums import layer_mean, most_kept
 
-__all__ = ["pack"]
-
 #: Edges of a page at most, about 50 MB.
 _MOST_EDGES = 10_000_000
 #: Edges from which a page holds numbers with 4 digits in place of 7: 11 bits fewer of a float32.

@@ -18,8 +18,6 @@ from headloom.studio.pack import pack
 from headloom.studio.training import TrainingHistory
 from headloom.version import __version__
 
-__all__ = ["collect", "export_page", "page_html", "script", "shell", "style"]
-
 _SHELL = """<!doctype html>
 <html lang="en">
 <head>

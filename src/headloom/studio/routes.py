@@ -32,8 +32,6 @@ from headloom.studio.neuron import Through
 from headloom.studio.sums import layer_mean
 from headloom.studio.tiles import SIDE, Tile, top_level
 
-__all__ = ["ROUTES", "UNCACHED", "Opened", "Pieces", "Place", "Soon"]
-
 UNCACHED = {"Cache-Control": "no-store"}
 #: Comparisons that are held.
 _HELD = 8

@@ -14,8 +14,6 @@ from headloom.studio.collection import Collection
 from headloom.studio.page import collect
 from headloom.studio.training import run_history
 
-__all__ = ["open_collection", "open_traces"]
-
 
 def open_collection(path: Path) -> Collection:
     """What there is to see at a path.

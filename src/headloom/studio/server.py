@@ -28,8 +28,6 @@ from headloom.studio.collection import Collection
 from headloom.studio.page import script, shell, style
 from headloom.studio.routes import ROUTES, UNCACHED, Opened, Pieces
 
-__all__ = ["create_app"]
-
 #: What the studio's own page may do: run its own script, ask its own server, draw.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

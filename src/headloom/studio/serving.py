@@ -23,8 +23,6 @@ from headloom.studio.page import collect, script
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["Viewer", "serve", "view"]
-
 #: Ports that are tried, in order, where none is asked for.
 _PORTS = range(8137, 8147)
 _HOST = "127.0.0.1"

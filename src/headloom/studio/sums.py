@@ -14,8 +14,6 @@ from scipy import sparse
 from headloom.formats.trace import TraceData
 from headloom.studio.arrays import Array, LayerArrays, Layers
 
-__all__ = ["LOCAL", "layer_mean", "layer_sums", "most_kept"]
-
 #: Rows of a layer up to which there is its mean.
 LOCAL = 2048
 #: Edges of a mean at most, and of the means of all layers; and yet so many of each row.

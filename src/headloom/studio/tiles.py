@@ -25,8 +25,6 @@ from headloom.analysis.worked_row import worked_row
 from headloom.formats.files import JsonObject
 from headloom.studio.arrays import Array, LayerArrays, Layers
 
-__all__ = ["SIDE", "MatrixTiles", "Tile", "as_tile", "top_level"]
-
 SIDE = 256
 #: The level from which tiles are made of one pass over the whole, and blocks of a pass at most:
 #: where it would have more, the level is higher.

@@ -38,8 +38,6 @@ from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.spectra import product_cells, query_key_measures
 from headloom.studio.arrays import few_digits
 
-__all__ = ["TrainingHistory", "loss_curves", "run_history", "training_history"]
-
 #: Points of a curve, and steps of what was watched, at most.
 _POINTS = 500
 #: Measures of a watched training that the view draws.

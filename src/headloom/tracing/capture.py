@@ -29,8 +29,6 @@ from headloom.tracing.sources.functions import Functions, recorded
 from headloom.tracing.sources.transformers import NothingRecordedError
 from headloom.tracing.watch import Watched
 
-__all__ = ["trace", "trace_as", "trace_nodes", "verify"]
-
 #: Told the path, the number and the expected number (None: not known) of each layer that is done.
 Progress = Callable[[str, int, int | None], None]
 

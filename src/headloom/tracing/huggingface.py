@@ -31,8 +31,6 @@ from headloom.tracing.sources.transformers import (
     without_peft,
 )
 
-__all__ = ["TransformersReader", "reader_of"]
-
 
 class TransformersReader(Reader):
     """A model of Transformers.

@@ -22,17 +22,6 @@ from headloom.formats.files import JsonObject
 from headloom.mechanism.watching import is_compiled
 from headloom.tracing.sources.transformers import is_transformers_model, transformers
 
-__all__ = [
-    "Hook",
-    "as_written",
-    "describe",
-    "evaluation_mode",
-    "give_back",
-    "same_random_numbers",
-    "unchanged",
-    "unwrapped",
-]
-
 
 def unwrapped(model: object, what: str) -> nn.Module:
     """The model inside of wrappers, whose weights are the same.

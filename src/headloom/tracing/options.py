@@ -15,8 +15,6 @@ from headloom.mechanism.graph import All, Keep, Top
 from headloom.mechanism.received import LastQueries, last_queries
 from headloom.mechanism.shapes import check_flag, in_words, whole_number
 
-__all__ = ["TOKENS", "TraceOptions", "Verify", "checked_layers", "tokens_to_verify"]
-
 #: How many tokens are verified where nothing else is asked for. 64 of 8,192 are 0.8 percent.
 TOKENS = 64
 

@@ -30,8 +30,6 @@ from headloom.tracing.sources.functions import Functions, recorded
 from headloom.tracing.sources.source import excused
 from headloom.tracing.sources.transformers import routes
 
-__all__ = ["Watched", "watch"]
-
 _TWO_THREADS = (
     "two threads called it at once, and only the call that began first is in a trace; watch one at "
     "a time."

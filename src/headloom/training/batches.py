@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "bucketed", "padded"]
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:

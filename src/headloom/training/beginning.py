@@ -21,8 +21,6 @@ from headloom.training.ranks import Ranks
 from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 
-__all__ = ["begin", "check_best", "extend", "held_signals", "tried"]
-
 #: What ends a run. Where it is raised, or given up, the same run goes on.
 _ENDS = ("training.max_steps", "training.max_epochs", "training.patience")
 _PUT_BACK = "Put a copy back, or train again in another folder with --run."

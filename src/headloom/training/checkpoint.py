@@ -18,16 +18,6 @@ from headloom.formats.tensors import load_tensors, save_tensors
 from headloom.training.config import Better
 from headloom.training.ranks import Ranks
 
-__all__ = [
-    "Learner",
-    "Position",
-    "draw_anew",
-    "load_checkpoint",
-    "load_weights",
-    "save_checkpoint",
-    "save_weights",
-]
-
 #: What to do where a checkpoint cannot be written.
 _FULL_DISK = (
     "The file before it is whole; free some space, and give the command again: it goes on from its "

@@ -17,8 +17,6 @@ from headloom.formats.files import JsonObject, read_text
 from headloom.models.dense import Products
 from headloom.training.sections import ModelConfig, Section, TaskConfig, TaskSection
 
-__all__ = ["Better", "RunConfig", "Schedule", "TrainingConfig", "check_config", "load_config"]
-
 #: Which weights are kept: see headloom.training.checkpoint.Position.judge.
 Better = Literal["loss", "loss-and-accuracy"]
 Schedule = Literal["inverse-sqrt", "cosine", "linear", "constant"]

@@ -10,8 +10,6 @@ from headloom.formats.files import JsonObject, read_json, write_json
 from headloom.formats.run import RunFolder
 from headloom.training.text import Vocabulary
 
-__all__ = ["DataDescription", "check_unchanged", "classes_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class DataDescription:

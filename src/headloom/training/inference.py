@@ -25,8 +25,6 @@ from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.tasks.task import Task
 from headloom.training.text import PretrainedVocabulary, Vocabulary
 
-__all__ = ["Prediction", "TrainedRun", "classify", "generate_text", "open_run"]
-
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:

@@ -43,8 +43,6 @@ from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 from headloom.training.validation import evaluate_batches, predictor_loss
 
-__all__ = ["Listener", "TrainingResult", "train"]
-
 #: Steps between two lines of training loss in metrics.jsonl.
 REPORT_EVERY = 20
 

@@ -18,12 +18,6 @@ from headloom.formats.files import JsonObject
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
-__all__ = [
-    "STRETCH", "CorpusMeasure", "Floats", "Results", "common_stretches", "digest", "label_measures",
-    "language_measures", "macro_f1_of", "mean_measure", "of_stretches", "token_bytes",
-    "translation_measures",
-]  # fmt: skip
-
 Floats = NDArray[np.float64]
 
 

@@ -13,8 +13,6 @@ from headloom.models.dense import multiplies_bfloat16
 from headloom.models.predictor import Predictor
 from headloom.training.config import Schedule, TrainingConfig
 
-__all__ = ["Muon", "learning_rate", "make_optimisers", "orthogonal"]
-
 #: Coefficients of the polynomial a x + b x^3 + c x^5 that is iterated on the singular values: the
 #: steepest at 0 of those that end near 1 (0.7 to 1.2), of Jordan et al. 2024.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -26,8 +26,6 @@ from headloom.training.data import DataDescription, classes_of
 from headloom.training.sections import PretrainedConfig
 from headloom.training.text import NO_TOKEN, PretrainedVocabulary
 
-__all__ = ["build_pretrained", "fill_pretrained", "read_pretrained"]
-
 
 def read_pretrained(folder: Path) -> DataDescription:
     """The tokens of a folder, and what a run keeps in its data.json beside them.

@@ -22,8 +22,6 @@ from headloom.mechanism.watching import layers_of
 from headloom.training.checkpoint import Position
 from headloom.training.tasks.task import Task
 
-__all__ = ["ConsoleListener", "Listener", "SilentListener"]
-
 
 class Listener:
     """Who is told how a training goes; each method does nothing but in a subclass."""

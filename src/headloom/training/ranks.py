@@ -22,8 +22,6 @@ from headloom.errors import HeadloomError
 from headloom.training.batches import Batch
 from headloom.training.validation import Evaluation
 
-__all__ = ["MEETING", "GroupError", "Ranks", "joined"]
-
 #: Where the processes of one machine meet: a folder, so that nothing listens on the network.
 MEETING = "HEADLOOM_MEETING"
 #: Kept until the process ends. A store that is given up while others use its file waits for them; a

@@ -15,8 +15,6 @@ from headloom.mechanism.spectra import matrix_measures
 from headloom.mechanism.watching import Recorder, layers_of, watching
 from headloom.training.tasks.task import Probe
 
-__all__ = ["snapshot"]
-
 
 @torch.no_grad()
 def snapshot(

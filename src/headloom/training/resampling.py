@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from headloom.errors import InputError
 from headloom.training.measures import CorpusMeasure, Floats
 
-__all__ = ["Comparison", "Confidence", "Resampling", "compare", "interval"]
-
 #: Examples times draws that are held at once.
 CELLS = 4_000_000
 

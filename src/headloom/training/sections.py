@@ -21,27 +21,6 @@ from headloom.models.configuration import (
 )
 from headloom.models.images import Convolutions, ReadOut, Region
 
-__all__ = [
-    "ClassifierConfig",
-    "ConvolutionalConfig",
-    "DatesConfig",
-    "GraphConfig",
-    "ImagesConfig",
-    "LabelsConfig",
-    "LanguageConfig",
-    "ModelConfig",
-    "ModelSection",
-    "NodesConfig",
-    "PretrainedConfig",
-    "RepeatsConfig",
-    "Section",
-    "TaskConfig",
-    "TaskSection",
-    "TransformerConfig",
-    "TranslationConfig",
-    "VisionTransformerConfig",
-]
-
 #: Sizes that any memory ends before.
 _Size = Annotated[int, Field(ge=1, le=1_000_000)]
 _Layers = Annotated[int, Field(ge=1, le=1_000)]

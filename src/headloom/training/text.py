@@ -15,8 +15,6 @@ from headloom.formats.files import JsonObject, atomic_file, read_text
 from headloom.formats.manifest import misfit
 from headloom.models.huggingface.folder import NamedTokens
 
-__all__ = ["NO_TOKEN", "SPECIALS", "PretrainedVocabulary", "Vocabulary"]
-
 #: Ids of the special tokens: filler, unknown, start and end of a sequence.
 SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
 

@@ -17,8 +17,6 @@ from headloom.models.transformer import Transformer
 from headloom.training.batches import bucketed, padded
 from headloom.training.text import PretrainedVocabulary, Vocabulary
 
-__all__ = ["Search", "TranslatedLine", "translate", "translated_windows"]
-
 
 @dataclass(frozen=True)
 class Search:

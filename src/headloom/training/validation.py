@@ -13,11 +13,6 @@ from headloom.models.dense import is_plain, projected_loss
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 
-__all__ = [
-    "Evaluation", "evaluate_batches", "mean_loss", "predictor_loss", "score_targets",
-    "smoothed_cross_entropy",
-]  # fmt: skip
-
 
 def smoothed_cross_entropy(
     logits: Tensor, targets: Tensor, *, smoothing: float, ignore: int

@@ -27,8 +27,6 @@ from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = ["QUANTILES", "CorpusLayer", "Exemplar", "Spread", "Word"]
-
 #: Bins of a spread.
 BINS = 40
 #: Measures that are exact of kept edges too.

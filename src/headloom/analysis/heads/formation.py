@@ -15,8 +15,6 @@ from headloom.formats.history import History, Snapshot
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
 from headloom.mechanism.shapes import chosen
 
-__all__ = ["Moment", "formation", "trace_of_snapshot"]
-
 #: Which sequences the layers of an encoder-decoder take their queries and keys from.
 _TWO = {
     "encoder": ("source", "source"),

@@ -38,8 +38,6 @@ from headloom.analysis.weights import (
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = ["REACH", "LayerWeights", "RowSums", "looked_at", "one_sequence", "sink_keys"]
-
 #: Cells that are looked at at once: 8 MiB of float32, which stay near the processor.
 CELLS = 2**21
 #: Tokens on either side that are local; sinks are looked at from farther away.

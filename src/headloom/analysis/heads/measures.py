@@ -26,8 +26,6 @@ from headloom.analysis.heads.scores import HeadScores, on_partners, on_patterns,
 from headloom.formats.tokens import each_once, shown
 from headloom.formats.trace import TraceLayer
 
-__all__ = ["HEAD_MEASURES", "Measure", "Role", "head_patterns", "layer_scores"]
-
 #: Keys of a vertical pattern, at most.
 STRIPES = 16
 

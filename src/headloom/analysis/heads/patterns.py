@@ -17,19 +17,6 @@ from torch import Tensor
 from headloom.analysis.weights import keeps_all
 from headloom.formats.trace import TraceLayer
 
-__all__ = [
-    "SEPARATORS",
-    "Classes",
-    "Diagonals",
-    "HeadKeys",
-    "Pattern",
-    "VisibleKeys",
-    "class_numbers",
-    "punctuation_marks",
-    "separators",
-    "visible_keys",
-]
-
 
 class Pattern(Protocol):
     """A set of keys for each query."""

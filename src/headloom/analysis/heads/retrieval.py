@@ -22,8 +22,6 @@ from headloom.errors import InputError
 from headloom.formats.tokens import each_once, shown
 from headloom.formats.trace import TraceData, TraceLayer
 
-__all__ = ["Needle", "bare", "find_needle", "needle_mass", "retrieval", "retrieval_score"]
-
 
 @dataclass(frozen=True)
 class Needle:

@@ -33,17 +33,6 @@ from headloom.formats.trace import TraceData, TraceLayer
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "MEASURES",
-    "NO_NUMBER",
-    "ROLES",
-    "ROLE_WORDS",
-    "HeadRole",
-    "head_roles",
-    "heads",
-    "special_keys",
-]
-
 #: The measures that can be a role: those that chance has a distribution for.
 ROLES = tuple(measure.name for measure in HEAD_MEASURES if measure.role)
 

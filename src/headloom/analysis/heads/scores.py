@@ -18,19 +18,6 @@ from torch import Tensor
 from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.patterns import Pattern
 
-__all__ = [
-    "RATES",
-    "HeadScores",
-    "bennett",
-    "chernoff",
-    "holm",
-    "log_means",
-    "on_partners",
-    "on_patterns",
-    "set_moments",
-    "without_chance",
-]
-
 #: Rates of exponential bounds, 1/2 to 256: twofold steps lose a sixth of an exponent at most.
 RATES = 2.0 ** torch.arange(-1, 9, dtype=torch.float64)
 

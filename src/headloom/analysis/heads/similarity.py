@@ -27,8 +27,6 @@ from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import AttentionGraph
 
-__all__ = ["Similarity", "similarity"]
-
 #: Cells of all heads put side by side at a time: 32 MiB of float32.
 BLOCK_CELLS = 2**23
 

@@ -25,8 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from headloom.analysis.monitor.measures import LayerSeen, Numbers
 from headloom.formats.files import JsonObject
 
-__all__ = ["Alarms", "in_words", "warn"]
-
 #: Mean evenness of a layer's heads below which, and largest score above which, it is warned of.
 EVENNESS, SCORE = 0.02, 100.0
 

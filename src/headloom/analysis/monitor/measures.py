@@ -30,8 +30,6 @@ from headloom.errors import InputError
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.spectra import query_key_measures
 
-__all__ = ["LayerSeen", "Numbers", "layers_seen", "values_of"]
-
 #: A number a head; None: there is none.
 Numbers = Sequence[float | None]
 

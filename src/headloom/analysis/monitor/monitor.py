@@ -42,8 +42,6 @@ from headloom.tracing.capture import trace_as
 from headloom.tracing.model_state import Hook, describe, same_random_numbers, unchanged, unwrapped
 from headloom.tracing.options import TraceOptions, checked_layers
 
-__all__ = ["Monitor", "Sink", "monitor"]
-
 #: Steps between two reports of the loss; snapshots are kept at steps 0, 1, GROWTH, GROWTH^2, ...
 REPORT_EVERY, GROWTH = 20, 2.0
 

@@ -22,8 +22,6 @@ from headloom.formats.tensors import load_tensors, save_tensors
 from headloom.tracing.arguments import Arguments, Inputs, batch_of
 from headloom.tracing.sources.graphs import reads_a_graph
 
-__all__ = ["Given", "Probe", "check_whole", "is_another_process", "wait"]
-
 #: A probe as a caller gives it: a tensor, the first arguments, or the arguments by name.
 Given = Tensor | Sequence[object] | Mapping[str, object]
 

@@ -31,8 +31,6 @@ from headloom.formats.history import (
 from headloom.formats.run import RunFolder, is_run
 from headloom.mechanism.spectra import matrix_measures, product_cells
 
-__all__ = ["LARGE", "Record", "bytes_of", "opened"]
-
 #: Bytes of the matrices of a snapshot above which only their pictures are kept.
 LARGE = 64 * 2**20
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 else:
     TrainerCallback = transformers().TrainerCallback
 
-__all__ = ["MonitorCallback"]
-
 #: What Trainer calls its numbers, and headloom's metrics.
 _NUMBERS = {
     "loss": "loss",

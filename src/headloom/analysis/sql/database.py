@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
     from duckdb import Statement
 
-__all__ = [
-    "SUFFIXES",
-    "VIEWS",
-    "Answer",
-    "Part",
-    "answered",
-    "cells",
-    "connect",
-    "plain",
-    "statement_of",
-]
-
 VIEWS = ("edges", "rows", "keys", "received", "tokens", "layers", "heads", "named")
 
 #: How an answer can be written, by the suffix of the file.

@@ -15,8 +15,6 @@ from headloom.formats.trace import TraceData
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ask", "open_traces", "sql"]
-
 
 def sql(trace: TraceData | Mapping[str, TraceData], query: str) -> pandas.DataFrame:
     """The answer to a query as a DataFrame.

@@ -43,8 +43,6 @@ from headloom.formats.trace_writer import (
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-__all__ = ["view_parts", "views_in"]
-
 #: Of the views that traces have as files: the file, its table for a layer, and how a trace is made
 #: that has it.
 _FILES: dict[str, tuple[str, Callable[[int, TraceLayer], pa.Table | None], str]] = {

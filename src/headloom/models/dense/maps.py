@@ -31,21 +31,6 @@ from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels, why_w
 from headloom.mechanism.backends.formulas import applied, by_operations
 from headloom.mechanism.shapes import in_words
 
-__all__ = [
-    "Products",
-    "current_products",
-    "has_matrix_unit",
-    "is_plain",
-    "linear_maps",
-    "multiplies_bfloat16",
-    "multiply",
-    "products",
-    "rounded_gradients",
-    "rounded_maps",
-    "serves",
-    "why_not_here",
-]  # fmt: skip
-
 #: How linear layers multiply: by torch; on the tiles of a matrix unit, as exactly; with factors
 #: rounded to bfloat16.
 Products = Literal["float32", "float32-tiles", "bfloat16"]

@@ -19,8 +19,6 @@ from headloom.mechanism.shapes import finite_number
 from headloom.models.dense import maps
 from headloom.models.dense.maps import Products, current_products
 
-__all__ = ["Dropout", "dropout", "losses", "projected_loss", "serves"]
-
 
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels read these tensors: float32 on the CPU, none wrapped."""

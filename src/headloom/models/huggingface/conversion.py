@@ -37,8 +37,6 @@ from headloom.models.predictor import Predictor
 from headloom.models.text_encoder import EncoderHead, TextEncoder
 from headloom.models.transformer import Transformer
 
-__all__ = ["StockModel", "load_model", "stock_model"]
-
 #: No id: language models read texts without padding, and a token that pads in another library may
 #: stand in a text.
 NO_PADDING = -1

@@ -18,11 +18,6 @@ from headloom.models.huggingface import layouts
 from headloom.models.huggingface.folder import Settings
 from headloom.models.huggingface.layouts import Layout
 
-__all__ = [
-    "BERT", "GPT2", "LLAMA", "MARIAN", "NEOX", "PEGASUS", "Family", "read_rotary",
-    "rope_parameters",
-]  # fmt: skip
-
 #: Activations by the names that Transformers has; the last one of several is written.
 _ACTIVATIONS: Mapping[str, ActivationKind] = {
     "relu": "relu", "gelu_python": "gelu", "gelu": "gelu", "gelu_new": "gelu-tanh",

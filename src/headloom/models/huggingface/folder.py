@@ -13,8 +13,6 @@ from torch import Tensor
 from headloom.errors import DataError, InputError, installing, optional_package
 from headloom.formats.files import JsonObject, cannot_read, check_file, read_json
 
-__all__ = ["NamedTokens", "Settings", "Tensors", "named_tokens", "read_tensors", "read_tokenizer"]
-
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.models.huggingface.folder import Tensors
 
-__all__ = ["BART", "BERT", "GPT2", "GPT_NEOX", "LLAMA", "Layout", "copied"]
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -17,8 +17,6 @@ from headloom.mechanism.graph import AttentionGraph
 from headloom.studio.pictures.canvas import Array, Sheet, not_shown, weight_norm, weights_of
 from headloom.studio.pictures.palette import Theme, palette
 
-__all__ = ["alignment"]
-
 #: Tokens beyond which an axis shows positions, every so many, in place of tokens; their letters.
 _MOST_TOKENS, _LETTERS = 120, 14
 #: A name that is a time.

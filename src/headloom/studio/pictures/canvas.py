@@ -26,11 +26,6 @@ from headloom.formats.trace import TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.studio.pictures.palette import Palette
 
-__all__ = [
-    "Array", "Sheet", "not_shown", "picture_format", "save_picture", "weight_norm",
-    "weights_of",
-]  # fmt: skip
-
 Array = np.ndarray[Any, Any]
 
 #: Cells above which a single matrix is no picture any more.

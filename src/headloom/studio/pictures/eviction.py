@@ -13,8 +13,6 @@ from headloom.errors import InputError
 from headloom.studio.pictures.canvas import Array, Sheet, weight_norm
 from headloom.studio.pictures.palette import Theme, palette
 
-__all__ = ["eviction"]
-
 #: Inches: a strip of kept keys, the heads beside it, and what stands around them.
 _LEFT, _WIDE, _HIGH, _BETWEEN, _ABOVE = 1.32, 5.6, 0.72, 0.14, 0.98
 _HEADS, _BESIDE, _RIGHT = 1.5, 0.16, 0.22

@@ -10,8 +10,6 @@ from headloom.formats.trace import TraceData
 from headloom.studio.pictures.canvas import Sheet, not_shown, weight_norm
 from headloom.studio.pictures.palette import Theme, palette
 
-__all__ = ["heads"]
-
 #: Rows and columns of a tile at most: of longer matrices a dot is the mean of a block of weights.
 _DOTS = 64
 #: Inches: left of the heads, above and below them, above each kind, and right of them.

@@ -15,8 +15,6 @@ from headloom.errors import InputError
 from headloom.studio.pictures.canvas import Array, Sheet, weight_norm
 from headloom.studio.pictures.palette import Palette, Theme, palette
 
-__all__ = ["history"]
-
 Matrix = Tensor | Array | Sequence[Sequence[float]]
 Series = Sequence[float] | tuple[Sequence[float], Sequence[float]]
 #: Inches: a snapshot's width, between two, left of them, a curve's height, above and below all.

@@ -18,8 +18,6 @@ from headloom.mechanism.grid import Grid
 from headloom.studio.pictures.canvas import Array, Sheet, weight_norm, weights_of
 from headloom.studio.pictures.palette import Palette, Theme, palette
 
-__all__ = ["Look", "looks_of", "places", "word_map"]
-
 #: The longest side of an image under a map, its width under looks, what stands beside it, and the
 #: narrowest figure that has room for its title and its scale, in inches.
 _LONG, _WIDE, _MARGIN, _NARROW = 6.0, 7.2, 0.2, 4.2

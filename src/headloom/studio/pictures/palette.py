@@ -17,8 +17,6 @@ from matplotlib.colors import ListedColormap
 
 from headloom.errors import InputError
 
-__all__ = ["Palette", "Theme", "palette"]
-
 Theme = Literal["light", "dark"]
 #: Lightness (0 to 1), chroma and hue (degrees) of the stops of a ramp, evenly spaced.
 Stops = Sequence[tuple[float, float, float]]

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.studio.steps.lesson import Kind, Ledger, Step, Table, Walk, number, shape_of
+from headloom.mechanism.attention_layer import LayerKind as Kind
+from headloom.studio.steps.lesson import Ledger, Step, Table, Walk, number, shape_of
 from headloom.studio.steps.worked import Learned, Worked
-
-__all__ = ["WISHES", "explain_learning", "wanted_of"]
 
 #: How far from a word the word is whose vector is wanted, and that in words.
 WISHES = {

@@ -14,11 +14,6 @@ from headloom.mechanism.attention_layer import LayerKind as Kind
 from headloom.studio.steps.matrices import Words
 from headloom.studio.steps.worked import Learned, Worked, row_of
 
-__all__ = [
-    "SOURCES", "Kind", "Ledger", "Lesson", "Row", "Step", "Table", "Walk", "explain", "number",
-    "shape_of",
-]  # fmt: skip
-
 #: Who gives what, by the kind of attention: Q; K and V; the mask.
 SOURCES: dict[Kind, tuple[str, str, str]] = {
     "encoder": ("the sentence", "the same sentence", "every word may look at every word"),

@@ -27,8 +27,6 @@ from headloom.studio.steps.worked import Projections
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["MATRICES", "Matrices", "Words", "check_length", "read_matrices", "words_of"]
-
 #: What may be given, by these names.
 MATRICES = (
     "embeddings", "target_embeddings", "positions",

@@ -11,8 +11,6 @@ from headloom.studio.pictures.canvas import Sheet, weight_norm
 from headloom.studio.pictures.palette import Theme, palette
 from headloom.studio.steps.lesson import Lesson, Row, Table, number
 
-__all__ = ["picture"]
-
 #: Columns of a matrix up to which its numbers are written into it.
 _WRITTEN = 8
 #: Inches: of a cell with its number, of a narrow one, of a letter; of a matrix of narrow cells.

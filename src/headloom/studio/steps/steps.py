@@ -18,10 +18,10 @@ from rich.cells import cell_len, set_cell_size
 from headloom.errors import InputError
 from headloom.formats.files import atomic_file
 from headloom.formats.tokens import visible
+from headloom.mechanism.attention_layer import LayerKind as Kind
 from headloom.studio.steps.learning import explain_learning
 from headloom.studio.steps.lesson import (
     SOURCES,
-    Kind,
     Ledger,
     Lesson,
     Row,
@@ -36,8 +36,6 @@ from headloom.studio.steps.worked import Learned, Worked
 
 if TYPE_CHECKING:
     from headloom.studio.pictures.palette import Theme
-
-__all__ = ["Line", "Steps"]
 
 #: Pieces of text, each with its style: "title", "name", "formula", "faint", "strong" or "".
 Line = list[tuple[str, str]]

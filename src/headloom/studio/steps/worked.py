@@ -22,11 +22,6 @@ from torch import Tensor
 from headloom.errors import InputError
 from headloom.mechanism.reference import attention as reference
 
-__all__ = [
-    "Gradients", "Learned", "Projections", "RowOf", "Worked", "learn", "row_of", "squared_error",
-    "work", "work_back",
-]  # fmt: skip
-
 #: The learned matrices of a layer by their names, in float64: W_Q and W_K (heads, width, depth),
 #: W_V (heads, width, value_depth), W_O (heads * value_depth, width of the output); and, where they
 #: are added, b_Q and b_K (heads, depth), b_V (heads, value_depth), b_O (width of the output,).

@@ -13,8 +13,6 @@ from torch.nn.functional import pad
 from headloom.mechanism.graph import AttentionGraph
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 
-__all__ = ["Part", "Steps", "joined_call"]
-
 #: Steps of a generation that are joined while it goes on.
 TOGETHER = 16
 #: What a graph, and a call, has of each query or key of its own.

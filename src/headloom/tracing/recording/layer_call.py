@@ -16,8 +16,6 @@ from headloom.mechanism.masks import Mask
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Bilinear, Score
 
-__all__ = ["LayerCall", "RowRanges"]
-
 #: Why a layer over the edges of a graph has no matrix.
 OVER_EDGES = "its weights over the edges of a graph are no products of queries and keys"
 

@@ -26,8 +26,6 @@ from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 from headloom.tracing.recording.score_terms import cut_terms, mask_terms
 from headloom.tracing.recording.sequences import InputSequence, NamesOfSequences
 
-__all__ = ["LayerMaker", "cut", "proven_mask"]
-
 #: The log-sum-exp up to which float32 holds it well enough: it rounds weights by 2^-24 of it.
 FARTHEST = 5e-4 * 2**24
 

@@ -18,8 +18,6 @@ from headloom.tracing.names import special_known, texts_known, token_names
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import InputSequence, name_of_grid
 
-__all__ = ["ModuleSequences", "samples_of"]
-
 #: Words in the names of arguments that go along with a sequence and are none.
 _BESIDE = ("mask", "type", "segment", "position", "label", "step", "edge", "batch")
 

@@ -27,8 +27,6 @@ from headloom.tracing.recording.joining import Part, Steps, joined_call
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 from headloom.tracing.recording.verification import tolerance
 
-__all__ = ["Passes", "Text"]
-
 #: Bytes of a tensor from which on it waits in the file.
 LARGE = 2**14
 #: Bytes that are written before the memory that they took is given back.

@@ -13,18 +13,6 @@ from headloom.mechanism.masks import Mask, Ranges, Window, as_mask
 from headloom.mechanism.parts import with_tensors
 from headloom.mechanism.positions import ByDistance, Relative
 
-__all__ = [
-    "ScoreMask",
-    "as_rule",
-    "cut_terms",
-    "lowest_of",
-    "mask_terms",
-    "ranges_of",
-    "rule_of_ranges",
-    "score_mask",
-    "without_hidden",
-]
-
 
 def ranges_of(mask: Mask | None, queries: int, keys: int, sample: int = 0) -> Tensor | None:
     """The first key of each query and the end of its keys, (2, queries), for one input of a batch.

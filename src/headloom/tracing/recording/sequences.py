@@ -22,16 +22,6 @@ from headloom.tracing.names import special_known, texts_known, token_names
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.vision_language import ImagesOfText, images_of_texts
 
-__all__ = [
-    "InputSequence",
-    "NamesOfSequences",
-    "Sequences",
-    "kind_of_name",
-    "layer_kind",
-    "name_of_grid",
-    "on_device_of",
-]
-
 #: Names of modules that look from one sequence at another, in small letters.
 _CROSS = (
     "crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention",

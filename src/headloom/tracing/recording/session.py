@@ -26,8 +26,6 @@ from headloom.tracing.recording.score_terms import ranges_of
 from headloom.tracing.recording.sequences import NamesOfSequences
 from headloom.tracing.recording.verification import deviation, tolerance
 
-__all__ = ["Session"]
-
 
 class Session:
     """Records the attention calls of a model over one batch of inputs.

@@ -28,8 +28,6 @@ from headloom.tracing.model_state import evaluation_mode, same_random_numbers, u
 from headloom.tracing.options import Verify, tokens_to_verify
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = ["Untouched", "deviation", "tolerance"]
-
 _REMEDY = (
     "Such a trace would be wrong, so none is made; verify=False makes it all the same. Please "
     "report the model."

@@ -41,8 +41,6 @@ from headloom.tracing.sources.source import (
 )
 from headloom.tracing.sources.torch_functions import FunctionCall, flex, fused_attention, heads
 
-__all__ = ["Functions", "recorded"]
-
 #: What softmax(scores) V is made of: functions of torch by name, some of them without its checks.
 _SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
 _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")

@@ -21,8 +21,6 @@ from headloom.tracing.recording.score_terms import without_hidden
 from headloom.tracing.sources.source import Modules, Receivers, Source
 from headloom.tracing.sources.torch_functions import FunctionCall, whence
 
-__all__ = ["SOURCE", "headloom_function"]
-
 #: As many edges as there are keys, whatever their number.
 _EVERY = Top(2**31 - 1)
 #: What a trace calls the positions of a layer, where that is not what the layer does.

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["Provenance", "flat"]
-
 #: Functions that put tensors together; and those that write one into another.
 _TOGETHER = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _WRITES = ("__setitem__", "copy_", "index_copy_", "scatter_", "slice_scatter", "index_put_")

@@ -18,18 +18,6 @@ from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.tracing import sources
 from headloom.tracing.recording.layer_call import LayerCall
 
-__all__ = [
-    "Excuse",
-    "Modules",
-    "Receive",
-    "Receivers",
-    "Source",
-    "all_sources",
-    "excused",
-    "never",
-    "takes_attention",
-]
-
 #: From a call to its output, (batch, heads, queries, value_depth); None: the layer computes it.
 Receive = Callable[[LayerCall], Tensor | None]
 #: The modules of a model by their paths.

@@ -27,8 +27,6 @@ from headloom.tracing.recording.sequences import kind_of_name
 from headloom.tracing.sources.flex import FlexCall, UnreadableRuleError, beside_output
 from headloom.tracing.sources.provenance import Provenance
 
-__all__ = ["FunctionCall", "flex", "fused_attention", "heads", "whence"]
-
 _FUSED = functional.scaled_dot_product_attention
 
 

@@ -36,16 +36,6 @@ from headloom.tracing.sources.source import (
     never,
 )
 
-__all__ = [
-    "SOURCE",
-    "NothingRecordedError",
-    "is_transformers_model",
-    "routed",
-    "routes",
-    "transformers",
-    "without_peft",
-]
-
 
 def transformers() -> Any:
     """The library.

@@ -33,8 +33,6 @@ from headloom.training.tasks.nodes import nodes_task
 from headloom.training.tasks.pairs import translation_task
 from headloom.training.tasks.task import Task
 
-__all__ = ["begin_model", "build_model", "make_task"]
-
 
 @dataclass(frozen=True)
 class _Kind:

@@ -19,8 +19,6 @@ from headloom.training.sections import DatesConfig
 from headloom.training.tasks.pairs import PairsTask, TextPairs
 from headloom.training.text import Vocabulary
 
-__all__ = ["LOCALES", "STYLES", "dates_task", "written"]
-
 #: The locales of the task.
 LOCALES = (
     *("ar", "bg", "bn", "ca", "cs", "cy", "da", "de", "el", "en", "en_GB", "es", "et", "eu"),

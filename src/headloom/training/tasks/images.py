@@ -22,8 +22,6 @@ from headloom.training.sections import ImagesConfig
 from headloom.training.tasks.labels import LabelledTask, read_parts
 from headloom.training.tasks.task import Plan, Probe
 
-__all__ = ["ImagesTask", "images_task", "mean_deviation", "normalised", "shape_of"]
-
 
 def shape_of(data: DataDescription) -> ImageShape:
     """The size of the images that a run sees. Raises: DataError: data.json does not say it."""

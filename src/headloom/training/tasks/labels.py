@@ -22,11 +22,6 @@ from headloom.training.sections import ImagesConfig, LabelsConfig
 from headloom.training.tasks.task import Plan, Probe, Task, told_before
 from headloom.training.text import Vocabulary
 
-__all__ = [
-    "LabelledTask", "LabelledTexts", "LabelsTask", "Parts", "drawn_split",
-    "labels_task", "longest_text", "read_labelled", "read_parts", "text_ids",
-]  # fmt: skip
-
 
 class _Labelled(Protocol):
     """Examples with a label each."""

@@ -33,11 +33,6 @@ from headloom.training.tasks.task import Plan, Probe, TextTask
 from headloom.training.text import Vocabulary
 from headloom.training.validation import score_targets
 
-__all__ = [
-    "START", "SYMBOLS", "LanguageTask", "RepeatsTask", "ids_of", "language_task", "parts_of",
-    "repeats_task",
-]  # fmt: skip
-
 #: Characters of a part that is tokenised at once, and parts of one call, which share the cores.
 _PART, _PARTS = 1 << 18, 8
 #: Where a text may be cut: before a single space that follows a word, or the end of a line. (Before

@@ -24,8 +24,6 @@ from headloom.training.measures import Results, digest, label_measures, mean_mea
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.task import Plan, Probe, Task
 
-__all__ = ["UNKNOWN", "NodeData", "NodesTask", "nodes_task", "read_nodes"]
-
 #: The label of a node whose class is not known.
 UNKNOWN = -1
 

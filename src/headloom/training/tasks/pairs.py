@@ -26,8 +26,6 @@ from headloom.training.text import Vocabulary
 from headloom.training.translation import Search, translate
 from headloom.training.validation import score_targets
 
-__all__ = ["PairsTask", "TextPairs", "TranslationTask", "read_pairs", "translation_task"]
-
 TextPairs = list[tuple[str, str]]
 #: Pairs as ids: a source ends with the end token, a target begins and ends with its own.
 _Encoded = list[tuple[list[int], list[int]]]

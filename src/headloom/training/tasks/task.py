@@ -17,8 +17,6 @@ from headloom.training.data import DataDescription
 from headloom.training.measures import Results
 from headloom.training.text import Vocabulary
 
-__all__ = ["Plan", "Probe", "Task", "TextTask", "told_before"]
-
 #: A batch that is not made yet: which examples, or where windows begin.
 Plan = list[int]
 
