@@ -40,6 +40,8 @@ export interface CorpusHead {
   exemplars: Exemplar[];
   spreads: Record<string, Spread>;
   words: [word: string, share: number, count: number, mean: number][];
+  /** Whether words get more than is said, from edges that were not kept. */
+  bounds: boolean;
 }
 
 /** Asks again and again until all texts are read. Returns what stops it. */
