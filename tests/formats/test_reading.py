@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.formats.forging import forge
@@ -159,20 +157,32 @@ def test_forged_numbers(trace_path: Path) -> None:
             pytest.fail(f"change {number} is read: {_read_all(trace_path)}")
 
 
-def test_a_column_stored_as_another_type(trace_path: Path) -> None:
-    """Arrow aborts the process that reads such a file."""
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # The type of a column as thrift writes it, before the list of its encodings.
+        (b"\x15\x02\x19", b"\x15\x0a\x19"),
+        # The smallest layer, a byte too short.
+        (b"\x18\x04\0\0\0\0", b"\x18\x03\0\0\0"),
+    ],
+)
+def test_what_arrow_aborts_on_is_not_read(trace_path: Path, before: bytes, after: bytes) -> None:
+    expected = headloom.open(trace_path).layers[0].graph
     path = trace_path / "edges.parquet"
     whole = path.read_bytes()
-    # The type of a stored column as thrift writes it, before the list of its encodings.
-    before, after = b"\x15\x02\x19", b"\x15\x0a\x19"
-    forged = whole[::-1].replace(before[::-1], after[::-1])[::-1]
-    metadata = pq.read_metadata(pa.BufferReader(forged))
-    assert metadata.row_group(0).column(0).physical_type == "DOUBLE"
-    path.write_bytes(forged)
-    digest = hashlib.sha256(forged).hexdigest()
-    forge(trace_path, lambda m: m["files"]["edges.parquet"].update(sha256=digest))
-    with pytest.raises(DataError, match="its column layer is of INT32, and stored as DOUBLE"):
-        _read_all(trace_path)
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    forged = whole[start:-8].replace(before, after)
+    assert forged != whole[start:-8]
+    path.write_bytes(whole[:start] + forged + len(forged).to_bytes(4, "little") + b"PAR1")
+    digest, size = hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size
+    forge(trace_path, lambda m: m["files"]["edges.parquet"].update(sha256=digest, bytes=size))
+    try:
+        graph = headloom.open(trace_path).layers[0].graph
+    except DataError as error:
+        assert "this trace is damaged: edges.parquet" in str(error)
+    else:
+        assert torch.equal(graph.keys, expected.keys)
+        assert torch.equal(graph.weights, expected.weights)
 
 
 def test_a_forged_kind_of_number(trace_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class Digests:
         self._verifying = threading.Lock()
         self._seen = {MANIFEST: _identity(folder / MANIFEST)}
         self._open = {name: entry.get("sha256") for name, entry in manifest["files"].items()}
+        self._first_layers: dict[str, list[int]] = {}
 
     def check_same(self, name: str) -> None:
         """Raises: DataError: the trace, or this file of it, is not the one that was opened."""
@@ -118,6 +120,18 @@ class Digests:
                 raise ValueError("the file does not match its digest")
             self._seen[name] = before
             del self._open[name]
+
+    def first_layers(self, name: str, file: pq.ParquetFile) -> list[int]:
+        """The layer of the first row of each row group of a table.
+
+        Rows are read for it: where statistics are damaged, Arrow aborts that is asked for them.
+        """
+        if name not in self._first_layers:
+            self._first_layers[name] = [
+                next(file.iter_batches(1, [number], ["layer"], use_threads=False))[0][0].as_py()
+                for number in range(file.num_row_groups)
+            ]
+        return self._first_layers[name]
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
@@ -272,13 +286,9 @@ class StoredLayer:
         """The row groups of this layer, which has so many rows."""
         with pq.ParquetFile(self._verified(name), page_checksum_verification=True) as file:
             _check_columns(file.schema_arrow, COLUMNS[name])
-            groups = []
-            for number in range(file.num_row_groups):
-                group = file.metadata.row_group(number)
-                check_stored_types(group, file.schema)
-                statistics = group.column(0).statistics
-                if statistics is None or statistics.min <= self.number <= statistics.max:
-                    groups.append(number)
+            firsts = self.digests.first_layers(name, file)
+            pairs = itertools.pairwise([*firsts, self.number])
+            groups = [n for n, (first, end) in enumerate(pairs) if first <= self.number <= end]
             table = file.read_row_groups(groups)
             table = table.filter(pc.equal(table["layer"], self.number))
         if any(column.null_count for column in table.columns):
@@ -321,17 +331,6 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...]) -> None:
         fits = kind == pa.float32() if name in FRACTIONS else pa.types.is_signed_integer(kind)
         if not fits:
             raise ValueError(f"its column {name} is of {kind}")
-
-
-def check_stored_types(group: pq.RowGroupMetaData, schema: pq.ParquetSchema) -> None:
-    """Raise a ValueError where a row group stores a column as another type: Arrow would abort."""
-    for place in range(group.num_columns):
-        column, expected = group.column(place), schema.column(place)
-        if column.physical_type != expected.physical_type:
-            raise ValueError(
-                f"its column {expected.name} is of {expected.physical_type}, and stored as "
-                f"{column.physical_type}"
-            )
 
 
 def _slots(

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from headloom.errors import DataError
 from headloom.formats.files import check_file, open_file, reading
-from headloom.formats.layer_data import check_stored_types
 
 #: By their names.
 Arrays = dict[str, NDArray[np.generic]]
@@ -129,6 +128,4 @@ def _of_csv(path: Path) -> pa.Table:
 
 def _of_parquet(path: Path) -> pa.Table:
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        for number in range(file.num_row_groups):
-            check_stored_types(file.metadata.row_group(number), file.schema)
         return file.read([name for name in file.schema_arrow.names if name in _EDGE_TYPES])
