@@ -1,14 +1,16 @@
 """The command `headloom`: its verbs, and how each of them ends.
 
 A verb is a function of its name in a module of that name in `headloom.cli.verbs`; where Python has
-the name for itself, as `import`, an underscore follows it.
+the name for itself, as `import` and `map`, an underscore follows it.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import importlib
+import keyword
 import logging
 import os
 import sys
@@ -156,7 +158,7 @@ def _app() -> typer.Typer:
     commands.callback()(_options)
     for panel, names in VERBS.items():
         for name in names:
-            word = {"import": "import_", "map": "map_"}.get(name, name)
+            word = f"{name}_" if keyword.iskeyword(name) or hasattr(builtins, name) else name
             module = importlib.import_module(f"headloom.cli.verbs.{word}")
             commands.command(name, cls=_Verb, rich_help_panel=panel)(getattr(module, word))
     return commands

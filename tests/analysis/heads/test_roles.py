@@ -10,6 +10,7 @@ from tests.analysis.dense_layer import layer_of_weights
 
 import headloom
 from headloom.analysis.heads.layer_weights import LayerWeights, looked_at, sink_keys
+from headloom.analysis.heads.measures import head_patterns
 from headloom.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
 from headloom.api.trace import Trace
 from headloom.mechanism.multihead import MultiHeadAttention
@@ -20,27 +21,18 @@ N = len(TOKENS)
 
 def one_head_of_each() -> Trace:
     """A layer with a head for each role, nine tenths on its pattern and the rest spread."""
-    names = [name for name in ROLES if name != "sink"]
-    weights = {name: torch.zeros(N, N) for name in names}
-    for i in range(N):
-        weights["previous"][i, max(i - 1, 0)] = 1
-        weights["next"][i, min(i + 1, N - 1)] = 1
-        weights["same"][i, i] = 1
-        weights["first"][i, 0] = 1
-        weights["separator"][i, N - 1] = 1
-        weights["punctuation"][i, [j for j in range(N) if TOKENS[j] == ","]] = 1
-        for name, copies in (
-            ("duplicate", [j for j in range(N) if TOKENS[j] == TOKENS[i] and j != i]),
-            ("induction", [j for j in range(1, N) if TOKENS[j - 1] == TOKENS[i] and j != i + 1]),
-        ):
-            weights[name][i, copies or range(N)] = 1
-        weights["local"][i, max(i - 4, 0) : i + 5] = 1
-        weights["partner"][i, N - 1 - i] = 1
-        weights["vertical"][i, [1, 7, 10]] = 1
-    heads = [weights[name] / weights[name].sum(-1, keepdim=True) for name in names]
     spread = torch.full((N, N), 1 / N)
+    patterns = head_patterns(layer_of_weights(spread[None], TOKENS))
+    rows, places = torch.arange(N)[:, None], torch.arange(N)
+    sets = {name: keys.contains(rows, places) for name, keys in patterns.items()} | {
+        "partner": rows + places == N - 1,
+        "vertical": torch.isin(places, torch.tensor([1, 7, 10])).expand(N, N),
+    }
+    inside = torch.stack([sets[name] for name in ROLES if name != "sink"])
+    inside = torch.where(inside.any(-1, keepdim=True), inside, True).float()
+    heads = inside / inside.sum(-1, keepdim=True)
     lonely = torch.eye(N)[torch.randperm(N, generator=torch.Generator().manual_seed(9))]
-    stack = torch.stack([0.9 * head + 0.1 * spread for head in heads] + [spread, lonely])
+    stack = torch.cat((0.9 * heads + 0.1 * spread, spread[None], lonely[None]))
     return Trace({"tokens": TOKENS}, (layer_of_weights(stack, TOKENS),))
 
 
