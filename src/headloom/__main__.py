@@ -37,18 +37,6 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _open_standard_files() -> None:
-    """Take the numbers of standard input, output and error that are closed.
-
-    Else the next files that are opened get them, and what libraries print goes there.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
 def _sleep_soon() -> None:
     """Let threads that wait sleep soon, unless the environment says how they wait; before torch."""
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -57,7 +45,6 @@ def _sleep_soon() -> None:
 
 def main() -> None:
     """Run the command line; Ctrl-C is answered in one line, also while modules are loaded."""
-    _open_standard_files()
     _sleep_soon()
     code: object = "not known"
 

@@ -206,10 +206,7 @@ def _trace_all(
 
 
 def _listed(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonObject:
-    """The list of what is traced here; it fits the traces that are there.
-
-    Raises: DataError: the folder holds other traces, or something else.
-    """
+    """The list of what is traced here; it fits the traces that are there."""
     # Of the windows of a text, that of the whole text.
     digests = {
         title: hashlib.sha256((work.whole or text).encode()).hexdigest()

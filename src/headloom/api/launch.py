@@ -17,13 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headloom.errors import InputError
-from headloom.formats.files import disk_errors
 from headloom.training.ranks import MEETING, GroupError
 
 #: How often all processes are started again at most.
 RESTARTS = 25
-#: Bytes that the folder where processes meet must have room for.
-ROOM = 2**16
 
 
 def launch(command: Sequence[str], processes: int) -> None:
@@ -47,8 +44,6 @@ def launch(command: Sequence[str], processes: int) -> None:
         tempfile.TemporaryDirectory(prefix="headloom-processes-") as name,
         _surroundings(Path(name), processes),
     ):
-        with disk_errors(Path(name), "Free some space, or set TMPDIR to another folder."):
-            (Path(name) / "room").write_bytes(bytes(ROOM))
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,

@@ -94,10 +94,7 @@ class PretrainedModel:
         return self._read(text, options.target, generates=options.generate is not None)
 
     def _read(self, text: str, target: str | None, *, generates: bool = False) -> Inputs:
-        """The text itself; of an encoder-decoder its ids and those of the target.
-
-        generates: whether the model is to write the target.
-        """
+        """The text itself; of an encoder-decoder its ids and those of the target."""
         kind = self._config.model_type
         if target is not None and (generates or not self._is_pair):
             why = (

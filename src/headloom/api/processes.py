@@ -166,10 +166,7 @@ def _by_ray(work: TracingWork, tasks: Mapping[str, str], address: str) -> Iterat
 def _done_elsewhere(
     work: TracingWork, version: str, directory: str, seen: list[str], task: Task
 ) -> Result:
-    """Do a task in a process of Ray.
-
-    Raises: DataError: its machine has another headloom, or does not see what it must.
-    """
+    """Do a task in a process of Ray."""
     machine = socket.gethostname()
     if version != __version__:
         raise DataError(
@@ -188,10 +185,7 @@ def _done_elsewhere(
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster while the block runs.
-
-    Raises: DataError: the cluster cannot be reached, or not be started; InputError: no address.
-    """
+    """Ray, connected to a cluster while the block runs."""
     os.environ.update(_QUIET)
     if address == "local":
         # The ports of a cluster are open to the network, and who reaches one may run anything,

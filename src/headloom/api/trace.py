@@ -140,15 +140,15 @@ class Trace(TraceData):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[JsonObject, JsonObject]:
         """What a notebook shows: the studio. See `headloom.studio.notebook`."""
-        from headloom.studio.notebook import trace_bundle
+        from headloom.studio.notebook import bundle
 
-        return trace_bundle(self)
+        return bundle(self)
 
     def _display_(self) -> Any:
         """What marimo shows: the same."""
-        from headloom.studio.notebook import trace_display
+        from headloom.studio.notebook import display
 
-        return trace_display(self)
+        return display(self)
 
 
 def _of(

@@ -154,10 +154,7 @@ _NOTES: JsonObject = {"step": is_count(2**53), "loss?": (int, float), "layers": 
 
 
 def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
-    """A layer from its notes and the tensors of its snapshot.
-
-    Raises: KeyError: a tensor is missing; ValueError: their shapes do not fit.
-    """
+    """A layer from its notes and the tensors of its snapshot."""
     name, length, heads = entry["name"], entry["length"], len(entry["measures"]["symmetry"])
     matrices = {matrix: tensors[f"{name}/{matrix}"].float() for matrix in entry["matrices"]}
     product = tensors[f"{name}/product"].float() if entry.get("product") else None

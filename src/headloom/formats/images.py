@@ -84,10 +84,7 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
 
 
 def _of_bytes(picture: Image) -> Image:
-    """A grey picture of 16 bits as one of 8, which Pillow would cut off instead.
-
-    Raises: ValueError: its numbers have another range.
-    """
+    """A grey picture of 16 bits as one of 8, which Pillow would cut off instead."""
     from PIL import Image
 
     pixels = np.asarray(picture)

@@ -172,10 +172,7 @@ def manifest_digest(manifest: JsonMapping) -> str:
 
 
 def _check_manifest(folder: Path, manifest: JsonMapping) -> None:
-    """Hold a manifest, and the files that it names, against what they must be.
-
-    Raises: ValueError: what is wrong. DataError: a file is there and cannot be read.
-    """
+    """Hold a manifest, and the files that it names, against what they must be."""
     if manifest.get("sha256") != manifest_digest(manifest):
         raise ValueError(f"{MANIFEST} does not match its digest")
     wrong = misfit(manifest, _FORM, MANIFEST) or _why_unfit(manifest)

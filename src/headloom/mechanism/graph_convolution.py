@@ -325,10 +325,7 @@ def _blocks(vector: Tensor) -> Tensor:
 def _with_self_loops(
     edge_index: Tensor, features: Tensor | None, fill: float | str, nodes: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Exactly one self-loop for each of the first `nodes` nodes, after all other edges.
-
-    Its own are left out. fill: their features: a number, or how those of a node's edges combine.
-    """
+    """Exactly one self-loop for each of the first `nodes` nodes, after all other edges."""
     others = edge_index[0] != edge_index[1]
     edge_index = edge_index[:, others]
     loops = torch.arange(nodes, dtype=edge_index.dtype, device=edge_index.device).expand(2, -1)

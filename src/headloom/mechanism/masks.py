@@ -76,10 +76,7 @@ def ends_before(mask: Mask | Tensor, position: int) -> bool:
 
 
 def _extreme(lengths: Tensor, of: Callable[[Tensor], Tensor]) -> int | None:
-    """The least or the largest; None: there is none, or no number yet.
-
-    So it is in a compiled program, and where torch.func maps over lengths: these are not checked.
-    """
+    """The least or the largest; None: there is none, or no number yet."""
     if not lengths.numel() or torch.compiler.is_compiling():
         return None
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from types import UnionType
 from typing import SupportsIndex
 
 import numpy as np
@@ -80,14 +79,6 @@ def in_words(value: object) -> str:
         return f"an object of type {type(value).__name__}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def check_type(
-    operation: str, name: str, value: object, kind: type | UnionType, expected: str
-) -> None:
-    """Raise an InputError where something is of another type. expected: what it should be."""
-    if not isinstance(value, kind):
-        raise InputError(f"{operation}: {name} is {in_words(value)}; expected {expected}.")
 
 
 def check_flag(operation: str, name: str, value: object, *, optional: bool = False) -> None:

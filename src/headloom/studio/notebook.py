@@ -17,8 +17,6 @@ from headloom.studio.arrays import as_json
 from headloom.studio.pack import pack
 from headloom.studio.page import collect, script, style
 
-Bundle = tuple[JsonObject, JsonObject]
-
 
 def widget(trace: TraceData, start: str = "", title: str = "") -> Any:
     """A trace as a widget.
@@ -66,43 +64,27 @@ def graph_trace(graph: AttentionGraph) -> TraceData:
     return TraceData({"tokens": names["keys"]} if one else names, (layer,))
 
 
-def trace_bundle(trace: TraceData) -> Bundle:
-    """What a notebook shows of a trace: the studio, or its text where that cannot be."""
-    return _bundle(trace, repr(trace))
+def display(shown: TraceData | AttentionGraph) -> Any:
+    """What marimo shows of a trace or a graph: the widget; or its text, which says why not.
 
-
-def graph_bundle(graph: AttentionGraph) -> Bundle:
-    """Likewise of a graph; of a batch of them the text alone."""
-    return _bundle(None if graph.batched else graph_trace(graph), repr(graph))
-
-
-def trace_display(trace: TraceData) -> Any:
-    """What marimo shows of a trace: the widget, or its text where that cannot be."""
-    return _shown(trace, repr(trace))
-
-
-def graph_display(graph: AttentionGraph) -> Any:
-    """Likewise of a graph; of a batch of them the text alone."""
-    return _shown(None if graph.batched else graph_trace(graph), repr(graph))
-
-
-def _shown(trace: TraceData | None, text: str) -> Any:
-    """The widget; or a text, which says why there is none."""
-    if trace is None or not trace.layers:
-        return text
+    Of a batch of graphs, and of a trace without a layer, the text alone.
+    """
+    if shown.batched if isinstance(shown, AttentionGraph) else not shown.layers:
+        return repr(shown)
     try:
-        return widget(trace)
+        return widget(graph_trace(shown) if isinstance(shown, AttentionGraph) else shown)
     except InputError as reason:
-        return f"{text}\n{reason}"
+        return f"{shown!r}\n{reason}"
 
 
-def _bundle(trace: TraceData | None, text: str) -> Bundle:
-    made = text if _in_a_terminal() else _shown(trace, text)
-    bundle = None if isinstance(made, str) else made._repr_mimebundle_()
-    if bundle is None:
-        return {"text/plain": made if isinstance(made, str) else text}, {}
-    data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-    return {**data, "text/plain": text}, metadata
+def bundle(shown: TraceData | AttentionGraph) -> tuple[JsonObject, JsonObject]:
+    """What a notebook shows: the studio, or the text where that cannot be."""
+    made = repr(shown) if _in_a_terminal() else display(shown)
+    parts = None if isinstance(made, str) else made._repr_mimebundle_()
+    if parts is None:
+        return {"text/plain": made if isinstance(made, str) else repr(shown)}, {}
+    data, metadata = parts if isinstance(parts, tuple) else (parts, {})
+    return {**data, "text/plain": repr(shown)}, metadata
 
 
 def _in_a_terminal() -> bool:

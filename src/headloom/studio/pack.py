@@ -136,10 +136,7 @@ def _rows(content: bytes, shape: tuple[int, int, int, int], left_out: int) -> li
 
 
 def _rounded(bits: Array, left_out: int) -> Array:
-    """The bits of float32 numbers, each to the nearest one whose last bits are 0.
-
-    A weight of 1 stays below infinity.
-    """
+    """The bits of float32 numbers, each to the nearest one whose last bits are 0."""
     if not left_out:
         return bits
     half, gone = np.uint32(1 << (left_out - 1)), np.uint32(left_out)

@@ -191,11 +191,7 @@ def _number(value: float | None) -> float | None:
 
 
 def _watched(run: RunFolder, layers: Sequence[str]) -> JsonObject | None:
-    """What is known of a watched training; None: it is headloom's own.
-
-    Args: layers: names of those of its history, in order.
-    Raises: DataError: its measures are damaged.
-    """
+    """What is known of a watched training; None: it is headloom's own."""
     monitored = run.monitored()
     if monitored is None:
         return None

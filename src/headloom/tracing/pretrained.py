@@ -196,10 +196,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_gguf(path: Path) -> tuple[GGUFReader, Settings]:
-    """The header of a GGUF file, by the package gguf, and its settings.
-
-    Raises: DataError: not such a file, cut off, or damaged. InputError: the package is missing.
-    """
+    """The header of a GGUF file, by the package gguf, and its settings."""
     with optional_package("a GGUF file", installing("gguf")):
         import accelerate  # noqa: F401 - Transformers asks for it
         import gguf
@@ -233,12 +230,7 @@ def _read_gguf(path: Path) -> tuple[GGUFReader, Settings]:
 
 
 def _load_gguf(path: Path, library: Any, predicting: bool, text: bool) -> tuple[nn.Module, Any]:
-    """The model of a GGUF file, every weight a plain number of float32, and its tokenizer.
-
-    Raises:
-        DataError: damaged, or weights that are not numbers.
-        InputError: Transformers does not read all of this file.
-    """
+    """The model of a GGUF file, every weight a plain number of float32, and its tokenizer."""
     reader, settings = _read_gguf(path)
     numbers: Counter[str] = Counter()
     for tensor in reader.tensors:

@@ -178,10 +178,7 @@ class HeadloomReader(Reader):
         return arguments
 
     def _sequences(self, arguments: Inputs) -> dict[str, Tensor]:
-        """What the model reads, by names: token ids, (batch, length), or if there are none images.
-
-        Raises: InputError: neither.
-        """
+        """What the model reads, by names: token ids, (batch, length), or where none are images."""
         tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         texts = {n: ids for n, ids in tensors.items() if ids.ndim == 2 and ids.dtype in _INTEGERS}
         sequences = texts or {

@@ -164,10 +164,7 @@ def _split(request: Request) -> list[SeenImage] | None:
 
 
 def _rows_and_columns(ids: list[int], places: list[tuple[int, int]]) -> list[Size] | None:
-    """The rows and columns of tiles of each image, by what stands between its runs.
-
-    None: what stands there is not what the processor writes.
-    """
+    """The rows and columns of tiles of each image, by what stands between its runs."""
     if not places or places[-1][1] == len(ids):
         return None if places else []
     # The token that ends every picture also begins every tile.

@@ -135,10 +135,7 @@ def _wanted(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
 
 
 def _weighed(call: LayerCall, gradient: Tensor, *, ahead: bool) -> Iterator[tuple[range, Tensor]]:
-    """A of a layer, some rows at a time: (rows, keys), up to the last row where none looks ahead.
-
-    gradient: dy/do, (1, heads, queries, value_depth).
-    """
+    """A of a layer, some rows at a time, (rows, keys), to the last row where none looks ahead."""
     options = {**call.arguments(), "bias": None if call.bias is None else call.bias[0]}
     matrix = AttentionMatrix(call.queries[0], call.keys[0], **options)
     values = repeat_kv_heads(call.values, matrix.shape[0])[0].to(matrix.queries.dtype)

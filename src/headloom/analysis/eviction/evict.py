@@ -205,8 +205,6 @@ def _keys_of(budget: float | str, prompt: int) -> int:
 
     >>> _keys_of(0.2, 3584), _keys_of("20%", 3584), _keys_of(64, 3584), _keys_of(0.001, 10)
     (716, 716, 64, 1)
-
-    Raises: InputError: no key, or more than the prompt has.
     """
     words = str(budget)
     if words.isdecimal() and 1 <= int(words) <= prompt:

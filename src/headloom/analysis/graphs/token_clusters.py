@@ -175,10 +175,7 @@ def token_clusters(
 
 
 def _k_means(places: Floats, number: int, seed: int) -> Labels:
-    """The cluster of each position by its place, the best of several starts, numbered in order.
-
-    The first centres are drawn as in k-means++ (Arthur and Vassilvitskii 2007).
-    """
+    """The cluster of each position by its place, the best of several starts, numbered in order."""
     random, tries = np.random.default_rng(seed), []
     for _ in range(STARTS):
         with warnings.catch_warnings(action="ignore"):  # that a cluster is empty

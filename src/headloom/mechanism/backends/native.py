@@ -167,10 +167,7 @@ _attend: Callable[..., Tensors] = AutogradAttend.apply
 
 
 def _prepared(call: AttentionCall) -> NativeCall:
-    """What the kernels are asked, in float32 where a gradient is multiplied by distances.
-
-    These multiply what rounded weights leave of a row's gradients, whose sum is 0.
-    """
+    """What the kernels are asked, in float32 where a gradient is multiplied by distances."""
     native, relative = prepare(call), call.relative
     if not (ROUNDS_WEIGHTS and native.bfloat16 and isinstance(relative, DistanceBias)):
         return native

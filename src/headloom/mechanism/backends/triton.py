@@ -183,10 +183,7 @@ def forward_graph(native: NativeCall, kept: int) -> Results:
 
 
 def _launch(kernel: Any, programs: int, *given: Any, **sizes: Any) -> None:
-    """Run programs of a kernel, on the device of the first tensor, which need not be the current.
-
-    Raises: BackendError: it cannot be compiled for this call.
-    """
+    """Run programs of a kernel on the device of the first tensor, be it the current one or not."""
     try:
         with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
             kernel[(programs,)](*given, **sizes)

@@ -193,11 +193,7 @@ class Matrices:
         return heads, width, width // heads
 
     def _drawn(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Multiples of 1/2 from -1 to 1, by the seed and the name alone.
-
-        Matrices are drawn until the heads beside each other have full rank: else words that differ
-        might look alike to all heads.
-        """
+        """Multiples of 1/2 from -1 to 1, by the seed and the name alone."""
         text = f"{self.seed} {name}".encode("utf-8", "surrogatepass")
         generator = np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
         while True:

@@ -193,10 +193,7 @@ def _step(step: Step, digits: int) -> list[Line]:
 
 
 def _row(row: Row, digits: int) -> list[Line]:
-    """Tables side by side, in as many rows as the width needs.
-
-    Tokens that stand beside the table before are not repeated.
-    """
+    """Tables side by side, in as many rows as the width needs."""
     lines: list[Line] = []
     beside: list[Line] = []
     named: tuple[str, ...] = ()
@@ -238,10 +235,7 @@ def _shortened(count: int, most: int) -> list[int | None]:
 
 
 def _blocks(table: Table, digits: int, headed: bool, labels: tuple[str, ...]) -> list[list[Line]]:
-    """A table as one block of lines of one width, or as several where a line has no room for it.
-
-    headed: whether a line for names of columns is kept. labels: beside its rows; (): none.
-    """
+    """A table as one block of lines of one width, or as several where a line has no room for it."""
     count, columns = table.values.shape
     rows = _shortened(count, _ROWS[1] if not table.rows and count > _ROWS[0] else count)
     texts = [[number(value, digits) for value in row] for row in table.values.tolist()]

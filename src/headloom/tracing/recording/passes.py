@@ -153,8 +153,6 @@ class Passes:
         """Hold the keys of a cache against those that a layer computed, from the first on.
 
         Of one text the first layer tells of all, but in passes that are verified.
-
-        Raises: InputError: the cache holds others.
         """
         assert layer.known is not None
         expected = layer.known[:, :, first : layer.count].contiguous()
@@ -202,10 +200,7 @@ def _first_bytes(keys: Tensor) -> Tensor:
 
 
 class _CallFile:
-    """A file in which the large tensors of calls wait while a model goes on.
-
-    Args: path: of the trace that is to be: the file is in the same folder.
-    """
+    """A file in which the large tensors of calls wait while a model goes on."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(os.path.realpath(path))

@@ -250,10 +250,7 @@ class Sequences:
         return name if length == own else f"{name}-{length}"
 
     def _given(self, name: str, what: str) -> Tensor | None:
-        """What the arguments of the model say of a sequence, (batch, length, ...); None: nothing.
-
-        what: "input_ids", "inputs_embeds" or "attention_mask".
-        """
+        """What the model is told of a sequence, (batch, length, ...); None: nothing."""
         value = self._inputs.get(f"decoder_{what}" if name == "target" else what)
         return value if isinstance(value, Tensor) and value.ndim > 1 and name in _READ else None
 

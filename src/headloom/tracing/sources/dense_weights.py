@@ -123,10 +123,7 @@ def _taking(path: str, batch: int, receive: Callable[[LayerCall], object]) -> Ca
 
 
 def _call(path: str, module: nn.Module, weights: Tensor) -> LayerCall:
-    """A call that gives these weights, (batch, heads, queries, keys).
-
-    Its scores are the logarithms of its weights: the true ones less a number for each row.
-    """
+    """A call that gives these weights, (batch, heads, queries, keys)."""
     causal = weights.shape[-2] == weights.shape[-1] and is_causal(weights)
     queries = weights.new_zeros(*weights.shape[:3], 1, dtype=torch.float32)
     keys = weights.new_zeros(*weights.shape[:2], weights.shape[3], 1, dtype=torch.float32)

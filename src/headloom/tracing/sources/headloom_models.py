@@ -28,10 +28,7 @@ _POSITIONS = {"shaw-keys": "shaw", "buckets": "bias"}
 
 
 class _LayerObserver:
-    """Hands on the calls of a model's layers, each with its graph.
-
-    keep: the edges that layers keep of each query.
-    """
+    """Hands on the calls of a model's layers, each with its graph."""
 
     def __init__(self, paths: Mapping[int, str], keep: Keep, receivers: Receivers) -> None:
         self.keep: Keep = keep if isinstance(keep, Top) else _EVERY

@@ -265,10 +265,7 @@ def heads(asked: FunctionCall) -> object:
 
 
 def _renamed(function: FunctionType, fused: Callable[..., object]) -> Callable[..., object]:
-    """A function of torch that calls another fused attention, and asks no mode.
-
-    The same code: nothing of torch is replaced.
-    """
+    """A function of torch that calls another fused attention, and asks no mode."""
     names = {
         **function.__globals__,
         "scaled_dot_product_attention": fused,

@@ -36,13 +36,7 @@ from headloom.training.tasks.task import Task
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of task.
-
-    make: reads or draws its data, from its section of the configuration, the seed, and what a run
-        that goes on knows of the data.
-    build: the model, its matrices drawn at random, from the section of the model and the data's
-        description.
-    """
+    """A kind of task."""
 
     make: Callable[[Any, int, DataDescription | None], Task]
     build: Callable[[Any, DataDescription], Predictor]
