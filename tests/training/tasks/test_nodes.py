@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from typer.testing import CliRunner
 
 import headloom
 from headloom.cli.commands import app
+from headloom.errors import InputError
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.nodes import NodeData, nodes_task, read_nodes
 
@@ -53,6 +55,18 @@ def test_masks_are_numbers_of_nodes(tmp_path: Path) -> None:
     assert masked.splits.keys() == expected.splits.keys() == {"train", "valid", "test"}
     for split, chosen in expected.splits.items():
         assert torch.equal(masked.splits[split], chosen.sort().values)
+
+
+def test_features_that_are_mostly_zero(tmp_path: Path) -> None:
+    dense = read_nodes(saved(tmp_path)).features
+    rows = scipy.sparse.csr_array(dense.numpy())
+    parts = {"x_data": rows.data, "x_indices": rows.indices, "x_indptr": rows.indptr}
+    parts |= {"x": None, "x_shape": np.array(rows.shape)}
+    assert torch.equal(read_nodes(saved(tmp_path, **parts)).features, dense)
+    for name, wrong in [("x_indices", rows.indices + 9), ("x_shape", np.array([2, 6])),
+                        ("x_indptr", rows.indptr[::-1]), ("x_data", rows.data[:-1])]:  # fmt: skip
+        with pytest.raises(InputError, match="x_data and what belongs to it"):
+            read_nodes(saved(tmp_path, **parts | {name: wrong}))
 
 
 def test_features_are_divided_by_their_sum_and_edges_turned() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -30,6 +31,8 @@ UNKNOWN = -1
 #: The names of a split in files: of numbers of nodes, and of a mask.
 _NAMES = {"train": ("train", "train_mask"), "valid": ("val", "val_mask"),
           "test": ("test", "test_mask")}  # fmt: skip
+#: The names of the parts of features that are mostly 0.
+_SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +112,20 @@ def read_nodes(path: Path) -> NodeData:
 
     It holds ``edge_index`` (2, edges), ``x`` (nodes, features), ``y`` (nodes,), and the splits as
     numbers of nodes, ``train``, ``val`` and ``test``, or as masks, ``train_mask``, ``val_mask``
-    and ``test_mask``. Perhaps ``classes`` and ``names``, texts.
+    and ``test_mask``. Perhaps ``classes`` and ``names``, texts. In place of ``x`` may stand its
+    parts as SciPy's sparse rows have them: ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``.
 
     Raises: DataError: no such file, or damaged. InputError: its parts do not fit together.
     """
     arrays = read_npz(path, "graph")
+    if all(name in arrays for name in _SPARSE):
+        data, indices, indptr, shape = (arrays[name] for name in _SPARSE)
+        try:
+            rows = scipy.sparse.csr_array((data, indices, indptr), shape=tuple(shape.tolist()))
+            rows.check_format()
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}: x_data and what belongs to it: {error}.") from error
+        arrays["x"] = rows.toarray()
     missing = [name for name in ("edge_index", "x", "y") if name not in arrays]
     if missing:
         there = ", ".join(sorted(arrays)) or "nothing"
