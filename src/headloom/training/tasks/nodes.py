@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -119,8 +120,9 @@ def read_nodes(path: Path) -> NodeData:
     """
     arrays = read_npz(path, "graph")
     if all(name in arrays for name in _SPARSE):
-        data, indices, indptr, shape = (arrays[name] for name in _SPARSE)
+        indices, indptr, shape = (_integers(arrays[name], name, path) for name in _SPARSE[1:])
         try:
+            data: NDArray[np.float32] = np.asarray(arrays["x_data"], np.float32)
             rows = scipy.sparse.csr_array((data, indices, indptr), shape=tuple(shape.tolist()))
             rows.check_format()
         except (TypeError, ValueError) as error:
