@@ -116,7 +116,7 @@ def test_a_name_in_the_cache_is_read_without_the_hub(loaded: Loaded, small, tmp_
     (refs / "main").write_text("0" * 40)
     # Port 9 of this machine: who asks the hub fails.
     where = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
-    with loaded.start("weights", "somebody/small", "--csv", **where) as process:
+    with loaded.start("measure", "projections", "somebody/small", "--csv", **where) as process:
         out, errors = process.communicate()
         assert process.wait() == 0, errors
     assert len(out.splitlines()) == 3

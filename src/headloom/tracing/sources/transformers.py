@@ -127,7 +127,7 @@ def _function(
 ) -> Callable[..., object]:
     """The attention function to register in place of eager attention, or of the fused one."""
     # Layers share masks, whole or a view; the mask itself keeps its place in memory its own.
-    read: dict[tuple[int, torch.Size, int], tuple[Tensor, Tensor, ScoreMask]] = {}
+    read: dict[object, tuple[Tensor, Tensor, ScoreMask]] = {}
     # A step of a generation asks the same of every layer again.
     kinds: dict[tuple[int, bool], str] = {}
 
@@ -163,7 +163,8 @@ def _function(
         if attention_mask is not None:
             # Eager attention adds a bool mask too, as 1 and 0, and hides nothing. Of a cache of a
             # fixed size it takes the part that is filled.
-            where = attention_mask.data_ptr(), attention_mask.shape, sizes[1]
+            memory = attention_mask.untyped_storage().data_ptr(), attention_mask.storage_offset()
+            where = memory, attention_mask.shape, attention_mask.stride(), sizes
             if where not in read:
                 cells = attention_mask[..., : sizes[1]]
                 if eager and cells.dtype == torch.bool:
