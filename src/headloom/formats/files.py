@@ -297,21 +297,7 @@ def read_text(path: Path | str, what: str = "file") -> str:
 def not_utf8(content: bytes, line: int) -> str:
     """What is said of content that is not UTF-8 text, and the remedy."""
     encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
-    if encoding == "latin1" and b"\0" in content[:8192]:
-        return "no text: it has zeros in it; expected text, as UTF-8. Give a file of text."
     return f"line {line} is not UTF-8 text. Convert it, as in: iconv -f {encoding} -t utf-8."
-
-
-def check_line_ends(text: str, path: Path) -> None:
-    """Raise an InputError where carriage returns alone end the lines of a table.
-
-    They would be one line, which has too many columns.
-    """
-    if "\n" not in text and "\r" in text.rstrip("\r"):
-        raise InputError(
-            f"{path}: its lines end by carriage returns (CR) alone; expected line feeds (LF). "
-            f"Convert it: tr '\\r' '\\n' < {path.name}"
-        )
 
 
 def text_lines(text: str) -> list[str]:

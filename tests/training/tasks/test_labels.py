@@ -165,7 +165,6 @@ def test_a_folder_a_class(tmp_path: Path) -> None:
         (b"pos good", "line 1 has 0 tabs; expected label TAB text, or label TAB id TAB text"),
         (b"a\tb\tc\td", "line 1 has 3 tabs; expected label TAB text"),
         (b"a\tb\nc\td\te", "line 2 has 2 tabs; expected label TAB text"),
-        (b"a\tb\rc\td\r", "its lines end by carriage returns (CR) alone; expected line feeds"),
         (b"a\tb\n\tc", "line 2 has 1 tabs; expected label TAB text"),
         (b"\n \n", "no labelled texts."),
     ],

@@ -49,7 +49,6 @@ def test_what_does_not_pair(folder: Path) -> None:
     (folder / "gap").write_text("eine Katze\n\nzwei Katzen\n")
     (folder / "tabs").write_text("a\tb\n\na\tb\tc\n")
     (folder / "none").write_text("a\tb\nab\n")
-    (folder / "returns").write_bytes(b"a\tb\rc\td\re\tf\r")
     (folder / "later").write_text("a\tb\n\n \n\tb\n")
     (folder / "empty").write_text("")
     (folder / "latin").write_bytes("ein\nMädchen\n".encode("latin-1"))
@@ -59,7 +58,6 @@ def test_what_does_not_pair(folder: Path) -> None:
         (["gap", "a.en"], InputError, r"gap: line 2 is empty, its partner is not"),
         (["tabs"], InputError, r"tabs: line 3 has 2 tabs; expected source TAB target"),
         (["none"], InputError, r"none: line 2 has 0 tabs"),
-        (["returns"], InputError, r"returns: its lines end by carriage returns .* tr '.r' '.n' <"),
         (["later"], InputError, r"later: line 4 is empty"),
         (["empty", "empty"], InputError, r"empty and .*empty: no pairs; the files are empty"),
         (["latin", "a.de"], DataError, r"latin: line 2 is not UTF-8 text"),

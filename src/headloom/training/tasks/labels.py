@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject, check_line_ends, read_text
+from headloom.formats.files import JsonObject, read_text
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
 from headloom.training.data import DataDescription, check_unchanged, classes_of
@@ -284,7 +284,6 @@ def read_labelled(path: Path) -> LabelledTexts:
 def _read_lines(path: Path) -> list[tuple[str, str]]:
     pairs, columns = [], 0
     text = read_text(path, "labelled texts")
-    check_line_ends(text, path)
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue

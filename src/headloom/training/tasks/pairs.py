@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from headloom.errors import InputError
-from headloom.formats.files import check_line_ends, read_text
+from headloom.formats.files import read_text
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
 from headloom.training.data import DataDescription
@@ -163,8 +163,6 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
         read_text(path, "text (task.folder says where, in headloom evaluate --data)")
         for path in paths
     ]
-    for path, text in zip(paths, texts, strict=True):
-        check_line_ends(text, path)
     lines = [text.removesuffix("\n").split("\n") for text in texts]
     if len(lines) == 2 and len(lines[0]) != len(lines[1]):
         raise InputError(
