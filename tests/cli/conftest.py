@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.forked import Loaded
 from tests.saved_models import LETTERS, save_writer
 
 import headloom.cli
+from headloom.models.decoding import Hypothesis, beam_hypotheses
+from headloom.models.transformer import Transformer
+from headloom.training.inference import TrainedRun
 
-MODEL = """
-[model]
-width = 16
-heads = 2
-feed_forward = 16
-decoder_layers = 1
-dropout = 0.0
-
+TRAINING = """
 [training]
 max_steps = 3
 batch_tokens = 256
@@ -30,6 +29,14 @@ warmup = 2
 validate_every = 2
 checkpoint_every = 2
 """
+MODEL = f"""
+[model]
+width = 16
+heads = 2
+feed_forward = 16
+decoder_layers = 1
+dropout = 0.0
+{TRAINING}"""
 
 TASKS = {
     "dates": 'kind = "dates"\ntrain_examples = 200\ntest_examples = 4\n',
@@ -56,6 +63,11 @@ class Result:
         assert line.startswith("headloom: ")
         return line
 
+    def json(self) -> Any:
+        """The object that a command printed which ended well."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
 
 Command = Callable[..., Result]
 
@@ -75,6 +87,14 @@ def headloom_main(capsys: pytest.CaptureFixture[str]) -> Command:
         return Result(code, captured.out, captured.err)
 
     return call
+
+
+def ran(*arguments: object) -> None:
+    """Run a command in this process, which ends well."""
+    try:
+        headloom.cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        assert not stop.code
 
 
 def run_headloom(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
@@ -128,10 +148,7 @@ def runs(data: Path) -> Path:
     """The folder with a trained run of each task; tests leave these as they are."""
     folder = data / "runs"
     for name in TASKS:
-        try:
-            headloom.cli.main(["train", str(data / f"{name}.toml"), "--run", str(folder / name)])
-        except SystemExit as stop:
-            assert not stop.code
+        ran("train", data / f"{name}.toml", "--run", folder / name)
     return folder
 
 
@@ -139,12 +156,7 @@ def runs(data: Path) -> Path:
 def trace_path(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace of the translation run; tests leave it as it is."""
     path = tmp_path_factory.mktemp("traces") / "cat.loom"
-    try:
-        headloom.cli.main(
-            ["trace", str(runs / "translation"), "--text", "the cat", "-o", str(path)]
-        )
-    except SystemExit as stop:
-        assert not stop.code
+    ran("trace", runs / "translation", "--text", "the cat", "-o", path)
     return path
 
 
@@ -170,10 +182,21 @@ def words(tmp_path: Path) -> list[str]:
     return words
 
 
-def assert_one_line(result, message: str) -> None:
-    assert result.code == 2
-    assert message in result.err
-    assert result.err.count("\n") == 1, result.err
+def assert_one_line(result: Result, *parts: str) -> None:
+    line = result.one_line()
+    assert all(part in line for part in parts), line
+
+
+def searched(run: TrainedRun, text: str, beam: int, max_length: int) -> list[Hypothesis]:
+    """What the library's own search finds for a text."""
+    words, model = run.vocabulary, run.model
+    assert isinstance(model, Transformer)
+    source = torch.tensor([[*words.encode(text), words.end]])
+    (ranked,) = beam_hypotheses(
+        model, model.start(source), 1, start=words.start, end=words.end, max_length=max_length,
+        beam=beam,
+    )  # fmt: skip
+    return ranked
 
 
 def traces_in(folder: Path) -> list[str]:

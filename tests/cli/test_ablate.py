@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-Command = Callable[..., Any]
-
-
-def last_json(result: Any) -> dict[str, Any]:
-    assert result.code == 0, result.err
-    content: dict[str, Any] = json.loads(result.out)
-    return content
+from tests.cli.conftest import Command
 
 
 def test_runs_by_their_validation_data_and_by_a_text(headloom_main: Command, runs: Path) -> None:
-    found = last_json(headloom_main("ablate", runs / "dates", "--json"))
+    found = headloom_main("ablate", runs / "dates", "--json").json()
     # One layer of each kind, two heads in each.
     assert sorted(effect["heads"][0] for effect in found["heads"]) == [
         [layer, head] for layer in range(3) for head in range(2)
@@ -29,14 +19,11 @@ def test_runs_by_their_validation_data_and_by_a_text(headloom_main: Command, run
     for effect in found["heads"]:
         assert effect["change"] == pytest.approx(effect["value"] - found["baseline"])
     letters = ("--text", "two men", "--logit", "a", "--against", "e")
-    logit = last_json(
-        headloom_main("ablate", runs / "language", *letters, "--replacement", "mean", "--json")
-    )
+    of_letters = ("ablate", runs / "language", *letters, "--json")
+    logit = headloom_main(*of_letters, "--replacement", "mean").json()
     assert logit["kind"] == "mean"
     assert logit["measure"] == "logit of 'a' less that of 'e'"
-    patched = last_json(
-        headloom_main("ablate", runs / "language", *letters, "--patch", "two man", "--json")
-    )
+    patched = headloom_main(*of_letters, "--patch", "two man").json()
     assert patched["kind"] == "patch"
     assert patched["baseline"] == pytest.approx(logit["baseline"])
 
@@ -44,8 +31,8 @@ def test_runs_by_their_validation_data_and_by_a_text(headloom_main: Command, run
 def test_estimates_and_single_positions(headloom_main: Command, runs: Path) -> None:
     """An estimate names the position that adds most; --at changes that one alone."""
     letters = ("ablate", runs / "language", "--text", "two me", "--logit", "a")
-    measured = last_json(headloom_main(*letters, "--json"))
-    estimated = last_json(headloom_main(*letters, "--estimate", "--json"))
+    measured = headloom_main(*letters, "--json").json()
+    estimated = headloom_main(*letters, "--estimate", "--json").json()
     found = headloom_main(*letters, "--estimate")
     assert estimated["estimated"] and not measured["estimated"]
     assert estimated["baseline"] == pytest.approx(measured["baseline"], abs=1e-5)
@@ -58,16 +45,16 @@ def test_estimates_and_single_positions(headloom_main: Command, runs: Path) -> N
     last = max(estimated["heads"], key=lambda effect: effect["heads"][0])
     assert all(abs(part) < 1e-6 for part in last["at"][:-1]) and "5 e" in found.out
     assert "estimated by one gradient" in found.out
-    at = last_json(headloom_main(*letters, "--at", "-1", "--at", "0", "--estimate", "--json"))
+    at = headloom_main(*letters, "--at", "-1", "--at", "0", "--estimate", "--json").json()
     for effect in at["heads"]:
         assert [place for place, part in enumerate(effect["at"]) if part] in ([0, 5], [0], [5], [])
-    alone = last_json(headloom_main(*letters, "--at", "-1", "--json"))
+    alone = headloom_main(*letters, "--at", "-1", "--json").json()
     changes = {tuple(effect["heads"][0]): effect["change"] for effect in alone["heads"]}
     for effect in measured["heads"]:
         if effect["heads"][0] == last["heads"][0]:
             assert changes[tuple(effect["heads"][0])] == pytest.approx(effect["change"], abs=1e-5)
     # Of the loss on validation data, several texts at once.
-    whole = last_json(headloom_main("ablate", runs / "dates", "--estimate", "--json"))
+    whole = headloom_main("ablate", runs / "dates", "--estimate", "--json").json()
     assert len(whole["heads"]) == 6 and "at" not in whole["heads"][0]
 
 
@@ -97,17 +84,17 @@ def test_models_of_hugging_face(headloom_main: Command, tmp_path: Path, kind: st
         )  # fmt: skip
         transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
         more, name, heads = ("--text", "a b c", "--target", "c b a"), "loss of the target", 6
-    found = last_json(headloom_main("ablate", tmp_path, *more, "--json"))
+    found = headloom_main("ablate", tmp_path, *more, "--json").json()
     assert found["measure"] == name
     assert len(found["heads"]) == heads
     assert any(abs(effect["change"]) > 1e-6 for effect in found["heads"])
-    estimated = last_json(headloom_main("ablate", tmp_path, *more, "--estimate", "--json"))
+    estimated = headloom_main("ablate", tmp_path, *more, "--estimate", "--json").json()
     assert len(estimated["heads"]) == heads and all(effect["at"] for effect in estimated["heads"])
     if kind == "bert":
         logit = headloom_main(
             "ablate", tmp_path, "--text", "a [MASK] c", "--logit", "b", "--layer", "0", "--json"
         )
-        assert last_json(logit)["measure"] == "logit of 'b'"
+        assert logit.json()["measure"] == "logit of 'b'"
         transformers.BertModel(config).save_pretrained(tmp_path)
         estimated = headloom_main("ablate", tmp_path, "--text", "a b c", "--estimate")
         assert "predicts nothing, and the change of the output" in estimated.one_line()
@@ -134,7 +121,7 @@ def test_bad_options(
 
 def test_a_translator(headloom_main: Command, runs: Path) -> None:
     words = ("--text", "de: 3.4.2024", "--target", "2024", "--logit", "-", "--json")
-    asked = last_json(headloom_main("ablate", runs / "dates", *words))
+    asked = headloom_main("ablate", runs / "dates", *words).json()
     assert asked["measure"] == "logit of '-'" and len(asked["heads"]) == 6
 
 

@@ -5,27 +5,23 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli import conftest
+from tests.cli.conftest import Command
 from tests.forked import Loaded
 
 from headloom.formats import files
 from headloom.formats.run import RunFolder
 
-Command = Callable[..., Any]
-
 
 def assert_one_line(result: Any, *parts: str) -> None:
     """One line on standard error that holds the parts; nothing else anywhere."""
-    assert result.out == ""
-    assert result.err.endswith("\n")
-    line = result.one_line()
-    for part in parts:
-        assert part in line
+    assert result.out == "" and result.err.endswith("\n")
+    conftest.assert_one_line(result, *parts)
 
 
 @pytest.fixture

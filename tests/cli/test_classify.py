@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, ran
 
 CONFIG = """
 [task]
@@ -37,8 +37,6 @@ WORDS = {"for": ["good", "witty", "warm"], "against": ["bad", "dull", "cold"]}
 @pytest.fixture(scope="module", params=["mean", "max"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained classifier, by each pooling."""
-    import headloom.cli
-
     folder = tmp_path_factory.mktemp("labels")
     texts = ["the film is {}", "a {} story", "they call it {}", "so {} , so long"]
     lines = [
@@ -51,10 +49,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     (folder / "all.tsv").write_text("".join(lines))
     path = folder / "c.toml"
     path.write_text(CONFIG.format(folder=folder, pooling=request.param))
-    try:
-        headloom.cli.main(["train", str(path), "--run", str(folder / "run")])
-    except SystemExit as stop:
-        assert not stop.code
+    ran("train", path, "--run", folder / "run")
     return folder / "run"
 
 
@@ -80,7 +75,7 @@ def test_the_words_that_the_class_came_from(headloom_main: Command, run: Path) -
     table = headloom_main("relevance", run, "--text", text).out
     assert "for, label: " in table
     assert "The class comes from all positions, by m" in table
-    report = json.loads(headloom_main("relevance", run, "--text", text, "--json").out)
+    report = headloom_main("relevance", run, "--text", text, "--json").json()
     assert report["tokens"] == ["<start>", *text.split()]
     values = report["relevance"]
     assert values.index(max(values)) == report["tokens"].index("witty")
@@ -104,12 +99,8 @@ def test_it_is_traced_and_its_heads_are_read(
 
 
 def test_heads_are_taken_away(headloom_main: Command, run: Path) -> None:
-    by_logit = headloom_main(
-        "ablate", run, "--text", "a dull story", "--logit", "against", "--json"
-    )
-    report = json.loads(by_logit.out)
-    assert by_logit.code == 0
-    assert len(report["heads"]) == 4
+    asked = ("ablate", run, "--text", "a dull story", "--logit", "against", "--json")
+    assert len(headloom_main(*asked).json()["heads"]) == 4
     assert "loss" in headloom_main("ablate", run, "--text", "a dull story", "--target", "for").out
     assert headloom_main("ablate", run).code == 0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from tests.cli.conftest import Command
 
 import headloom
 from headloom.api import demo
@@ -19,8 +18,6 @@ from headloom.formats.tensors import load_tensors
 from headloom.studio import page, pictures
 from headloom.studio.arrays import few_digits
 from headloom.training.config import RunConfig, check_config
-
-Command = Callable[..., Any]
 
 #: The embedded configuration, also where a test puts another in its place.
 demo_config = demo.demo_config
@@ -44,15 +41,11 @@ def test_a_small_demo_leaves_all_that_it_names(
     monkeypatch.setattr(
         pictures, "history", lambda *given, **named: drawn.append(given) or draw(*given, **named)
     )
-    monkeypatch.setattr(
-        page,
-        "export_page",
-        lambda *given, **named: described.append(named) or export(*given, **named),
-    )
+    described_by = lambda *given, **named: described.append(named) or export(*given, **named)  # noqa: E731
+    monkeypatch.setattr(page, "export_page", described_by)
     run = tmp_path / "[red]demo"
     result = headloom_main("demo", "--run", run, "--seed", 3, "--json")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
+    report = result.json()
     assert 0 <= report["exact_match"] <= 1
     assert report["train_seconds"] > 0
     assert report["run"] == str(run)
@@ -61,11 +54,8 @@ def test_a_small_demo_leaves_all_that_it_names(
     assert all(Path(file).exists() for file in report["files"].values())
     traces = sorted((run / "traces").glob("*.loom"))
     assert len(traces) == len(demo.TRACED)
-    assert {layer.kind for layer in headloom.open(traces[0]).layers} == {
-        "encoder",
-        "decoder",
-        "cross",
-    }
+    kinds = {layer.kind for layer in headloom.open(traces[0]).layers}
+    assert kinds == {"encoder", "decoder", "cross"}
     # The curve of the loss begins with the random matrices and ends where the training did, in the
     # pictures as on the page.
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]

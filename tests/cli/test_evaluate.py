@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,12 @@ from tests.cli.conftest import Command, assert_one_line
 from headloom.cli.output import _Lines
 
 
-def last_json(text: str) -> dict[str, Any]:
-    return json.loads(text)
-
-
 def test_one_run_and_two(headloom_main: Command, runs: Path, data: Path, tmp_path: Path) -> None:
     run = runs / "translation"
-    one = headloom_main("evaluate", run, "--beam", 1, "--json")
-    report = last_json(one.out)
+    report = headloom_main("evaluate", run, "--beam", 1, "--json").json()
     assert {"bleu", "chrf", "ter", "loss", "intervals", "signatures"} <= report.keys()
     assert "case:mixed" in headloom_main("evaluate", run, "--beam", 1).out
-    two = headloom_main("evaluate", run, run, "--beam", 1, "--json")
-    report = last_json(two.out)
+    report = headloom_main("evaluate", run, run, "--beam", 1, "--json").json()
     assert report["comparison"]["bleu"]["p"] == report["comparison"]["loss"]["p"] == 1
     assert report["first"] == report["second"]
     assert report["in_words"] == f"{run} and {run} are equal by BLEU."
@@ -34,7 +27,7 @@ def test_one_run_and_two(headloom_main: Command, runs: Path, data: Path, tmp_pat
     headloom_main("train", data / "dates.toml", "--run", longer, *options)
     given = ("evaluate", other, longer, "--beam", 1)
     result = headloom_main(*given, "--json")
-    report, out = last_json(result.out), headloom_main(*given).out
+    report, out = result.json(), headloom_main(*given).out
     assert headloom_main(*given, "--json").out == result.out
     for name, compared in report["comparison"].items():
         difference = report["second"][name] - report["first"][name]
@@ -62,8 +55,7 @@ def test_language_models_with_other_windows(
     for block in (8, 150):
         options = ("--set", f'task.file="{text}"', "--set", f"task.block={block}")
         headloom_main("train", data / "language.toml", "--run", tmp_path / str(block), *options)
-    result = headloom_main("evaluate", tmp_path / "8", tmp_path / "150", "--json")
-    report = last_json(result.out)
+    report = headloom_main("evaluate", tmp_path / "8", tmp_path / "150", "--json").json()
     first, second = report["first"], report["second"]
     assert first["tokens"] == second["tokens"] == first["bytes"] == second["bytes"] == 767
     for name, compared in report["comparison"].items():
@@ -88,7 +80,7 @@ def test_language_models_with_other_vocabularies(
             "train", data / "language.toml", "--run", tmp_path / f"long-{name}", *long, *more
         )
     words = ("evaluate", tmp_path / "long-characters", tmp_path / "long-pieces")
-    report = last_json(headloom_main(*words, "--json").out)
+    report = headloom_main(*words, "--json").json()
     assert list(report["comparison"]) == ["bits_per_byte"]
     assert report["not_compared"] == ["loss, nats", "perplexity", "right tokens"]
     assert "Not comparable: loss, nats, perplexity, right tokens.\n" in headloom_main(*words).out
@@ -124,9 +116,8 @@ def test_a_run_finds_its_data_from_any_folder(
     assert headloom_main("train", "c.toml", "--run", "run").code == 0
 
     def measured(*arguments: object) -> dict[str, Any]:
-        result = headloom_main("evaluate", *arguments, "--json")
-        assert result.code == 0, result.err
-        return {name: last_json(result.out)[name] for name in ("bleu", "loss", "intervals")}
+        report = headloom_main("evaluate", *arguments, "--json").json()
+        return {name: report[name] for name in ("bleu", "loss", "intervals")}
 
     expected = measured("run")
     monkeypatch.chdir(elsewhere)

@@ -7,32 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, searched
 from tests.slow import slow
 
 from headloom.api import model_export
 from headloom.api.model_export import export_model
-from headloom.models.decoding import beam_hypotheses, sample
+from headloom.models.decoding import sample
 from headloom.models.language_model import LanguageModel
-from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
 
 TEXTS = ["A dog runs.", "Two men talk", "<end> is no end", "ein häßlicher Hund"]
-
-
-def greedy_tokens(run: TrainedRun, texts: list[str]) -> list[list[int]]:
-    """What a run writes, 8 tokens at most."""
-    words = run.vocabulary
-    model = run.model
-    assert isinstance(model, Transformer)
-    written = []
-    for text in texts:
-        source = torch.tensor([[*words.encode(text), words.end]])
-        ((hypothesis,),) = beam_hypotheses(
-            model, model.start(source), 1, start=words.start, end=words.end, max_length=8, beam=1
-        )
-        written.append(hypothesis.tokens)
-    return written
 
 
 @pytest.mark.parametrize("task", ["dates", "translation"])
@@ -52,7 +36,8 @@ def test_transformers_translates_as_the_run_does(
     for row, text in zip(batch["input_ids"].tolist(), TEXTS, strict=True):
         assert [i for i in row if i != 0] == [*run.vocabulary.encode(text), run.vocabulary.end]
     written = model.generate(**batch, num_beams=1, max_new_tokens=8)[:, 1:].tolist()
-    for row, tokens in zip(written, greedy_tokens(run, TEXTS), strict=True):
+    for row, text in zip(written, TEXTS, strict=True):
+        tokens = searched(run, text, 1, 8)[0].tokens
         assert row[: len(tokens)] == tokens
         assert len(tokens) == 8 or row[len(tokens)] == run.vocabulary.end
     # Not cut after 20 tokens, as a model of Transformers is that says nothing of it.
@@ -107,12 +92,7 @@ def test_transformers_writes_what_the_run_writes(
             )[0].tolist()
             found = found[prompt.shape[1] :]
         else:
-            source = torch.tensor([[*words.encode(text), words.end]])
-            assert isinstance(run.model, Transformer)
-            ((hypothesis,),) = beam_hypotheses(
-                run.model, run.model.start(source), 1, start=words.start, end=words.end,
-                max_length=40, beam=1,
-            )  # fmt: skip
+            (hypothesis,) = searched(run, text, 1, 40)
             expected = hypothesis.tokens + [words.end] * hypothesis.ended
             found = found[1:]
         assert found == expected
@@ -133,7 +113,7 @@ def test_ctranslate2_scores_as_the_run_does(
         source = [names[i] for i in run.vocabulary.encode("A dog")] + ["<end>"]
         translator = ctranslate2.Translator(str(folder))
         (theirs,) = translator.translate_batch([source], beam_size=1, max_decoding_length=8)
-        assert theirs.hypotheses[0] == [names[i] for i in greedy_tokens(run, ["A dog"])[0]]
+        assert theirs.hypotheses[0] == [names[i] for i in searched(run, "A dog", 1, 8)[0].tokens]
     else:
         generator = ctranslate2.Generator(str(folder))
         text = run.vocabulary.encode("A man runs")

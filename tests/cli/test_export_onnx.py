@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.cli.conftest import Command
+from tests.cli.conftest import TRAINING, Command, ran, searched
 from tests.cli.test_export_model import LLAMA, TEXTS, changed
 from tests.slow import slow
 
-import headloom.cli
 from headloom.api import model_export
 from headloom.api.model_export import export_model
-from headloom.models.decoding import beam_hypotheses
-from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -36,12 +33,6 @@ max_length = 6
 width = 16
 heads = 2
 feed_forward = 16
-[training]
-max_steps = 3
-batch_tokens = 64
-warmup = 2
-validate_every = 2
-checkpoint_every = 2
 """
 IMAGES = """
 [task]
@@ -51,12 +42,6 @@ train = "train.npz"
 valid_share = 0.25
 [model]
 kind = "{kind}"
-[training]
-max_steps = 3
-batch_tokens = 384
-warmup = 2
-validate_every = 2
-checkpoint_every = 2
 """
 
 
@@ -68,27 +53,9 @@ def examples() -> list[str]:
 
 def trained(folder: Path, configuration: str) -> Path:
     """A new run."""
-    (folder / "c.toml").write_text(configuration)
-    try:
-        headloom.cli.main(["train", str(folder / "c.toml"), "--run", str(folder / "run")])
-    except SystemExit as stop:
-        assert not stop.code
+    (folder / "c.toml").write_text(configuration + TRAINING)
+    ran("train", folder / "c.toml", "--run", folder / "run")
     return folder / "run"
-
-
-def greedy_texts(run: TrainedRun, texts: list[str], longest: int) -> list[str]:
-    """What headloom writes, line by line, without padding."""
-    words, model = run.vocabulary, run.model
-    assert isinstance(model, Transformer)
-    written = []
-    for text in texts:
-        source = torch.tensor([[*words.encode(text), words.end]])
-        ((found,),) = beam_hypotheses(
-            model, model.start(source), 1, start=words.start, end=words.end, max_length=longest,
-            beam=1,
-        )  # fmt: skip
-        written.append(words.decode(found.tokens))
-    return written
 
 
 def livelier(path: Path) -> TrainedRun:
@@ -112,7 +79,7 @@ def test_the_lines_of_the_docs_translate_as_headloom_does(
     names: dict[str, Any] = {}
     exec(compile(examples()[0], str(DOCS), "exec"), names)
     texts = [*TEXTS, "the cat sees the dog", "x"]
-    ours = greedy_texts(run, texts, 30)
+    ours = [run.vocabulary.decode(searched(run, text, 1, 30)[0].tokens) for text in texts]
     assert len({*"".join(ours)}) > 9
     assert names["translate"](texts, 30) == ours
     assert {file.name for file in Path("dates-onnx").iterdir()} == {

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, ran
 
 import headloom
-import headloom.cli
 from headloom.formats.history import History
 from headloom.studio.training import training_history
 
@@ -52,16 +50,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.fromarray(images[3]).save(folder / "right.png")
     Image.fromarray(images[3, :4]).save(folder / "small.png")
     (folder / "c.toml").write_text(CONFIGURATION.format(folder=folder))
-    try:
-        headloom.cli.main(["train", str(folder / "c.toml"), "--run", str(folder / "run")])
-    except SystemExit as stop:
-        assert not stop.code
+    ran("train", folder / "c.toml", "--run", folder / "run")
     return folder
 
 
 def test_it_is_measured(folder, headloom_main: Command) -> None:
-    result = headloom_main("evaluate", folder / "run", "--json")
-    report = json.loads(result.out)
+    report = headloom_main("evaluate", folder / "run", "--json").json()
     assert report["split"] == "test" and report["examples"] == 8
     assert report["accuracy"] >= 0.75 and report["macro_f1"] >= 0.7
     low, high = report["intervals"]["accuracy"]

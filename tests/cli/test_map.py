@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, ran
 from tests.tracing.vision_models import FAMILIES
 
 import headloom
@@ -34,11 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trace(folder: Path) -> Path:
     path = folder / "t.loom"
-    words = ["trace", folder / "model", "--file", folder / "a.png", "--text", "a cat", "-o", path]
-    try:
-        headloom.cli.main([str(word) for word in words])
-    except SystemExit as stop:
-        assert not stop.code
+    ran("trace", folder / "model", "--file", folder / "a.png", "--text", "a cat", "-o", path)
     return path
 
 
@@ -56,9 +51,7 @@ def test_it_draws_the_map_over_the_picture(
     out = tmp_path / "m.png"
     layer = headloom.open(trace).layers[-1].name
     asked = ("map", trace, "--layer", layer, "--head", "2", "--token", "c", "-o", out)
-    result = headloom_main(*asked, "--image", folder / "a.png", "--json")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
+    report = headloom_main(*asked, "--image", folder / "a.png", "--json").json()
     seen = headloom.open(trace).image_map(layer, 2, "c", size=SIZE)
     assert report["mass"] == pytest.approx(seen.mass) and report["size"] == list(SIZE)
     assert report["patches"][7]["weight"] == pytest.approx(seen.patches[7][4])
@@ -78,9 +71,8 @@ def test_without_the_picture_it_draws_what_the_model_saw(
     trace: Path, tmp_path: Path, headloom_main: Command
 ) -> None:
     out = tmp_path / "m.svg"
-    result = headloom_main("map", trace, "--layer", "3", "--token", "-1", "-o", out, "--json")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
+    asked = ("map", trace, "--layer", "3", "--token", "-1", "-o", out, "--json")
+    report = headloom_main(*asked).json()
     assert report["size"] == [24, 24] and report["head"] is None and not report["of_original"]
     assert "the mean of all heads" in out.read_text()
 
@@ -105,7 +97,7 @@ def test_a_vision_transformer_is_drawn_over_its_patches(
     for token, row, picture in (("patch 1,3", 1 + 5 + 3, ()), ("0", 0, ("--image", "a.png"))):
         picture = tuple(folder / word if word == "a.png" else word for word in picture)
         words = (*asked, "--token", token, "-o", tmp_path / "m.png", *picture)
-        report = json.loads(headloom_main(*words, "--json").out)
+        report = headloom_main(*words, "--json").json()
         seen = [patch["weight"] for patch in report["patches"]]
         assert torch.allclose(torch.tensor(seen), weights[row, 1:], atol=1e-5)
         assert report["size"] == (list(SIZE) if picture else [3, 5])

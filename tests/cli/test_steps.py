@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.cli.conftest import Command, assert_one_line
+from tests.cli.conftest import Command, assert_one_line, ran
 
 import headloom
-import headloom.cli
 from headloom.mechanism.watching import layers_of
 from headloom.training.inference import open_run
 
@@ -45,24 +42,11 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_printed(
 # Trained layers.
 
 
-def of_trace(run: Path, text: str, target: str | None, folder: Path, name: str) -> Any:
+def of_trace(run: Path, text: str, target: str, folder: Path, name: str) -> Any:
     """The dense weights of a layer of a run as `headloom trace` keeps them."""
-    arguments = ["trace", str(run), "--text", text, "-o", str(folder / "t.loom"), "--overwrite"]
-    if target is not None:
-        arguments += ["--target", target]
-    with ending_well():
-        headloom.cli.main(arguments)
-    trace = headloom.open(folder / "t.loom")
-    (layer,) = [layer for layer in trace.layers if layer.name == name]
+    ran("trace", run, "--text", text, "--target", target, "-o", folder / "t.loom")
+    (layer,) = [x for x in headloom.open(folder / "t.loom").layers if x.name == name]
     return layer
-
-
-@contextmanager
-def ending_well() -> Iterator[None]:
-    try:
-        yield
-    except SystemExit as stop:
-        assert not stop.code
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])

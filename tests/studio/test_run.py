@@ -7,44 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cli.conftest import MODEL, TASKS, ran
 
-import headloom.cli
 from headloom.formats.history import History
 from headloom.studio.runs import open_collection
-
-RUN = """
-[task]
-kind = "dates"
-train_examples = 200
-test_examples = 4
-
-[model]
-width = 16
-heads = 2
-feed_forward = 16
-encoder_layers = 1
-decoder_layers = 1
-
-[training]
-max_steps = 3
-batch_tokens = 256
-warmup = 2
-validate_every = 2
-checkpoint_every = 2
-"""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    (folder / "dates.toml").write_text(RUN)
+    model = MODEL.replace("heads", "encoder_layers = 1\nheads")
+    (folder / "dates.toml").write_text("[task]\n" + TASKS["dates"] + model)
     with pytest.MonkeyPatch.context() as patch:
         # As of a probe of more tokens than edges are kept for.
         patch.setattr("headloom.training.recording.PROBE_EDGES", 4)
-        try:
-            headloom.cli.main(["train", str(folder / "dates.toml"), "--run", str(folder / "dates")])
-        except SystemExit as stop:
-            assert not stop.code
+        ran("train", folder / "dates.toml", "--run", folder / "dates")
     return folder / "dates"
 
 
