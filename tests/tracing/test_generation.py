@@ -143,11 +143,6 @@ def test_a_trace_without_queries_holds_the_same(family_named, tmp_path, monkeypa
         headloom.trace(model, prompt, generate=2, save=tmp_path / "t")
 
 
-def ids_of(trace: Trace) -> torch.Tensor:
-    names = trace.sequences.get("target") or trace.sequences["tokens"]
-    return torch.tensor([[int(token[1:]) for token in names]])
-
-
 @pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_a_cache_is_known_by_either_of_its_names(family_named, name: str) -> None:
@@ -159,7 +154,7 @@ def test_a_cache_is_known_by_either_of_its_names(family_named, name: str) -> Non
         for tokens in ([5, 6, 7], [8], [9]):
             model(input_ids=torch.tensor([tokens]), **{name: cache})
     (trace,) = watched.traces
-    assert ids_of(trace)[0].tolist() == [5, 6, 7, 8, 9]
+    assert trace.tokens == ["#5", "#6", "#7", "#8", "#9"]
     with torch.no_grad():
         own = model(torch.tensor([[5, 6, 7, 8, 9]]), output_attentions=True).attentions
     for layer, weights in zip(trace.layers, own, strict=True):
@@ -194,9 +189,16 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
         (0, "generate is 0; expected a whole number"),
         (61, "4 tokens and 61 to generate; LlamaForCausalLM reads 64 at most"),
         ({"num_beams": 2}, "a beam search exchanges its rows"),
+        ({"max_length": 12}, "max_new_tokens"),
+        ({"max_new_tokens": True}, "generate"),
+        ({"no": 1}, "generate"),
+        (True, "generate"),
+        (1.5, "generate is 1.5"),
+        ("3", "generate is '3'"),
     ):
-        with pytest.raises(headloom.InputError, match=line):
+        with pytest.raises(headloom.InputError, match=line) as error:
             headloom.trace(model, ids, generate=options)
+        assert "\n" not in str(error.value)
     bert = family_named("BERT").build()
     with pytest.raises(headloom.InputError, match="BertModel does not generate"):
         headloom.trace(bert, ids, generate=3)

@@ -123,12 +123,3 @@ def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
         run(*inputs, layers=layers),
     ):
         pass
-
-
-@pytest.mark.parametrize("generate", [True, 0, {"max_new_tokens": True}, {"no": 1}])
-def test_what_cannot_be_generated_is_one_line(
-    family_named: Callable[[str], Family], generate: Any
-) -> None:
-    with pytest.raises(headloom.InputError, match=r"generate") as error:
-        headloom.trace(family_named("Llama").build(), IDS, generate=generate)
-    assert "\n" not in str(error.value)

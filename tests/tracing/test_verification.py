@@ -59,31 +59,6 @@ def test_what_only_the_rows_show_is_an_error(
     assert trace.deviation > 1e-3
 
 
-def test_what_cannot_be_asked_of_generation(model: torch.nn.Module) -> None:
-    ids = torch.randint(3, 50, (1, 5))
-    for generate, words in (
-        ({"max_length": 12}, "max_new_tokens"),
-        (1.5, "generate is 1.5"),
-        ("3", "generate is '3'"),
-    ):
-        with pytest.raises(headloom.InputError, match=words):
-            headloom.trace(model, ids, generate=generate)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        (
-            {"input_ids": torch.ones(1, 4).long(), "attention_mask": torch.ones(1, 7).long()},
-            "attention_mask has the shape",
-        ),
-    ],
-)
-def test_inputs_that_say_nothing(model: torch.nn.Module, inputs: Any, words: str) -> None:
-    with pytest.raises(headloom.InputError, match=words):
-        headloom.trace(model, inputs)
-
-
 @pytest.mark.filterwarnings("ignore:trace")
 @pytest.mark.parametrize("verify", [None, False])
 def test_a_layer_whose_scores_are_all_nan_has_no_deviation(verify) -> None:

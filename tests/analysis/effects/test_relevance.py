@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.tracing.conftest import FAMILIES, GROUPED, PAIR, SIZES
 from torch import Tensor, nn
 
 import headloom
@@ -18,32 +19,7 @@ from headloom.mechanism.watching import Recorder, watching
 transformers = pytest.importorskip("transformers")
 
 IDS = torch.tensor([[1, 7, 9, 7, 14, 22, 5]])
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 16,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-PAIR = {
-    "vocab_size": 40,
-    "d_model": 24,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
+OPTIONS = {family.name: family.options for family in FAMILIES}
 
 
 def build(name: str, config: str, options: dict) -> nn.Module:
@@ -64,15 +40,10 @@ def positive(weights: Tensor, score: Tensor) -> Tensor:
 
 CASES = {
     "classifier": ("BertForSequenceClassification", "BertConfig", SIZES),
-    "decoder": ("GPT2LMHeadModel", "GPT2Config",
-                {"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 32,
-                 "bos_token_id": 1, "eos_token_id": 2}),
-    "grouped": ("LlamaForCausalLM", "LlamaConfig",
-                {**SIZES, "num_key_value_heads": 2, "head_dim": 8}),
-    "soft cap": ("Gemma2ForCausalLM", "Gemma2Config",
-                 {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8,
-                  "attn_logit_softcapping": 2.0, "sliding_window": 4}),
-}  # fmt: skip
+    "decoder": ("GPT2LMHeadModel", "GPT2Config", {**OPTIONS["GPT-2"], "n_layer": 3}),
+    "grouped": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "soft cap": ("Gemma2ForCausalLM", "Gemma2Config", OPTIONS["Gemma 2"]),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -97,14 +68,9 @@ def test_one_sequence(case) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("name", "config", "options"), [
-    ("BartForConditionalGeneration", "BartConfig", PAIR),
-    ("T5ForConditionalGeneration", "T5Config",
-     {"vocab_size": 40, "d_model": 24, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 4,
-      "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}),
-])  # fmt: skip
-def test_two_sequences(name, config, options) -> None:
-    model = build(name, config, options)
+@pytest.mark.parametrize(("name", "options"), [("Bart", PAIR), ("T5", OPTIONS["T5"])])
+def test_two_sequences(name, options) -> None:
+    model = build(f"{name}ForConditionalGeneration", f"{name}Config", options)
     target = torch.tensor([[1, 12, 30, 8]])
     inputs = {"input_ids": IDS, "decoder_input_ids": target}
     output = model(**inputs, output_attentions=True, use_cache=False)
@@ -185,7 +151,7 @@ def test_what_cannot_be_asked(minilm) -> None:
         "has no logits": lambda: relevance(minilm[0], minilm[1]("a dog", return_tensors="pt")),
         "batch of 2": lambda: relevance(model, {"input_ids": IDS.repeat(2, 1)}),
         "rows": lambda: relevance(model, {"input_ids": IDS}, 0, rows=7),
-        "33 tokens": lambda: relevance(model, torch.ones(1, 33, dtype=torch.long)),
+        "65 tokens": lambda: relevance(model, torch.ones(1, 65, dtype=torch.long)),
         "cannot be reached": lambda: relevance(nn.Linear(2, 2), torch.ones(1, 2)),
     }.items():
         with pytest.raises(headloom.InputError, match=said):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from tests.tracing.conftest import FAMILIES, GROUPED
 from tests.tracing.without_torchvision import timm
 from torch import nn
 
@@ -15,71 +17,24 @@ from headloom.mechanism.multihead import MultiHeadAttention
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 8,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
-PAIR = {
-    "vocab_size": 40,
-    "d_model": 24,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 8,
-    "decoder_ffn_dim": 8,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
-GPT2 = {
-    "vocab_size": 40, "n_embd": 24, "n_layer": 1, "n_head": 4, "n_positions": 32,
-    "bos_token_id": 1, "eos_token_id": 2,
+OPTIONS = {family.name: family.options for family in FAMILIES}
+NAMED = {
+    "BERT": "Bert", "RoBERTa": "Roberta", "ModernBERT": "ModernBert", "DistilBERT": "DistilBert",
+    "GPT-2": "GPT2", "GPT-NeoX": "GPTNeoX", "Llama": "Llama", "Qwen2": "Qwen2",
+    "Mistral": "Mistral", "Gemma 2": "Gemma2", "BART": "Bart", "Marian": "Marian", "T5": "T5",
 }  # fmt: skip
-T5 = {
-    "vocab_size": 40, "d_model": 24, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 4,
-    "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1,
-}  # fmt: skip
-MODERN = {**SMALL, "local_attention": 8, "cls_token_id": 1, "sep_token_id": 2}
-DISTIL = {
-    "vocab_size": 40, "dim": 24, "n_layers": 1, "n_heads": 4, "hidden_dim": 8,
-    "max_position_embeddings": 32,
-}  # fmt: skip
-FAMILIES = {
-    "Bert": SMALL,
-    "Roberta": SMALL,
-    "ModernBert": MODERN,
-    "DistilBert": DISTIL,
-    "GPT2": GPT2,
-    "GPTBigCode": {**GPT2, "multi_query": True},
-    "GPTBigCode, head by head": {**GPT2, "multi_query": False},
-    "GPTNeoX": SMALL,
-    "Llama": GROUPED,
-    "Qwen2": GROUPED,
-    "Mistral": GROUPED,
-    "Gemma2": {**GROUPED, "query_pre_attn_scalar": 8},
+MODELS = {name: OPTIONS[family] for family, name in NAMED.items()} | {
+    "GPTBigCode": {**OPTIONS["GPT-2"], "multi_query": True},
+    "GPTBigCode, head by head": {**OPTIONS["GPT-2"], "multi_query": False},
     "Phi3": GROUPED,
-    "Bart": PAIR,
-    "Marian": PAIR,
-    "T5": T5,
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_they_make_the_queries_values_and_outputs_of_the_model(family) -> None:
     torch.manual_seed(3)
     name = family.partition(",")[0]
-    config = getattr(transformers, f"{name}Config")(**FAMILIES[family])
+    config = getattr(transformers, f"{name}Config")(**MODELS[family])
     model = getattr(transformers, f"{name}Model")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -93,13 +48,12 @@ def test_they_make_the_queries_values_and_outputs_of_the_model(family) -> None:
         inputs["decoder_input_ids"] = torch.randint(3, 40, (1, 5))
     read: dict[str, tuple] = {}
     layers = {layer.name: layer for layer in matrices_of(model)}
+
+    def seen(module, args, kwargs, output, path) -> None:
+        read[path] = args, kwargs, output
+
     hooks = [
-        module.register_forward_hook(
-            lambda module, args, kwargs, output, path=path: read.__setitem__(
-                path, (args, kwargs, output)
-            ),
-            with_kwargs=True,
-        )
+        module.register_forward_hook(partial(seen, path=path), with_kwargs=True)
         for path, module in model.named_modules()
         if path in layers
     ]
