@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
+from tests.cli.conftest import headloom_main
 
 import headloom
 from headloom.analysis.compare import (
@@ -15,8 +14,8 @@ from headloom.analysis.compare import (
     first_difference,
     matched_layers,
 )
-from headloom.cli import main
 
+__all__ = ["headloom_main"]
 pytest.importorskip("pandas")
 
 
@@ -118,35 +117,27 @@ def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace) -> None:
         matched_layers(minilm_trace, part)
 
 
-def said(capsys, *command: str) -> list[str]:
-    try:
-        main(list(command))
-    except SystemExit as stop:
-        assert not stop.code
-    return capsys.readouterr().out.splitlines()
-
-
-def test_the_command(traces, tmp_path, capsys) -> None:
+def test_the_command(traces, tmp_path, headloom_main) -> None:
     before, after, _ = traces
     after.save(tmp_path / "c")
     words = "compare", str(tmp_path / "a"), str(tmp_path / "c"), "--limit", "3", "--json"
     before.save(tmp_path / "a")
     before.save(tmp_path / "b")
-    found = json.loads("\n".join(said(capsys, *words)))
+    found = headloom_main(*words).json()
     assert (found["heads"][0]["layer"], found["heads"][0]["head"]) == (1, 1)
     assert len(found["heads"]) == len(found["edges"]) == 3
     words = ("compare", str(tmp_path / "a"), str(tmp_path / "b"))
-    assert said(capsys, *words) == [
+    assert headloom_main(*words).out.splitlines() == [
         "0 of 40 tokens differ.",
         "The weights are equal: none of the 8 heads changed.",
     ]
-    found = json.loads("\n".join(said(capsys, *words, "--json")))
+    found = headloom_main(*words, "--json").json()
     assert found["equal"] is True and found["edges"] == []
     assert {head["change"] for head in found["heads"]} == {0.0}
     # What six edges of a row do not tell is not called equal.
-    out = said(capsys, "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--kept")
-    assert out[1] == "The kept edges are the same; others are not known."
-    assert not any("equal" in line for line in out)
+    out = headloom_main(*words, "--kept").out
+    assert out.splitlines()[1] == "The kept edges are the same; others are not known."
+    assert "equal" not in out
 
 
 @pytest.mark.parametrize("kept", [(0, 3), (1, 40), (3, 5)])
@@ -193,7 +184,7 @@ def test_the_first_token_that_differs_is_named(make_trace, pair_trace) -> None:
     )
 
 
-def test_edges_name_the_tokens_of_both_traces(tmp_path, capsys) -> None:
+def test_edges_name_the_tokens_of_both_traces(tmp_path, headloom_main) -> None:
     for seed, name in enumerate(("John", "Mary")):
         weights = torch.rand(1, 3, 3, generator=torch.Generator().manual_seed(seed)).softmax(-1)
         headloom.from_weights(weights, tokens=[f" {name}", "gave", "it"], save=tmp_path / name)
@@ -203,6 +194,6 @@ def test_edges_name_the_tokens_of_both_traces(tmp_path, capsys) -> None:
         for end in ("query", "key"):
             assert edge[f"{end}_token"] == [" John", "gave", "it"][edge[end]]
             assert edge[f"other_{end}_token"] == [" Mary", "gave", "it"][edge[end]]
-    out = "\n".join(said(capsys, "compare", str(tmp_path / "John"), str(tmp_path / "Mary")))
+    out = headloom_main("compare", tmp_path / "John", tmp_path / "Mary").out
     assert "␣John/␣Mary" in out
     assert "gave/" not in out

@@ -9,8 +9,7 @@ import torch
 import headloom
 from headloom.analysis import overview as module
 from headloom.analysis.overview import block_sizes, matrix_means, overview
-from headloom.formats.terms import Terms
-from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.formats.trace import TraceLayer
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
 
@@ -23,12 +22,8 @@ def dense(queries: torch.Tensor, keys: torch.Tensor, hidden: torch.Tensor) -> to
 
 def block_means(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Means one block at a time."""
-    return torch.stack(
-        [
-            torch.stack([block.mean() for block in band.split(columns, 1)])
-            for band in matrix.split(rows, 0)
-        ]
-    )
+    bands = [[block.mean() for block in band.split(columns, 1)] for band in matrix.split(rows)]
+    return torch.tensor(bands)
 
 
 @pytest.mark.parametrize("band", [2**28, 40 * 90], ids=["whole", "bands"])
@@ -55,16 +50,10 @@ def test_block_means_are_those_of_the_dense_matrix(
 def layer(with_queries_and_keys: bool, keep: int = 4) -> tuple[TraceLayer, torch.Tensor]:
     torch.manual_seed(5)
     queries, keys = torch.randn(2, 50, 8) / 4, torch.randn(2, 50, 8)
-    _, graph = headloom.attend(queries, keys, keys, keep=headloom.Top(keep))
-    tokens = [str(n) for n in range(50)]
-    data = (
-        LayerInMemory(graph, (queries, keys), Terms())
-        if with_queries_and_keys
-        else LayerInMemory(graph)
+    trace = headloom.from_queries_keys(
+        queries, keys, keep=headloom.Top(keep), queries_keys=with_queries_and_keys
     )
-    found = TraceLayer(
-        "layer", "encoder", 0, (2, 50, 50), "tokens", "tokens", tokens, tokens, 8**-0.5, data
-    )
+    found = trace.layers[0]
     return found, dense(queries, keys, torch.zeros(50, 50, dtype=torch.bool))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, ran
 
 import headloom
 
@@ -28,9 +27,7 @@ def test_a_run_aligns_two_files_as_its_traces_do(
 ) -> None:
     run, out = runs / "translation", tmp_path / "out"
     options = ["--heads", "2.1,2.0:write", "--method", "argmax", "--json"]
-    result = headloom_main("align", run, *texts, "-o", out, *options)
-    assert result.code == 0, result.err
-    said = json.loads(result.out)
+    said = headloom_main("align", run, *texts, "-o", out, *options).json()
     lines = out.read_text().splitlines()
     assert said["pairs"] == 4 == len(lines)
     assert said["heads"] == ["2.1", "2.0:write"]
@@ -40,11 +37,8 @@ def test_a_run_aligns_two_files_as_its_traces_do(
     folder = tmp_path / "traces"
     folder.mkdir()
     for number in (0, 1, 3):
-        done = headloom_main(
-            "trace", run, "--text", SOURCES[number], "--target", TARGETS[number], "-o",
-            folder / f"{number}.loom",
-        )  # fmt: skip
-        assert done.code == 0, done.err
+        pair = ("--text", SOURCES[number], "--target", TARGETS[number])
+        ran("trace", run, *pair, "-o", folder / f"{number}.loom")
     headloom_main("align", folder, "-o", tmp_path / "traced", *options)
     assert (tmp_path / "traced").read_text().splitlines() == [lines[i] for i in (0, 1, 3)]
     # And by the formula, from the tokens of one.
@@ -70,9 +64,7 @@ def test_heads_are_chosen_by_gold_and_by_agreement(
 ) -> None:
     (tmp_path / "gold").write_text("0-0 1-1 2-2 3-3 4-4\n0-0 1?1\n\n0-0 1-1\n")
     words = ("align", runs / "translation", *texts, "--gold", tmp_path / "gold")
-    gold = headloom_main(*words, "-o", tmp_path / "a", "--json")
-    assert gold.code == 0, gold.err
-    said = json.loads(gold.out)
+    said = headloom_main(*words, "-o", tmp_path / "a", "--json").json()
     assert (said["chosen_on"], said["measured_on"]) == (2, 2)
     links = [list(links.sure) for links in headloom.read_pharaoh(tmp_path / "a")]
     rate = headloom.alignment_error_rate(
@@ -117,11 +109,8 @@ def test_an_encoder_decoder_of_hugging_face(
     model = family.build()
     model.save_pretrained(tmp_path / "model")
     fast.save_pretrained(tmp_path / "model")
-    done = headloom_main(
-        "align", tmp_path / "model", *texts, "--heads", "5.2", "--method", "argmax", "-o",
-        tmp_path / "out",
-    )  # fmt: skip
-    assert done.code == 0, done.err
+    options = ("--heads", "5.2", "--method", "argmax", "-o", tmp_path / "out")
+    ran("align", tmp_path / "model", *texts, *options)
     lines = (tmp_path / "out").read_text().splitlines()
     for source, target, line in zip(SOURCES, TARGETS, lines, strict=True):
         if not source:

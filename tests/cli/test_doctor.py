@@ -24,7 +24,7 @@ from headloom.mechanism.backends import compiled
 def test_what_it_shows_is_so_and_fits_eighty_columns(headloom_main: Command) -> None:
     lines = headloom_main("doctor").out.splitlines()
     assert all(len(line) < 80 for line in lines)
-    facts = json.loads(headloom_main("doctor", "--json").out)["findings"]
+    facts = headloom_main("doctor", "--json").json()["findings"]
     told = {line.split("  ")[1].strip() for line in lines if line.startswith("  ")}
     assert set(facts["versions"]) | set(facts["self-check against float64"]) <= told
     assert facts["versions"]["torch"] == importlib.metadata.version("torch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -43,9 +42,7 @@ def test_the_table_has_a_row_for_each_policy_and_budget(
         "evict", folder / "t.loom", "--policy", "tova", "--policy", own, "--budget", "25%",
         "--budget", "8", "--prompt-tokens", "32",
     )  # fmt: skip
-    result = headloom_main(*words, "--json")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
+    report = headloom_main(*words, "--json").json()
     rows = {(row["policy"], row["budget"]): row for row in report["rows"]}
     assert (report["prompt"], report["steps"]) == (32, 16)
     names = ("tova", "latest", "oracle", "oracle-step")

@@ -79,28 +79,13 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
     nothing = {"html": None, "picture": None, "parquet": None, "graphml": None}
     before = sorted(tmp_path.iterdir())
     one = tmp_path / "one"
+    two, picture = {"parquet": one, "graphml": tmp_path / "g"}, {"picture": tmp_path / "p.png"}
     for line, options in {
-        "--parquet and --graphml name the same file": {
-            "parquet": one,
-            "graphml": tmp_path / "link",
-        },
-        "--layer 3: no such layer; the trace has layers 0 to 2": {
-            "parquet": one,
-            "graphml": tmp_path / "g",
-            "layer": "3",
-        },
-        "no head 4; the layer has heads 0 to 3": {
-            "parquet": one,
-            "graphml": tmp_path / "g",
-            "layer": "0",
-            "head": 4,
-        },
-        "export: no head 4": {
-            "picture": tmp_path / "p.png",
-            "layer": "0",
-            "head": 4,
-        },
-        "--head 1 of no layer": {"picture": tmp_path / "p.png", "head": 1},
+        "--parquet and --graphml name the same file": two | {"graphml": tmp_path / "link"},
+        "--layer 3: no such layer; the trace has layers 0 to 2": two | {"layer": "3"},
+        "no head 4; the layer has heads 0 to 3": two | {"layer": "0", "head": 4},
+        "export: no head 4": picture | {"layer": "0", "head": 4},
+        "--head 1 of no layer": picture | {"head": 1},
         "--head 1 of no layer; give": {"parquet": one, "layer": None, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},

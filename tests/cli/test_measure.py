@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,8 @@ def rows(headloom_main: Command) -> Any:
     """A function that asks for comma-separated values, and compares them with JSON."""
 
     def ask(*words: object) -> list[dict[str, str]]:
-        result = headloom_main("measure", *words, "--csv")
-        assert result.code == 0, result.err
-        table = list(csv.DictReader(io.StringIO(result.out)))
-        content = json.loads(headloom_main("measure", *words, "--json").out)
+        table = list(csv.DictReader(io.StringIO(headloom_main("measure", *words, "--csv").out)))
+        content = headloom_main("measure", *words, "--json").json()
         assert [list(row) for row in content["rows"]] == [list(row) for row in table]
         return table
 
@@ -72,11 +69,11 @@ def test_rollout_and_flow(headloom_main: Command, path: Path, rows: Any) -> None
 def test_clusters(headloom_main: Command, path: Path, rows: Any) -> None:
     (row,) = rows("clusters", path, "--count", 2)
     assert row["clusters"] == "2" and row["source"] == "exact"
-    table = rows("clusters", path, "--layer", 0, "--head", 0, "--count", 2)
-    assert [int(row["position"]) % 2 for row in table] == [0] * 4 + [1] * 4
-    assert [row["cluster"] for row in table] == ["0"] * 4 + ["1"] * 4
-    result = headloom_main("measure", "clusters", path, "--layer", 0, "--head", 0, "--count", 20)
-    assert "8 clusters, not 20: there are no more positions" in result.out
+    of_head = ("clusters", path, "--layer", 0, "--head", 0, "--count")
+    found = [(row["cluster"], int(row["position"]) % 2) for row in rows(*of_head, 2)]
+    assert found == [("0", 0)] * 4 + [("1", 1)] * 4
+    out = headloom_main("measure", *of_head, 20).out
+    assert "8 clusters, not 20: there are no more positions" in out
 
 
 def test_graph_measures_by_name(headloom_main: Command, path: Path, rows: Any) -> None:

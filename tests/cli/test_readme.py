@@ -44,16 +44,11 @@ def commands() -> list[str]:
 def demo(tmp_path_factory: pytest.TempPathFactory, headloom_process: Command) -> Path:
     """A folder with the run that `make demo` leaves, if it had stopped after a few steps."""
     folder = tmp_path_factory.mktemp("readme")
-    options = ["--set", "training.max_steps=2", "--set", "training.validate_every=2"]
-    options += ["--set", "training.checkpoint_every=2", "--set", "model.width=32"]
-    options += [
-        "--set",
-        "training.warmup=1",
-        "--set",
-        "task.train_examples=5000",
-        "--set",
-        "task.test_examples=50",
-    ]
+    changes = (
+        "training.max_steps=2 training.validate_every=2 training.checkpoint_every=2 model.width=32 "
+        "training.warmup=1 task.train_examples=5000 task.test_examples=50"
+    )
+    options = [part for change in changes.split() for part in ("--set", change)]
     run = folder / "runs/demo"
     done = headloom_process("train", ROOT / "examples/dates.toml", *options, "--run", run)
     assert done.code == 0, done.err
@@ -62,9 +57,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory, headloom_process: Command) ->
 
 
 def test_the_commands_run_as_they_stand(
-    demo: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    headloom_main: Command,
+    demo: Path, monkeypatch: pytest.MonkeyPatch, headloom_main: Command
 ) -> None:
     monkeypatch.chdir(demo)
     ran = 0

@@ -19,6 +19,7 @@ from headloom.models.configuration import Architecture
 from headloom.models.decoding import (
     DecodingState,
     Hypothesis,
+    WithoutTokens,
     beam_hypotheses,
     sample,
 )
@@ -152,6 +153,18 @@ def test_greedy_is_led_astray_a_beam_of_two_is_not() -> None:
     assert greedily.log_probability == pytest.approx(math.log(0.55 * 0.4), abs=1e-6)
     assert searched.tokens == [1]
     assert searched.log_probability == pytest.approx(math.log(0.45 * 0.9), abs=1e-6)
+
+
+def test_tokens_that_are_never_written() -> None:
+    """Of the garden path without its first token, the other; of one token alone, the end."""
+    model = Tabulated([garden_path()])
+    found = beam_search(
+        WithoutTokens(model, 0), model.start(), 1, start=START, end=END, max_length=3, beam=2
+    )
+    assert found[0].tokens == [1]
+    only = Tabulated([{(): log(1.0)}])
+    (ended,) = beam_search(only, only.start(), 1, start=START, end=0, max_length=3, beam=2)
+    assert (ended.tokens, ended.log_probability) == ([], 0.0)
 
 
 @pytest.mark.parametrize(("penalty", "expected"), [(0.0, []), (1.0, [0, 0])])

@@ -20,8 +20,6 @@ from torch import nn
 import headloom
 from headloom.api.trace import Trace
 from headloom.formats.history import LayerSnapshot, Snapshot
-from headloom.formats.terms import Terms
-from headloom.formats.trace import LayerInMemory, TraceLayer
 from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.studio.collection import Collection
 from headloom.studio.page import collect, page_html
@@ -119,13 +117,9 @@ class Studio:
         return page
 
     def file(
-        self,
-        collection: Collection | str,
-        address: str = "",
-        theme: str = "light",
-        width: int = 1280,
-        touch: bool = False,
-    ) -> Any:
+        self, collection: Collection | str, address: str = "", theme: str = "light",
+        width: int = 1280, touch: bool = False,
+    ) -> Any:  # fmt: skip
         """A collection as an exported page, or such a page, with the network cut off."""
         path = self.folder / "page.html"
         html = collection if isinstance(collection, str) else page_html(collection)
@@ -291,17 +285,11 @@ def known_trace() -> Callable[..., tuple[Trace, torch.Tensor]]:
         waves = torch.cat((place.cos(), place.sin()), -1) * 4
         queries[2], keys[2] = waves.roll(1, 0), waves
         scores = queries.double() @ keys.double().transpose(1, 2) / depth**0.5
-        _, graph = headloom.attend(queries, keys, keys, keep=headloom.Top(8))
-        names = [f"t{place}" for place in range(length)]
-        data = (
-            LayerInMemory(graph, (queries, keys), Terms()) if queries_keys else LayerInMemory(graph)
-        )
-        layer = TraceLayer(
-            name="layer", kind="encoder", index=0, shape=(3, length, length),
-            queries_from="tokens", keys_from="tokens", query_tokens=names, key_tokens=names,
-            scale=depth**-0.5, data=data, mask="all",
+        trace = headloom.from_queries_keys(
+            queries, keys, keep=headloom.Top(8), kind="encoder", queries_keys=queries_keys,
+            tokens=[f"t{place}" for place in range(length)],
         )  # fmt: skip
-        return Trace({"tokens": names}, (layer,)), scores.softmax(-1)
+        return trace, scores.softmax(-1)
 
     return make
 
@@ -319,20 +307,10 @@ def drawn() -> Callable[..., tuple[Trace, np.ndarray[Any, Any]]]:
         scores = queries.double() @ keys.double().transpose(1, 2) / 8**0.5
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
         dense = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        _, graph = headloom.attend(
-            queries, keys, keys, mask=headloom.causal(), keep=headloom.Top(kept)
-        )
-        names = [f"t{place}" for place in range(length)]
-        data = (
-            LayerInMemory(graph, (queries, keys), Terms(mask=headloom.causal()))
-            if queries_keys
-            else LayerInMemory(graph)
-        )
-        layer = TraceLayer(
-            name="layer", kind="decoder", index=0, shape=(2, length, length),
-            queries_from="tokens", keys_from="tokens", query_tokens=names, key_tokens=names,
-            scale=8**-0.5, data=data, mask="causal",
+        trace = headloom.from_queries_keys(
+            queries, keys, mask=headloom.causal(), keep=headloom.Top(kept), kind="decoder",
+            queries_keys=queries_keys, tokens=[f"t{place}" for place in range(length)],
         )  # fmt: skip
-        return Trace({"tokens": names}, (layer,)), dense.numpy()
+        return trace, dense.numpy()
 
     return make

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.studio.windows import until
+from tests.studio.windows import Client, ask, until
 
 from headloom.api.trace import Trace
 from headloom.errors import InputError
@@ -24,27 +23,10 @@ Serving = Callable[..., Viewer]
 
 def post(viewer: Viewer, path: str, content: Any, **headers: str) -> tuple[int, Any]:
     """What the server answers to a question."""
-    port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    given = {"Content-Type": "application/json"} | {
-        k.replace("_", "-"): v for k, v in headers.items()
-    }
-    connection.request("POST", path, body, given)
-    response = connection.getresponse()
-    said = json.loads(response.read())
-    connection.close()
-    return response.status, said
-
-
-def get(viewer: Viewer, path: str) -> tuple[int, Any]:
-    port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    connection.request("GET", path)
-    response = connection.getresponse()
-    said = json.loads(response.read())
-    connection.close()
-    return response.status, said
+    headers = {"Content_Type": "application/json"} | headers
+    status, _, said = Client(viewer).get(path, method="POST", body=body, **headers)
+    return status, json.loads(said)
 
 
 @pytest.fixture
@@ -65,20 +47,18 @@ def test_a_text_becomes_an_example(viewer: Viewer) -> None:
     assert said["description"]["sequences"]["tokens"] == ["one", "two", "three"]
     assert said["example"] >= FIRST
     path = f"/api/examples/{said['example']}"
-    assert get(viewer, path) == (200, said["description"])
-    assert get(viewer, f"{path}/layers/99/heads/0/cells/0/0")[0] == 404
-    assert get(viewer, "/api/open")[1]["asks"] == "a model"
+    assert ask(viewer, path) == (200, said["description"])
+    assert ask(viewer, f"{path}/layers/99/heads/0/cells/0/0")[0] == 404
+    assert ask(viewer, "/api/open")[1]["asks"] == "a model"
     for text in "abcdefgh":
         assert post(viewer, "/api/ask", {"text": text})[0] == 200
-    status, gone = get(viewer, path)
+    status, gone = ask(viewer, path)
     assert status == 404 and "type it again" in gone["detail"]
 
 
 def test_what_cannot_be_read_is_one_line(viewer: Viewer) -> None:
-    assert post(viewer, "/api/ask", {"text": "a Z"}) == (
-        200,
-        {"problem": "this model does not know 'Z'."},
-    )
+    said = {"problem": "this model does not know 'Z'."}
+    assert post(viewer, "/api/ask", {"text": "a Z"}) == (200, said)
     for content in ({}, {"text": 1}, {"text": "x" * (LONGEST + 1)}, b"{", b"\xff", []):
         assert post(viewer, "/api/ask", content)[0] in (400, 422)
     assert post(viewer, "/api/ask", {"text": "fine"})[0] == 200
@@ -87,7 +67,7 @@ def test_what_cannot_be_read_is_one_line(viewer: Viewer) -> None:
 def test_without_a_model_nothing_is_read(serving: Serving, pair_trace: Trace) -> None:
     plain = serving(collect([pair_trace]))
     assert post(plain, "/api/ask", {"text": "a"})[0] == 404
-    assert get(plain, "/api/open")[1]["asks"] is None
+    assert ask(plain, "/api/open")[1]["asks"] is None
 
 
 def test_another_site_cannot_ask(viewer: Viewer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.colors import to_rgb
 from tests.studio.sheet import sheet_dots
+from tests.studio.windows import until
 
 from headloom.studio.page import collect
 from headloom.studio.pictures.palette import palette
@@ -25,15 +26,6 @@ PICTURE = "canvas => canvas.toDataURL()"
 
 def panel(page) -> str:
     return page.locator(".panel").inner_text()
-
-
-def until(page, condition: str) -> None:
-    """Wait for a condition; the page's policy forbids Playwright's own way of it."""
-    for _ in range(1200):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(25)
-    raise AssertionError(f"{condition} never came true")
 
 
 def test_heads_to_threads_to_matrix_and_back(studio, pair_trace) -> None:
@@ -67,10 +59,10 @@ def test_heads_to_threads_to_matrix_and_back(studio, pair_trace) -> None:
     page.keyboard.press("m")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-    until(page, "document.querySelector('.value')?.textContent.startsWith('0.')")
+    page.locator(".value", has_text="0.").wait_for()
     value = float(page.locator(".value").inner_text())
     # From query 2 two rows down, where the matrix ends, and a key to the right.
-    until(page, "location.hash.includes('query=3') && location.hash.includes('key=1')")
+    until(page, lambda: "query=3" in page.url and "key=1" in page.url)
     assert value == pytest.approx(float(weights[3, 1]), abs=6e-5)
 
     page.go_back()
@@ -97,11 +89,11 @@ def test_threads_of_several_heads_without_sinks(studio, minilm_trace, minilm_pag
     blank = front.evaluate(PICTURE)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    until(page, f"document.querySelector('canvas.front').toDataURL() !== '{blank}'")
+    until(page, lambda: front.evaluate(PICTURE) != blank)
     one = front.evaluate(PICTURE)
     page.keyboard.press("0")  # with head 3
     page.locator(".panel h2", has_text="two heads").wait_for()
-    until(page, "location.hash.includes('heads=0.3')")
+    until(page, lambda: "heads=0.3" in page.url)
     assert front.evaluate(PICTURE) != one
     page.keyboard.press("s")
     page.locator(".panel", has_text="hidden; they hold").wait_for()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.studio.test_server import Client
+from tests.studio.windows import Client
 
 from headloom.api.trace import Trace
 from headloom.studio.page import collect
@@ -91,18 +91,9 @@ def test_from_afar(serving, drawn) -> None:
 
 
 def test_traces_that_do_not_fit(serving, drawn, make_trace, pair_trace) -> None:
-    other = make_trace(["a", "b"])
-    collection = collect(
-        [
-            make_trace(["a", "<b>"]),
-            other,
-            make_trace(["a"]),
-            make_trace(["a"], heads=3),
-            pair_trace,
-        ],
-        names=["A", "B", "C", "D", "E"],
-    )
-    client = Client(serving(collection))
+    traces = [make_trace(list(tokens)) for tokens in (["a", "<b>"], "ab", "a")]
+    traces += [make_trace(["a"], heads=3), pair_trace]
+    client = Client(serving(collect(traces, names=list("ABCDE"))))
     found = compared(client)
     assert found["difference"] == "Token 1 is the first that differs: “<b>” in A, “b” in B."
     assert found["problem"] == "" and len(found["layers"]) == 1

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.studio.test_neuron import ask
-from tests.studio.windows import until
+from tests.studio.windows import ask, until
 
 import headloom
 from headloom.api.trace import Trace

@@ -14,20 +14,8 @@ from headloom.api.trace import Trace
 from headloom.formats.trace import TraceLayer
 from headloom.studio.page import collect
 
-WORDS = [
-    "the",
-    "animal",
-    "did",
-    "not",
-    "cross",
-    "the",
-    "street",
-    "because",
-    "it",
-    "was",
-    "too",
-    "tired",
-]
+SENTENCE = "the animal did not cross the street because it was too tired"
+WORDS = SENTENCE.split()
 #: As lists have them: with its position a word that stands twice.
 NAMES = [f"{word} ({n})" if WORDS.count(word) > 1 else word for n, word in enumerate(WORDS)]
 

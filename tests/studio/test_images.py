@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analysis.test_patch_map import COLUMNS, ROWS, grid_trace
-from tests.studio.test_neuron import ask
-from tests.studio.windows import until
+from tests.studio.windows import ask, until
 
 import headloom
 from headloom.studio.page import collect

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.studio.windows import until
 
 import headloom
 from headloom.api.trace import Trace
@@ -20,14 +21,6 @@ from headloom.studio.serving import Viewer
 def three(make_trace: Callable[..., Trace]) -> Collection:
     traces = [make_trace(list("abc")), make_trace(list("de")), make_trace(list("fghi"))]
     return collect(traces, "three", names=["first", "a name & more", "2"])
-
-
-def link_of(page: Any, expected: str) -> None:
-    for _ in range(200):
-        if expected in page.url:
-            return
-        page.wait_for_timeout(25)
-    raise AssertionError(f"{expected} is not in {page.url}")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +37,7 @@ def test_a_link_holds_the_name(
     page = studio.file(three, f"#view=threads&{asked}")
     page.locator(".queries .word").first.wait_for()
     assert page.locator(".queries .word").count() == tokens
-    link_of(page, f"example={name}")
+    until(page, lambda: f"example={name}" in page.url)
     assert page.locator(".notices").count() == 0
 
 
@@ -63,7 +56,7 @@ def test_an_example_that_is_not_there_is_said_and_what_there_is(
     page.locator(".there button", has_text="a name").click()
     page.locator(".queries .word").first.wait_for()
     assert page.locator(".queries .word").count() == 2
-    link_of(page, "example=a+name+%26+more")
+    until(page, lambda: "example=a+name+%26+more" in page.url)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +74,7 @@ def test_a_place_that_is_not_there_is_said(
     assert page.locator(".notices p").all_inner_texts() == [notice]
     page.locator(".notices button").click()
     page.locator(".notices").wait_for(state="detached")
-    for _ in range(200):
-        if asked not in page.url:
-            break
-        page.wait_for_timeout(25)
-    assert asked not in page.url
+    until(page, lambda: asked not in page.url)
 
 
 @pytest.fixture
@@ -101,7 +90,7 @@ def test_a_link_finds_its_trace_whatever_it_is_called_now(
 ) -> None:
     page = studio.file(open_traces(stored), "#view=threads&example=1")  # an old link
     page.locator(".queries .word").nth(1).wait_for()
-    link_of(page, "trace=")
+    until(page, lambda: "trace=" in page.url)
     link = page.url.split("#")[1]
     assert "example=second" in link
     # Renamed, and alone: the digest finds it.
@@ -116,7 +105,7 @@ def test_a_link_to_another_trace_of_the_name_says_so(
     studio: Any, stored: list[Path], make_trace: Callable[..., Trace]
 ) -> None:
     page = studio.file(open_collection(stored[0]), "#view=threads")
-    link_of(page, "trace=")
+    until(page, lambda: "trace=" in page.url)
     link = page.url.split("#")[1]
     make_trace(list("abcd")).save(stored[0], overwrite=True)
     page = studio.file(open_collection(stored[0]), f"#{link}")

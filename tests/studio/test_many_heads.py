@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.analysis.test_overview import block_means
 from tests.slow import slow
 from tests.studio.sheet import sheet_dots
 
 import headloom
 from headloom.api.trace import Trace
-from headloom.formats.trace import LayerInMemory, TraceLayer
 from headloom.studio.collection import Example
 from headloom.studio.page import collect
 from headloom.studio.serving import Viewer
@@ -25,41 +26,13 @@ LAYERS, HEADS, TOKENS = 40, 32, 6
 
 def crowd_of(count: int, heads: int) -> Trace:
     """Layers of heads; head h of layer n looks at key (n + h) % 6 above all."""
-    names = [f"t{place}" for place in range(TOKENS)]
-    layers = []
-    for number in range(count):
-        queries, keys = torch.zeros(heads, TOKENS, TOKENS), torch.eye(TOKENS).expand(heads, -1, -1)
-        for head in range(heads):
-            queries[head, :, (number + head) % TOKENS] = 9
-        _, graph = headloom.attend(
-            queries, keys.contiguous(), keys.contiguous(), keep=headloom.Top(TOKENS)
-        )
-        layers.append(
-            TraceLayer(
-                name=f"layers.{number}", kind="encoder", index=number,
-                shape=(heads, TOKENS, TOKENS), queries_from="tokens", keys_from="tokens",
-                query_tokens=names, key_tokens=names, scale=TOKENS**-0.5,
-                data=LayerInMemory(graph), mask="all",
-            )
-        )  # fmt: skip
-    return Trace({"tokens": names}, tuple(layers))
-
-
-@pytest.fixture(scope="module")
-def crowd() -> Trace:
-    return crowd_of(LAYERS, HEADS)
-
-
-def masses(weights: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
-    """A row's share in each block, the mean of its rows, cell by cell in float64."""
-    size = -(-len(weights) // most)
-    count = -(-len(weights) // size)
-    found = np.zeros((count, count))
-    for row in range(count):
-        for column in range(count):
-            block = weights[row * size : (row + 1) * size, column * size : (column + 1) * size]
-            found[row, column] = block.mean() * size
-    return found
+    queries = torch.zeros(count, heads, TOKENS, TOKENS)
+    for number, head in product(range(count), range(heads)):
+        queries[number, head, :, (number + head) % TOKENS] = 9
+    keys = torch.eye(TOKENS).expand_as(queries)
+    return headloom.from_queries_keys(
+        queries, keys, keep=headloom.Top(TOKENS), kind="encoder", queries_keys=False
+    )
 
 
 @pytest.mark.parametrize("length", [70, 100, 480])
@@ -71,7 +44,8 @@ def test_small_pictures_are_block_means(
     monkeypatch.setattr("headloom.studio.overviews._MANY_DOTS", 0)
     trace, weights = known_trace(length)
     content = Example("known", trace).overviews.means(0)
-    expected = np.stack([masses(of_head, 32) for of_head in weights.numpy()])
+    size = -(-length // 32)
+    expected = size * np.stack([block_means(of_head, size, size) for of_head in weights])
     shades = np.frombuffer(content, np.uint8).reshape(expected.shape)
     exact = 255 * expected.clip(0, 1) ** 0.25
     exact[exact < 1.5] = 0  # the shade 1 is of what is no number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.studio.windows import ask
 from torch import nn
 
 import headloom
@@ -25,18 +25,6 @@ from headloom.studio.tiles import MatrixTiles
 
 Serving = Callable[..., Viewer]
 LENGTH = 12
-
-
-def ask(viewer: Viewer, path: str) -> tuple[int, Any]:
-    import http.client
-
-    port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", path)
-    response = connection.getresponse()
-    body = response.read()
-    connection.close()
-    return response.status, json.loads(body)
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +110,7 @@ def test_the_query_before_its_turn() -> None:
     assert torch.allclose(bias.float().flatten(), model.layer.w_q.bias, atol=1e-5)
     assert not torch.allclose(made, expected, atol=1e-2)
     assert turned and projected(inputs, W_Q, 2 * made) == (None, None, True)
-    numbers = LayerNumbers(
-        inputs, made, made, None, biases=True, turned=True, projected=q
-    )  # fmt: skip
+    numbers = LayerNumbers(inputs, made, made, None, biases=True, turned=True, projected=q)
     neurons = Neurons(Layers(trace), MatrixTiles(Layers(trace)))
     found = neurons.through(0, 2, 3, 1, lambda path: numbers)
     assert found["turned"] and found["q"] == pytest.approx(q[2, 3].tolist())
@@ -175,19 +161,13 @@ def test_on_the_screen_the_numbers_add_up(studio: Any, viewer: Viewer, known: An
     products = queries[1, 9] * keys[1, 3]
     assert [float(row[3]) for row in found] == pytest.approx(products.tolist(), abs=6e-5)
     assert float(found[-1][4]) == pytest.approx(products.sum(), abs=6e-5)
-    heights = (
-        page.locator(".bars-row")
-        .nth(2)
-        .locator("rect.bar")
-        .evaluate_all(
-            "bars => bars.map((bar) => (bar.classList.contains('less') ? -1 : 1)"
-            " * bar.getBoundingClientRect().height)"
-        )
+    bars = page.locator(".bars-row").nth(2).locator("rect.bar")
+    heights = bars.evaluate_all(
+        "bars => bars.map((bar) => (bar.classList.contains('less') ? -1 : 1)"
+        " * bar.getBoundingClientRect().height)"
     )
     expected = 29 * products / np.abs(products).max()
     assert heights == pytest.approx(expected.tolist(), abs=0.1)
-    listed = [
-        cell.inner_text() for cell in page.locator(".keys-of-row tbody td:nth-child(6)").all()
-    ]
+    listed = page.locator(".keys-of-row tbody td:nth-child(6)").all_inner_texts()
     assert [float(text) for text in listed] == pytest.approx(weights.tolist(), abs=6e-5)
     assert "Open the model itself, headloom view MODEL" in page.locator(".six").inner_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.studio.windows import Client
 
 from headloom.api.trace import Trace
 from headloom.studio.page import collect
@@ -20,32 +20,6 @@ from headloom.studio.serving import Viewer
 from headloom.studio.tiles import MatrixTiles
 
 Serving = Callable[..., Viewer]
-
-
-class Client:
-    """Asks a viewer, with any Host and any path, as a browser would not."""
-
-    def __init__(self, viewer: Viewer) -> None:
-        self.port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
-
-    def get(
-        self, path: str, host: str | None = None, method: str = "GET", **headers: str
-    ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-        connection.putheader("Host", host or f"127.0.0.1:{self.port}")
-        for name, value in headers.items():
-            connection.putheader(name.replace("_", "-"), value)
-        connection.endheaders()
-        response = connection.getresponse()
-        body = response.read()
-        connection.close()
-        return response.status, {k.lower(): v for k, v in response.getheaders()}, body
-
-    def json(self, path: str) -> dict:
-        status, _, body = self.get(path)
-        assert status == 200, body
-        return json.loads(body)
 
 
 @pytest.fixture

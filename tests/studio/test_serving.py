@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -129,22 +130,19 @@ def test_a_damaged_trace_does_not_close_its_folder(part_damaged: Path) -> None:
 
 
 def test_a_trace_views_itself(pair_trace: Trace) -> None:
-    viewer = pair_trace.view(port=0, browser=False)
-    try:
-        with urllib.request.urlopen(viewer.address, timeout=20) as response:
-            assert b"headloom-studio" in response.read()
-    finally:
-        viewer.close()
+    with (
+        closing(pair_trace.view(port=0, browser=False)) as viewer,
+        urllib.request.urlopen(viewer.address, timeout=20) as response,
+    ):
+        assert b"headloom-studio" in response.read()
     port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
     with socket.socket() as free:
         assert free.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_ports_are_tried_in_order(pair_trace: Trace) -> None:
-    first = Viewer(collect([pair_trace]))
-    second = Viewer(collect([pair_trace]))
-    try:
-        assert first.address != second.address
-    finally:
-        first.close()
-        second.close()
+    with (
+        closing(Viewer(collect([pair_trace]))) as one,
+        closing(Viewer(collect([pair_trace]))) as two,
+    ):
+        assert one.address != two.address

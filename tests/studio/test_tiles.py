@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headloom
-from headloom.formats.trace import LayerInMemory, TraceLayer
+from headloom.formats.trace import LayerInMemory
 from headloom.studio.arrays import Layers
 from headloom.studio.tiles import MatrixTiles, Tile, top_level
 
@@ -144,14 +144,11 @@ def test_a_very_long_text_takes_little_memory() -> None:
     length = 200_000
     queries, keys = torch.randn(2, 1, length, 4)
     mask = headloom.window(1, 0)
-    _, graph = headloom.attend(queries, keys, keys, mask=mask, keep=headloom.Top(2))
-    names = ["w"] * length
-    layer = TraceLayer(
-        name="layer", kind="decoder", index=0, shape=(1, length, length), queries_from="tokens",
-        keys_from="tokens", query_tokens=names, key_tokens=names, scale=0.5,
-        data=LayerInMemory(graph), mask="causal",
-    )  # fmt: skip
-    tiles = tiles_of(headloom.Trace({"tokens": names}, (layer,)))
+    tiles = tiles_of(
+        headloom.from_queries_keys(
+            queries, keys, mask=mask, keep=headloom.Top(2), kind="decoder", queries_keys=False
+        )
+    )
     top = top_level(length, length)
     tiles.tile(0, Tile(0, "max", 0, 0, 0))  # the edges are read
     tracemalloc.start()

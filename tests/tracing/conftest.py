@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from headloom.api.trace import Trace
+from headloom.formats.trace import TraceLayer
 from headloom.tracing.arguments import CACHES
 
 VOCABULARY = 60
@@ -320,6 +321,25 @@ def largest_difference(traces: list[Trace], inputs: dict, expected: dict) -> flo
             used += 1
     assert used == len(traces) * sum(map(len, expected.values()))
     return largest
+
+
+def ids_of(trace: Trace) -> torch.Tensor:
+    """The ids of a trace's tokens, which have no other names: (1, tokens)."""
+    return torch.tensor([[int(token[1:]) for token in trace.tokens]])
+
+
+def assert_dense(
+    layers: Sequence[TraceLayer], expected: Iterable[torch.Tensor], sample: int = 0, *,
+    matrix: bool = False,
+) -> None:  # fmt: skip
+    """Hold layers against what eager attention returned, (samples, heads, queries, keys) each.
+
+    matrix: whether what is computed from queries and keys is held against it too.
+    """
+    for layer, weights in zip(layers, expected, strict=True):
+        torch.testing.assert_close(layer.graph.dense(), weights[sample], atol=2e-6, rtol=0)
+        if matrix:
+            torch.testing.assert_close(layer.matrix.dense(), weights[sample], atol=2e-6, rtol=0)
 
 
 def as_list(found: Trace | list[Trace]) -> list[Trace]:

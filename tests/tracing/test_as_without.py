@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import Family
+from tests.tracing.conftest import Family, ids_of
 from torch import Tensor, nn
 
 import headloom
@@ -129,7 +129,6 @@ def test_threads_get_what_they_get_without(family_named: Named, generates: bool)
         assert len(of_thread) == RUNS // 4  # in four threads
         assert all(torch.equal(output, own) for output in of_thread)
     for trace in watched.traces:
-        ids = torch.tensor([[int(token[1:]) for token in trace.tokens]])
-        alone = headloom.trace(model, ids, keep=headloom.All())
+        alone = headloom.trace(model, ids_of(trace), keep=headloom.All())
         for one, other in zip(trace.layers, alone.layers, strict=True):
             assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)

@@ -39,10 +39,8 @@ def test_layers_of_an_encoder_decoder(pair_trace) -> None:
 
 def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:
     source, target = torch.tensor([[3, 9, 14, 27]]), torch.tensor([[1, 8, 30]])
-    trace = one(
-        headloom.trace(translator, {"source": source, "target": target}, keep=headloom.All())
-    )
-
+    inputs = {"source": source, "target": target}
+    trace = one(headloom.trace(translator, inputs, keep=headloom.All()))
     # The layers by hand, from the queries and keys that they project.
     translator.eval()
     with torch.no_grad():
@@ -59,11 +57,8 @@ def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:
     assert torch.equal(trace.layers[0].keys, keys[0])
     # In every layer, scores are scale * queries . keys: the kept ones are among them.
     for layer in trace.layers:
-        scores = (
-            layer.scale
-            * layer.queries
-            @ layer.keys.repeat_interleave(4 // layer.keys.shape[0], 0).transpose(-2, -1)
-        )
+        repeated = layer.keys.repeat_interleave(4 // layer.keys.shape[0], 0)
+        scores = layer.scale * layer.queries @ repeated.mT
         kept = layer.graph.keys.clamp(min=0).long()
         there = layer.graph.keys >= 0
         assert torch.allclose(layer.graph.scores[there], scores.gather(-1, kept)[there], atol=1e-5)
@@ -163,12 +158,13 @@ def test_the_model_is_left_as_it_was(translator) -> None:
 
 
 def test_wrong_inputs_say_what_was_expected(language_model) -> None:
-    with pytest.raises(headloom.InputError, match="Linear called no attention function"):
-        headloom.trace(nn.Linear(2, 2), torch.rand(1, 2))
-    with pytest.raises(headloom.InputError, match="the inputs are str"):
-        headloom.trace(language_model, "text")
-    with pytest.raises(headloom.InputError, match="hold no token ids"):
-        headloom.trace(language_model, torch.rand(2, 3))
+    for model, inputs, line in (
+        (nn.Linear(2, 2), torch.rand(1, 2), "Linear called no attention function"),
+        (language_model, "text", "the inputs are str"),
+        (language_model, torch.rand(2, 3), "hold no token ids"),
+    ):
+        with pytest.raises(headloom.InputError, match=line):
+            headloom.trace(model, inputs)
 
 
 def test_a_mask_is_named_only_where_the_graph_proves_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tracing.conftest import dense_weights, largest_difference
+from tests.tracing.conftest import assert_dense, dense_weights, largest_difference
 
 import headloom
 
@@ -76,9 +76,8 @@ READ = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attent
 )  # fmt: skip
 def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, options) -> None:
     torch.manual_seed(5)
-    model = getattr(transformers, f"{name}Model")(
-        getattr(transformers, f"{name}Config")(**options)
-    ).eval()
+    config = getattr(transformers, f"{name}Config")(**options)
+    model = getattr(transformers, f"{name}Model")(config).eval()
     ids = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         before = model(input_ids=ids)[0]
@@ -93,10 +92,7 @@ def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, 
         own = model(input_ids=ids, output_attentions=True).attentions
     for sample, trace in enumerate(traces):
         assert trace.layers
-        for layer in trace.layers:
-            weights = own[layer.index][sample]
-            assert layer.shape == weights.shape
-            assert (layer.graph.dense() - weights).abs().max() <= 2e-6
+        assert_dense(trace.layers, [own[layer.index] for layer in trace.layers], sample)
 
 
 def test_weights_that_are_no_matrix_are_refused_in_one_line() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tracing.conftest import SIZES, cached
+from tests.tracing.conftest import SIZES, assert_dense, cached, ids_of
 
 import headloom
 from headloom.api.trace import Trace
@@ -61,7 +61,7 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(
     assert len(grown.tokens) == 12
     assert grown.positions["tokens"]["generated"] == [False] * 4 + [True] * 8
     assert grown.deviation < 5e-6
-    ids = torch.tensor([[int(token[1:]) for token in grown.tokens]])
+    ids = ids_of(grown)
     with torch.no_grad():
         own = model.eval().generate(prompt, max_new_tokens=8, do_sample=False)
     assert torch.equal(own, ids)
@@ -115,8 +115,7 @@ def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch, a
     if end not in other:
         assert ended[1].tokens == free[1].tokens
     for trace in ended:
-        ids = torch.tensor([[int(token[1:]) for token in trace.tokens]])
-        assert_equal(trace, headloom.trace(model, ids, keep=headloom.All()))
+        assert_equal(trace, headloom.trace(model, ids_of(trace), keep=headloom.All()))
 
 
 @pytest.mark.parametrize("large", [1, call_file.LARGE])
@@ -157,8 +156,7 @@ def test_a_cache_is_known_by_either_of_its_names(family_named, name: str) -> Non
     assert trace.tokens == ["#5", "#6", "#7", "#8", "#9"]
     with torch.no_grad():
         own = model(torch.tensor([[5, 6, 7, 8, 9]]), output_attentions=True).attentions
-    for layer, weights in zip(trace.layers, own, strict=True):
-        assert (layer.graph.dense() - weights[0]).abs().max() <= 2e-6
+    assert_dense(trace.layers, own)
 
 
 def test_watch_makes_a_trace_of_every_text(family_named) -> None:
@@ -176,8 +174,7 @@ def test_watch_makes_a_trace_of_every_text(family_named) -> None:
     assert "generated" in watched.traces[0].positions["tokens"]
     assert "tokens" not in watched.traces[1].positions
     for trace in watched.traces:
-        again = torch.tensor([[int(token[1:]) for token in trace.tokens]])
-        assert_equal(trace, headloom.trace(model, again, keep=headloom.All()))
+        assert_equal(trace, headloom.trace(model, ids_of(trace), keep=headloom.All()))
     with pytest.raises(headloom.InputError, match="there are 3 traces"):
         _ = watched.trace
 
@@ -222,11 +219,11 @@ def test_headlooms_own_language_model_continues_a_text(positions, tmp_path) -> N
         model, torch.tensor([3, 4, 5]), generate=5, keep=headloom.All(), save=tmp_path / "t"
     )
     assert grown.positions["tokens"]["generated"] == [False] * 3 + [True] * 5
-    ids = torch.tensor([int(token[1:]) for token in grown.tokens])
+    ids = ids_of(grown)
     assert_equal(grown, headloom.trace(model, ids, keep=headloom.All()))
     with torch.no_grad():
-        likeliest = model(ids[None])[0].argmax(-1)
-    assert likeliest[2:-1].tolist() == ids[3:].tolist()
+        likeliest = model(ids)[0].argmax(-1)
+    assert likeliest[2:-1].tolist() == ids[0, 3:].tolist()
 
 
 @pytest.mark.parametrize(
@@ -247,14 +244,11 @@ def test_an_encoder_that_writes_has_the_rows_of_its_passes(model_class, config_c
     grown = headloom.trace(model, prompt, generate=5, keep=headloom.All())
     with torch.no_grad():
         passes = model.generate(
-            prompt,
-            max_new_tokens=6,
-            do_sample=False,
-            output_attentions=True,
+            prompt, max_new_tokens=6, do_sample=False, output_attentions=True,
             return_dict_in_generate=True,
-        )
+        )  # fmt: skip
     assert list(grown.sequences) == ["tokens"]
-    assert [int(token[1:]) for token in grown.tokens] == passes.sequences[0, :9].tolist()
+    assert torch.equal(ids_of(grown), passes.sequences[:, :9])
     for number, layer in enumerate(grown.layers):
         rows = [weights[number][0] for weights in passes.attentions]
         expected = torch.cat(

@@ -22,6 +22,7 @@ gguf = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
+from tests.tracing.conftest import assert_dense  # noqa: E402
 from tests.tracing.gguf_files import small_llama, write_llama  # noqa: E402
 
 TEXT = "abcabdhgfe"
@@ -48,8 +49,7 @@ def test_the_model_is_the_one_that_was_written(file: Path) -> None:
         eager.set_attn_implementation("eager")
         weights = eager.eval()(ids, output_attentions=True).attentions
     trace = headloom.trace(base, TEXT, tokenizer=tokenizer, keep=headloom.All())
-    for layer, dense in zip(trace.layers, weights, strict=True):
-        np.testing.assert_allclose(layer.graph.dense().numpy(), dense[0].numpy(), atol=2e-6)
+    assert_dense(trace.layers, weights)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import cached
+from tests.tracing.conftest import assert_dense, cached
 from torch import Tensor
 
 import headloom
@@ -95,8 +95,7 @@ def test_rows_that_were_chosen_of_a_cache_go_on(chosen: list[int]) -> None:
     attentions = eager(texts, output_attentions=True).attentions
     for number, trace in enumerate(watched.traces):
         assert trace.tokens == [f"#{token}" for token in texts[number].tolist()]
-        for layer, weights in zip(trace.layers, attentions, strict=True):
-            torch.testing.assert_close(layer.graph.dense(), weights[number], rtol=0, atol=1e-5)
+        assert_dense(trace.layers, attentions, number)
     assert "batch_select_indices" not in vars(cache)
 
 
@@ -141,18 +140,16 @@ def test_a_family_is_traced_as_it_computes_where_it_returns_other_weights(
     fused, expected = torch.nn.functional.scaled_dot_product_attention, []
 
     def seen(queries: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor, **more: Any):
-        expected.append((queries @ keys.mT / queries.shape[3] ** 0.5 + attn_mask).softmax(-1)[0])
+        expected.append((queries @ keys.mT / queries.shape[3] ** 0.5 + attn_mask).softmax(-1))
         return fused(queries, keys, values, attn_mask, **more)
 
     with monkeypatch.context() as patched, torch.no_grad():
         patched.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
         model(ids(1, 9))
     trace = headloom.trace(model, ids(1, 9), keep=headloom.All())
-    for layer, weights in zip(trace.layers, expected, strict=True):
-        torch.testing.assert_close(layer.graph.dense(), weights, rtol=0, atol=1e-6)
+    assert_dense(trace.layers, expected)
     with pytest.warns(UserWarning, match="does not use the attention interface"):
         trace = headloom.trace(eager, ids(1, 9), keep=headloom.All())
     with torch.no_grad():
         returned = eager(ids(1, 9), output_attentions=True).attentions
-    for layer, own in zip(trace.layers, returned, strict=True):
-        torch.testing.assert_close(layer.graph.dense(), own[0], rtol=0, atol=1e-6)
+    assert_dense(trace.layers, returned)

@@ -101,12 +101,8 @@ def test_saved_layer_by_layer_and_read_again(family_named, tmp_path) -> None:
     opened = headloom.open(tmp_path / "bart")
     assert opened.sequences == held.sequences == saved.sequences
     for one, two in zip(held.layers, opened.layers, strict=True):
-        assert (one.name, one.kind, one.index, one.mask) == (
-            two.name,
-            two.kind,
-            two.index,
-            two.mask,
-        )
+        for name in ("name", "kind", "index", "mask"):
+            assert getattr(one, name) == getattr(two, name)
         assert one.deviation == pytest.approx(two.deviation)
         assert torch.equal(one.graph.weights, two.graph.weights)
         assert two.queries.dtype == torch.float16
@@ -140,9 +136,8 @@ def test_layers_can_be_chosen(family_named) -> None:
     model, inputs = family.build(), family.inputs(padded=False)
     every = headloom.trace(model, inputs)
     cross = headloom.trace(model, inputs, layers=["*encoder_attn"])
-    assert [layer.name for layer in cross.layers] == [
-        layer.name for layer in every.layers if layer.kind == "cross"
-    ]
+    names = [layer.name for layer in every.layers if layer.kind == "cross"]
+    assert [layer.name for layer in cross.layers] == names
     first = headloom.trace(model, inputs, layers=[0, 5])
     assert [layer.name for layer in first.layers] == [every.layers[i].name for i in (0, 5)]
     with pytest.raises(headloom.InputError, match=r"no layer 77; the model has layers 0 to 5"):
@@ -150,31 +145,21 @@ def test_layers_can_be_chosen(family_named) -> None:
 
 
 def test_wrong_inputs_say_what_was_expected(family_named) -> None:
-    bert, bart = family_named("BERT"), family_named("BART")
-    model = bert.build()
-    with pytest.raises(
-        headloom.InputError, match="65 tokens in input_ids; BertModel reads 64 at most"
+    bert, roberta, bart = (family_named(name).build() for name in ("BERT", "RoBERTa", "BART"))
+    ones = torch.ones(1, 65, dtype=torch.long)
+    for model, inputs, line in (
+        (bert, ones, "65 tokens in input_ids; BertModel reads 64 at most"),
+        (roberta, ones[:, :64], "RobertaModel reads 63 at most"),
+        (bart, {"input_ids": ones[:, :4]}, "Give decoder_input_ids too"),
+        (bert, ones[:, :0], "at least one token"),
+        (bert, "a text", "there is no tokenizer"),
+        (bert, {"input_ids": [1, 2]}, r'the inputs hold no tensor; expected input_ids.*"pt"'),
+        (bert, ["a text", "another"], r"the inputs are list; .* Of several texts, give"),
     ):
-        headloom.trace(model, torch.ones(1, 65, dtype=torch.long))
-    roberta = family_named("RoBERTa").build()
-    with pytest.raises(headloom.InputError, match="RobertaModel reads 63 at most"):
-        headloom.trace(roberta, torch.ones(1, 64, dtype=torch.long))
-    with pytest.raises(headloom.InputError, match="Give decoder_input_ids too"):
-        headloom.trace(bart.build(), {"input_ids": torch.ones(1, 4, dtype=torch.long)})
-    with pytest.raises(headloom.InputError, match="at least one token"):
-        headloom.trace(model, torch.ones(1, 0, dtype=torch.long))
-    with pytest.raises(headloom.InputError, match="there is no tokenizer"):
-        headloom.trace(model, "a text")
-    with pytest.raises(
-        headloom.InputError, match=r'the inputs hold no tensor; expected input_ids.*"pt"'
-    ):
-        headloom.trace(model, {"input_ids": [1, 2, 3]})
-    with pytest.raises(
-        headloom.InputError, match=r"the inputs are list; .* Of several texts, give"
-    ):
-        headloom.trace(model, ["a text", "another"])  # type: ignore[arg-type]
+        with pytest.raises(headloom.InputError, match=line):
+            headloom.trace(model, inputs)
     with pytest.raises(headloom.InputError, match="cannot be saved as one trace"):
-        headloom.trace(model, bert.inputs(), save="nowhere")
+        headloom.trace(bert, family_named("BERT").inputs(), save="nowhere")
 
 
 def test_the_table_in_the_documentation_names_every_family_that_is_tested(families) -> None:

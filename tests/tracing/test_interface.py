@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import dense_weights
+from tests.tracing.conftest import assert_dense, dense_weights, ids_of
 from torch import nn
 
 import headloom
@@ -38,9 +38,7 @@ def test_a_bool_mask_is_added_by_eager_attention_and_hides_nothing(family_named)
         assert trace.verification["difference"] < 1e-5
         if implementation == "eager":
             expected = dense_weights(model, {**inputs, "use_cache": False})["all"]
-            for layer, weights in zip(trace.layers, expected, strict=True):
-                assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
-                assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
+            assert_dense(trace.layers, expected, matrix=True)
 
 
 def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named) -> None:
@@ -73,28 +71,19 @@ def test_sinks_of_each_query_are_in_the_weights(tmp_path) -> None:
     )  # fmt: skip
     build = transformers.Inkling2TextModel._from_config
     model: Any = build(config, attn_implementation="eager").float().eval()
-    formed: dict[str, torch.Tensor] = {}
+    formed: list[torch.Tensor] = []
     hooks = []
-    for path, module in model.named_modules():
-        if hasattr(module, "sink_proj"):
-            nn.init.normal_(module.sink_proj.weight)
-            hooks.append(
-                module.register_forward_hook(
-                    lambda module, given, output, path=path: formed.update({path: output[1]})
-                )
-            )
+    for module in [module for module in model.modules() if hasattr(module, "sink_proj")]:
+        nn.init.normal_(module.sink_proj.weight)
+        hooks.append(module.register_forward_hook(lambda *given: formed.append(given[2][1])))
     ids = torch.randint(3, 50, (1, 12))
     with torch.no_grad():
         model(ids)
     for hook in hooks:
         hook.remove()
     headloom.trace(model, ids, keep=headloom.All(), save=tmp_path / "t")
-    layers = {layer.name: layer for layer in headloom.open(tmp_path / "t").layers}
-    assert len(formed) == 2
-    for path, weights in formed.items():
-        assert float(weights[0].sum(-1).min()) < 0.9  # the sinks take a part
-        assert (layers[path].graph.dense() - weights[0]).abs().max() <= 2e-6
-        assert (layers[path].matrix.dense() - weights[0]).abs().max() <= 2e-6
+    assert_dense(headloom.open(tmp_path / "t").layers, formed, matrix=True)
+    assert all(float(weights.sum(-1).min()) < 0.9 for weights in formed)  # the sinks take a part
 
 
 def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named) -> None:
@@ -103,9 +92,7 @@ def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_na
     fused, eager = family.build("sdpa"), family.build("eager")
     assert not fused(**inputs, output_attentions=True).attentions
     trace = headloom.trace(fused, inputs, keep=headloom.All())
-    expected = dense_weights(eager, inputs)["all"]
-    for layer, weights in zip(trace.layers, expected, strict=True):
-        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+    assert_dense(trace.layers, dense_weights(eager, inputs)["all"])
 
 
 def test_sliding_windows_and_packed_sequences_hide_keys(family_named) -> None:
@@ -120,11 +107,10 @@ def test_sliding_windows_and_packed_sequences_hide_keys(family_named) -> None:
     llama = family_named("Llama").build()
     trace = headloom.trace(llama, packed, keep=headloom.All())
     expected = dense_weights(llama, {**packed, "use_cache": False})["all"]
-    for layer, weights in zip(trace.layers, expected, strict=True):
-        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+    assert_dense(trace.layers, expected, matrix=True)
+    for layer in trace.layers:
         assert layer.graph.count[0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8]
         assert layer.mask == "ranges"
-        assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
 
 
 def test_masks_with_numbers_are_masks_and_biases(family_named) -> None:
@@ -135,9 +121,8 @@ def test_masks_with_numbers_are_masks_and_biases(family_named) -> None:
     inputs = {"input_ids": ids, "attention_mask": added}
     trace = headloom.trace(model, inputs, keep=headloom.All())
     expected = dense_weights(model, {**inputs, "use_cache": False})["all"]
-    for layer, weights in zip(trace.layers, expected, strict=True):
-        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
-        assert layer.graph.count[0].tolist() == [1, 2, 3, 4]
+    assert_dense(trace.layers, expected)
+    assert all(layer.graph.count[0].tolist() == [1, 2, 3, 4] for layer in trace.layers)
 
 
 def test_a_bias_in_a_window_is_joined_where_its_keys_are() -> None:
@@ -157,9 +142,6 @@ def test_a_bias_in_a_window_is_joined_where_its_keys_are() -> None:
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
     ids = torch.randint(3, 50, (1, 6))
     grown = headloom.trace(model, ids, generate=2, keep=headloom.All())
-    whole = torch.tensor([[int(token[1:]) for token in grown.tokens]])
     with torch.no_grad():
-        own = model(whole, output_attentions=True).attentions
-    for layer, weights in zip(grown.layers, own, strict=True):
-        assert (layer.graph.dense() - weights[0]).abs().max() <= 2e-6
-        assert (layer.matrix.dense() - weights[0]).abs().max() <= 2e-6
+        own = model(ids_of(grown), output_attentions=True).attentions
+    assert_dense(grown.layers, own, matrix=True)

@@ -265,16 +265,14 @@ def test_what_cannot_be_seen_is_named() -> None:
         trace = traced(model, IDS)
     assert [entry["name"] for entry in trace.not_traced] == ["unseen"]
     assert [layer.name for layer in trace.layers] == ["seen"]
-    with pytest.raises(headloom.InputError, match="Linear called no attention function"):
-        headloom.trace(nn.Linear(2, 2), torch.randn(1, 2))
-    with pytest.raises(headloom.InputError, match=r"compiled by torch\.jit"):
-        headloom.trace(torch.jit.script(nn.Linear(2, 2)), torch.randn(1, 2))
-    with pytest.raises(headloom.InputError, match="does not take these"):
-        headloom.trace(Both(), (IDS, IDS, IDS))
-    with pytest.raises(headloom.InputError, match="reads tensors"):
-        headloom.trace(Both(), "a text")
-    with pytest.raises(headloom.InputError, match="generate= is for models of Transformers"):
-        headloom.trace(Both(), IDS, generate=3)
+    for module, inputs, options, line in (
+        (torch.jit.script(nn.Linear(2, 2)), torch.randn(1, 2), {}, r"compiled by torch\.jit"),
+        (model, (IDS, IDS, IDS), {}, "does not take these"),
+        (model, "a text", {}, "reads tensors"),
+        (model, IDS, {"generate": 3}, "generate= is for models of Transformers"),
+    ):
+        with pytest.raises(headloom.InputError, match=line):
+            headloom.trace(module, inputs, **options)
 
 
 def test_layers_that_run_outside_of_the_model_are_named() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import PAIR, Family, cached
+from tests.tracing.conftest import PAIR, Family, cached, ids_of
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
@@ -161,7 +161,6 @@ def test_modes_of_others_and_hooks_are_left_alone(family_named, entered: int, le
     assert not mode.calls
     assert not _get_current_function_mode_stack()
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-    ids = torch.tensor([[int(name[1:]) for name in watched.trace.tokens]])
-    one = headloom.trace(model, ids, keep=headloom.Top(4))
+    one = headloom.trace(model, ids_of(watched.trace), keep=headloom.Top(4))
     for grown, whole in zip(watched.trace.layers, one.layers, strict=True):
         assert torch.allclose(grown.graph.weights[..., :4], whole.graph.weights, atol=2e-6)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.forked import Loaded
 from tests.saved_models import save_writer
+from tests.tracing.conftest import assert_dense
 
 import headloom
 from headloom.tracing.pretrained import load_pretrained
@@ -35,10 +36,8 @@ def test_a_real_model_against_eager_attention_and_known_values(minilm_folder) ->
     eager = transformers.AutoModel.from_pretrained(minilm_folder, attn_implementation="eager")
     with torch.no_grad():
         expected = eager(**tokenizer(TEXT, return_tensors="pt"), output_attentions=True).attentions
-    for layer, weights in zip(trace.layers, expected, strict=True):
-        assert layer.shape == (12, 19, 19)
-        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
-        assert layer.deviation < 2e-6
+    assert_dense(trace.layers, expected)
+    assert all(layer.deviation < 2e-6 for layer in trace.layers)
 
 
 def test_hostile_texts(minilm_folder, tmp_path) -> None:
@@ -112,3 +111,13 @@ def test_weights_that_were_not_saved_are_not_drawn_at_random(
         with pytest.raises(headloom.DataError, match=rf"{name} has the shape \(3, 2\), and config"):
             load_pretrained(small, predicting=predicting)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b c", "-a", "a..b", "x" * 150, "nobody/no-such-model"])
+def test_what_is_no_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        headloom.DataError, match=r"cannot load this model: .* the name of a model"
+    ) as error:
+        load_pretrained(name)
+    assert "\n" not in str(error.value)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import SIZES, Family
+from tests.tracing.conftest import SIZES, Family, assert_dense
 from torch import nn
 
 import headloom
+from headloom.analysis.matrices.projections import matrices_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -109,8 +110,7 @@ def test_a_model_with_adapters_of_peft_is_traced_with_them(family_named: Named) 
         dense = own(written[:, :-1], output_attentions=True).attentions
     assert isinstance(trace, headloom.Trace)
     for generated in (trace, watched.trace):
-        for layer, weights in zip(generated.layers, dense, strict=True):
-            torch.testing.assert_close(layer.graph.dense(), weights[0], atol=2e-6, rtol=0)
+        assert_dense(generated.layers, dense)
 
 
 @pytest.mark.parametrize("run", [headloom.trace, headloom.watch])
@@ -123,3 +123,22 @@ def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
         run(*inputs, layers=layers),
     ):
         pass
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_of_transformers_that_are_compiled_one_by_one(family_named: Named) -> None:
+    model, ids = family_named("Llama").build("sdpa"), torch.arange(6)[None] + 3
+    paths = [layer.name for layer in headloom.trace(model, ids).layers]
+    for number, layer in enumerate(model.model.layers):
+        model.model.layers[number] = torch.compile(layer)
+    assert any("_orig_mod" in path for path, _ in model.named_modules())
+    trace = headloom.trace(model, ids)
+    assert [layer.name for layer in trace.layers] == paths
+    assert trace.verification is not None
+    one = headloom.trace(model, ids, layers=["model.layers.1.*"])
+    assert [layer.name for layer in one.layers] == paths[1:]
+    assert [entry["name"] for entry in one.not_traced] == paths[:1]
+    with headloom.watch(model, layers=["model.layers.0.self_attn"]) as watched:
+        model(ids)
+    assert [layer.name for layer in watched.trace.layers] == paths[:1]
+    assert [layer.name for layer in matrices_of(model)] == paths

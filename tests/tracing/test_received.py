@@ -39,15 +39,8 @@ def test_what_models_say_themselves(family_named, name, queries_keys) -> None:
     family = family_named(name)
     model, inputs = family.build(), family.inputs()
     expected = dense_weights(model, inputs)
-    traces = as_list(
-        headloom.trace(
-            model,
-            inputs,
-            keep=headloom.Top(2),
-            queries_keys=queries_keys,
-            received=headloom.LastQueries(LAST),
-        )
-    )
+    options = {"queries_keys": queries_keys, "received": headloom.LastQueries(LAST)}
+    traces = as_list(headloom.trace(model, inputs, keep=headloom.Top(2), **options))
     for sample, trace in enumerate(traces):
         where = spans(inputs, sample)
         for layer in trace.layers:

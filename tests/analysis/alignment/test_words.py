@@ -57,14 +57,8 @@ WEIGHTS = torch.tensor(
 
 
 def trace_of(weights: torch.Tensor = WEIGHTS) -> headloom.Trace:
-    return headloom.from_weights(
-        [weights[None]],
-        kind="cross",
-        tokens={
-            "source": [" a", " d", "og", "<end>"],
-            "target": ["<start>", " ein", " Hu", "nd"],
-        },
-    )
+    tokens = {"source": [" a", " d", "og", "<end>"], "target": ["<start>", " ein", " Hu", "nd"]}
+    return headloom.from_weights([weights[None]], kind="cross", tokens=tokens)
 
 
 def test_the_weights_of_words_are_those_worked_out_by_hand() -> None:

@@ -80,12 +80,8 @@ def snapkv(
     sets = []
     for group in groups(weights[:, n - window : n, : n - window], kv_heads):
         votes = group.sum((0, 1))
-        pooled = [
-            sum(
-                votes[k] for k in range(j - kernel // 2, j + kernel // 2 + 1) if 0 <= k < n - window
-            )
-            for j in range(n - window)
-        ]
+        half = kernel // 2
+        pooled = [votes[max(j - half, 0) : j + half + 1].sum() for j in range(n - window)]
         sets.append(best(np.array(pooled), budget - window) | set(range(n - window, n)))
     return sets
 

@@ -29,15 +29,8 @@ def layer(name: str, kind: str, on_previous: float) -> LayerSnapshot:
         lower[i, : i + 1] = -50
         lower[i, i - 1], lower[i, i] = torch.tensor([on_previous, 1 - on_previous]).log()
     zeros = torch.zeros(1, 3, 1)
-    _, graph = headloom.attend(
-        zeros,
-        zeros,
-        zeros,
-        bias=lower,
-        mask=headloom.causal(),
-        keep=headloom.Top(64),
-        backend="torch",
-    )
+    rules = {"bias": lower, "mask": headloom.causal()}
+    _, graph = headloom.attend(zeros, zeros, zeros, keep=headloom.Top(64), **rules)
     matrices = {matrix: torch.zeros(1, 4, 4) for matrix in MATRICES}
     measures: dict[str, list[float | None]] = {measure: [0.0] for measure in MEASURES}
     return LayerSnapshot(name, kind, matrices, measures, graph, TOKENS, TOKENS)

@@ -33,13 +33,8 @@ class Random(torch.nn.Module):
     def __init__(self, heads: int, causal: bool, relative: str, kv_heads: int) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(8, 16)
-        self.layer = MultiHeadAttention(
-            16,
-            heads,
-            kv_heads=kv_heads,
-            relative=relative,  # type: ignore[arg-type]
-            kind="decoder" if causal else "encoder",
-        )
+        kind = "decoder" if causal else "encoder"
+        self.layer = MultiHeadAttention(16, heads, kv_heads=kv_heads, relative=relative, kind=kind)
         self.mask = headloom.causal() if causal else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -53,21 +48,13 @@ def random_layer() -> Callable[..., tuple[TraceLayer, torch.Tensor]]:
     """A function that gives a traced layer of random weights, and these weights, dense."""
 
     def make(
-        *,
-        length: int = 40,
-        causal: bool = False,
-        relative: str = "none",
-        keep: int = 5,
-        queries_keys: bool = True,
-        kv_heads: int = 4,
+        causal: bool = False, relative: str = "none", keep: int = 5, kv_heads: int = 4
     ) -> tuple[TraceLayer, torch.Tensor]:
-        torch.manual_seed(length + causal)
+        torch.manual_seed(40 + causal)
         model = Random(4, causal, relative, kv_heads)
-        tokens = torch.randint(0, 8, (length,))
+        tokens = torch.randint(0, 8, (40,))
         whole = headloom.trace(model, tokens, keep=headloom.All())
-        part = headloom.trace(model, tokens, keep=headloom.Top(keep), queries_keys=queries_keys)
-        assert isinstance(whole, Trace)
-        assert isinstance(part, Trace)
+        part = headloom.trace(model, tokens, keep=headloom.Top(keep))
         return part.layers[0], whole.layers[0].graph.dense().double()
 
     return make
@@ -149,14 +136,9 @@ def test_scores_that_have_a_cap() -> None:
     generator = torch.Generator().manual_seed(7)
     queries, keys = 4 * torch.randn(2, 4, 40, 8, generator=generator)
     tokens = [",a.bcdef"[int(n)] for n in torch.randint(0, 8, (40,), generator=generator)]
+    rules = {"mask": headloom.causal(), "softcap": 2.0, "scale": 0.5}
     (layer,) = headloom.from_queries_keys(
-        queries,
-        keys,
-        mask=headloom.causal(),
-        softcap=2.0,
-        scale=0.5,
-        tokens=tokens,
-        keep=headloom.Top(3),
+        queries, keys, tokens=tokens, keep=headloom.Top(3), **rules
     ).layers
     capped = 2 * (0.25 * queries.double() @ keys.double().mT).tanh()
     hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)

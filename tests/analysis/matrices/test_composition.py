@@ -20,14 +20,8 @@ def drawn(seed: int, kind: str, heads: int = 4, kv_heads: int = 2, depth: int = 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    return LayerMatrices(
-        f"{kind}{seed}",
-        kind,
-        random(heads, WIDTH, depth),
-        random(kv_heads, WIDTH, depth),
-        random(kv_heads, WIDTH, depth),
-        random(heads, depth, WIDTH),
-    )
+    W_Q, W_K, W_V = (random(n, WIDTH, depth) for n in (heads, kv_heads, kv_heads))
+    return LayerMatrices(f"{kind}{seed}", kind, W_Q, W_K, W_V, random(heads, depth, WIDTH))
 
 
 def dense(layer: LayerMatrices, head: int) -> tuple[np.ndarray, np.ndarray]:

@@ -142,10 +142,7 @@ def test_a_snapshot_holds_the_matrices_and_the_graph(
     with headloom.monitor(model, tmp_path / "run", probe={"input_ids": batches[0][:1]}):
         pass
     snapshot = History(tmp_path / "run" / "history")[0]
-    assert [layer.name for layer in snapshot.layers] == [
-        "transformer.h.0.attn",
-        "transformer.h.1.attn",
-    ]
+    assert [layer.name for layer in snapshot.layers] == [f"transformer.h.{n}.attn" for n in (0, 1)]
     weight = model.transformer.h[1].attn.c_attn.weight.detach()
     layer = snapshot.layers[1]
     for place, name in enumerate(("W_Q", "W_K", "W_V")):

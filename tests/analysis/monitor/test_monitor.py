@@ -304,8 +304,3 @@ def test_what_cannot_be_watched(tmp_path: Path, gpt2: Any, batches: list[Tensor]
     # Nothing stays behind that stands in the way of a second try.
     with headloom.monitor(gpt2(), tmp_path / "run", probe={"input_ids": batches[0][:1]}):
         pass
-
-
-def probe_of(batches: list[Tensor]) -> dict[str, Tensor]:
-    """The first text."""
-    return {"input_ids": batches[0][:1]}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.conftest import headloom_main
 
 import headloom
 from headloom.api.trace import Trace
@@ -22,8 +23,8 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 from headloom.analysis.sql.database import VIEWS  # noqa: E402
 from headloom.analysis.sql.query import ask, open_traces  # noqa: E402
-from headloom.cli import main  # noqa: E402
 
+__all__ = ["headloom_main"]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "analysis.md"
 DOCUMENTED = re.findall(r"^(\w[^\n]*\?)\n\n```sql\n(.*?)```", DOCUMENT.read_text(), re.S | re.M)
 
@@ -137,37 +138,27 @@ def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query) -> No
         headloom.open(tmp_path / "t").sql(query)
 
 
-def test_the_command_prints_and_writes(make_trace, tmp_path, capsys, monkeypatch) -> None:
+def test_the_command_prints_and_writes(make_trace, tmp_path, headloom_main) -> None:
     make_trace(["a", "b", "c"], heads=1).save(tmp_path / "t")
     question = (
         "select query, round(sum(weight), 3) as mass from edges group by query order by query"
     )
-    main_code(["query", str(tmp_path / "t"), question, "--limit", "2"])
-    assert capsys.readouterr().out.splitlines() == [
-        "query  mass",
-        "    0     1",
-        "    1     1",
-        "... and 1 more rows",
-    ]
-    main_code(["query", str(tmp_path / "t"), question, "--json"])
-    said = json.loads(capsys.readouterr().out)
+    words = ("query", tmp_path / "t", question)
+    lines = ["query  mass", "    0     1", "    1     1", "... and 1 more rows"]
+    assert headloom_main(*words, "--limit", "2").out.splitlines() == lines
+    said = headloom_main(*words, "--json").json()
     assert said == {"columns": ["query", "mass"], "rows": [[0, 1.0], [1, 1.0], [2, 1.0]]}
     for suffix in ("csv", "parquet", "json"):
-        main_code(["query", str(tmp_path / "t"), question, "-o", str(tmp_path / f"a.{suffix}")])
+        headloom_main(*words, "-o", tmp_path / f"a.{suffix}")
     with (tmp_path / "a.csv").open() as file:
         assert [row["query"] for row in csv.DictReader(file)] == ["0", "1", "2"]
     assert pq.read_table(tmp_path / "a.parquet").column("query").to_pylist() == [0, 1, 2]
     assert json.loads((tmp_path / "a.json").read_text())[2] == {"query": 2, "mass": 1.0}
-    assert main_code(["query", str(tmp_path / "t"), question, "-o", str(tmp_path / "a.xls")]) == 2
-    assert "ends in .csv, .parquet, .json" in capsys.readouterr().err
-
-
-def main_code(arguments: list[str]) -> int:
-    try:
-        main(arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
+    refused = headloom_main(*words, "-o", tmp_path / "a.xls").one_line()
+    assert "ends in .csv, .parquet, .json" in refused
+    # Null is what is no number.
+    asked = headloom_main("query", tmp_path / "t", "select 'nan'::double as a", "--json")
+    assert asked.out == '{"columns": ["a"], "rows": [[null]]}\n'
 
 
 @pytest.mark.parametrize("question", DOCUMENTED, ids=lambda pair: pair[0][:40])
@@ -195,14 +186,6 @@ def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights) ->
     distance = (stack * (ends[:, None] - ends).abs()).sum(-1).mean(-1)
     far = asked["How far away do the heads look?"].iloc[0]
     assert far["distance"] == pytest.approx(float(distance.max()), abs=1e-4)
-
-
-def test_json_on_the_command_line_has_null_for_what_is_no_number(
-    pair_trace, tmp_path, capsys
-) -> None:
-    pair_trace.save(tmp_path / "t")
-    assert main_code(["query", str(tmp_path / "t"), "select 'nan'::double as a", "--json"]) == 0
-    assert capsys.readouterr().out == '{"columns": ["a"], "rows": [[null]]}\n'
 
 
 def test_a_view_without_data_says_what_would_fill_it(make_trace) -> None:

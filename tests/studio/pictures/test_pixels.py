@@ -11,11 +11,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from tests.analysis.test_overview import block_means
 
 import headloom
 from headloom.api.trace import Trace
-from headloom.formats.terms import Terms
-from headloom.formats.trace import LayerInMemory, TraceLayer
 from headloom.studio.pictures import alignment, heads, history, save_picture
 from headloom.studio.pictures.palette import Theme, palette
 
@@ -59,19 +58,10 @@ def weights_made_by_hand(length: int, queries_keys: bool = True) -> tuple[Trace,
     keys = torch.randn(2, length, 16, generator=generator)
     queries[1, :, 0], keys[1, :, 0], keys[1, 0, 0] = 6.0, 0.0, 6.0
     weights = (queries.double() @ keys.double().transpose(1, 2) / 4).softmax(-1)
-    _, graph = headloom.attend(queries, keys, keys, keep=headloom.Top(2))
-    tokens = [f"t{place}" for place in range(length)]
-    layer = TraceLayer(
-        "layer", "encoder", 0, (2, length, length), "tokens", "tokens", tokens, tokens, 0.25,
-        LayerInMemory(graph, *(((queries, keys), Terms()) if queries_keys else ())), mask="all",
-    )  # fmt: skip
-    return Trace({"tokens": tokens}, (layer,)), weights
-
-
-def block_masses(weights: torch.Tensor, most: int) -> np.ndarray:
-    size = -(-len(weights) // most)
-    bands = [[block.mean() for block in band.split(size, 1)] for band in weights.split(size, 0)]
-    return (torch.tensor(bands) * size).numpy()
+    trace = headloom.from_queries_keys(
+        queries, keys, keep=headloom.Top(2), kind="encoder", queries_keys=queries_keys
+    )
+    return trace, weights
 
 
 def held_against(inside: np.ndarray, expected: np.ndarray, theme: Theme = "light") -> None:
@@ -101,7 +91,8 @@ def test_heads_are_whole_to_their_edges(printed: Printed, length: int, theme: Th
     tiles = [axes for axes in figure.axes if axes.images]
     for head in range(2):
         inside = box_of(figure, tiles[head], pixels)
-        held_against(inside, block_masses(weights[head], 64), theme)
+        size = -(-length // 64)
+        held_against(inside, size * block_means(weights[head], size, size).numpy(), theme)
     assert not any("not shown" in text.get_text() for text in figure.texts)
 
 
