@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import headloom
-from headloom.analysis.image_map import has_patches, image_map
+from headloom.analysis.image_map import image_map
 from headloom.errors import InputError
 from headloom.studio.images import _pooled
 
@@ -48,29 +47,6 @@ def test_a_grid_of_patches_has_its_weights() -> None:
             wide = image_map(trace, 0, head, query, size=(2 * ROWS, 2 * COLUMNS)).weights
             spread = (expected / 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
             assert torch.allclose(wide, spread, atol=1e-6)
-
-
-def test_a_real_vision_transformer() -> None:
-    transformers: Any = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    model = transformers.ViTModel(
-        transformers.ViTConfig(
-            hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=16,
-            image_size=[24, 40], patch_size=8, attn_implementation="eager",
-        )
-    ).eval()  # fmt: skip
-    pixels = torch.randn(1, 3, 24, 40)
-    with torch.no_grad():
-        weights = model(pixels, output_attentions=True).attentions
-    model.set_attn_implementation("sdpa")
-    trace = headloom.trace(model, {"pixel_values": pixels})
-    assert isinstance(trace, headloom.Trace)
-    assert has_patches(trace, trace.layers[0].keys_from)
-    for number in range(2):
-        for head in range(4):
-            seen = image_map(trace, number, head, 0)
-            expected = weights[number][0, head, 0, 1:].reshape(3, 5).double()
-            assert torch.allclose(seen.weights, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(128, 128), (129, 3), (1000, 333), (5, 700)])

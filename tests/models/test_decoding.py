@@ -162,7 +162,7 @@ def test_tokens_that_are_never_written() -> None:
         WithoutTokens(model, 0), model.start(), 1, start=START, end=END, max_length=3, beam=2
     )
     assert found[0].tokens == [1]
-    only = Tabulated([{(): log(1.0)}])
+    only = Tabulated([{(0,) * size: log(1.0) for size in range(3)}])
     (ended,) = beam_search(only, only.start(), 1, start=START, end=0, max_length=3, beam=2)
     assert (ended.tokens, ended.log_probability) == ([], 0.0)
 

@@ -31,16 +31,6 @@ import headloom
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
-def _timm() -> Any:
-    try:
-        return timm()
-    except ImportError:
-        pytest.skip("timm is not installed")
-
-
-# timm
-
-
 def of_qkv(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
     with outputs(model, ("attn.qkv",)) as seen:
         run(model, image)
@@ -57,7 +47,7 @@ def of_qkv(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_the_transformers_of_timm(name: str) -> None:
-    model = _timm().create_model(name, img_size=32, patch_size=8, depth=2).eval()
+    model = timm().create_model(name, img_size=32, patch_size=8, depth=2).eval()
     image = torch.randn(1, 3, 32, 32)
     trace = traced(model, image)
     assert_weights(trace, of_qkv(model, image))

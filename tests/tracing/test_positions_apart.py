@@ -105,10 +105,7 @@ def test_pictures_of_one_text_are_sequences_of_their_own() -> None:
 )
 def test_heads_before_the_windows_are_heads(name: str, heads: int, shape: Any) -> None:
     """NesT and Hiera call attention on (batch, heads, windows, positions, depth)."""
-    try:
-        library = timm()
-    except ImportError:
-        pytest.skip("timm is not installed")
+    library = timm()
     library.layers.set_fused_attn(True, experimental=True)
     model = library.create_model(name, pretrained=False, img_size=64).eval()
     layer = headloom.trace(model, torch.randn(1, 3, 64, 64)).layers[0]

@@ -28,6 +28,12 @@ def gpt2() -> Callable[..., Any]:
     return make
 
 
+def same_state(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two models hold the same numbers, bit for bit."""
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
 @pytest.fixture
 def batches() -> list[Tensor]:
     """Batches of 4 texts of 10 tokens."""

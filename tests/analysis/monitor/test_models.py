@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.analysis.monitor.conftest import same_state
 from torch import Tensor, nn
 
 import headloom
@@ -27,12 +28,6 @@ def train(model: nn.Module, inputs: Tensor, monitor: Any = None) -> None:
         optimiser.zero_grad()
         if monitor is not None:
             monitor.step()
-
-
-def same_state(model: nn.Module, other: nn.Module) -> bool:
-    """Whether two models have the same parameters, bit for bit."""
-    pairs = zip(model.state_dict().values(), other.state_dict().values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

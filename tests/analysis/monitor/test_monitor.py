@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.analysis.monitor.conftest import same_state
 from torch import Tensor, nn
 
 import headloom
@@ -28,14 +29,6 @@ def steps_of(folder: Path) -> list[int]:
     return [report["step"] for report in Reports(folder / "measures.jsonl", "measures").read()]
 
 
-def state_of(model: nn.Module) -> list[Tensor]:
-    return [tensor.clone() for tensor in model.state_dict().values()]
-
-
-def equal(one: nn.Module, other: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(state_of(one), state_of(other), strict=True))
-
-
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_training_ends_with_the_same_bits(
     tmp_path: Path, gpt2: Any, batches: list[Tensor], trained: Train, implementation: str
@@ -47,7 +40,7 @@ def test_the_training_ends_with_the_same_bits(
     trained(alone, batches[:12])
     with headloom.monitor(watched, tmp_path / "run", every=1) as monitor:
         trained(watched, batches[:12], monitor)
-    assert equal(alone, watched)
+    assert same_state(alone, watched)
     assert watched.training
     assert steps_of(tmp_path / "run") == list(range(13))
     assert History(tmp_path / "run" / "history").steps == [0, 1, 2, 4, 8, 12]
@@ -191,7 +184,7 @@ def test_what_fails_while_it_trains_is_warned_of_once(
         watched(input_ids=batches[0])
         shutil.rmtree(tmp_path / "run")
         trained(watched, batches[:6], monitor)
-    assert equal(alone, watched)
+    assert same_state(alone, watched)
     assert len(told) == 1
 
 

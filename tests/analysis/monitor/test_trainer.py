@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.analysis.monitor.conftest import same_state
 
 import headloom
 from headloom.errors import InputError
@@ -49,18 +50,13 @@ def train(
     return model
 
 
-def same(one: Any, other: Any) -> bool:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
 def test_a_training_ends_with_the_same_bits_and_leaves_a_run(tmp_path: Path) -> None:
     # Evaluation draws a random number, with the callback and without.
     options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 6}
     alone = train(tmp_path / "alone", **options)
     callback = headloom.MonitorCallback(tmp_path / "run", every=3)
     watched = train(tmp_path / "out", callback, **options)
-    assert same(alone, watched)
+    assert same_state(alone, watched)
     run = RunFolder.open(tmp_path / "run")
     assert run.state == "finished"
     assert History(run.history).steps == [0, 1, 2, 4, 8, 12]
