@@ -157,7 +157,7 @@ def test_greedy_is_led_astray_a_beam_of_two_is_not() -> None:
 
 def test_tokens_that_are_never_written() -> None:
     """Of the garden path without its first token, the other; of one token alone, the end."""
-    model = Tabulated([garden_path()])
+    model = Tabulated([garden_path() | {(2,): log(0.25, 0.25, 0.25, 0.25)}])
     found = beam_search(
         WithoutTokens(model, 0), model.start(), 1, start=START, end=END, max_length=3, beam=2
     )
