@@ -330,16 +330,16 @@ def ids_of(trace: Trace) -> torch.Tensor:
 
 def assert_dense(
     layers: Sequence[TraceLayer], expected: Iterable[torch.Tensor], sample: int = 0, *,
-    matrix: bool = False,
+    matrix: bool = False, error: float = 2e-6,
 ) -> None:  # fmt: skip
     """Hold layers against what eager attention returned, (samples, heads, queries, keys) each.
 
     matrix: whether what is computed from queries and keys is held against it too.
     """
     for layer, weights in zip(layers, expected, strict=True):
-        torch.testing.assert_close(layer.graph.dense(), weights[sample], atol=2e-6, rtol=0)
+        torch.testing.assert_close(layer.graph.dense(), weights[sample], atol=error, rtol=0)
         if matrix:
-            torch.testing.assert_close(layer.matrix.dense(), weights[sample], atol=2e-6, rtol=0)
+            torch.testing.assert_close(layer.matrix.dense(), weights[sample], atol=error, rtol=0)
 
 
 def as_list(found: Trace | list[Trace]) -> list[Trace]:

@@ -82,7 +82,9 @@ def test_sinks_of_each_query_are_in_the_weights(tmp_path) -> None:
     for hook in hooks:
         hook.remove()
     headloom.trace(model, ids, keep=headloom.All(), save=tmp_path / "t")
-    assert_dense(headloom.open(tmp_path / "t").layers, formed, matrix=True)
+    layers = headloom.open(tmp_path / "t").layers
+    with_sinks = [x for x in layers if hasattr(model.get_submodule(x.name), "sink_proj")]
+    assert_dense(with_sinks, formed, matrix=True)
     assert all(float(weights.sum(-1).min()) < 0.9 for weights in formed)  # the sinks take a part
 
 
