@@ -138,16 +138,13 @@ def edge_means(keys: Array, weights: Array, length: int, sizes: tuple[int, int])
     heads, queries, _ = keys.shape
     rows, columns = sizes
     high, wide = -(-queries // rows), -(-length // columns)
-    means = np.zeros((heads, high, wide), np.float32)
-    if not means.size:
-        return means
-    of_row = (np.arange(queries) // rows * wide)[:, None]
+    if not heads * queries * length:
+        return np.zeros((heads, high, wide), np.float32)
+    of_row = np.arange(heads)[:, None, None] * high + (np.arange(queries) // rows)[:, None]
+    cells = of_row * wide + np.maximum(keys, 0) // columns  # empty places weigh 0
+    sums = np.bincount(cells.ravel(), weights=weights.ravel(), minlength=heads * high * wide)
     counts = np.outer(_sizes(queries, rows).numpy(), _sizes(length, columns).numpy())
-    for head in range(heads):
-        # Empty places weigh 0.
-        blocks = (of_row + np.maximum(keys[head], 0) // columns).ravel()
-        sums = np.bincount(blocks, weights=weights[head].ravel(), minlength=high * wide)
-        means[head] = sums.reshape(high, wide) / counts
+    means: Array = (sums.reshape(heads, high, wide) / counts).astype(np.float32)
     return means
 
 

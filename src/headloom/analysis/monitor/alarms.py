@@ -5,10 +5,8 @@ Of a layer, once, until it is in order again:
     entropy collapses   the mean evenness of its heads is below 0.02, and below half of what it was
                         when the watch began. Training then often diverges (Zhai et al. 2023). The
                         mean of the layer, since single heads of sound models look at one token
-                        alone: the one before, or the first. (On English text the lowest layer of
-                        SmolLM2-135M has 0.26, of MiniLM-L6 0.48, and each a head with 0.00; the
-                        layer of examples/watched.py whose heads all become induction heads passes
-                        0.03, and is sound)
+                        alone: the one before, or the first. (Lowest layer of SmolLM2-135M on
+                        English text: 0.26.)
     scores explode      the largest score of a head is above 100 and above twice what it was when
                         the watch began. 100 is where Kimi K2 clips W_Q and W_K (Kimi Team 2025);
                         scores that grow without end go before divergence (Dehghani et al. 2023,
