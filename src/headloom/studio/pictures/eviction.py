@@ -22,6 +22,8 @@ _WIDTH = _LEFT + _WIDE + _BESIDE + _HEADS + _RIGHT
 _ACROSS = _LEFT + _WIDE + _BESIDE
 #: How dark keys after the prompt are, where they all stay.
 _LATER = 0.35
+#: Columns that keys are drawn in, at least.
+_COLUMNS = 2_000
 #: Steps of a curve that are averaged where there are many.
 _POINTS = 64
 
@@ -63,9 +65,10 @@ def eviction(result: Eviction, budget: int = 0, *, theme: Theme = "light") -> Fi
         if name == BEST_SET:
             sheet.say(0.14, top + 0.52, "best single set", 6.5)
         # Which keys stay, (heads of keys of all layers, keys); where several fall into a pixel, it
-        # is of their mean.
+        # is of their mean. Of few keys each is given several columns: edges stay sharp.
         held = np.concatenate([layer[row, budget].numpy() for layer in result.kept.values()])
         stays = np.pad(held.astype(float), ((0, 0), (0, result.steps)), constant_values=_LATER)
+        stays = stays.repeat(-(-_COLUMNS // stays.shape[1]), axis=1)
         sheet.matrix(_LEFT, top, _WIDE, _HIGH, stays, keys, vmin=0, vmax=1, interpolation="auto",
                      interpolation_stage="data")  # fmt: skip
         sheet.matrix(_ACROSS, top, _HEADS, _HIGH, grid, colours.weight, weight_norm(most))
