@@ -245,10 +245,6 @@ def _notes(monitored: JsonMapping) -> list[str]:
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are more.
-
-    >>> _named(["a", "b"]), _named(["a", "b", "c", "d", "e"])
-    ('a, b', 'a, b, c and 2 more')
-    """
+    """The first of some names, and how many there are more."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -92,11 +92,7 @@ def _mean(values: Numbers) -> float:
 
 
 def _heads(heads: Sequence[int]) -> str:
-    """The numbers of some heads, or how many they are.
-
-    >>> _heads([3]), _heads([0, 3, 7]), _heads(range(12))
-    ('head 3', 'heads 0, 3 and 7', '12 heads')
-    """
+    """The numbers of some heads, or how many they are."""
     if len(heads) == 1:
         return f"head {heads[0]}"
     if len(heads) > 4:

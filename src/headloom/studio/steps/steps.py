@@ -147,11 +147,7 @@ class Steps(Walk):
 
 
 def _place_of(query: str | int | None, tokens: Sequence[str]) -> int:
-    """The position of a word, or of its number; None: the last.
-
-    >>> _place_of("cat", ("the", " cat")), _place_of(-2, ("the", "cat")), _place_of("0", ("a", "b"))
-    (1, 0, 0)
-    """
+    """The position of a word, or of its number; None: the last."""
     words = [token.strip() for token in tokens]
     if query in words:
         return words.index(str(query))

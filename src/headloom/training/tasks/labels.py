@@ -162,11 +162,7 @@ def read_parts(
 
 
 def _order(label: str) -> tuple[int, int, str]:
-    """Whole numbers by their size, before all else.
-
-    >>> sorted(["10", "9", "cat"], key=_order)
-    ['9', '10', 'cat']
-    """
+    """Whole numbers by their size, before all else."""
     number = label.removeprefix("-").isdecimal() and label.isascii()
     return (0, int(label[:18]), label) if number else (1, 0, label)
 
