@@ -126,7 +126,7 @@ run("trace", "run", "--text", text, "--target", target, "-o", "t.loom")
 cross = headloom.open(folder / "t.loom").layers[-1]
 weights = sum(cross.matrix[head, :, :] for head in range(cross.heads)) / cross.heads
 figure, axis = plt.subplots(figsize=(9, 4), constrained_layout=True)
-axis.imshow(weights, cmap="Blues", aspect="auto")
+axis.imshow(weights.numpy(), cmap="Blues", aspect="auto")
 axis.set_xticks(range(len(cross.key_tokens)), cross.key_tokens, fontsize=8)
 axis.set_yticks(range(len(cross.query_tokens)), cross.query_tokens)
 _ = axis.set(
