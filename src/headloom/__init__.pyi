@@ -29,6 +29,7 @@ from .errors import HeadloomError as HeadloomError
 from .errors import InputError as InputError
 from .errors import ShapeError as ShapeError
 from .errors import VerificationError as VerificationError
+from .formats.head import Head as Head
 from .formats.history import History as History
 from .formats.pharaoh import read_pharaoh as read_pharaoh
 from .formats.trace import TraceLayer as TraceLayer

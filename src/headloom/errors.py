@@ -4,8 +4,9 @@ remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
 
 #: What torch's allocators, other libraries of C++ and drivers say; none has a type of its own.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc")
@@ -33,6 +34,29 @@ class DataError(HeadloomError, OSError):
 
 class VerificationError(HeadloomError, RuntimeError):
     """A model that computes something else while it is traced than it does without."""
+
+
+class Hints:
+    """Mixin of classes that know what other libraries call what they have.
+
+    >>> class Table(Hints):
+    ...     _elsewhere = {"to_frame": "to_pandas()"}
+    >>> Table().to_frame
+    Traceback (most recent call last):
+    AttributeError: Table has no to_frame; use to_pandas()
+    """
+
+    #: Names of other libraries, and what to write here.
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # a checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> object:
+            if name in self._elsewhere:
+                hint = self._elsewhere[name]
+                raise AttributeError(f"{type(self).__name__} has no {name}; use {hint}")
+            # Python's own error, or that of the property which failed.
+            return object.__getattribute__(self, name)
 
 
 def installing(extra: str) -> str:

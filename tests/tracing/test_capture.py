@@ -29,12 +29,6 @@ def test_layers_of_an_encoder_decoder(pair_trace) -> None:
     assert cross.key_tokens == pair_trace.tokens
     assert [layer.mask for layer in pair_trace.layers] == ["all", "causal", "all"]
     assert "1 encoder + 1 decoder + 1 cross" in repr(pair_trace)
-    with pytest.raises(
-        headloom.InputError, match="no cross layer 1; this trace has 1 of that kind"
-    ):
-        pair_trace.layer("cross", 1)
-    with pytest.raises(IndexError, match="no layer 9; this trace has 3, from 0"):
-        pair_trace.layers[9]
 
 
 def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:

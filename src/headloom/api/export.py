@@ -76,7 +76,7 @@ def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) ->
     """
     import networkx
 
-    graph = trace.layers[number].to_networkx(head)
+    graph = trace.layers[number][head].to_networkx()
     graph.graph["layer"] = number
     named = networkx.relabel_nodes(
         graph,

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
-from headloom.formats.trace import TraceData
-from headloom.mechanism.shapes import whole_number
+from headloom.formats.head import Head
+from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.shapes import in_words, whole_number
 from headloom.tracing import capture, given, given_edges
 from headloom.tracing import watch as watching
 from headloom.tracing.watch import Watched
@@ -22,6 +23,7 @@ from headloom.tracing.watch import Watched
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import networkx
     import pandas
     from torch import Tensor
 
@@ -48,6 +50,57 @@ class Trace(TraceData):
         if not isinstance(data, TraceData):
             raise InputError(f"Trace.of: {type(data).__name__}; expected a trace.")
         return cls(**{name: getattr(data, name) for name in data.__dataclass_fields__})
+
+    @overload
+    def __getitem__(self, place: int | str) -> TraceLayer: ...
+    @overload
+    def __getitem__(self, place: tuple[int, int]) -> Head: ...
+    @overload
+    def __getitem__(self, place: tuple[str, int]) -> TraceLayer | Head: ...
+    @overload
+    def __getitem__(self, place: tuple[str, int, int]) -> Head: ...
+    def __getitem__(self, place: Any) -> TraceLayer | Head:
+        """A layer: ``trace[5]``, ``trace["cross", 1]``, ``trace["encoder.layer.0"]``; or a head of
+        one: ``trace[5, 2]``, ``trace["cross", 1, 2]``. See `layer`.
+
+        Raises: InputError: no such layer, or head.
+        """
+        if not isinstance(place, tuple):
+            return self.layer(place)
+        of_kind = any(layer.kind == place[0] for layer in self.layers)
+        layer = self.layer(*place[: 1 + of_kind])
+        heads = place[1 + of_kind :]
+        if len(heads) > 1:
+            raise InputError(
+                f"trace[{in_words(place)}]: expected a layer and a head; of the head a tile, as "
+                "trace[5, 2][:10, :10]."
+            )
+        return layer[heads[0]] if heads else layer
+
+    def __len__(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[TraceLayer]:
+        return iter(self.layers)
+
+    def __bool__(self) -> bool:
+        """True: a trace is something, with or without layers."""
+        return True
+
+    def head(self, layer: int | str, head: int) -> Head:
+        """A head of a layer: ``trace[layer, head]``."""
+        return self.layer(layer)[head]
+
+    def weights(self, layer: int | str, head: int) -> Tensor:
+        """The weights of a head, (queries, keys); see `Head.weights`."""
+        return self.head(layer, head).weights
+
+    def to_networkx(
+        self, layer: int | str, head: int, threshold: float = 0.0
+    ) -> networkx.DiGraph | networkx.Graph:
+        """A head as a NetworkX graph; see `Head.to_networkx`."""
+        return self.head(layer, head).to_networkx(threshold)
 
     def heads(self, *, exact: bool | None = None) -> pandas.DataFrame:
         """What each head is for: one row a head, a column a measure, beside what chance scores.

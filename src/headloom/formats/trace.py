@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,17 +15,18 @@ from torch import Tensor
 
 from headloom.errors import InputError, optional_package
 from headloom.formats.files import JsonMapping
+from headloom.formats.head import Head
 from headloom.formats.layer_data import Digests, LayerData, StoredLayer
 from headloom.formats.layer_data import LayerInMemory as LayerInMemory
 from headloom.formats.terms import Terms
-from headloom.formats.tokens import Tokens, shown, visible
+from headloom.formats.tokens import Tokens, visible
 from headloom.formats.traced_images import TracedImage
 from headloom.formats.verification import in_words
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
+from headloom.mechanism.shapes import place_of
 
 if TYPE_CHECKING:
-    import networkx
     import pandas
 
 
@@ -178,24 +179,16 @@ class TraceLayer:
             return "what enters its scores besides queries and keys was not kept"
         return None
 
-    def to_networkx(self, head: int) -> networkx.DiGraph | networkx.Graph:
-        """A head as a NetworkX graph: `score` and `weight` on its edges, tokens on its nodes.
+    def __getitem__(self, head: int) -> Head:
+        """``layer[2]``: a head; -1 is the last one. Raises: InputError: there is no such head."""
+        return Head(self, place_of("layer", self.name, "head", head, self.heads))
 
-        Nodes are 0, 1, ... where a sequence looks at itself, else ("query", i) and ("key", j); each
-        has its `token`, its `label`, the token as it is shown, by which Gephi names it in GraphML
-        and GEXF (`networkx.write_gexf`), its `position` and its `sequence`. The graph has the
-        `name`, `kind` and `index` of the layer, and the `head`.
-        """
-        graph = self.graph.to_networkx(head, one_sequence=self.one_sequence)
-        graph.graph.update(name=self.name, kind=self.kind, index=self.index, head=head)
-        tokens = {"query": shown(self.query_tokens), "key": shown(self.key_tokens)}
-        names = {"query": self.queries_from, "key": self.keys_from}
-        for node, values in graph.nodes(data=True):
-            side, position = node if isinstance(node, tuple) else ("query", node)
-            token = tokens[side][position]
-            values |= {"token": token, "label": visible(token, 1000)}
-            values |= {"position": position, "sequence": names[side]}
-        return graph
+    def __len__(self) -> int:
+        """The number of heads."""
+        return self.heads
+
+    def __iter__(self) -> Iterator[Head]:
+        return (self[head] for head in range(self.heads))
 
     def __repr__(self) -> str:
         verified = "" if self.deviation is None else f", deviation={self.deviation:.1e}"
@@ -221,17 +214,6 @@ def layer_number(trace: TraceData, name: str) -> int:
     if place is not None:
         is_now = f"layer {place} is {labels[place]}, of the path {trace.layers[place].name}."
     raise InputError(f"--layer {visible(name, 60)}: no such layer; {is_now}")
-
-
-class _Layers(tuple[TraceLayer, ...]):
-    """The layers of a trace, whose error says how many there are."""
-
-    def __getitem__(self, place: Any) -> Any:
-        try:
-            return super().__getitem__(place)
-        except IndexError:
-            there = f"this trace has {len(self)}, from 0"
-            raise IndexError(f"trace: no layer {place}; {there}.") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,9 +249,6 @@ class TraceData:
     images: tuple[TracedImage, ...] = ()
     folder: Path | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", _Layers(self.layers))
-
     @property
     def tokens(self) -> list[str]:
         """The tokens the model read: of an encoder-decoder, those of its source."""
@@ -302,18 +281,26 @@ class TraceData:
         several = len({each.kind for each in self.layers}) > 1
         return f"{number} ({layer.kind} {layer.index})" if several else str(number)
 
-    def layer(self, kind: str, index: int) -> TraceLayer:
-        """The layer of a kind by its index: ``trace.layer("cross", 0)``.
+    def layer(self, place: int | str, index: int | None = None) -> TraceLayer:
+        """A layer: ``trace.layer(5)``, of a path, or of a kind and its index, ("cross", 0).
+
+        A path may end early, where it is that of a block with one attention layer.
 
         Raises: InputError: there is none.
         """
+        if not isinstance(place, str):
+            return self.layers[place_of("trace", "trace", "layer", place, len(self.layers))]
         for layer in self.layers:
-            if (layer.kind, layer.index) == (kind, index):
+            if (layer.kind, layer.index) == (place, index) or (layer.name, None) == (place, index):
                 return layer
-        known = sorted({layer.kind for layer in self.layers})
-        count = sum(layer.kind == kind for layer in self.layers)
-        there = f"{count} of that kind, from 0" if count else f"the kinds {', '.join(known)}"
-        raise InputError(f"trace: no {kind} layer {index}; this trace has {there}.")
+        inside = [layer for layer in self.layers if layer.name.startswith(f"{place}.")]
+        if len(inside) == 1 and index is None:
+            return inside[0]
+        kinds = Counter(layer.kind for layer in self.layers)
+        there = [f'"{kind}" 0 to {count - 1}' for kind, count in kinds.items()]
+        there += [f"paths such as {layer.name!r}" for layer in self.layers[:1]]
+        asked = visible(place, 60) + ("" if index is None else f" {index}")
+        raise InputError(f"trace: no layer {asked}; it has {', '.join(there) or 'no layers'}.")
 
     def save(
         self, path: Path | str, *, dtype: torch.dtype | None = None, overwrite: bool = False
