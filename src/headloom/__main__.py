@@ -11,7 +11,8 @@ from typing import NoReturn
 
 #: How often, on Linux, a thread of torch's looks whether there is work for it before it sleeps. As
 #: libgomp has it, it looks for milliseconds: on a busy machine on the very core that the thread it
-#: waits for could have. Much less than this, and a quiet machine is slower: decision 40.
+#: waits for could have. Much less than this, and a quiet machine is slower:
+#: docs/what_did_not_help.md, Training.
 _LOOKS = "2000"
 
 _STOPPED = 130  # what a shell says of a program that was ended by Ctrl-C

@@ -11,8 +11,8 @@ operator is its derivative:
     torch.ops.headloom.attend_gradients     what its backward pass asks for
 
 Where nothing is compiled, the same functions are called without torch's dispatcher, which would
-take 0.2 ms of a training step for each call (docs/decisions/0052). An exported program has torch's
-operations instead, so that it runs where headloom is not.
+take 0.2 ms of a training step for each call (docs/decisions/0052-one-call.md). An exported program
+has torch's operations instead, so that it runs where headloom is not.
 
 Source: torch.library, https://docs.pytorch.org/docs/stable/library.html
 """

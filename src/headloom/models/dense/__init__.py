@@ -3,8 +3,8 @@
     maps          linear maps of one input, forward and both gradients, in float32 or bfloat16
     passes        dropout, the loss of rows of logits, and of a last map without all its logits
 
-Each gives more than a tenth of a training step or of a step of decoding
-(docs/decisions/0055-dense-kernels.md); what gives less is left to torch.
+Each gives more than a tenth of a training step or of a step of decoding; what gives less is left to
+torch (docs/decisions/0006-native-kernel.md).
 """
 
 from headloom.models.dense.maps import (
