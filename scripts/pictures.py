@@ -243,7 +243,7 @@ def draw_alignment(trained: str, folder: Path, path: Path) -> None:
         shlex.quote(str(one)) for one in (*files, folder / "two.pharaoh", path)
     )
     run(
-        f"headloom align {shlex.quote(trained)} --source-file {source} --target-file {target} "
+        f"headloom align {shlex.quote(trained)} --sources {source} --targets {target} "
         f"--heads 0.2 -o {links} --picture {drawn}"
     )
 

@@ -6,15 +6,20 @@ tested.
 """
 
 from .analysis.alignment.align import Alignment as Alignment
-from .analysis.alignment.align import align as align
 from .analysis.alignment.links import ErrorRate as ErrorRate
 from .analysis.alignment.links import alignment_error_rate as alignment_error_rate
+from .analysis.compare import Comparison as Comparison
 from .analysis.image_map import ImageMap as ImageMap
 from .analysis.monitor.monitor import Monitor as Monitor
 from .analysis.monitor.monitor import monitor as monitor
 from .analysis.monitor.trainer import MonitorCallback as MonitorCallback
+from .analysis.sql.query import query as query
+from .api.comparing import compare as compare
+from .api.doctor import doctor as doctor
+from .api.heads import heads as heads
 from .api.loaded_model import LoadedModel as LoadedModel
 from .api.loaded_model import from_huggingface as from_huggingface
+from .api.measures import measure as measure
 from .api.steps import steps as steps
 from .api.trace import Trace as Trace
 from .api.trace import from_edges as from_edges
@@ -23,6 +28,7 @@ from .api.trace import from_weights as from_weights
 from .api.trace import open as open
 from .api.trace import trace as trace
 from .api.trace import watch as watch
+from .api.word_alignment import align as align
 from .errors import BackendError as BackendError
 from .errors import DataError as DataError
 from .errors import HeadloomError as HeadloomError

@@ -52,7 +52,8 @@ def test_of_kept_edges_what_they_lack_is_said(minilm_trace, minilm_top) -> None:
     # Parts that edges may join are no fewer than there are.
     assert (kept["parts"] >= truth["parts"]).all()
     table = measures.graphs(minilm_top, exact=False)
-    assert table.notes == ("Of the kept edges; rest is the mean mass of a row on other keys.",)
+    (note,) = table.attrs["notes"]
+    assert note == "Of the kept edges; rest is the mean mass of a row on other keys."
     few = headloom.from_weights(torch.rand(1, 9, 9).softmax(-1), keep=headloom.Top(3))
     with pytest.raises(headloom.InputError, match="were not kept"):
         graph_measures(few, exact=True)
@@ -102,11 +103,11 @@ def test_measures_of_rounded_queries_and_keys_say_so(tmp_path) -> None:
         path = tmp_path / source
         headloom.from_queries_keys(*parts, save=path, dtype=torch.float16, keep=keep)
         table = measures.graphs(headloom.open(path))
-        assert set(table.rows["source"]) == {source}
-        assert any("float16" in note for note in table.notes) == (source == "rounded")
+        assert set(table["source"]) == {source}
+        assert any("float16" in note for note in table.attrs["notes"]) == (source == "rounded")
     # All edges are those of the model: as of the trace that was never stored.
     own = graph_measures(headloom.from_queries_keys(*parts, keep=headloom.Top(6)), by="layer")
-    assert table.rows["rank"].tolist() == pytest.approx(own["rank"].tolist(), abs=1e-5)
+    assert table["rank"].tolist() == pytest.approx(own["rank"].tolist(), abs=1e-5)
 
 
 @pytest.fixture
@@ -124,37 +125,37 @@ def odd(tmp_path: Path) -> Path:
 
 def test_clusters_of_layers_and_of_a_head(odd: Path) -> None:
     trace = headloom.open(odd)
-    (row,) = measures.clusters(trace, count=2).rows.itertuples()
+    (row,) = measures.clusters(trace, count=2).itertuples()
     assert (row.clusters, row.source) == (2, "exact") and 0 <= row.least <= row.cut
     table = measures.clusters(trace, layer="0", head=0, count=2)
     found = token_clusters(trace.layers[0].matrix, 2, head=0)
-    by_position = table.rows.sort_values("position")
+    by_position = table.sort_values("position")
     assert by_position["cluster"].tolist() == found.labels.tolist() == [0, 1] * 4
-    assert f"head 0: normalized cut {found.cut:.4f}" in table.title
+    assert f"head 0: normalized cut {found.cut:.4f}" in table.attrs["title"]
     fewer = measures.clusters(trace, count=20)
-    assert any(note.startswith("8 clusters, not 20") for note in fewer.notes)
-    assert "Of the kept edges." in measures.clusters(trace, exact=False).notes
+    assert any(note.startswith("8 clusters, not 20") for note in fewer.attrs["notes"])
+    assert "Of the kept edges." in measures.clusters(trace, exact=False).attrs["notes"]
 
 
 def test_rollout_and_flow(minilm_trace, minilm_top, pair_trace) -> None:
     table = measures.rollout(minilm_trace, token=0)
-    assert table.title == "[CLS] (0) holds:"
-    by_position = table.rows.sort_values("position")["share"].round(4).tolist()
+    assert table.attrs["title"] == "[CLS] (0) holds:"
+    by_position = table.sort_values("position")["share"].round(4).tolist()
     assert [by_position[0], by_position[18]] == pytest.approx([0.6555, 0.0876], abs=1e-6)
-    assert table.rows["share"].is_monotonic_decreasing
+    assert table["share"].is_monotonic_decreasing
     column = measures.rollout(pair_trace, reached=True)
-    assert column.title.endswith("went to:")
-    assert not any("Rows lack" in note for note in column.notes)
+    assert column.attrs["title"].endswith("went to:")
+    assert not any("Rows lack" in note for note in column.attrs["notes"])
     flows = measures.flow(minilm_trace, token=-1)
     expected = attention_flow(minilm_trace, -1, [2, -1])
-    found = dict(zip(flows.rows["position"], flows.rows["flow"], strict=True))
+    found = dict(zip(flows["position"], flows["flow"], strict=True))
     assert [found[2], found[18]] == pytest.approx(expected.tolist())
-    assert "Along the kept edges" in measures.flow(minilm_top, exact=False).notes[-1]
+    assert "Along the kept edges" in measures.flow(minilm_top, exact=False).attrs["notes"][-1]
     long = headloom.from_weights(torch.full((1, 257, 257), 1 / 257), keep=headloom.Top(2))
     with pytest.raises(headloom.InputError, match="257 input positions"):
         measures.flow(long)
     # Half of 1 comes past the layer; of the other half, 2 weights of 257 were kept.
-    (note,) = measures.rollout(long, reached=True).notes
+    (note,) = measures.rollout(long, reached=True).attrs["notes"]
     assert note.startswith(
         f"Rows lack up to {0.5 * 255 / 257:.2g}: what went along edges that were"
     )

@@ -19,7 +19,7 @@ def texts(tmp_path: Path) -> list[str]:
     """The options that name two line-aligned files."""
     for name, lines in (("source", SOURCES), ("target", TARGETS)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    return ["--source-file", str(tmp_path / "source"), "--target-file", str(tmp_path / "target")]
+    return ["--sources", str(tmp_path / "source"), "--targets", str(tmp_path / "target")]
 
 
 def test_a_run_aligns_two_files_as_its_traces_do(
@@ -148,8 +148,8 @@ def test_bad_input_is_one_line(
     (tmp_path / "wrong").write_text("0-0\n\n\nx\n")
     (tmp_path / "far").write_text("0-0\n0-2\n\n\n")
     for words, line in (
-        ([run], "Give --source-file and --target-file"),
-        ([run, *texts[:2], "--target-file", tmp_path / "short"], "has 4 lines, "),
+        ([run], "Give sources and targets"),
+        ([run, *texts[:2], "--targets", tmp_path / "short"], "4 sources have 1 targets"),
         ([run, *texts, "--gold", tmp_path / "wrong"], "line 4 holds 'x'"),
         ([run, *texts, "--gold", tmp_path / "far"], "line 2 links word 0 of the source to word 2"),
         ([run, *texts, "--heads", "best"], "best heads are chosen against gold"),

@@ -161,7 +161,7 @@ def small_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 #: file or folder to be.
 ASKED = {
     "ablate": "R/language --text hog",
-    "align": "R/translation --source-file T/../en --target-file T/../de -o O",
+    "align": "R/translation --sources T/../en --targets T/../de -o O",
     "compare": "T T",
     "doctor": "",
     "evaluate": "R/dates --beam 1",

@@ -82,7 +82,7 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
     two, picture = {"parquet": one, "graphml": tmp_path / "g"}, {"picture": tmp_path / "p.png"}
     for line, options in {
         "--parquet and --graphml name the same file": two | {"graphml": tmp_path / "link"},
-        "--layer 3: no such layer; the trace has layers 0 to 2": two | {"layer": "3"},
+        "layer 3: no such layer; the trace has layers 0 to 2": two | {"layer": "3"},
         "no head 4; the layer has heads 0 to 3": two | {"layer": "0", "head": 4},
         "export: no head 4": picture | {"layer": "0", "head": 4},
         "--head 1 of no layer": picture | {"head": 1},

@@ -79,8 +79,9 @@ def test_a_run_by_its_probe_and_along_its_history(headloom_main: Command, runs: 
     assert last.code == 0, last.err
     assert "of 6 heads" in last.out
     content = headloom_main("heads", runs / "dates", "--measure", "first", "--json").json()
-    assert content["heads"] == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
-    assert [one["step"] for one in content["steps"]] == [0, 1, 2, 3]
+    names = ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
+    assert list(content["steps"][0]) == ["step", "loss", *names]
+    assert [each["step"] for each in content["steps"]] == [0, 1, 2, 3]
     for arguments, said in (
         ((runs / "dates", "--measure", "size"), "measure='size'; expected one of \"previous\""),
         ((runs / "dates", runs / "dates", "--measure", "first"), "one run"),
@@ -133,4 +134,4 @@ def test_a_layer_has_one_name_which_options_take(
     for wrong, right in (("-1", there), ("five", there), (contrary, f"layer 2 is {names[2]}, of")):
         for verb in (("heads",), ("measure", "clusters")):
             refused = headloom_main(*verb, tmp_path / "t", "--layer", wrong).one_line()
-            assert refused.startswith(f"headloom: --layer {wrong}: no such layer; {right}")
+            assert refused.startswith(f"headloom: layer {wrong}: no such layer; {right}")

@@ -108,7 +108,7 @@ def test_a_vision_transformer_is_drawn_over_its_patches(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--layer", "9", "--token", "0"), "--layer 9: no such layer; the trace has layers 0 to "),
+        (("--layer", "9", "--token", "0"), "layer 9: no such layer; the trace has layers 0 to "),
         (("--layer", "3", "--token", "dog"), "no token is 'dog'"),
         (("--layer", "3", "--token", "0", "--image", "gone.png"), "gone.png"),
     ],

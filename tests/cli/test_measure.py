@@ -104,10 +104,10 @@ def test_projections(headloom_main: Command, runs: Path, rows: Any) -> None:
     [
         ("rollout T --token 99", "no position 99; the sequence has positions 0 to 7."),
         ("rollout T --kind x", "the trace has no x layer"),
-        ("rollout T --by head", "--by: rollout has no such option. Leave it out."),
+        ("rollout T --by head", "by: rollout has no such option. Leave it out."),
         ("flow T --token 99", "no position 99"),
-        ("clusters T --head 1", "--head 1 of no layer; give its --layer too."),
-        ("clusters T --layer 3", "--layer 3: no such layer; the trace has layers 0 to 0."),
+        ("clusters T --head 1", "head 1 of no layer; give its layer too."),
+        ("clusters T --layer 3", "layer 3: no such layer; the trace has layers 0 to 0."),
         ("clusters T --layer 0 --head 9", "no head 9; the layer has heads 0 to 1."),
         ("graph T --by token", "by='token'; expected"),
         ("projections R --by word", "by='word'; expected one of"),

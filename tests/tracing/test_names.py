@@ -132,6 +132,6 @@ def test_of_a_trace_of_a_model_of_transformers(tmp_path: Path) -> None:
         assert list(tokens) == tokenizer.convert_ids_to_tokens(tokenizer(TEXT)["input_ids"])
         assert "".join(each_once(shown(tokens))) == TEXT
         assert shown(found.layers[0].key_tokens) == shown(tokens)
-    answer = opened.sql("select token, text from tokens order by position")
+    answer = opened.query("select token, text from tokens order by position")
     assert list(answer["text"]) == list(shown(opened.tokens))
     assert list(answer["token"]) == list(opened.tokens)

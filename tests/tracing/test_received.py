@@ -94,8 +94,10 @@ def test_it_comes_back_from_disk(language_model, asked, tmp_path) -> None:
             assert mine is None or torch.equal(mine, its)
     heads, queries, keys = trace.layers[0].shape
     for source in (trace, again):
-        table = source.sql("select layer, head, sum(received) as mass, max(received_most) as most, "
-                           "count(*) as keys from received group by all order by all")  # fmt: skip
+        table = source.query(
+            "select layer, head, sum(received) as mass, max(received_most) as most, "
+            "count(*) as keys from received group by all order by all"
+        )
         assert len(table) == heads * len(trace.layers)
         assert np.allclose(table["mass"], queries, atol=1e-4) and set(table["keys"]) == {keys}
         assert np.all(table["most"] <= 1)

@@ -72,5 +72,5 @@ def test_seconds_are_saved_and_asked(tmp_path: Path) -> None:
     headloom.trace(whisper(20), inputs).save(tmp_path / "t")
     trace = headloom.open(tmp_path / "t")
     assert trace.positions["source"]["seconds"] == pytest.approx([i * 0.02 for i in range(10)])
-    found = trace.sql("select seconds from tokens where sequence = 'source' order by position")
+    found = trace.query("select seconds from tokens where sequence = 'source' order by position")
     assert found["seconds"].tolist() == trace.positions["source"]["seconds"]

@@ -270,7 +270,7 @@ def test_sql_knows_where_patches_are() -> None:
     made = family("idefics3")
     trace = traced(made, made.inputs([picture(SIZE)], TEXT))
     number = language(trace)[-1]
-    found = trace.sql(
+    found = trace.query(
         f"""SELECT t.image, t.tile, t.patch_row, t.patch_column, e.weight
         FROM edges e JOIN tokens t ON t.position = e.key AND t.sequence = 'tokens'
         WHERE e.layer = {number} AND e.head = 0 AND e.query = 53 AND t.image IS NOT NULL

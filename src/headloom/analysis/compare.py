@@ -15,25 +15,30 @@ the most that it can have left out:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+import pandas
 import torch
 from torch import Tensor
 
 from headloom.analysis.arguments import check_trace
-from headloom.analysis.weights import keeps_all, largest_left_out, row_tiles, weights_of
-from headloom.errors import InputError, optional_package
+from headloom.analysis.weights import (
+    in_half_precision,
+    keeps_all,
+    largest_left_out,
+    row_tiles,
+    weights_of,
+)
+from headloom.errors import InputError
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
-if TYPE_CHECKING:
-    import pandas
-
 #: Weights of a head that are looked up, besides those of the edges that are wanted, at most.
 _LOOKED_UP = 256
+#: What float32 rounds of a head's change, at most.
+_ROUNDED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -58,34 +63,54 @@ class Change:
         return max(0.0, grown if self.unkept == "before" else -grown)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """How two traces differ.
+    """Difference between two traces.
 
     heads: a DataFrame with a row for each head, the most changed first: layer, other_layer, head,
         kind, change (its total variation), entropy_change, name, and exact: whether that is of all
-        weights, else it is at least so much.
+        weights, else it is at least so much. Its `attrs` have the names of the layers of both.
     edges: those that changed most, the most changed first; none that is known to be as before:
         layer, head, query, key, before, after, change, and query_token, key_token,
         other_query_token, other_key_token: the tokens of both traces at both ends. unkept: the
         weight that is not known, "before" or "after", which is at most what stands there.
     tokens: how many tokens differ, of how many.
+    notes: what is to be said of it, in sentences.
     """
 
     heads: pandas.DataFrame
     edges: pandas.DataFrame
     tokens: tuple[int, int]
+    notes: tuple[str, ...]
 
     @property
     def most(self) -> float:
         """The change of the head that changed most; 0: none changed."""
         return float(self.heads["change"].max())
 
+    @property
+    def exact(self) -> bool:
+        """Whether the changes are of all weights."""
+        return bool(self.heads["exact"].all())
+
+    @property
+    def changed(self) -> bool:
+        """Whether a head changed by more than float32 rounds."""
+        return self.most >= _ROUNDED
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table of heads."""
+        return self.heads
+
+    def __repr__(self) -> str:
+        tables = [self.heads.head(10), self.edges.head(10)] if self.changed else []
+        return "\n".join([*self.notes, *(table.to_string(index=False) for table in tables)])
+
 
 def compare(
     first: TraceData, second: TraceData, *, exact: bool | None = None, edges: int = 20
 ) -> Comparison:
-    """Which heads and edges changed most from one trace to another.
+    """Find the heads and edges that changed most from one trace to another.
 
     Args:
         first, second: with layers of the same kinds, heads and numbers of tokens. Layers go by kind
@@ -96,8 +121,6 @@ def compare(
     Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
     asked for.
     """
-    with optional_package("compare"):
-        import pandas
     check_trace("compare", first)
     check_trace("compare", second)
     heads, changed = [], []
@@ -131,11 +154,29 @@ def compare(
         for pair in zip(shown(first.sequences[name]), shown(second.sequences[name]), strict=False)
     ]
     table = pandas.concat(heads).sort_values("change", ascending=False, kind="stable")
-    return Comparison(
+    table, edge_table = (
         table.reset_index(drop=True),
         pandas.DataFrame([row for _, row in changed[:edges]], columns=_EDGES),
-        (sum(a != b for a, b in pairs), len(pairs)),
     )
+    layers, others = ([x.label(n) for n in range(len(x.layers))] for x in (first, second))
+    table.attrs |= {"layers": layers, "other_layers": others}
+    edge_table.attrs["layers"] = layers
+    differ = sum(a != b for a, b in pairs), len(pairs)
+    notes = [note for trace in (first, second) if (note := in_half_precision(trace.layers))]
+    said = f"{differ[0]} of {differ[1]} tokens differ. {first_difference(first, second)}".rstrip()
+    result = Comparison(table, edge_table, differ, (*dict.fromkeys(notes), said))
+    return replace(result, notes=(*result.notes, _verdict(result)))
+
+
+def _verdict(result: Comparison) -> str:
+    """Whether anything changed, in a sentence, which may end in a colon before the tables."""
+    if result.changed:
+        least = "" if result.exact else ", of kept edges, at least"
+        return f"Heads, by the share of mass that is elsewhere{least}:"
+    if not result.exact:
+        return "The kept edges are the same; others are not known."
+    rounding = " but for what float32 rounds" if result.most else ""
+    return f"The weights are equal{rounding}: none of the {len(result.heads)} heads changed."
 
 
 _EDGES = [

@@ -1,7 +1,7 @@
-"""Measures of a trace as tables: rows, and the sentences that belong beside them.
+"""Measures of a trace as tables: DataFrames, and in their `attrs` the sentences beside them.
 
-Each is printed by `headloom measure`, and has its rows as a DataFrame in Python. A function takes a
-trace and `exact`, see `headloom.analysis.weights.weights_of`.
+`title` is a line above the rows, or ""; `notes` are sentences below them. A function takes a trace
+and `exact`, see `headloom.analysis.weights.weights_of`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,28 +29,16 @@ from headloom.analysis.weights import (
     name_of,
     weights_of,
 )
-from headloom.errors import InputError, optional_package
+from headloom.errors import InputError
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer, layer_number
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import chosen, place_of
 
-with optional_package("measures"):
-    import pandas
-
 #: Input positions of a flow, each of which is a problem of its own, at most.
 FLOWS = 256
 #: Positions up to which the rank is found where nothing else is asked for: 0.05 s a head there.
 EXACT_RANK = 512
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """A measure. title: a line above the rows, or ""; notes: sentences below them."""
-
-    rows: pandas.DataFrame
-    title: str
-    notes: tuple[str, ...]
 
 
 def graph_measures(
@@ -149,12 +137,12 @@ def _columns(layer: TraceLayer, by: str, exact: bool | None, exact_rank: int) ->
     return columns
 
 
-def graphs(trace: TraceData, *, by: str = "layer", exact: bool | None = None) -> Table:
+def graphs(trace: TraceData, *, by: str = "layer", exact: bool | None = None) -> pandas.DataFrame:
     """Strength, heavy hitters, rank, PageRank, reciprocity, parts: see `graph_measures`."""
     rows = graph_measures(trace, by=by, exact=exact)
     kept = "kept" in set(rows.get("source", ()))
     lacking = "Of the kept edges; rest is the mean mass of a row on other keys." if kept else ""
-    return _table(rows, "", lacking, _half(trace.layers, exact))
+    return table_of(rows, "", lacking, _half(trace.layers, exact))
 
 
 def rollout(
@@ -164,7 +152,7 @@ def rollout(
     reached: bool = False,
     kind: str | None = None,
     exact: bool | None = None,
-) -> Table:
+) -> pandas.DataFrame:
     """How much of each input position an output position holds, largest first.
 
     reached: how much of the position each output position holds instead. Others as of
@@ -184,7 +172,7 @@ def rollout(
         )
     rest = float(result.rest.max())
     lacking = f"{'Rows lack' if reached else 'It lacks'} up to {rest:.2g}: what went along edges "
-    return _table(
+    return table_of(
         _ordered(share=result.values.flatten().numpy(), token=others),
         f"{visible(own[token])} ({token % len(own)}) {'went to' if reached else 'holds'}:",
         of_itself,
@@ -196,7 +184,7 @@ def rollout(
 
 def flow(
     trace: TraceData, *, token: int = -1, kind: str | None = None, exact: bool | None = None
-) -> Table:
+) -> pandas.DataFrame:
     """How much can flow from an output position to each input position, through all layers.
 
     Takes what `headloom.analysis.graphs.flow.attention_flow` takes.
@@ -212,7 +200,7 @@ def flow(
         flows = attention_flow(trace, token, range(len(keys)), kind=kind, exact=exact)
     sources = [flow_weights(layer, exact) for layer in layers]
     whole = not any(isinstance(x, AttentionGraph) and not keeps_all(x) for x in sources)
-    return _table(
+    return table_of(
         _ordered(flow=flows.numpy(), token=keys),
         f"To {visible(queries[token])} ({token % len(queries)}) can flow from:",
         rollouts.passed_over(trace, kind),
@@ -224,11 +212,11 @@ def flow(
 def clusters(
     trace: TraceData,
     *,
-    layer: str | None = None,
+    layer: str | int | None = None,
     head: int | None = None,
     count: int | None = None,
     exact: bool | None = None,
-) -> Table:
+) -> pandas.DataFrame:
     """Which tokens look at each other more than at the others (spectral clustering).
 
     Args:
@@ -239,7 +227,7 @@ def clusters(
     if layer is not None:
         numbers = [layer_number(trace, layer)]
     elif head is not None:
-        raise InputError(f"--head {head} of no layer; give its --layer too.")
+        raise InputError(f"head {head} of no layer; give its layer too.")
     else:
         numbers = [n for n, x in enumerate(trace.layers) if x.one_sequence and all(x.shape)]
     if not numbers:
@@ -271,8 +259,8 @@ def clusters(
                 "source": names,
             }
         )
-        about = "--layer shows the tokens of each cluster, --count asks for so many."
-        return _table(rows, "", about, *notes)
+        about = "With a layer: the tokens of each cluster; with a count: so many clusters."
+        return table_of(rows, "", about, *notes)
     (one,) = divided
     stays = [
         f"Cluster {label}: {size} positions; of what they give and receive "
@@ -286,7 +274,7 @@ def clusters(
         {"cluster": one.labels, "position": range(len(tokens)), "token": tokens}
     )
     heads = f"the mean of {layers[0].heads} heads" if head is None else f"head {head}"
-    return _table(
+    return table_of(
         rows.sort_values(["cluster", "position"], ignore_index=True),
         f"Layer {trace.label(numbers[0])}, {heads}: normalized cut {one.cut:.4f}; no division into "
         f"as many has less than {one.least:.4f}.",
@@ -301,8 +289,10 @@ def _ordered(*, token: Sequence[str], **values: NDArray[np.floating]) -> pandas.
     return rows.sort_values([*values], ascending=False, kind="stable", ignore_index=True)
 
 
-def _table(rows: pandas.DataFrame, title: str, *notes: str | None) -> Table:
-    return Table(rows, title, tuple(note for note in notes if note))
+def table_of(rows: pandas.DataFrame, title: str, *notes: str | None) -> pandas.DataFrame:
+    """Put a title and notes beside rows."""
+    rows.attrs |= {"title": title, "notes": [note for note in notes if note]}
+    return rows
 
 
 def _half(layers: Sequence[TraceLayer], exact: bool | None) -> str:

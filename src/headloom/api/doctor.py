@@ -1,4 +1,4 @@
-"""What this installation of headloom is, and whether its attention is right: `headloom doctor`."""
+"""`headloom.doctor`: this installation of headloom, and whether its attention is right."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import platform
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
 from headloom.errors import InputError, installing
-from headloom.formats.files import JsonObject
 from headloom.version import __version__
+
+if TYPE_CHECKING:
+    import pandas
 
 #: Extras of contributors, and of extras.
 _NOT_SHOWN = {"dev", "docs", "all"}
@@ -38,22 +41,24 @@ class Finding:
     problem: str | None = None
 
 
-def examine() -> Iterator[Finding]:
-    """Every fact, the slow ones last: torch is imported after the first of them."""
-    yield from _packages()
-    yield from _machine()
-    yield from _kernels()
-    yield from _self_check()
+def doctor(*, progress: Callable[[Finding], None] | None = None) -> pandas.DataFrame:
+    """Show what is installed and what this machine has, and check attention against float64.
 
+    progress: told each finding as soon as it is known.
 
-def report(findings: Iterable[Finding]) -> JsonObject:
-    """What ``headloom doctor --json`` prints: the values by group and name, and the problems."""
-    groups: JsonObject = defaultdict(dict)
-    problems = []
-    for finding in findings:
-        groups[finding.group][finding.name] = finding.value
-        problems += [asdict(finding)] if finding.problem else []
-    return {"healthy": not problems, "findings": groups, "problems": problems}
+    Returns: a DataFrame with the columns group, name, value, and problem: what is wrong, with the
+    remedy, or None.
+    """
+    findings = []
+    # The slow ones last: torch is imported after the first of them.
+    for part in (_packages, _machine, _kernels, _self_check):
+        for finding in part():
+            findings.append(asdict(finding))
+            if progress is not None:
+                progress(finding)
+    import pandas
+
+    return pandas.DataFrame(findings, dtype=object)
 
 
 def _packages() -> Iterator[Finding]:

@@ -1,18 +1,21 @@
-"""Measures of a trace, or of a model's matrices, by name: what `headloom measure` prints."""
+"""`headloom.measure`: measures of a trace, or of a model's matrices, by name."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
 
 from headloom.analysis import measures
 from headloom.analysis.matrices.circuits import composition_table, weight_measures
 from headloom.analysis.matrices.projections import matrices_of
-from headloom.analysis.measures import Table
 from headloom.api.opening import open_model
+from headloom.api.reading import OneTrace, labels, trace_of
 from headloom.errors import InputError
-from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import chosen
+
+if TYPE_CHECKING:
+    import pandas
 
 #: The columns of the graph measures that a name stands for, by how they begin.
 _GRAPHS = {
@@ -23,7 +26,7 @@ _GRAPHS = {
     "rank": ("rank",),
     "parts": ("parts", "largest_part"),
 }
-#: The measures, and the options that each takes.
+#: The measures, and the parameters that each takes.
 MEASURES = {
     "rollout": ("token", "reached", "kind", "exact"),
     "flow": ("token", "kind", "exact"),
@@ -54,36 +57,68 @@ _ABOUT = {
 }
 
 
-def measure(name: str, path: str, **options: str | int | bool | None) -> Table:
+def measure(
+    name: str,
+    x: OneTrace | nn.Module,
+    *,
+    by: str | None = None,
+    layer: str | int | None = None,
+    head: int | None = None,
+    token: int | None = None,
+    reached: bool = False,
+    kind: str | None = None,
+    count: int | None = None,
+    exact: bool | None = None,
+) -> pandas.DataFrame:
     """Measure a trace, or for "projections" a model.
 
     Args:
-        name: "rollout", "flow", "clusters", "projections", "graph" for all graph measures, or one
-            of these: "received", "pagerank", "reciprocity", "rank", "parts".
-        path: of a trace; for projections a run or a model of Hugging Face.
-        options: of these, what the measure takes (`MEASURES`), as its function in
-            `headloom.analysis.measures` does; by: a row is a "layer" (the default), a "head" or, of
-            projections, a "pair" of heads.
+        name: "rollout": how much of each input position an output position holds, through all
+            layers; "flow": how much can flow to it; "clusters": which tokens look at each other
+            more than at others; "projections": symmetry, ranks and norms of W_Q W_K^T and W_V W_O;
+            "received", "pagerank", "reciprocity", "rank", "parts" of the graphs, or "graph": all
+            five.
+        x: a trace, or its path; for projections a module, a run or a model of Hugging Face.
+        by: a row is a "layer" (the default), a "head" or, of projections, a "pair" of heads.
+        layer, head: of clusters: of this layer a row for each position, by this head alone.
+        token: of rollout and flow: a position, negative ones from the end; None: the last.
+        reached: of rollout: where the position went, not what it holds.
+        kind: of rollout and flow: "encoder", "decoder" or "cross"; None: the whole model.
+        count: how many clusters; None: as the eigenvalues say.
+        exact: True: from all weights; False: from the kept edges; None: exactly where it is cheap.
 
-    Raises: InputError: no such measure, layer or position; an option that the measure has not.
+    Returns: a DataFrame with the columns that `headloom measure` prints; in its `attrs` a title
+    and notes.
+
+    Raises: InputError: no such measure, layer or position; a parameter that the measure has not.
+
+    >>> import headloom, torch
+    >>> weights = torch.tensor([[[0.5, 0.5], [0.25, 0.75]]])
+    >>> trace = headloom.from_weights(weights, tokens=["a", "b"])
+    >>> headloom.measure("rollout", trace)[["token", "share"]].values.tolist()
+    [['b', 0.875], ['a', 0.125]]
     """
     chosen("measure", "name", name, tuple(MEASURES))
-    for option, value in options.items():
-        if value not in (None, False) and option not in MEASURES[name]:
-            raise InputError(f"--{option}: {name} has no such option. Leave it out.")
+    given = {
+        "by": by, "layer": layer, "head": head, "token": token, "reached": reached or None,
+        "kind": kind, "count": count, "exact": exact,
+    }  # fmt: skip
+    given = {option: value for option, value in given.items() if value is not None}
+    for option in given.keys() - MEASURES[name]:
+        raise InputError(f"{option}: {name} has no such option. Leave it out.")
     if name == "projections":
-        by = str(options.get("by") or "layer")
-        chosen("projections", "by", by, tuple(_ABOUT))
-        layers = matrices_of(open_model(path).network)
-        table = composition_table(layers) if by == "pair" else weight_measures(layers, by=by)
-        return Table(table, "", _ABOUT[by])
-    asked = {
-        option: options[option] for option in MEASURES[name] if options.get(option) is not None
-    }
+        chosen("projections", "by", by or "layer", tuple(_ABOUT))
+        network = x if isinstance(x, nn.Module) else open_model(str(x)).network
+        layers = matrices_of(network)
+        rows = (
+            composition_table(layers) if by == "pair" else weight_measures(layers, by=by or "layer")
+        )
+        return measures.table_of(rows, "", *_ABOUT[by or "layer"])
+    trace = trace_of("measure", x)
     of_trace = getattr(measures, "graphs" if name in _GRAPHS else name)
-    result: Table = of_trace(TraceData.open(Path(path)), **asked)
-    if name not in _GRAPHS:
-        return result
-    columns = (*_GRAPHS[name], "layer", "kind", "head", "source", "rest")
-    shown = [column for column in result.rows if str(column).startswith(columns)]
-    return replace(result, rows=result.rows[shown])
+    table: pandas.DataFrame = of_trace(trace, **given)
+    if name in _GRAPHS:
+        columns = (*_GRAPHS[name], "layer", "kind", "head", "source", "rest")
+        table = table[[column for column in table if str(column).startswith(columns)]]
+    table.attrs["layers"] = labels(trace)
+    return table

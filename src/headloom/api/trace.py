@@ -102,15 +102,22 @@ class Trace(TraceData):
         """A head as a NetworkX graph; see `Head.to_networkx`."""
         return self.head(layer, head).to_networkx(threshold)
 
-    def heads(self, *, exact: bool | None = None) -> pandas.DataFrame:
-        """What each head is for: one row a head, a column a measure, beside what chance scores.
+    def heads(
+        self,
+        *,
+        role: str | None = None,
+        layer: str | int | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        exact: bool | None = None,
+        needle: str | None = None,
+    ) -> pandas.DataFrame:
+        """Return the role and the measures of each head: see `headloom.heads`."""
+        from headloom.api.heads import heads
 
-        Args: exact: True: every measure exactly; False: from the kept edges alone; None: exactly
-        where that is cheap. See `headloom.analysis.heads.roles.heads`.
-        """
-        from headloom.analysis.heads.roles import heads
-
-        return heads(self, exact=exact)
+        return heads(
+            self, role=role, layer=layer, sort=sort, limit=limit, exact=exact, needle=needle
+        )
 
     def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
         """How much of each input position is in each output position, (queries, keys).
@@ -163,17 +170,11 @@ class Trace(TraceData):
 
         return evict(self, budgets=budgets, policies=policies, prompt=prompt)
 
-    def sql(self, query: str) -> pandas.DataFrame:
-        """The answer to a SELECT over the views edges, rows, keys, received, tokens, layers, heads,
-        named.
+    def query(self, sql: str) -> pandas.DataFrame:
+        """Ask in SQL: see `headloom.query`."""
+        from headloom.analysis.sql.query import query
 
-        The views are in `headloom.analysis.sql.views`.
-
-        Raises: InputError: the query asks for what is not there.
-        """
-        from headloom.analysis.sql.query import sql
-
-        return sql(self, query)
+        return query(self, sql)
 
     def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
         """The studio in a browser, served in the background until the program ends.

@@ -1,21 +1,25 @@
-"""Words aligned by a model that reads two line-aligned files, or by traces that are there."""
+"""`headloom.align`: words aligned by a model that reads pairs, or by traces that are there."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from headloom.analysis.alignment.align import Alignment, AlignmentOptions, align_words
+from headloom.analysis.alignment.links import MOST
 from headloom.analysis.alignment.words import Step, WordWeights, word_weights
-from headloom.api.heads import find_traces
 from headloom.api.model import Model, check_text
 from headloom.api.opening import open_model
+from headloom.api.reading import traces_of
 from headloom.errors import InputError
 from headloom.formats.files import read_text, text_lines
-from headloom.formats.pharaoh import check_links, read_pharaoh
+from headloom.formats.pharaoh import GoldLinks, check_links, read_pharaoh
 from headloom.formats.run import is_run
+from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Top
 from headloom.tracing.capture import trace_as
 from headloom.tracing.options import TraceOptions
@@ -25,52 +29,91 @@ _BATCH = 32
 _Told = Callable[[int, int], None]
 
 
-def align_files(
-    source: str,
-    options: AlignmentOptions,
+def align(
+    x: Any,
+    sources: Path | str | Sequence[str] | None = None,
+    targets: Path | str | Sequence[str] | None = None,
     *,
-    sources: Path | None = None,
-    targets: Path | None = None,
-    gold: Path | None = None,
+    gold: Path | str | Sequence[GoldLinks] | None = None,
+    heads: str | Sequence[str] | None = None,
+    method: str = "mutual",
+    step: Step | None = None,
+    most: int = MOST,
     progress: _Told = lambda done, total: None,
 ) -> Alignment:
-    """Align two files with a text a line by a model, or the texts of traces.
+    """Align the words of sources and targets by the heads that look from one at the other.
+
+    Words are joined of tokens by how these are spelled; the weights between words, of the heads
+    that are chosen, are averaged, and become links. With gold links the heads are chosen on the
+    first, third, fifth ... pair, and measured on the others.
 
     Args:
-        source: a run, a model, a trace or a folder of traces.
-        options: how.
-        sources, targets: for a model. gold: their links, in the Pharaoh format.
+        x: an encoder-decoder: a run, a model of Hugging Face; or its traces on sentences whose
+            target is known, as objects, paths, or a folder.
+        sources, targets: for a model: sentences, or a file with one on each line, in one order.
+        gold: the right links, or a file in the Pharaoh format; None: none are known.
+        heads: "best": those that align best with the gold links; "agreement": those whose two
+            directions agree best; or names, as "3.1,5.2:write"; None: best where there is gold.
+        method: "mutual": words that are each other's best; "argmax": each target word's best.
+        step: the query of a target word: of the step that "read"s it, or that "write"s it. None:
+            the better of each head, by gold, or by words that occur together.
+        most: how many heads are taken together, at most; 1: the best single one.
+        progress: told how many pairs are read, of how many.
 
-    Raises: InputError: files that do not go together; DataError: a file is missing.
+    Raises: InputError: no cross-attention, gold or files that do not fit, no such head; DataError:
+    a file is missing.
+
+    Source: Och and Ney 2003 (error rate); `headloom.analysis.alignment.words.word_weights` and
+    `.links` name those of the formulas.
     """
-    links = None if gold is None else read_pharaoh(gold)
+    options = AlignmentOptions(heads, method, step, most)
+    links = read_pharaoh(gold) if isinstance(gold, str | Path) else gold
     options.check(links)
-    path = Path(source)
-    if not is_run(path) and any((*path.glob("trace.json"), *path.glob("*/trace.json"))):
+    if _are_traces(x):
         if sources is not None or targets is not None:
             raise InputError(
-                f"{source} holds traces, which have texts of their own. Leave out --source-file "
-                "and --target-file, or give a run or a model."
+                f"{x} holds traces, which have texts of their own. Leave out sources and targets, "
+                "or give a run or a model."
             )
-        weights = (word_weights(trace, steps=options.steps) for trace in find_traces([path]))
-        return align_words(weights, options, links)
-    if sources is None or targets is None:
-        raise InputError(
-            "align: a model aligns two files with a text a line. Give --source-file and "
-            "--target-file, or traces in the place of the model."
-        )
-    first, second = (text_lines(read_text(file, "text file")) for file in (sources, targets))
-    if len(first) != len(second):
-        raise InputError(
-            f"{sources} has {len(first)} lines, {targets} {len(second)}; line-aligned files have "
-            "as many. Pair them up again."
-        )
-    if links is not None:  # before the model is opened
-        words = zip(first, second, strict=True)
-        check_links(links, [(len(s.split()), len(t.split())) for s, t in words])
-    model = open_model(source)
-    read = word_weights_of(model, first, second, steps=options.steps, progress=progress)
-    return align_words(read, options, links)
+        traces = traces_of("align", x)
+        result = align_words((word_weights(t, steps=options.steps) for t in traces), options, links)
+    else:
+        if sources is None or targets is None:
+            raise InputError(
+                "align: a model aligns sentences with their translations. Give sources and "
+                "targets, or traces in the place of the model."
+            )
+        first, second = (_lines(side) for side in (sources, targets))
+        if len(first) != len(second):
+            raise InputError(
+                f"align: {len(first)} sources have {len(second)} targets; line-aligned files have "
+                "as many. Pair them up again."
+            )
+        if links is not None:  # before the model is opened
+            words = zip(first, second, strict=True)
+            check_links(links, [(len(s.split()), len(t.split())) for s, t in words])
+        model = open_model(x)
+        read = word_weights_of(model, first, second, steps=options.steps, progress=progress)
+        result = align_words(read, options, links)
+    if result.note:
+        warnings.warn(f"align: {result.note}", stacklevel=2)
+    return result
+
+
+def _are_traces(x: object) -> bool:
+    """Whether something is traces, or the path of some."""
+    if isinstance(x, str | Path):
+        return not is_run(x) and any((*Path(x).glob("trace.json"), *Path(x).glob("*/trace.json")))
+    if isinstance(x, Sequence):
+        return all(map(_are_traces, x))
+    return isinstance(x, TraceData)
+
+
+def _lines(texts: Path | str | Sequence[str]) -> Sequence[str]:
+    """Texts as they are given, or those of a file."""
+    if isinstance(texts, str | Path):
+        return text_lines(read_text(Path(texts), "text file"))
+    return texts
 
 
 def word_weights_of(

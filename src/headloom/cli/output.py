@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console
 
-    from headloom.formats.trace import TraceData
     from headloom.studio.steps.steps import Line
 
 
@@ -245,6 +244,14 @@ def cell(name: str, value: object) -> str:
     return format(value, ".2f" if name in ("z", "entropy", "distance") else ".4f")
 
 
+def python_rows(frame: pandas.DataFrame) -> list[tuple[object, ...]]:
+    """The rows of a DataFrame as values of Python: lists for arrays, None for what is missing."""
+    import pyarrow as pa
+
+    columns = pa.Table.from_pandas(frame, preserve_index=False).to_pydict().values()
+    return list(zip(*columns, strict=True))
+
+
 def records(frame: pandas.DataFrame) -> list[dict[str, object]]:
     """The rows of a DataFrame, by the names of its columns."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
@@ -274,30 +281,85 @@ def print_table(
         terminal.print("  ".join(parts).rstrip(), style=style, markup=False, soft_wrap=True)
 
 
-def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:
-    """Print a DataFrame, aligned or as comma-separated values."""
+def print_frame(frame: pandas.DataFrame, as_csv: bool = False, limit: int | None = None) -> None:
+    """Print the first rows of a DataFrame, aligned or as comma-separated values.
+
+    Aligned, layers have the names that `attrs` tells, 5 (cross 1), in place of a column of kinds,
+    and a line says how many more rows there are.
+    """
     import pyarrow as pa
 
+    from headloom.analysis.sql.database import plain
+
+    rows = frame if limit is None else frame.head(limit)
     if as_csv:
-        frame.to_csv(exact_output(), index=False)
-    else:
-        print_arrow(pa.Table.from_pandas(frame, preserve_index=False), len(frame))
+        if any(
+            isinstance(cell, bytes | dict | list) or hasattr(cell, "dtype")
+            for name in rows
+            if rows[name].dtype.kind == "O"
+            for cell in rows[name]
+        ):
+            table = plain(pa.Table.from_pandas(rows, preserve_index=False))
+            rows = table.to_pandas(integer_object_nulls=True)
+        rows.to_csv(exact_output(), index=False)
+        return
+    header, lines, words = cells(pa.Table.from_pandas(with_layers(rows), preserve_index=False))
+    print_table(header, lines, left=words)
+    if len(rows) < len(frame):
+        print(f"and {len(frame) - len(rows):,} more rows")
 
 
-def print_arrow(table: pa.Table, limit: int) -> None:
-    """Print the first rows of a table of PyArrow, and how many there are more."""
-    from headloom.analysis.sql.database import cells
+def cells(table: pa.Table) -> tuple[list[str], list[list[str]], list[str]]:
+    """The headings, the rows as texts, and the headings of columns that are no numbers.
 
-    header, rows, words = cells(table, limit)
-    print_table(header, rows, left=words)
-    if table.num_rows > limit:
-        print(f"... and {table.num_rows - limit:,} more rows")
+    >>> import pyarrow
+    >>> cells(pyarrow.table({"token": ["dog", " cat"], "weight": [0.25, 1e-9]}))
+    (['token', 'weight'], [['dog', '0.25'], ['␣cat', '1e-09']], ['token'])
+    """
+    from pyarrow import types
+
+    from headloom.formats.tokens import visible
+
+    def text(value: object) -> str:
+        if isinstance(value, float):
+            return f"{value:.6g}"
+        return (
+            visible(value, 60)
+            if isinstance(value, str)
+            else "null"
+            if value is None
+            else str(value)
+        )
+
+    header = [visible(name) for name in table.column_names]
+    words = [
+        name
+        for name, kind in zip(header, table.schema.types, strict=True)
+        if not (types.is_integer(kind) or types.is_floating(kind))
+    ]
+    columns = [column.to_pylist() for column in table.columns]
+    return header, [list(map(text, row)) for row in zip(*columns, strict=True)], words
 
 
-def with_layers(frame: pandas.DataFrame, *traces: TraceData) -> pandas.DataFrame:
-    """A table whose layers have their names, 5 (cross 1), in place of a column of kinds."""
+def with_layers(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """A table whose layers have the names that its `attrs` tell, in place of a column of kinds."""
     labels = {
-        name: [trace.label(number) for number in frame[name]]
-        for name, trace in zip(("layer", "other_layer"), traces, strict=False)
+        name: [frame.attrs[f"{name}s"][number] for number in frame[name]]
+        for name in ("layer", "other_layer")
+        if name in frame and f"{name}s" in frame.attrs
     }
-    return frame.assign(**labels).drop(columns="kind", errors="ignore")
+    return frame.assign(**labels).drop(columns="kind", errors="ignore") if labels else frame
+
+
+def changed_edges(edges: pandas.DataFrame) -> pandas.DataFrame:
+    """The edges of a comparison as a person reads them: both tokens where they differ."""
+    from headloom.formats.tokens import visible
+
+    both = edges.drop(columns=["other_query_token", "other_key_token"])
+    for end in ("before", "after"):
+        unkept = edges["unkept"] == end
+        both[end] = both[end].map("{:.6g}".format).where(~unkept, other="not kept")
+    for end in ("query_token", "key_token"):
+        pairs = zip(edges[end], edges[f"other_{end}"], strict=True)
+        both[end] = [a if a == b else f"{visible(a)}/{visible(b)}" for a, b in pairs]
+    return both

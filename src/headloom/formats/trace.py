@@ -195,8 +195,8 @@ class TraceLayer:
         return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape}{verified})"
 
 
-def layer_number(trace: TraceData, name: str) -> int:
-    """The number of the layer that an option names: by 5, by 5 (cross 1), or by its path.
+def layer_number(trace: TraceData, name: str | int) -> int:
+    """The number of the layer that somebody names: by 5, by 5 (cross 1), or by its path.
 
     Raises: InputError: there is none, or the layer of that number is of another kind or index.
     """
@@ -206,14 +206,14 @@ def layer_number(trace: TraceData, name: str) -> int:
         numbers |= {str(number): number, label: number}
     for number, layer in enumerate(trace.layers):  # whose path can be a number, in a Sequential
         numbers.setdefault(layer.name, number)
-    name = name.strip()
+    name = str(name).strip()
     if name in numbers:
         return numbers[name]
     is_now = f"the trace has layers 0 to {len(labels) - 1}. Give a number, or a path."
     place = numbers.get(name.partition(" (")[0])
     if place is not None:
         is_now = f"layer {place} is {labels[place]}, of the path {trace.layers[place].name}."
-    raise InputError(f"--layer {visible(name, 60)}: no such layer; {is_now}")
+    raise InputError(f"layer {visible(name, 60)}: no such layer; {is_now}")
 
 
 @dataclass(frozen=True, eq=False)

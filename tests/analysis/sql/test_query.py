@@ -37,7 +37,7 @@ def test_every_view_is_the_same_from_disk_and_from_memory(translator, tmp_path) 
     for view in VIEWS:
         columns = ask(opened, f"from {view}").columns
         held, stored = (
-            trace.sql(f"select * from {view} order by all") for trace in (pair_trace, opened)
+            trace.query(f"select * from {view} order by all") for trace in (pair_trace, opened)
         )
         assert list(held.columns) == list(stored.columns) == columns
         assert len(held) == len(stored) > 0
@@ -52,9 +52,11 @@ def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path) 
     pair_trace.save(tmp_path / "t")
     opened = headloom.open(tmp_path / "t")
     part = Trace(opened.sequences, opened.layers[1:2], opened.model)
-    assert part.sql("select distinct layer from edges").layer.tolist() == [0]
+    assert part.query("select distinct layer from edges").layer.tolist() == [0]
     expected = float(opened.layers[1].graph.weights.sum())
-    assert part.sql("select sum(weight) as s from edges").s[0] == pytest.approx(expected, rel=1e-6)
+    assert part.query("select sum(weight) as s from edges").s[0] == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path) -> None:
@@ -102,7 +104,7 @@ def test_what_is_no_question_is_one_clear_line(make_trace, tmp_path, query, said
     pq.write_table(ask(make_trace(["a"]), "from rows").table(), tmp_path / "other.parquet")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     with pytest.raises(headloom.InputError, match=said) as caught:
-        headloom.open(tmp_path / "t").sql(query.format(folder=tmp_path))
+        headloom.open(tmp_path / "t").query(query.format(folder=tmp_path))
     assert "\n" not in str(caught.value)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
@@ -113,7 +115,7 @@ def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path) -> None
     edges = tmp_path / "t" / "edges.parquet"
     edges.write_bytes(b"\0" * edges.stat().st_size)
     with pytest.raises(headloom.DataError, match=r"damaged: edges\.parquet") as caught:
-        trace.sql("from edges")
+        trace.query("from edges")
     assert "\n" not in str(caught.value)
 
 
@@ -135,7 +137,7 @@ def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query) -> No
     content["sha256"] = manifest_digest(content)
     manifest.write_text(json.dumps(content))
     with pytest.raises(headloom.DataError, match=r"edges\.parquet.*does not match its digest"):
-        headloom.open(tmp_path / "t").sql(query)
+        headloom.open(tmp_path / "t").query(query)
 
 
 def test_the_command_prints_and_writes(make_trace, tmp_path, headloom_main) -> None:
@@ -144,7 +146,7 @@ def test_the_command_prints_and_writes(make_trace, tmp_path, headloom_main) -> N
         "select query, round(sum(weight), 3) as mass from edges group by query order by query"
     )
     words = ("query", tmp_path / "t", question)
-    lines = ["query  mass", "    0     1", "    1     1", "... and 1 more rows"]
+    lines = ["query  mass", "    0     1", "    1     1", "and 1 more rows"]
     assert headloom_main(*words, "--limit", "2").out.splitlines() == lines
     said = headloom_main(*words, "--json").json()
     assert said == {"columns": ["query", "mass"], "rows": [[0, 1.0], [1, 1.0], [2, 1.0]]}
@@ -163,13 +165,13 @@ def test_the_command_prints_and_writes(make_trace, tmp_path, headloom_main) -> N
 
 @pytest.mark.parametrize("question", DOCUMENTED, ids=lambda pair: pair[0][:40])
 def test_the_questions_of_the_documentation_have_answers(minilm_trace, question) -> None:
-    answer = minilm_trace.sql(question[1])
+    answer = minilm_trace.query(question[1])
     assert len(answer) > 0
     assert not answer.isna().any().any()
 
 
 def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights) -> None:
-    asked = {name: minilm_trace.sql(query) for name, query in DOCUMENTED}
+    asked = {name: minilm_trace.query(query) for name, query in DOCUMENTED}
     stack = torch.stack(minilm_weights)  # layers, heads, queries, keys
     received = asked["Which tokens receive most in the kept edges, over all layers and heads?"]
     assert received.received[0] == pytest.approx(float(stack.sum((0, 1, 2)).max()), abs=1e-3)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+
+import pandas
 
 from headloom.analysis.alignment.links import (
     METHODS,
@@ -18,10 +19,9 @@ from headloom.analysis.alignment.links import (
     measure,
     pairs_of,
 )
-from headloom.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights, word_weights
+from headloom.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights
 from headloom.errors import InputError
-from headloom.formats.pharaoh import GoldLinks, Link, check_links, read_pharaoh, write_pharaoh
-from headloom.formats.trace import TraceData
+from headloom.formats.pharaoh import GoldLinks, Link, check_links, write_pharaoh
 from headloom.mechanism.shapes import chosen
 
 #: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
@@ -69,14 +69,14 @@ class AlignmentOptions:
         self.named()
         if self.heads == "best" and gold is None:
             raise InputError(
-                "align: the best heads are chosen against gold links. Give --gold FILE, or take "
+                "align: the best heads are chosen against gold links. Give gold, or take "
                 "heads by agreement."
             )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Alignment:
-    """The words that belong together, and by which heads.
+    """Words that belong together, and the heads that say so.
 
     links        of each pair of sentences, (source word, target word), from 0
     heads        those whose mean was taken
@@ -99,44 +99,31 @@ class Alignment:
     first: WordWeights
     note: str = ""
 
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table of heads: a row each, with its measure."""
+        return pandas.DataFrame(
+            [(str(head), value) for head, value in self.table], columns=["head", self.measure]
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.notes, self.to_pandas().head(8).to_string(index=False)])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of the alignment, in sentences."""
+        of_all, names = len(self.links), ", ".join(map(str, self.heads))
+        chosen_on = f", chosen on {self.chosen_on:,} pairs" if self.chosen_on else ""
+        notes = [f"Links by the mean of the heads {names}{chosen_on}."]
+        if self.note:
+            notes.append(self.note[:1].upper() + self.note[1:])
+        if self.error_rate is not None:
+            other = "the other " * bool(self.chosen_on)
+            notes.append(f"On {other}{self.measured_on:,} pairs: {self.error_rate}.")
+        return [*notes, f"{sum(map(len, self.links)):,} links of {of_all:,} pairs."]
+
     def save(self, path: Path | str) -> None:
         """Write the links as a file in the Pharaoh format, a line for each pair."""
         write_pharaoh(path, self.links)
-
-
-def align(
-    traces: Sequence[TraceData] | TraceData,
-    *,
-    gold: Path | str | Sequence[GoldLinks] | None = None,
-    heads: str | Sequence[str] | None = None,
-    method: str = "mutual",
-    step: Step | None = None,
-    most: int = MOST,
-) -> Alignment:
-    """Align the words of target and source by the heads of cross-attention.
-
-    Words are joined of tokens by how these are spelled; the weights between words, of the heads
-    that are chosen, are averaged, and become links. With gold links the heads are chosen on the
-    first, third, fifth ... trace, and measured on the others.
-
-    Args:
-        traces: of an encoder-decoder on sentences whose target is known.
-        gold: their links, or a file in the Pharaoh format; None: none are known.
-        heads, method, step, most: see AlignmentOptions.
-
-    Raises: InputError: traces without cross-attention, gold that does not fit, no such head.
-
-    Source: Och and Ney 2003 (error rate); `headloom.analysis.alignment.words.word_weights` and
-    `.links` name those of the formulas.
-    """
-    options = AlignmentOptions(heads, method, step, most)
-    known = read_pharaoh(gold) if isinstance(gold, str | Path) else gold
-    several = [traces] if isinstance(traces, TraceData) else traces
-    words = (word_weights(trace, steps=options.steps) for trace in several)
-    result = align_words(words, options, known)
-    if result.note:
-        warnings.warn(f"align: {result.note}", stacklevel=2)
-    return result
 
 
 def align_words(
@@ -144,7 +131,7 @@ def align_words(
     options: AlignmentOptions,
     gold: Sequence[GoldLinks] | None = None,
 ) -> Alignment:
-    """Align as `align` does, by weights between words.
+    """Align by weights between words, as `headloom.align` does.
 
     Sentences are taken one by one, but for those that heads are chosen on.
     """

@@ -20,7 +20,6 @@ import pyarrow.types as types
 
 from headloom.errors import DataError, InputError, optional_package
 from headloom.formats.files import atomic_file, finite
-from headloom.formats.tokens import visible
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -126,30 +125,6 @@ def _text(cell: object) -> str:
 def _json(value: object, indent: int | None = None) -> str:
     """A value as JSON, which has no number that is none."""
     return json.dumps(finite(value), ensure_ascii=False, default=str, indent=indent)
-
-
-def cells(table: pa.Table, limit: int) -> tuple[list[str], list[list[str]], list[str]]:
-    """The headings, the first rows as texts, and the headings of columns that are no numbers.
-
-    >>> cells(pa.table({"token": ["dog", " cat"], "weight": [0.25, 1e-9]}), 10)
-    (['token', 'weight'], [['dog', '0.25'], ['␣cat', '1e-09']], ['token'])
-    """
-    header = [visible(name) for name in table.column_names]
-    words = [
-        name
-        for name, column in zip(header, table.columns, strict=True)
-        if not (types.is_integer(column.type) or types.is_floating(column.type))
-    ]
-    columns = (column.to_pylist() for column in table.slice(0, limit).columns)
-    return header, [list(map(_cell, row)) for row in zip(*columns, strict=True)], words
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return visible(value, 60) if isinstance(value, str) else str(value)
 
 
 def connect() -> Connection:

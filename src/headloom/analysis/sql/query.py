@@ -1,31 +1,56 @@
-"""Questions to traces in SQL: to one, or to a folder of them."""
+"""`headloom.query`: questions in SQL to a trace, or to a folder of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import overload
+
+import pandas
+import pyarrow.types as types
 
 from headloom.analysis.sql.database import Answer, answered, connect
 from headloom.analysis.sql.views import view_parts, views_in
-from headloom.errors import optional_package
 from headloom.formats.manifest import MANIFEST
 from headloom.formats.trace import TraceData
 
-if TYPE_CHECKING:
-    import pandas
+#: A trace; several by name, and then every view has a column `trace`; or a path of these.
+Asked = TraceData | Mapping[str, TraceData] | Path | str
 
 
-def sql(trace: TraceData | Mapping[str, TraceData], query: str) -> pandas.DataFrame:
-    """The answer to a query as a DataFrame.
+@overload
+def query(x: Asked, sql: str, *, output: None = None) -> pandas.DataFrame: ...
+@overload
+def query(x: Asked, sql: str, *, output: Path | str) -> int: ...
+def query(x: Asked, sql: str, *, output: Path | str | None = None) -> pandas.DataFrame | int:
+    """Ask traces a question in SQL.
 
-    Takes what `ask` takes.
+    Args:
+        x: a trace, or its path; several by name, or a folder of them: then every view has a column
+            `trace`.
+        sql: one SELECT statement over the views edges, rows, keys, received, tokens, layers, heads,
+            named: see `headloom.analysis.sql.views`.
+        output: a .csv, .parquet or .json file, to which the answer is written as it is computed.
 
-    Raises: InputError: the query is none, or asks for what there is not; pandas is missing.
+    Returns: the answer; with an output how many rows were written.
+
+    Raises: InputError: the query is no SELECT, or asks for what is not there; DuckDB is missing.
+    DataError: no trace, or it is damaged.
+
+    >>> import headloom, torch
+    >>> weights = torch.tensor([[[0.5, 0.5], [0.25, 0.75]]])
+    >>> trace = headloom.from_weights(weights, tokens=["a", "b"])
+    >>> headloom.query(trace, "select max(weight) as most from edges")["most"].item()
+    0.75
     """
-    with optional_package("sql"):
-        import pandas  # noqa: F401
-    frame: pandas.DataFrame = ask(trace, query).table().to_pandas()
+    answer = ask(open_traces(x) if isinstance(x, str | Path) else x, sql)
+    if output is not None:
+        return answer.write(output)
+    table = answer.table()
+    frame: pandas.DataFrame = table.to_pandas()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count and types.is_integer(column.type):  # would become float
+            frame[name] = pandas.array(column.to_pylist(), "Int64")
     return frame
 
 

@@ -2,11 +2,20 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
+from warnings import catch_warnings
 
 import typer
 
+import headloom
 from headloom.cli import options as option
-from headloom.cli.output import cell, print_json, print_table, progress_bar
+from headloom.cli.drawing import draw_alignment
+from headloom.cli.output import (
+    cell,
+    print_json,
+    print_table,
+    progress_bar,
+    records,
+)
 
 Aligned = Annotated[
     str,
@@ -17,11 +26,11 @@ Aligned = Annotated[
     ),
 ]
 SourceFile = Annotated[
-    Path | None, typer.Option("--source-file", help="For a model: a file with a source a line.")
+    Path | None, typer.Option("--sources", help="For a model: a file with a source a line.")
 ]
 TargetFile = Annotated[
     Path | None,
-    typer.Option("--target-file", help="The targets, in lines of the same order."),
+    typer.Option("--targets", help="The targets, in lines of the same order."),
 ]
 Gold = Annotated[
     Path | None,
@@ -55,49 +64,30 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="The links to write
 
 
 def align(
-    source: Aligned, output: Output, source_file: SourceFile = None,
-    target_file: TargetFile = None, gold: Gold = None, heads: Heads = None,
-    method: Method = "mutual", step: Step = None, picture: Picture = None,
-    limit: option.Rows = 8, as_json: option.AsJson = False,
+    source: Aligned, output: Output, sources: SourceFile = None, targets: TargetFile = None,
+    gold: Gold = None, heads: Heads = None, method: Method = "mutual", step: Step = None,
+    picture: Picture = None, limit: option.Rows = 8, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Align the words of sources and targets by the heads that look from one at the other."""
-    from headloom.analysis.alignment.align import AlignmentOptions
-    from headloom.api.word_alignment import align_files
-
-    options = AlignmentOptions(heads, method, step)
-    with progress_bar("pairs read", lines=True) as show:
-        result = align_files(
-            source, options, sources=source_file, targets=target_file, gold=gold, progress=show
-        )
-    result.save(output)
-    names = ", ".join(map(str, result.heads))
-    if picture is not None:
-        from headloom.studio.pictures.alignment import alignment
-        from headloom.studio.pictures.canvas import save_picture
-
-        figure = alignment(
-            result.first.weights[0], query_tokens=result.first.target,
-            key_tokens=result.first.source, links=result.links[0],
-            title=f"links of words by head{'s' * (len(result.heads) > 1)} {names}",
+    with progress_bar("pairs read", lines=True) as show, catch_warnings(action="ignore"):
+        result = headloom.align(
+            source, sources, targets, gold=gold, heads=heads, method=method, step=step,
+            progress=show,
         )  # fmt: skip
-        save_picture(figure, picture)
+    result.save(output)
+    if picture is not None:
+        draw_alignment(result, picture)
     rows = [[str(head), cell("score", value)] for head, value in result.table[:limit]]
     print_table(["head", result.measure], rows, left=("head",))
-    chosen = f", chosen on {result.chosen_on:,} pairs" if result.chosen_on else ""
-    print(f"Links by the mean of the heads {names}{chosen}.")
-    if result.note:
-        print(result.note[:1].upper() + result.note[1:])
-    rate, links = result.error_rate, sum(map(len, result.links))
-    if rate is not None:
-        print(f"On {'the other ' * bool(result.chosen_on)}{result.measured_on:,} pairs: {rate}.")
-    print(f"{links:,} links of {len(result.links):,} pairs: {output}")
+    print(*result.notes, sep="\n")
+    print(f"Links: {output}")
     if as_json:
         content: dict[str, object] = {"alignment": str(output), "pairs": len(result.links)}
-        content["links"] = links
+        content["links"] = sum(map(len, result.links))
         for name in ("chosen_on", "note", "measured_on", "measure"):
             content[name] = getattr(result, name)
         for name in ("aer", "precision", "recall"):
-            content[name] = getattr(rate, name, None)
+            content[name] = getattr(result.error_rate, name, None)
         content["heads"] = [str(head) for head in result.heads]
-        content["table"] = [{"head": str(head), "measure": value} for head, value in result.table]
+        content["table"] = records(result.to_pandas())
         print_json(content)

@@ -1,9 +1,15 @@
 """`headloom doctor`."""
 
 import textwrap
+from collections import defaultdict
+from typing import TYPE_CHECKING
 
+import headloom
 from headloom.cli.options import AsJson
-from headloom.cli.output import print_json, say
+from headloom.cli.output import print_json, records, say
+
+if TYPE_CHECKING:
+    from headloom.api.doctor import Finding
 
 #: Characters of a line, and before the values.
 WIDTH, INDENT = 79, 22
@@ -14,12 +20,12 @@ def doctor(as_json: AsJson = False) -> None:
 
     Exit status 1 where something is wrong.
     """
-    from headloom.api.doctor import Finding, examine, report
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
 
-    findings: list[Finding] = []
-    for finding in examine():
-        if not findings or findings[-1].group != finding.group:
-            print(f"{finding.group}")
+    def show(finding: "Finding") -> None:
+        if finding.group not in groups:
+            print(finding.group)
+        groups[finding.group][finding.name] = finding.value
         name = f"  {finding.name}".ljust(INDENT - 1) + " "
         print(
             textwrap.fill(
@@ -28,13 +34,15 @@ def doctor(as_json: AsJson = False) -> None:
             ),
             flush=True,
         )  # fmt: skip
-        findings.append(finding)
-    wrong = [finding.problem for finding in findings if finding.problem]
-    for problem in wrong:
+
+    findings = headloom.doctor(progress=show)
+    wrong = findings[findings["problem"].notna()]
+    for problem in wrong["problem"]:
         say(f"headloom: {problem}")
-    if not wrong:
+    if not len(wrong):
         print("\nNothing is wrong.")
     if as_json:
-        print_json(report(findings))
-    if wrong:
+        problems = records(wrong)
+        print_json({"healthy": not problems, "findings": groups, "problems": problems})
+    if len(wrong):
         raise SystemExit(1)

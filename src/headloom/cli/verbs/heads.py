@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
 from headloom.cli.output import (
     cell,
-    print_csv,
     print_frame,
     print_json,
     print_table,
     records,
+    with_layers,
     working,
 )
 
 if TYPE_CHECKING:
-    from headloom.analysis.heads.formation import Moment
+    import pandas
 
 Every = Annotated[
     bool, typer.Option("--all", help="Every head and measure, also heads without a role.")
@@ -62,58 +61,41 @@ def heads(
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print the role of each head of a traced model, with what chance would score."""
-    from headloom.analysis.heads.roles import MEASURES
-    from headloom.api.heads import head_table, heads_in_training
-
-    if measure is not None:
-        with working("measuring every snapshot"):
-            moments = heads_in_training(paths, measure)
-        _print_training(paths[0], measure, moments, as_csv, as_json)
-        return
-    with working("measuring heads"):
-        table = head_table(
-            paths, every=every or as_csv or as_json, role=role, layer=layer, sort=sort,
-            limit=limit, needle=needle, exact=exact,
+    with working("measuring heads" if measure is None else "measuring every snapshot"):
+        table = headloom.heads(
+            paths, role=role, layer=layer, sort=sort, exact=exact, needle=needle, measure=measure,
         )  # fmt: skip
+    whole = every or as_csv or as_json or (role, needle, measure) != (None, None, None)
+    shown = table if whole else table[~table["role"].isin(["broad", "mixed"])]
+    shown = shown if limit is None else shown.head(limit)
+    about, traces = table.attrs, {"traces": [str(path) for path in paths]}
     if as_csv:
-        print_frame(table.rows, as_csv)
-        return
-    rows = records(table.rows)
-    kept = ("source", "rest") if any(row["source"] == "kept" for row in rows) else ("source",)
-    added = [name for name in table.rows.columns if name.startswith(("retrieval", "needle"))]
-    columns = [*_SHOWN[:8], *(MEASURES if every else _SHOWN[8:]), *added, *kept]
-    named = [row | {"layer": table.traces[0].label(int(str(row["layer"])))} for row in rows]
-    cells = [[cell(name, row[name]) for name in columns] for row in named]
+        print_frame(shown, as_csv)
+    elif measure is not None:
+        columns = [[cell(measure, value) for value in shown[name]] for name in shown]
+        print_table(shown.columns.to_list(), zip(*columns, strict=True))
+        if as_json:
+            print_json({**traces, "measure": measure, "steps": records(shown)})
+    else:
+        _print_heads(with_layers(shown), every)
+        roles = ", ".join(f"{count} {name}" for name, count in about["roles"].items())
+        texts = f"{about['texts']} text{'s' if about['texts'] != 1 else ''}"
+        print(
+            f"{len(shown)} of {about['heads']} heads; {texts}, {about['tokens']:,} tokens. "
+            f"Roles: {roles}."
+        )
+        if not whole and len(shown) < about["heads"] and (layer, limit) == (None, None):
+            print("Heads without a role are left out; --all shows them.")
+        if as_json:
+            print_json({**traces, "heads": records(shown)})
+
+
+def _print_heads(table: pandas.DataFrame, full: bool) -> None:
+    """Print the columns of a table of heads: with --all every measure, else those of the role."""
+    kept = ["source", "rest"] if "kept" in set(table["source"]) else ["source"]
+    every = [name for name in map(str, table) if name not in ("name", "source", "rest")]
+    few = [name for name in every if name in _SHOWN or name.startswith(("retrieval", "needle"))]
+    rows = records(table[[*(every if full else few), *kept]])
     if rows:
-        print_table(columns, cells, left=("layer", "role", "source"))
-    roles = ", ".join(f"{count} {name}" for name, count in table.roles.items())
-    texts = f"{len(table.traces)} text{'s' if len(table.traces) != 1 else ''}"
-    tokens = sum(len(next(iter(trace.sequences.values()))) for trace in table.traces)
-    print(f"{len(rows)} of {table.heads} heads; {texts}, {tokens:,} tokens. Roles: {roles}.")
-    if len(rows) < table.heads and (role, layer, limit) == (None, None, None):
-        print("Heads without a role are left out; --all shows them.")
-    if as_json:
-        print_json({"traces": [str(path) for path in paths], "heads": rows})
-
-
-def _print_training(
-    run: Path, measure: str, moments: Sequence[Moment], as_csv: bool, as_json: bool
-) -> None:
-    """Print a measure of every head, a row for each snapshot of a training."""
-    heads = [f"{layer}.{head}" for layer, head in moments[0].scores]
-    header = ("step", "loss", *heads)
-    rows = [
-        [str(moment.step), cell("loss", moment.loss),
-         *(cell(measure, score) for score in moment.scores.values())]
-        for moment in moments
-    ]  # fmt: skip
-    if as_csv:
-        print_csv(header, rows)
-        return
-    print_table(header, rows)
-    if as_json:
-        steps = [
-            {"step": moment.step, "loss": moment.loss, "heads": list(moment.scores.values())}
-            for moment in moments
-        ]
-        print_json({"run": str(run), "measure": measure, "heads": heads, "steps": steps})
+        cells = [[cell(name, value) for name, value in row.items()] for row in rows]
+        print_table(list(rows[0]), cells, left=("layer", "role", "source"))

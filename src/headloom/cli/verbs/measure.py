@@ -1,12 +1,12 @@
 """`headloom measure`."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_frame, print_json, records, say, with_layers, working
+from headloom.cli.output import print_frame, print_json, records, say, working
 
 Measure = Annotated[
     Literal[
@@ -62,25 +62,16 @@ def measure(
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a trace's graphs, or a model's matrices."""
-    from headloom.api.measures import measure
-    from headloom.formats.trace import TraceData
-
     with working("measuring"):
-        result = measure(
+        rows = headloom.measure(
             name, path, by=by, layer=layer, head=head, token=token, reached=reached,
             kind=kind, count=count, exact=exact,
         )  # fmt: skip
-    rows = result.rows
-    shown = rows.head(option.rows_of(limit, as_csv, len(rows)))
-    if "layer" in rows and name != "projections" and not as_csv:
-        shown = with_layers(shown, TraceData.open(Path(path)))
-    if result.title and not as_csv:
-        print(result.title)
-    print_frame(shown, as_csv)
-    if len(shown) < len(rows) and not as_csv:
-        print(f"and {len(rows) - len(shown):,} more rows")
-    for note in result.notes:
+    if rows.attrs["title"] and not as_csv:
+        print(rows.attrs["title"])
+    print_frame(rows, as_csv, option.rows_of(limit, as_csv, len(rows)))
+    for note in rows.attrs["notes"]:
         (say if as_csv else print)(note)
     if as_json:
-        print_json({"path": path, "measure": name, "rows": records(rows),
-                    "notes": list(result.notes)})  # fmt: skip
+        about = {"path": path, "measure": name, "notes": rows.attrs["notes"]}
+        print_json({**about, "rows": records(rows)})

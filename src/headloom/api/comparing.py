@@ -1,0 +1,55 @@
+"""`headloom.compare`: two traces side by side, or two models on a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headloom.analysis.compare import Comparison
+from headloom.analysis.compare import compare as compare_traces
+from headloom.api.reading import trace_of
+from headloom.api.trace import trace
+from headloom.errors import InputError
+from headloom.formats.trace import TraceData
+
+
+def compare(
+    first: Any, second: Any, text: str | None = None, *, exact: bool | None = None, edges: int = 20
+) -> Comparison:
+    """Find the heads and edges that changed most, between two traces or two models.
+
+    Rows are compared by their total variation, the share of mass that is elsewhere, 0 to 1:
+
+        d_i = 1/2 sum_j |p_ij - q_ij|
+
+    Args:
+        first, second: traces with layers of the same kinds, heads and numbers of tokens, or their
+            paths; with a text two models, as `headloom.load` takes them, which are traced on it.
+        text: what both models read.
+        exact: True: from all weights; False: from the kept edges; None: from all where a trace has
+            queries and keys.
+        edges: how many edges are wanted.
+
+    Returns: a Comparison: its `heads` and `edges` are DataFrames, `to_pandas()` gives the heads.
+
+    Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
+    asked for; models without a text.
+
+    >>> import headloom, torch
+    >>> before, after = (torch.tensor([[[1, 0], [p, 1 - p]]]) for p in (0.5, 0.25))
+    >>> compared = headloom.compare(headloom.from_weights(before), headloom.from_weights(after))
+    >>> compared.heads["change"].item()
+    0.125
+    """
+    if text is None:
+        for each in (first, second):
+            if hasattr(each, "trace") and not isinstance(each, TraceData):
+                raise InputError(
+                    f"compare: {type(each).__name__} has no text to be compared on; give one that "
+                    "both read: headloom.compare(a, b, text)."
+                )
+        both = trace_of("compare", first), trace_of("compare", second)
+    elif isinstance(first, TraceData) or isinstance(second, TraceData):
+        raise InputError("compare: traces have texts of their own. Leave out the text.")
+    else:
+        both = trace_of("compare", trace(first, text)), trace_of("compare", trace(second, text))
+    return compare_traces(*both, exact=exact, edges=edges)

@@ -1,0 +1,65 @@
+"""What the functions of the face read: traces in memory, or where they are on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from headloom.analysis.heads.formation import trace_of_snapshot
+from headloom.errors import DataError, InputError
+from headloom.formats.history import History
+from headloom.formats.run import RunFolder, is_run
+from headloom.formats.trace import TraceData
+
+#: A trace, or the path of its folder.
+OneTrace: TypeAlias = TraceData | Path | str
+#: Traces, their paths, or a folder of them; or a training run, by its path.
+Traces: TypeAlias = OneTrace | Sequence[OneTrace]
+
+
+def trace_of(asker: str, x: object) -> TraceData:
+    """Return the trace that is given, or open it.
+
+    Raises: InputError: neither a trace nor a path; DataError: there is none, or it is damaged.
+    """
+    if isinstance(x, TraceData):
+        return x
+    if isinstance(x, str | Path):
+        return TraceData.open(Path(x))
+    raise InputError(f"{asker}: {type(x).__name__}; expected a trace, or the path of one.")
+
+
+def traces_of(asker: str, x: Traces) -> list[TraceData]:
+    """Return the traces that are given, or open them; of a run, its probe at the end.
+
+    Raises: InputError, DataError: see `trace_of`; there is none.
+    """
+    traces: list[TraceData] = []
+    for each in [x] if isinstance(x, TraceData | Path | str) or hasattr(x, "path") else x:
+        place = getattr(each, "path", each)  # of a run
+        path = Path(place) if isinstance(place, str | Path) else None
+        inside = sorted(path.glob("*/trace.json")) if path is not None and path.is_dir() else []
+        if path is not None and is_run(path):
+            past = history_of(path)
+            traces.append(trace_of_snapshot(past[past.steps[-1]]))
+        elif path is not None and inside and not (path / "trace.json").exists():
+            traces += [TraceData.open(manifest.parent) for manifest in inside]
+        else:
+            traces.append(trace_of(asker, each))
+    if not traces:
+        raise DataError("no trace is given. Make one: headloom trace MODEL --text ... -o t.loom")
+    return traces
+
+
+def history_of(path: Path) -> History:
+    """The history of a run. Raises: DataError: not a run, or one without snapshots."""
+    past = History(RunFolder.open(path).history)
+    if not past.steps:
+        raise DataError(f"{path}: this run has no snapshots. Train with training.history = true.")
+    return past
+
+
+def labels(trace: TraceData) -> list[str]:
+    """The layers of a trace as tables print them: 5, or 5 (cross 1)."""
+    return [trace.label(number) for number in range(len(trace.layers))]
