@@ -4,8 +4,9 @@ remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 #: What torch's allocators, other libraries of C++ and drivers say; none has a type of its own.
@@ -57,6 +58,20 @@ class Hints:
                 raise AttributeError(f"{type(self).__name__} has no {name}; use {hint}")
             # Python's own error, or that of the property which failed.
             return object.__getattribute__(self, name)
+
+
+def no_keyword(
+    operation: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]
+) -> TypeError:
+    """The error of a keyword that a function does not take, which names the one to take.
+
+    known: its keywords; elsewhere: what other libraries have, and what to write here.
+
+    >>> print(no_keyword("attend", "dropuot", ["dropout", "keep"], {"k": "keep="}))
+    attend() takes no dropuot=; use dropout=
+    """
+    near = elsewhere.get(name) or "".join(f"{key}=" for key in get_close_matches(name, known, 1))
+    return TypeError(f"{operation}() takes no {name}=; use {near or ', '.join(known)}")
 
 
 def installing(extra: str) -> str:

@@ -96,7 +96,8 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
     (lambda: call(backend="triton"), "attention", 'backend="torch"'),
     (lambda: call(backend="native", score=Own()), "attention", 'backend="torch"'),
     (lambda: attend(keep=headloom.All(), backend="triton"), "attend", 'backend="torch"'),
-    (lambda: attend(keep=3), "attend", "headloom.Top(k)"),
+    (lambda: attend(keep="most"), "attend", '"all"'),
+    (lambda: attend(keep=True), "attend", "a number of edges, as 32"),
     (lambda: attend(received=64), "attend", "headloom.LastQueries(n)"),
     (lambda: attend(keep=headloom.All(), received=True), "attend", "weights.sum(-2)"),
     (lambda: untyped.LastQueries(0), "LastQueries", "1 or more"),
@@ -105,6 +106,7 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
     # masks
     (lambda: call(mask=zeros(5, 7)), "mask", "bias="),
     (lambda: call(mask=[[True]]), "mask", "bool tensor"),
+    (lambda: call(mask="casual"), "mask", '"causal"'),
     (lambda: call(mask=zeros(7).bool()), "mask", "(queries, keys)"),
     (lambda: call(mask=zeros(2, 7).bool()), "mask", "headloom.padding"),
     (lambda: untyped.window(-1, 0), "window", "0 or more"),

@@ -20,7 +20,8 @@ from headloom.errors import InputError, ShapeError
 from headloom.mechanism.function import attend, attention
 from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.mechanism.grid import Grid
-from headloom.mechanism.mask import Mask, as_mask
+from headloom.mechanism.mask import Mask
+from headloom.mechanism.masks import MaskLike, read_mask
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.shapes import describe
 
@@ -174,7 +175,7 @@ class AttentionLayer(nn.Module):
         keys: Tensor,
         values: Tensor,
         *,
-        mask: Mask | Tensor | None = None,
+        mask: MaskLike = None,
         relative: Relative | None = None,
         scale: float | None = None,
         dropout: float = 0.0,
@@ -194,8 +195,7 @@ class AttentionLayer(nn.Module):
                 softcap=softcap, sinks=sinks,
             )  # fmt: skip
         factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
-        rule = None if mask is None else as_mask(mask)
-        call = queries, keys, values, rule, factor, relative, softcap, sinks
+        call = queries, keys, values, read_mask(mask), factor, relative, softcap, sinks
         if self.observer is not None:
             whole, caught = attend(
                 queries, keys, values, mask=mask, relative=relative, scale=scale,

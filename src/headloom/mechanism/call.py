@@ -10,7 +10,8 @@ from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.graph import TENSORS, AttentionGraph, Keep, Top
-from headloom.mechanism.mask import Mask, as_mask
+from headloom.mechanism.mask import Mask
+from headloom.mechanism.masks import MaskLike, read_mask
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import ScaledDot, Score
 from headloom.mechanism.shapes import (
@@ -122,7 +123,7 @@ def checked_call(
     keys: Tensor,
     values: Tensor,
     *,
-    mask: Mask | Tensor | None = None,
+    mask: MaskLike = None,
     score: Score | None = None,
     relative: Relative | None = None,
     bias: Tensor | None = None,
@@ -162,9 +163,9 @@ def checked_call(
         score = _SCALED_DOT
     else:
         score.check(queries, keys)
-    if mask is not None:
-        mask = as_mask(mask)
-        mask.check(batch, heads, rows, length)
+    rule = None if mask is None else read_mask(mask)
+    if rule is not None:
+        rule.check(batch, heads, rows, length)
     if relative is not None:
         relative.check(heads, depth, values.shape[3])
     if bias is not None:
@@ -179,7 +180,7 @@ def checked_call(
         softcap = None if softcap > 1e30 else max(softcap, 1e-30)
     scale = score.default_scale(depth) if scale is None else float(scale)
     return AttentionCall(
-        queries, keys, values, score, scale, mask, relative, bias, softcap, sinks, dropout, keep,
+        queries, keys, values, score, scale, rule, relative, bias, softcap, sinks, dropout, keep,
         received,
     )  # fmt: skip
 

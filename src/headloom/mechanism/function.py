@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypedDict, Unpack, get_args, overload
+from typing import Literal, NamedTuple, Never, TypedDict, Unpack, get_args, overload
 
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from headloom.errors import BackendError, InputError
+from headloom.errors import BackendError, InputError, no_keyword
 from headloom.mechanism import neighbours
 from headloom.mechanism.backends import native, native_request, torch_ops, triton
 from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
-from headloom.mechanism.graph import All, AttentionGraph, Keep, Top
-from headloom.mechanism.mask import Mask
+from headloom.mechanism.graph import All, AttentionGraph, KeepLike, Top, as_keep
+from headloom.mechanism.masks import MaskLike, read_mask
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.received import LastQueries, last_queries
 from headloom.mechanism.scores import Score
@@ -97,7 +97,8 @@ def attention(
     keys: Tensor,
     values: Tensor,
     *,
-    mask: Mask | Tensor | None = None,
+    mask: MaskLike = None,
+    is_causal: bool = False,
     score: Score | None = None,
     relative: Relative | None = None,
     bias: Tensor | None = None,
@@ -106,6 +107,7 @@ def attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: Backend | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """The attention output.
 
@@ -115,7 +117,9 @@ def attention(
         queries: (batch, heads, queries, depth); the batch may be left out everywhere.
         keys: (batch, kv_heads, keys, depth); kv_heads divides heads.
         values: (batch, kv_heads, keys, value_depth).
-        mask: who may look at whom: a `Mask`, or a bool tensor, True = may look.
+        mask: who may look at whom: "causal", a `Mask`, or a bool tensor, True = may look.
+        is_causal: whether no query looks at a key after it, as ``mask="causal"``; with a mask,
+            both hide.
         score: how queries and keys match; `ScaledDot()` if None.
         relative: relative positions: `Shaw`, `ALiBi` or `Buckets`.
         bias: added to the scaled scores; broadcastable to (batch, heads, queries, keys).
@@ -140,17 +144,20 @@ def attention(
     Source: Vaswani et al. 2017, equation 1.
 
     >>> import torch
-    >>> import headloom
     >>> queries = keys = torch.eye(2)[None]                    # one head, two positions, depth 2
     >>> values = torch.tensor([[[1.0], [0.0]]])
     >>> attention(queries, keys, values)                       # 1 / (1 + exp(-1 / sqrt(2)))
     tensor([[[0.6698],
              [0.3302]]])
-    >>> attention(queries, keys, values, mask=headloom.causal())
+    >>> attention(queries, keys, values, is_causal=True)
     tensor([[[1.0000],
              [0.3302]]])
     """
     given = queries, keys, values
+    if unknown:
+        raise no_keyword("attention", next(iter(unknown)), _KEYWORDS, _ELSEWHERE)
+    if is_causal:
+        mask = read_mask(mask, is_causal)
     if has_torch_function(given):
         # As torch's own functions do it: a mode, such as one that watches a model, sees the call.
         return handle_torch_function(
@@ -166,10 +173,28 @@ def attention(
     return output if queries.ndim == 4 else output[0]
 
 
+#: Keywords of `attention`, and what other libraries call them.
+_KEYWORDS = (
+    "mask", "is_causal", "score", "relative", "bias", "scale", "softcap", "sinks", "dropout",
+    "backend",
+)  # fmt: skip
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("return_weights", "need_weights", "return_attention", "output_attentions"),
+        'headloom.attend(..., keep="all"), which returns the output and the weights',
+    ),
+    "attn_mask": "mask= (of bool, True = may look) or bias= (of numbers)",
+    "key_padding_mask": "mask=headloom.padding(~key_padding_mask)",
+    "dropout_p": "dropout=",
+    "enable_gqa": "it without: heads are found from the shapes",
+}
+
+
 class _Options(TypedDict, total=False):
     """The keywords of attend() but `keep`, for the overloads below."""
 
-    mask: Mask | Tensor | None
+    mask: MaskLike
+    is_causal: bool
     score: Score | None
     relative: Relative | None
     bias: Tensor | None
@@ -183,22 +208,33 @@ class _Options(TypedDict, total=False):
 
 @overload
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, *, keep: Top = ..., **options: Unpack[_Options]
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    keep: Top | int = ...,
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, AttentionGraph]: ...
 @overload
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, *, keep: All, **options: Unpack[_Options]
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    keep: All | Literal["all"],
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, *, keep: Keep, **options: Unpack[_Options]
+    queries: Tensor, keys: Tensor, values: Tensor, *, keep: KeepLike, **options: Unpack[_Options]
 ) -> tuple[Tensor, AttentionGraph | Tensor]: ...
 def attend(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
     *,
-    mask: Mask | Tensor | None = None,
+    mask: MaskLike = None,
+    is_causal: bool = False,
     score: Score | None = None,
     relative: Relative | None = None,
     bias: Tensor | None = None,
@@ -206,40 +242,47 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
-    keep: Keep = Top(32),  # noqa: B008 - frozen
+    keep: KeepLike = 32,
     received: bool | LastQueries = False,
     backend: Backend | None = None,
+    **unknown: Never,
 ) -> tuple[Tensor, AttentionGraph | Tensor]:
     """The attention output, and who attended to whom.
 
     Takes what `attention` takes, and:
 
     Args:
-        keep: ``Top(k)`` for the graph of each query's k strongest edges, ``All()`` for the dense
-            weights. Weights are those before dropout.
+        keep: how many edges of each query the graph has, its strongest, ``Top(32)`` for short; or
+            "all", ``All()``, for the dense weights. Weights are those before dropout.
         received: True: the graph's `received` and `received_most` say of each key the sum and the
             largest of all weights on it, (heads, keys), exactly, from the same pass;
             ``LastQueries(n)``: its `received_last` too, the sum over the last n queries (of the
             tensor: padding counts). Differentiable as the rest, but for the largest.
 
     Returns: the output, and
-        with ``Top``: an `AttentionGraph`, in memory linear in the length;
-        with ``All``: the weights, (batch, heads, queries, keys); rows sum to 1, or to 0 where
+        with a number: an `AttentionGraph`, in memory linear in the length;
+        with "all": the weights, (batch, heads, queries, keys); rows sum to 1, or to 0 where
         every key is hidden, less what sinks take.
 
     >>> import torch
-    >>> import headloom
     >>> tokens = torch.eye(3)[None]
-    >>> output, graph = attend(tokens, tokens, tokens, keep=headloom.Top(2))
+    >>> output, graph = attend(tokens, tokens, tokens, keep=2)
     >>> graph.keys[0].tolist()
     [[0, 1], [1, 0], [2, 0]]
     >>> graph
     AttentionGraph(shape=(1, 3, 3), k=2, edges=6)
-    >>> _, graph = attend(tokens, tokens, tokens, mask=headloom.causal(), received=True)
+    >>> _, graph = attend(tokens, tokens, tokens, is_causal=True, received=True)
     >>> graph.received[0].sum()                        # each of three queries gives a mass of 1
     tensor(3.)
     """
     given = queries, keys, values
+    if unknown:
+        raise no_keyword(
+            "attend", next(iter(unknown)), [*_KEYWORDS, "keep", "received"], _ELSEWHERE
+        )
+    if is_causal:
+        mask = read_mask(mask, is_causal)
+    keep = as_keep("attend", keep)
     if has_torch_function(given):
         whole: Callable[..., tuple[Tensor, AttentionGraph | Tensor]] = attend
         return handle_torch_function(
@@ -248,10 +291,6 @@ def attend(
             received=received, backend=backend,
         )  # fmt: skip
     check_tensors("attend", *given)
-    if not isinstance(keep, Top | All):
-        raise InputError(
-            f"attend: keep={in_words(keep)}; expected headloom.Top(k) or headloom.All()."
-        )
     last = None if received is False else last_queries(received, "attend")
     if last is not None and isinstance(keep, All):
         raise InputError(

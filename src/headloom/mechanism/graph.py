@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -57,6 +57,25 @@ class All:
 
 
 Keep = Top | All
+#: What functions take: a number of edges of each query, or "all".
+KeepLike = Keep | int | Literal["all"]
+
+
+def as_keep(operation: str, keep: KeepLike) -> Keep:
+    """What to keep of a call: 32 is ``Top(32)``, "all" is ``All()``.
+
+    Raises: InputError: it is something else.
+    """
+    if isinstance(keep, (Top, All)):
+        return keep
+    if isinstance(keep, str) and keep == "all":
+        return All()
+    try:
+        return Top(keep)
+    except InputError:
+        raise InputError(
+            f'{operation}: keep={in_words(keep)}; expected a number of edges, as 32, or "all".'
+        ) from None
 
 
 def _as_array(tensor: Tensor) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.shapes import describe, real_tensor
+from headloom.mechanism.shapes import describe, in_words, real_tensor
 
 #: Cells of a mask that are looked at together.
 BLOCK_CELLS = 2**24
@@ -328,8 +328,8 @@ def as_mask(mask: Mask | Tensor) -> Mask:
         return mask
     if not isinstance(mask, Tensor):
         raise InputError(
-            f"mask: got {type(mask).__name__}; expected a headloom mask or a bool tensor, as from "
-            "torch.as_tensor."
+            f'mask: got {in_words(mask)}; expected "causal", a headloom mask or a bool tensor, as '
+            "from torch.as_tensor."
         )
     real_tensor("mask", "the mask", mask)
     if mask.dtype != torch.bool:

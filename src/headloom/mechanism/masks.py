@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from headloom.mechanism.mask import Both, KeyRanges
 from headloom.mechanism.mask import Mask as Mask
 from headloom.mechanism.mask import as_mask as as_mask
 from headloom.mechanism.shapes import FARTHEST, describe, whole_number
+
+#: What functions take for a mask; None: every query may look at every key.
+MaskLike = Mask | Tensor | Literal["causal"] | None
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,24 @@ def causal(offset: int = 0) -> Mask:
             [1, 1, 1]], dtype=torch.int32)
     """
     return Window(None, 0, whole_number("causal", "offset", offset))
+
+
+def read_mask(mask: MaskLike, is_causal: bool = False, offset: int = 0) -> Mask | None:
+    """The mask that a function was given; of a mask and is_causal, both hide.
+
+    offset: of the causal mask that "causal" and is_causal are.
+
+    >>> read_mask(padding([2]), is_causal=True).dense(3, 3)[0, 0].int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [1, 1, 0]], dtype=torch.int32)
+    """
+    if isinstance(mask, str) and mask == "causal":
+        mask, is_causal = None, True
+    rule = None if mask is None else as_mask(mask)
+    if not is_causal:
+        return rule
+    return causal(offset) if rule is None else causal(offset) & rule
 
 
 def window(left: int | None, right: int | None, offset: int = 0) -> Mask:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import All, Keep, Top
+from headloom.mechanism.graph import All, Keep, KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
 from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import Arguments, Inputs, explained
@@ -38,7 +38,7 @@ def trace(
     inputs: Inputs | Tensor | str,
     *,
     tokenizer: Any = None,
-    keep: Keep = Top(32),  # noqa: B008 - frozen
+    keep: KeepLike = 32,
     queries_keys: bool = True,
     layers: Sequence[int | str] | None = None,
     save: Path | str | None = None,
@@ -67,7 +67,7 @@ def trace(
         tokenizer: who names the ids: a `tokenizers.Tokenizer`, a tokenizer of Transformers or a
             headloom vocabulary; or one for each sequence, {"source": ..., "target": ...}. None: the
             name of id 17 is "#17".
-        keep: ``Top(k)``, or ``All()`` for every edge.
+        keep: how many edges of each query, its strongest, or "all".
         queries_keys: whether to keep the queries and keys of each layer too.
         layers: which layers, by their number in the order of the run, or by their path, in which
             ``*`` stands for anything; None: all.
@@ -96,7 +96,15 @@ def trace(
         DataError: the folder exists, or cannot be written.
     """
     options = TraceOptions(
-        tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify, received=received
+        tokenizer,
+        as_keep("trace", keep),
+        queries_keys,
+        layers,
+        save,
+        dtype,
+        overwrite,
+        verify,
+        received=received,
     )
     return trace_as(model, inputs, options, generate)
 

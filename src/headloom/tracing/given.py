@@ -14,8 +14,8 @@ from torch import Tensor
 from headloom.errors import InputError
 from headloom.formats.tokens import Tokens
 from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import Keep, Top
-from headloom.mechanism.masks import Mask, as_mask, causal
+from headloom.mechanism.graph import KeepLike, as_keep
+from headloom.mechanism.masks import Mask, MaskLike, causal, read_mask
 from headloom.mechanism.positions import ALiBi, Relative, Shaw
 from headloom.tracing.names import texts_known, token_names
 from headloom.tracing.options import TraceOptions
@@ -52,7 +52,8 @@ def from_queries_keys(
     keys: object,
     values: object = None,
     *,
-    mask: Mask | Tensor | Sequence[Mask | Tensor | None] | None = None,
+    mask: MaskLike | Sequence[MaskLike] = None,
+    is_causal: bool = False,
     scale: float | None = None,
     tokens: TokensGiven | None = None,
     tokenizer: object = None,
@@ -64,7 +65,7 @@ def from_queries_keys(
     kind: str | Sequence[str | None] | None = None,
     names: Sequence[str] | None = None,
     model: str | None = None,
-    keep: Keep = Top(32),  # noqa: B008 - frozen
+    keep: KeepLike = 32,
     queries_keys: bool = True,
     save: Path | str | None = None,
     dtype: torch.dtype | None = None,
@@ -80,8 +81,8 @@ def from_queries_keys(
             with a batch before that. As they enter the scores: turned, where positions are rotary.
         keys: likewise; heads of keys divide those of queries.
         values: likewise, for `value_norms`; None: they are not known.
-        mask: who may look at whom, as `headloom.attend` takes it; a list: one for each layer. None:
-            everybody at everybody.
+        mask, is_causal: who may look at whom, as `headloom.attend` takes it; a list of masks: one
+            for each layer. None: everybody at everybody.
         scale: the factor on the scores; None: 1 / sqrt(depth).
         tokens: the texts, or the ids, of the positions; {"source": ..., "target": ...} where one
             sequence looks at another; a list of them for a batch. None: numbers.
@@ -114,13 +115,13 @@ def from_queries_keys(
     if len({len(stack) for stack in stacks.values()}) > 1:
         counts = ", ".join(f"{len(stack)} layers of {name}" for name, stack in stacks.items())
         raise InputError(f"from_queries_keys: {counts}; expected as many of each.")
-    masks: list[Mask | Tensor | None] = _each("mask", mask, stacks["keys"])
+    masks: list[MaskLike] = _each("mask", mask, stacks["keys"])
     relatives: list[Relative | None] = _each("relative", relative, masks)
     biases: list[object] = _each("bias", bias, masks)
     every_sinks: list[object] = _each("sinks", sinks, masks)
     calls: list[LayerCall] = []
     for number, shown in enumerate(masks):
-        own_mask = None if shown is None else as_mask(shown)
+        own_mask = read_mask(shown, is_causal)
         parts = [stack[number] for stack in stacks.values()]
         if layout == "NHD":
             parts = [part.transpose(1, 2) for part in parts]
@@ -172,8 +173,8 @@ def from_queries_keys(
             session(call.changed(path=path, kind=own_kind))
 
     options = TraceOptions(
-        keep=keep, queries_keys=queries_keys, save=save, dtype=dtype, overwrite=overwrite,
-        verify=False, sampled=False,
+        keep=as_keep("from_queries_keys", keep), queries_keys=queries_keys, save=save, dtype=dtype,
+        overwrite=overwrite, verify=False, sampled=False,
     )  # fmt: skip
     traces = given_traces("queries and keys", model, sequences, options, record)
     return traces[0] if len(traces) == 1 else traces
@@ -182,14 +183,14 @@ def from_queries_keys(
 def from_weights(
     weights: object,
     *,
-    mask: Mask | Tensor | Sequence[Mask | Tensor | None] | None = None,
+    mask: MaskLike | Sequence[MaskLike] = None,
     tokens: TokensGiven | None = None,
     tokenizer: object = None,
     partial: bool = False,
     kind: str | Sequence[str | None] | None = None,
     names: Sequence[str] | None = None,
     model: str | None = None,
-    keep: Keep = Top(32),  # noqa: B008 - frozen
+    keep: KeepLike = 32,
     save: Path | str | None = None,
     overwrite: bool = False,
 ) -> TraceData | list[TraceData]:
@@ -207,7 +208,7 @@ def from_weights(
             error. None: at every key whose weight is not 0.
         tokens, tokenizer, names, model, kind, save, overwrite: as of `from_queries_keys`.
         partial: let rows sum to less than 1: sinks, or keys that are not here, have the rest.
-        keep: the edges kept of each query; ``headloom.All()`` for all.
+        keep: the edges kept of each query; "all".
 
     Returns: the trace, or a list of traces where there is a batch of several inputs.
 
@@ -220,7 +221,7 @@ def from_weights(
     ('decoder', [1, 0])
     """
     stack = layer_tensors("weights", weights)
-    masks: list[Mask | Tensor | None] = _each("mask", mask, stack)
+    masks: list[MaskLike] = _each("mask", mask, stack)
     lengths = [(layer.shape[2], layer.shape[3]) for layer in stack]
     if kind is None and isinstance(tokens, Mapping) and "source" in tokens:
         kind = [None if queries == keys else "cross" for queries, keys in lengths]
@@ -230,13 +231,19 @@ def from_weights(
     def record(session: Session) -> None:
         for number, (name, own_kind) in enumerate(layers):
             label, shown = f"weights of layer {number}", masks[number]
-            own_mask = None if shown is None else as_mask(shown)
+            own_mask = read_mask(shown)
             places = session.places(stack[number].shape[-1])
             graph = graph_of_weights(label, stack[number], places, own_mask, partial=partial)
             session.take(weights_call(name, own_kind, graph, own_mask), graph)
 
     sequences = GivenSequences(tokens, tokenizer, len(stack[0]), pair)
-    options = TraceOptions(keep=keep, save=save, overwrite=overwrite, verify=False, sampled=False)
+    options = TraceOptions(
+        keep=as_keep("from_weights", keep),
+        save=save,
+        overwrite=overwrite,
+        verify=False,
+        sampled=False,
+    )
     traces = given_traces("weights", model, sequences, options, record)
     return traces[0] if len(traces) == 1 else traces
 

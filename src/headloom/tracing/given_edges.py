@@ -15,7 +15,7 @@ from torch import Tensor
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import All, AttentionGraph
-from headloom.mechanism.masks import Mask
+from headloom.mechanism.masks import Mask, MaskLike, read_mask
 from headloom.tracing.given import (
     ENDS,
     GivenSequences,
@@ -44,7 +44,7 @@ Columns = dict[str, NDArray[Any]]
 def from_edges(
     table: Mapping[str, ArrayLike],
     *,
-    mask: Mask | None,
+    mask: MaskLike,
     tokens: TokensGiven | None = None,
     tokenizer: object = None,
     strongest: bool = False,
@@ -76,7 +76,7 @@ def from_edges(
     >>> from_edges(table, mask=None).layers[0].graph.adjacency(0).toarray().tolist()
     [[1.0, 0.0], [1.0, 0.0]]
     """
-    columns = _checked(table)
+    columns, mask = _checked(table), read_mask(mask)
     layers: dict[int, Columns] = {
         number: {name: column[columns["layer"] == number] for name, column in columns.items()}
         for number in np.unique(columns["layer"]).tolist()

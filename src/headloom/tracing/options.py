@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headloom.errors import InputError
-from headloom.mechanism.graph import All, Keep, Top
+from headloom.mechanism.graph import Keep, Top
 from headloom.mechanism.received import LastQueries, last_queries
 from headloom.mechanism.shapes import check_flag, in_words, whole_number
 
@@ -46,11 +46,6 @@ class TraceOptions:
         """Check each option."""
         object.__setattr__(self, "layers", checked_layers(self.layers, "trace"))
         save = self.save
-        if not isinstance(self.keep, Top | All):
-            raise InputError(
-                f"trace: keep={in_words(self.keep)}; expected headloom.Top(k), the k strongest "
-                "edges of each query, or headloom.All(), every edge."
-            )
         if save is not None and (not isinstance(save, str | os.PathLike) or not str(save)):
             raise InputError(
                 f"trace: save={in_words(save)}; expected the path of a folder, as 't.loom', or "

@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from headloom.errors import HeadloomError, InputError
 from headloom.formats.files import JsonMapping
 from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import AttentionGraph, Keep, Top
+from headloom.mechanism.graph import AttentionGraph, KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
 from headloom.mechanism.watching import layers_of
 from headloom.tracing.arguments import Arguments, Inputs, cache_among, positions_in
@@ -294,7 +294,7 @@ def watch(
     model: nn.Module,
     *,
     tokenizer: Any = None,
-    keep: Keep = Top(32),  # noqa: B008 - frozen
+    keep: KeepLike = 32,
     queries_keys: bool = True,
     layers: Sequence[int | str] | None = None,
     description: JsonMapping | None = None,
@@ -341,7 +341,8 @@ def watch(
         raise InputError(
             f"watch: description is {type(description).__name__}; expected a dict, or None."
         )
-    options = TraceOptions(tokenizer, keep, queries_keys, layers, verify=verify, received=received)
+    edges = as_keep("watch", keep)
+    options = TraceOptions(tokenizer, edges, queries_keys, layers, verify=verify, received=received)
     if inner.training:
         raise InputError(
             "watch: the model is in training mode, in which its layers may act at random. Call "

@@ -27,7 +27,7 @@ from torch import Tensor
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.function import Backend
 from headloom.mechanism.graph import DENSE_LIMIT, AttentionGraph, Top
-from headloom.mechanism.mask import Mask
+from headloom.mechanism.masks import MaskLike, read_mask
 from headloom.mechanism.matrix import calls
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Score
@@ -46,9 +46,9 @@ class AttentionMatrix:
     Args:
         queries: (heads, queries, depth), or a batch of one.
         keys: (kv_heads, keys, depth); kv_heads divides heads.
-        mask, score, bias, relative, scale, softcap, sinks: as for `headloom.attention`. What is
-            asked of columns goes through all cells, some rows at a time, where the score is no
-            product.
+        mask, is_causal, score, bias, relative, scale, softcap, sinks: as for `headloom.attention`.
+            What is asked of columns goes through all cells, some rows at a time, where the score is
+            no product.
         lse: each row's log-sum-exp, (heads, queries), where it is known, as from a graph. Weights
             are e^(score - lse) whatever it is: it holds the sinks, and may come from more exact
             queries and keys.
@@ -76,7 +76,8 @@ class AttentionMatrix:
         queries: Tensor,
         keys: Tensor,
         *,
-        mask: Mask | Tensor | None = None,
+        mask: MaskLike = None,
+        is_causal: bool = False,
         score: Score | None = None,
         bias: Tensor | None = None,
         relative: Relative | None = None,
@@ -87,8 +88,8 @@ class AttentionMatrix:
         backend: Backend | None = None,
     ) -> None:
         self._call = call = calls.matrix_call(
-            queries, keys, mask=mask, score=score, bias=bias, relative=relative, scale=scale,
-            softcap=softcap, sinks=sinks, backend=backend,
+            queries, keys, mask=read_mask(mask, is_causal), score=score, bias=bias,
+            relative=relative, scale=scale, softcap=softcap, sinks=sinks, backend=backend,
         )  # fmt: skip
         if lse is not None:
             lse = lse[0] if lse.ndim == 3 and len(lse) == 1 else lse

@@ -13,7 +13,7 @@ from torch import Tensor
 from headloom.mechanism.attention_layer import AttentionLayer, Observation
 from headloom.mechanism.function import attend
 from headloom.mechanism.graph import All, AttentionGraph, Keep, Top
-from headloom.mechanism.masks import Mask, as_mask
+from headloom.mechanism.masks import Mask, MaskLike, read_mask
 from headloom.mechanism.positions import ALiBi, DistanceBias, Relative, Shaw
 from headloom.mechanism.scores import Bilinear, Dot, ScaledDot, Score
 from headloom.tracing.recording.layer_call import LayerCall
@@ -126,10 +126,10 @@ def headloom_function(asked: FunctionCall) -> object:
 
 
 def _mask_and_bias(
-    mask: Mask | Tensor | None, bias: Tensor | None, queries: Tensor, keys: Tensor
+    mask: MaskLike, bias: Tensor | None, queries: Tensor, keys: Tensor
 ) -> tuple[Mask | None, Tensor | None]:
     """The mask, which says whom minus infinities of the bias hide too, and the bias."""
-    rule = None if mask is None else as_mask(mask)
+    rule = read_mask(mask)
     if bias is None or bias.ndim > 4:
         return rule, bias
     bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
