@@ -160,14 +160,14 @@ def main() -> None:
     peer = Peer(choices, sizes)
     models: dict[str, Transformer | Peer] = {
         "torch.nn.Transformer": peer,
-        "headloom": Transformer(choices, sizes),
+        "headloom": Transformer(choices, padding=0, **sizes.arguments()),
     }
     kinds: dict[str, Products] = dict.fromkeys(models, "float32")
     if has_matrix_unit():
         kinds["headloom, float32-tiles"] = "float32-tiles"
     kinds["headloom, bfloat16"] = "bfloat16"
     for name in list(kinds)[len(models) :]:
-        models[name] = Transformer(choices, sizes)
+        models[name] = Transformer(choices, padding=0, **sizes.arguments())
     optimisers = {
         name: torch.optim.AdamW(model.parameters(), fused=True) for name, model in models.items()
     }

@@ -69,5 +69,12 @@ from .mechanism.scores import GraphAttention as GraphAttention
 from .mechanism.scores import GraphAttentionV2 as GraphAttentionV2
 from .mechanism.scores import ScaledDot as ScaledDot
 from .mechanism.scores import Score as Score
+from .models.classifier import Classifier as Classifier
+from .models.encoder import Encoder as Encoder
+from .models.graph_attention import GraphAttentionNetwork as GraphAttentionNetwork
 from .models.image_attention import ImageSelfAttention as ImageSelfAttention
+from .models.images import ConvolutionalClassifier as ConvolutionalClassifier
+from .models.images import VisionTransformer as VisionTransformer
+from .models.language_model import LanguageModel as LanguageModel
+from .models.transformer import Transformer as Transformer
 from .version import __version__ as __version__

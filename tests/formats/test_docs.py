@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import headloom
-from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
 
 DOCS = Path(__file__).parents[2] / "docs" / "formats.md"
@@ -23,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "formats.md"
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the names of the examples are after they have run beside a trace."""
     torch.manual_seed(6)
-    model = LanguageModel(30, Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2))
+    model = LanguageModel(30, width=16, heads=4, feed_forward=16, layers=2)
     headloom.trace(
         model.eval(), torch.arange(1, 13), keep=headloom.Top(4), save=tmp_path / "t.loom"
     )

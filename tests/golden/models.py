@@ -76,14 +76,12 @@ class Attending(nn.Module):
 
 
 def _translator() -> nn.Module:
-    from headloom.models.configuration import Architecture
     from headloom.models.transformer import Transformer
 
-    architecture = Architecture(
-        width=16, heads=4, kv_heads=2, feed_forward=24, encoder_layers=2, decoder_layers=2,
-        positions="rotary",
+    return Transformer(
+        60, width=16, heads=4, kv_heads=2, feed_forward=24, encoder_layers=2, decoder_layers=2,
+        positions="rotary", padding=0,
     )  # fmt: skip
-    return Transformer(60, architecture)
 
 
 def _gat() -> nn.Module:

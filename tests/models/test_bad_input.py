@@ -12,13 +12,7 @@ import headloom
 from headloom.models.blocks import DecoderBlock
 from headloom.models.classifier import Classifier
 from headloom.models.configuration import Architecture
-from headloom.models.images import (
-    ConvolutionalClassifier,
-    Convolutions,
-    ImageShape,
-    Region,
-    VisionTransformer,
-)
+from headloom.models.images import ConvolutionalClassifier, VisionTransformer
 from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 
@@ -26,7 +20,7 @@ SIZES: dict[str, Any] = {
     "width": 12, "heads": 4, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1,
 }  # fmt: skip
 ARCHITECTURE = Architecture(**SIZES)
-SHAPE = ImageShape(3, 8, 8)
+SHAPE = (3, 8, 8)
 INPUTS = torch.zeros(2, 5, 12)
 
 
@@ -42,19 +36,18 @@ def sources(block_reads: bool, there_is_one: bool) -> Callable[[], object]:
         (lambda: Architecture(**SIZES | {"positions": "rotary"}), "3 coordinates, an odd number"),
         (lambda: Architecture(positions="buckets", buckets=3), "3 buckets with max_distance=128"),
         (lambda: Architecture(positions="alibi", weights="uniform"), "act on the weights"),
-        (lambda: LanguageModel(9, ARCHITECTURE)(torch.full((2, 5), 9)), "ids from 9 to 9; the mod"),
-        (lambda: Transformer(9, Architecture(encoder_layers=0)), "a translator needs at least"),
-        (lambda: Classifier(9, 3, ARCHITECTURE)(torch.tensor([[1], [0]])), "no token but padding"),
-        (lambda: VisionTransformer(SHAPE, 3, ARCHITECTURE, patch=(3, 4)), "do not split into such"),
         (
-            lambda: VisionTransformer(SHAPE, 3, ARCHITECTURE)(torch.zeros(1, 3, 4, 4)),
-            "this model r",
+            lambda: Architecture(positions="rope"),
+            "positions='rope'; expected one of",
         ),
-        (lambda: Convolutions(halved=(4,)), "model.halved 4: model.channels has convolutions 1 to"),
-        (
-            lambda: ConvolutionalClassifier(SHAPE, 3, Convolutions(region=Region(0, 0, 9, 1))),
-            "the last features have 8 rows and 8 columns",
-        ),
+        (lambda: Architecture(heads=0), "heads is 0; expected a whole number, 1 or more"),
+        (lambda: LanguageModel(9)(torch.full((2, 5), 9)), "ids from 9 to 9; the model has"),
+        (lambda: Transformer(9, encoder_layers=0), "a translator needs at least"),
+        (lambda: Classifier(9, 3, padding=0)(torch.tensor([[1], [0]])), "no token but padding"),
+        (lambda: VisionTransformer(SHAPE, 3, patch=(3, 4)), "do not split into such"),
+        (lambda: VisionTransformer(SHAPE, 3)(torch.zeros(1, 3, 4, 4)), "this model reads"),
+        (lambda: ConvolutionalClassifier(SHAPE, 3, halved=(5,)), "model.halved 5: model.channels"),
+        (lambda: ConvolutionalClassifier(SHAPE, 3, region=(0, 0, 9, 1)), "have 8 rows and 8 colum"),
         (sources(True, False), "there is no source, and source=True"),
         (sources(False, True), "there is a source, and source=False"),
     ],

@@ -27,7 +27,8 @@ def architecture_of(**changes: object) -> Architecture:
 
 def model_of(architecture: Architecture, pooling: PoolingKind = "mean") -> Classifier:
     torch.manual_seed(1)
-    model = Classifier(VOCABULARY, CLASSES, architecture, pooling=pooling).double().eval()
+    choices = architecture.arguments("encoder")
+    model = Classifier(VOCABULARY, CLASSES, pooling=pooling, padding=0, **choices).double().eval()
     for name, parameter in model.named_parameters():
         if "bias" in name:
             nn.init.normal_(parameter)  # zero biases would hide a mistake

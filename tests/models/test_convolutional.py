@@ -6,16 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from headloom.models.images import ConvolutionalClassifier, Convolutions, ImageShape, Region
-
-WIDE = ImageShape(1, 8, 48)
+from headloom.models.images import ConvolutionalClassifier
 
 
 def test_it_is_the_same_as_a_sequence_of_torchs_layers() -> None:
     torch.manual_seed(4)
-    model = ConvolutionalClassifier(
-        ImageShape(3, 8, 8), 4, Convolutions((6, 10), halved=(1,), batch_norm=True, attention=2)
-    )
+    model = ConvolutionalClassifier((3, 8, 8), 4, channels=(6, 10), halved=(1,), attention=2)
     other = nn.Sequential(
         model.convolutions[0], model.norms[0], nn.ReLU(), nn.MaxPool2d(2),
         model.convolutions[1], model.norms[1], nn.ReLU(),
@@ -34,9 +30,11 @@ def test_it_is_the_same_as_a_sequence_of_torchs_layers() -> None:
 @pytest.mark.parametrize("attention", [None, 2])
 def test_convolutions_alone_do_not_see_far(attention: int | None) -> None:
     """Read at columns 44 to 47 after 3 convolutions: columns 41 to 47 are seen, by hand."""
-    choices = Convolutions((4, 4, 4), attention=attention, region=Region(0, 44, 8, 4))
     torch.manual_seed(3)
-    model = ConvolutionalClassifier(WIDE, 3, choices)
+    model = ConvolutionalClassifier(
+        (1, 8, 48), 3, channels=(4, 4, 4), attention=attention, region=(0, 44, 8, 4),
+        batch_norm=False,
+    )  # fmt: skip
     if model.attention is not None:
         model.attention.gamma.data.fill_(1.0)
     images = torch.rand(1, 1, 8, 48, requires_grad=True)

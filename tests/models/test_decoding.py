@@ -15,7 +15,6 @@ from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.models.blocks import BlockCache
-from headloom.models.configuration import Architecture
 from headloom.models.decoding import (
     DecodingState,
     Hypothesis,
@@ -262,7 +261,7 @@ def test_each_sequence_has_a_greatest_length_of_its_own(beam: int) -> None:
 def transformer() -> Transformer:
     torch.manual_seed(4)
     return Transformer(
-        9, Architecture(width=16, heads=2, feed_forward=16, tied=False, decoder_layers=1)
+        9, width=16, heads=2, feed_forward=16, tied=False, decoder_layers=1, padding=0
     ).eval()
 
 
@@ -294,9 +293,7 @@ def test_log_probabilities_are_the_models(transformer: Transformer) -> None:
 @pytest.fixture(scope="module")
 def language_model() -> LanguageModel:
     torch.manual_seed(5)
-    return LanguageModel(
-        11, Architecture(width=16, heads=2, feed_forward=16, decoder_layers=2)
-    ).eval()
+    return LanguageModel(11, width=16, heads=2, feed_forward=16, layers=2).eval()
 
 
 PROMPT = torch.tensor([[4, 5, 6], [7, 7, 7]])

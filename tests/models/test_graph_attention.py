@@ -28,7 +28,7 @@ def dense_layer(x: Tensor, edge_index: Tensor, W: Tensor, dst: Tensor, src: Tens
 
 def test_two_layers_are_the_papers_formulas() -> None:
     torch.manual_seed(0)
-    model = GraphAttentionNetwork(6, 3, heads=2, depth=4, output_heads=2).eval()
+    model = GraphAttentionNetwork(6, 3, heads=2, width=8, output_heads=2).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
     x, edge_index = torch.randn(9, 6), edges(9)
@@ -69,7 +69,7 @@ def test_uniform_weights_are_the_mean_of_the_neighbours_and_stay_so(version: int
 
 def test_a_residual_leads_around_a_layer_between_two_others() -> None:
     torch.manual_seed(0)
-    model = GraphAttentionNetwork(6, 3, layers=3, heads=2, depth=4, residual=True).eval()
+    model = GraphAttentionNetwork(6, 3, layers=3, heads=2, width=8, residual=True).eval()
     x, edge_index = torch.randn(9, 6), edges(9)
     with torch.no_grad():
         for name, parameter in model.convolutions[1].named_parameters():

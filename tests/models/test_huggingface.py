@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import headloom
+from headloom.models.encoder import Encoder
 from headloom.models.language_model import LanguageModel
-from headloom.models.text_encoder import TextEncoder
 from headloom.models.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
@@ -85,7 +85,7 @@ BERTS: list[tuple[str, dict[str, Any]]] = [
 def test_bert(kind: str, choices: dict[str, Any], tmp_path: Path) -> None:
     theirs = saved(kind, BERT | choices, tmp_path)
     ours = headloom.from_huggingface(tmp_path).model
-    assert isinstance(ours, TextEncoder)
+    assert isinstance(ours, Encoder)
     tokens, segments = ids(), ids() % 2
     tokens[1, 6:] = 0
     for types in (None, segments):

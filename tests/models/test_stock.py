@@ -27,7 +27,8 @@ SIZES: dict[str, Any] = {
 def drawn(kind: type[Transformer] | type[LanguageModel], **choices: Any) -> Any:
     """A model with no weight at 0 or 1, so that each must be at its place."""
     torch.manual_seed(0)
-    model = kind(50, Architecture(**SIZES | choices)).eval()
+    layers = "decoder" if kind is LanguageModel else None
+    model = kind(50, padding=0, **Architecture(**SIZES | choices).arguments(layers)).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model

@@ -20,7 +20,7 @@ close = {"rtol": 1e-9, "atol": 1e-10}
 def model_of(architecture: Architecture) -> Transformer:
     """In float64, so that only a wrong formula can make a difference."""
     torch.manual_seed(1)
-    return Transformer(VOCABULARY, architecture).double().eval()
+    return Transformer(VOCABULARY, padding=0, **architecture.arguments()).double().eval()
 
 
 @torch.no_grad()
@@ -70,7 +70,7 @@ def test_padding_never_changes_a_logit(architecture: Architecture) -> None:
 
 def writer_of(architecture: Architecture) -> LanguageModel:
     torch.manual_seed(1)
-    return LanguageModel(VOCABULARY, architecture).double().eval()
+    return LanguageModel(VOCABULARY, **architecture.arguments("decoder")).double().eval()
 
 
 @torch.no_grad()
@@ -105,7 +105,7 @@ def test_a_language_model_steps_reorders_and_knows_the_order(architecture: Archi
 
 def test_dropout_acts_in_training_only() -> None:
     torch.manual_seed(3)
-    model = Transformer(VOCABULARY, Architecture(width=8, heads=2, dropout=0.5))
+    model = Transformer(VOCABULARY, width=8, heads=2, dropout=0.5, padding=0)
     with torch.no_grad():
         assert not torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
         model.eval()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,15 +10,12 @@ from tests.torch_attention import torch_attention
 from torch import Tensor, nn
 
 from headloom.models.blocks import EncoderBlock
-from headloom.models.configuration import Architecture
-from headloom.models.images import ImageShape, VisionTransformer
+from headloom.models.images import VisionTransformer
 
-SHAPE = ImageShape(3, 8, 12)
-
-
-def architecture(**choices: object) -> Architecture:
-    sizes = {"width": 16, "heads": 4, "feed_forward": 24, "encoder_layers": 2, "dropout": 0.0}
-    return Architecture(**(sizes | {"positions": "learned"} | choices))
+SHAPE = (3, 8, 12)
+SIZES: dict[str, Any] = {
+    "width": 16, "heads": 4, "feed_forward": 24, "layers": 2, "dropout": 0.0, "activation": "relu",
+}  # fmt: skip
 
 
 def torch_layer(block: EncoderBlock) -> nn.TransformerEncoderLayer:
@@ -58,7 +55,7 @@ def by_torch(model: VisionTransformer, images: Tensor) -> Tensor:
 @pytest.mark.parametrize("read", ["class token", "mean"])
 def test_scores_are_those_of_torchs_encoder(read: Literal["class token", "mean"]) -> None:
     torch.manual_seed(2)
-    model = VisionTransformer(SHAPE, 5, architecture(), patch=(4, 3), read=read)
+    model = VisionTransformer(SHAPE, 5, patch=(4, 3), read=read, **SIZES)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -73,7 +70,7 @@ def test_scores_are_those_of_torchs_encoder(read: Literal["class token", "mean"]
 def test_sinusoidal_positions_are_added_in_the_order_of_the_patches() -> None:
     """Without layers, and of black images, the output is the norm of bias, token and sinusoids."""
     model = VisionTransformer(
-        SHAPE, 2, architecture(positions="sinusoidal", encoder_layers=0), patch=(4, 6), read="mean"
+        SHAPE, 2, patch=(4, 6), read="mean", **SIZES | {"positions": "sinusoidal", "layers": 0}
     )
     angles = torch.arange(4.0)[:, None] / 10_000 ** (torch.arange(0, 16, 2) / 16)
     table = torch.stack((angles.sin(), angles.cos()), -1).flatten(1)

@@ -8,7 +8,6 @@ from tests.tracing.conftest import SIZES, assert_dense, cached, ids_of
 
 import headloom
 from headloom.api.trace import Trace
-from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
 from headloom.tracing.recording import joining
 from headloom.tracing.recording import passes as call_file
@@ -211,10 +210,9 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
 )
 def test_headlooms_own_language_model_continues_a_text(positions, tmp_path) -> None:
     torch.manual_seed(4)
-    architecture = Architecture(
-        width=16, heads=4, feed_forward=16, decoder_layers=2, positions=positions
-    )
-    model = LanguageModel(30, architecture).eval()
+    model = LanguageModel(
+        30, width=16, heads=4, feed_forward=16, layers=2, positions=positions
+    ).eval()
     grown = headloom.trace(
         model, torch.tensor([3, 4, 5]), generate=5, keep=headloom.All(), save=tmp_path / "t"
     )

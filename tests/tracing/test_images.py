@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 import headloom
-from headloom.models.configuration import Architecture
 from headloom.models.images import (
     ConvolutionalClassifier,
-    Convolutions,
     ImageShape,
     VisionTransformer,
 )
@@ -21,8 +19,10 @@ SHAPE = ImageShape(1, 8, 12)
 @pytest.fixture
 def convolutional() -> ConvolutionalClassifier:
     torch.manual_seed(1)
-    choices = Convolutions((16, 16), halved=(2,), attention=2, pooled=True, value_channels=8)
-    model = ConvolutionalClassifier(SHAPE, 3, choices)
+    model = ConvolutionalClassifier(
+        SHAPE, 3, channels=(16, 16), halved=(2,), attention=2, pooled=True, value_channels=8,
+        batch_norm=False,
+    )  # fmt: skip
     assert model.attention is not None
     model.attention.gamma.data.fill_(1.0)
     return model
@@ -31,8 +31,7 @@ def convolutional() -> ConvolutionalClassifier:
 @pytest.fixture
 def transformer() -> VisionTransformer:
     torch.manual_seed(1)
-    architecture = Architecture(width=16, heads=2, feed_forward=16, encoder_layers=2)
-    return VisionTransformer(SHAPE, 3, architecture, patch=(4, 4))
+    return VisionTransformer(SHAPE, 3, width=16, heads=2, feed_forward=16, layers=2)
 
 
 def test_a_block_of_convolutions_is_traced(convolutional, tmp_path) -> None:

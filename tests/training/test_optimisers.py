@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from headloom.formats.tensors import load_tensors
-from headloom.models.configuration import Architecture
 from headloom.models.dense import Products
 from headloom.models.language_model import LanguageModel
 from headloom.training import optimisers
@@ -75,7 +74,7 @@ def test_a_matrix_without_gradient_stays() -> None:
 
 
 def test_embeddings_and_last_map_are_left_to_adamw() -> None:
-    model = LanguageModel(20, Architecture(width=16, heads=2, feed_forward=32, decoder_layers=1))
+    model = LanguageModel(20, width=16, heads=2, feed_forward=32, layers=1)
     muon, adamw = make_optimisers(model, TrainingConfig(optimiser="muon"))
     assert isinstance(muon, Muon)
     assert isinstance(adamw, torch.optim.AdamW)
@@ -119,7 +118,7 @@ def test_matrices_are_made_orthogonal_in_bfloat16_where_the_processor_has_it(
     multiplies: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimisers, "multiplies_bfloat16", lambda: multiplies)
-    model = LanguageModel(11, Architecture(width=8, heads=2, feed_forward=8, decoder_layers=1))
+    model = LanguageModel(11, width=8, heads=2, feed_forward=8, layers=1)
     kinds: list[tuple[Products, torch.dtype]] = [("bfloat16", dtype), ("float32", torch.float32)]
     for products, expected in kinds:
         settings = TrainingConfig(optimiser="muon", products=products)

@@ -9,21 +9,20 @@ import torch
 from tests.slow import slow
 
 from headloom.errors import InputError
-from headloom.models.configuration import Architecture
 from headloom.models.decoding import beam_hypotheses
 from headloom.models.transformer import Transformer
 from headloom.training.text import Vocabulary
 from headloom.training.translation import Search, translate, translated_windows
 
 WORDS = Vocabulary.of_characters(["abcdefgh "])
-SIZES = {"width": 16, "heads": 2, "feed_forward": 16, "tied": False}
+SIZES = {"width": 16, "heads": 2, "feed_forward": 16, "tied": False, "padding": 0}
 SEARCH = Search(beam=3)
 
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
     torch.manual_seed(3)
-    return Transformer(len(WORDS), Architecture(**SIZES)).eval()
+    return Transformer(len(WORDS), **SIZES).eval()
 
 
 def lines(count: int) -> Iterator[str]:
@@ -63,7 +62,7 @@ def test_hypotheses_are_those_of_the_search_in_order(model: Transformer) -> None
 
 
 def test_a_line_that_is_too_long_is_named() -> None:
-    model = Transformer(len(WORDS), Architecture(**SIZES, positions="learned", max_length=6)).eval()
+    model = Transformer(len(WORDS), **SIZES, positions="learned", max_length=6).eval()
     texts = ["ab", "abcde", "", "abcdef", "a"]
     for window in (1, 2, 3, 4, 9):
         windows = translated_windows(model, WORDS, texts, SEARCH, window)

@@ -121,7 +121,7 @@ class LoadedModel:
 def from_huggingface(folder: Path | str) -> LoadedModel:
     """Load a folder of Transformers into one of headloom's own models.
 
-    BERT becomes a `TextEncoder`, GPT-2 and Llama a `LanguageModel`, Marian a `Transformer`; their
+    BERT becomes a `Encoder`, GPT-2 and Llama a `LanguageModel`, Marian a `Transformer`; their
     numbers are those of Transformers, to rounding. Nothing is unpickled, and Transformers is not
     needed.
 

@@ -10,14 +10,17 @@ and Weston 2008 for "max"; Iyyer et al. 2015 for "mean" (of embeddings, without 
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.masks import padding
 from headloom.mechanism.shapes import describe
+from headloom.models.arguments import by_name
 from headloom.models.blocks import EncoderBlock, closing_norm
-from headloom.models.configuration import Architecture, PoolingKind
+from headloom.models.configuration import Architecture, PoolingKind, TextChoices
 from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
@@ -70,30 +73,47 @@ def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
 
 
 class Classifier(Predictor):
-    """Reads a text, scores each class.
+    """Encoder whose pooled output scores the classes of a text.
 
     Args:
         vocabulary: number of tokens.
         classes: number of classes.
-        architecture: sizes and choices; its decoder layers are not used.
-        pooling: how the outputs become one vector, see `pooled`. "mean" is the default: each
-            position has the same way to the class, so that gradients reach all words from the
-            first step, and no position must be learned to collect them.
-        padding: the id that fills short sequences; never looked at, never pooled.
+        layers: number of blocks.
+        pooling: how the outputs become one vector: their "mean", the "first", the "max" of each
+            column. By the mean, gradients reach all words from the first step, and no position
+            must be learned to collect them.
+        padding: the id that fills short sequences, hidden by the mask and not pooled; -1: none.
+        width, heads, feed_forward, dropout, choices: see `headloom.LanguageModel`.
+
+    Raises: InputError: values that do not go together. TypeError: an unknown argument.
+
+    >>> model = Classifier(vocabulary=200, classes=2, width=64, heads=4, layers=2)
+    >>> model(torch.tensor([[5, 6, 7]])).shape
+    torch.Size([1, 2])
     """
 
     purpose = "classifies texts (headloom predict)"
 
+    @by_name
     def __init__(
         self,
         vocabulary: int,
         classes: int,
-        architecture: Architecture,
         *,
+        width: int = 128,
+        heads: int = 4,
+        layers: int = 2,
+        feed_forward: int = 256,
+        dropout: float = 0.3,
         pooling: PoolingKind = "mean",
-        padding: int = 0,
+        padding: int = -1,
+        **choices: Unpack[TextChoices],
     ) -> None:
         super().__init__()
+        architecture = Architecture(
+            width=width, heads=heads, encoder_layers=layers, decoder_layers=0,
+            feed_forward=feed_forward, dropout=dropout, **choices,
+        )  # fmt: skip
         self.embedding = Embedding(vocabulary, architecture)
         if architecture.encoder_layers < 1:
             raise InputError("model.layers is 0; a classifier needs at least one.")
@@ -161,5 +181,9 @@ class Classifier(Predictor):
         return parts @ self.output.weight.T
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the classes: ids (batch, positions) to (batch, classes)."""
+        """Score the classes.
+
+        Args: tokens: ids, (batch, positions).
+        Returns: logits, (batch, classes).
+        """
         return self.logits(self.outputs(tokens))

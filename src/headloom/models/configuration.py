@@ -1,17 +1,18 @@
-"""What a Transformer is made of, apart from its vocabulary."""
+"""Sizes and choices of a Transformer, apart from its vocabulary."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypedDict, get_args
 
 from headloom.errors import InputError
 from headloom.mechanism.attention_layer import RelativeKind
 from headloom.mechanism.multihead import WeightsKind
 from headloom.mechanism.positions import check_buckets
 from headloom.mechanism.rotary import RotaryScaling, checked_scaling
+from headloom.mechanism.shapes import chosen, whole_number
 
 PositionKind = Literal[
     "sinusoidal", "learned", "shaw", "shaw-keys", "alibi", "buckets", "rotary", "none"
@@ -20,44 +21,48 @@ PoolingKind = Literal["mean", "first", "max"]
 NormalisationKind = Literal["layer", "rms"]
 FeedForwardKind = Literal["plain", "gated"]
 ActivationKind = Literal["relu", "gelu", "gelu-tanh", "silu"]
+_WORDS = {
+    "positions": get_args(PositionKind),
+    "norm": ("pre", "post"),
+    "normalisation": get_args(NormalisationKind),
+    "feed_forward_kind": get_args(FeedForwardKind),
+    "activation": get_args(ActivationKind),
+}
+
+
+class BlockChoices(TypedDict, total=False):
+    """Rarer keyword arguments of every stack of blocks: see `headloom.LanguageModel`."""
+
+    kv_heads: int | None
+    norm: Literal["pre", "post"]
+    normalisation: NormalisationKind
+    norm_epsilon: float
+    feed_forward_kind: FeedForwardKind
+    biases: bool
+    depth: int | None
+    attention_dropout: float
+    weights: WeightsKind
+
+
+class TextChoices(BlockChoices, total=False):
+    """Rarer keyword arguments of the modules that read texts: see `headloom.LanguageModel`."""
+
+    positions: PositionKind
+    activation: ActivationKind
+    clip: int
+    buckets: int
+    max_distance: int
+    rotary_base: float
+    rotary_scaling: RotaryScaling | None
+    scaled_embeddings: bool
+    output_bias: bool
+    tied: bool
+    max_length: int
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes and choices of a Transformer.
-
-    Args:
-        width: of embeddings and of what flows between layers (d_model).
-        heads: of each attention layer.
-        kv_heads: of keys and values; None: as many as heads.
-        feed_forward: inner width of the feed-forward layers (d_ff).
-        encoder_layers: 0 for a language model.
-        decoder_layers: with cross-attention in an encoder-decoder, without in a language model.
-        positions: how order is known. "shaw", "shaw-keys", "alibi", "buckets" and "rotary" act
-            inside self-attention.
-        clip: the largest distance that Shaw's positions tell apart.
-        buckets: of "buckets": how many there are in each layer, see `headloom.Buckets`.
-        max_distance: of "buckets": all keys farther away share the last one.
-        norm: "pre" (normalise what enters a layer) or "post" (what leaves it, as in 2017).
-        normalisation: "layer" (mean and deviation, Ba et al. 2016) or "rms" (root mean square
-            alone, without a bias, Zhang and Sennrich 2019).
-        norm_epsilon: added to the variance, or to the mean square, before the root.
-        feed_forward_kind: "plain" or "gated"; see `headloom.models.blocks.FeedForward`.
-        activation: of the feed-forward layers. "gelu-tanh" is the approximation of GPT-2, "silu"
-            is x sigmoid(x), also called swish.
-        biases: whether the linear layers of the blocks have them.
-        depth: of a head's queries and keys; None: width / heads.
-        rotary_base: of rotary positions, which sets the longest wavelength.
-        rotary_scaling: of rotary positions, for longer texts; see `headloom.RotaryScaling`.
-        scaled_embeddings: whether embeddings are multiplied by sqrt(width).
-        output_bias: whether one is added to the scores of the tokens.
-        dropout: of embeddings and of what each layer adds.
-        attention_dropout: of the attention weights.
-        tied: whether source, target and output share one embedding matrix.
-        max_length: the longest sequence; only "learned" positions need it.
-        weights: of attention: "learned", or "uniform": each query weighs all keys that it may
-            look at alike.
-    """
+    """Sizes and choices of a Transformer, checked; `headloom.LanguageModel` documents each."""
 
     width: int = 256
     heads: int = 4
@@ -87,6 +92,13 @@ class Architecture:
     weights: WeightsKind = "learned"
 
     def __post_init__(self) -> None:
+        for name, words in _WORDS.items():
+            chosen("model", name, getattr(self, name), words)
+        for name in ("width", "heads", "feed_forward", "max_length"):
+            whole_number("model", name, getattr(self, name), 1)
+        scaling: object = self.rotary_scaling
+        if isinstance(scaling, Mapping):  # as a file of TOML or JSON has it
+            object.__setattr__(self, "rotary_scaling", RotaryScaling(**scaling))
         if self.depth is None and self.width % self.heads:
             raise InputError(
                 f"model.width {self.width} does not split into model.heads = {self.heads}. "
@@ -119,13 +131,16 @@ class Architecture:
                 'act on the weights. Choose "sinusoidal", "learned" or "none".'
             )
 
-    @classmethod
-    def read(cls, choices: Mapping[str, Any]) -> Architecture:
-        """Of what `dataclasses.asdict` says of one."""
-        scaling = choices.get("rotary_scaling")
-        return cls(
-            **{**choices, "rotary_scaling": None if scaling is None else RotaryScaling(**scaling)}
-        )
+    def arguments(self, layers: Literal["encoder", "decoder"] | None = None) -> dict[str, Any]:
+        """Keyword arguments of a module with these choices.
+
+        layers: the stack of a module that has one; None: of a `Transformer`, which has both.
+        """
+        choices = asdict(self)
+        if layers is not None:
+            counts = {name: choices.pop(f"{name}_layers") for name in ("encoder", "decoder")}
+            choices["layers"] = counts[layers]
+        return choices
 
     @property
     def embedding_factor(self) -> float:

@@ -13,21 +13,23 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
+from headloom.errors import InputError
 from headloom.mechanism.graph_convolution import GATConv, GATv2Conv, check_features
 from headloom.mechanism.multihead import WeightsKind
+from headloom.models.arguments import by_name
 from headloom.models.dense import Dropout
 from headloom.models.predictor import Predictor
 
 
 class GraphAttentionNetwork(Predictor):
-    """Scores the class of every node of a graph.
+    """Graph attention network: scores the class of every node of a graph.
 
     Args:
         features: width of a node's features.
         classes: number of classes.
         layers: attention layers, the last one included.
+        width: of a hidden layer, a multiple of its heads.
         heads: of a hidden layer, joined.
-        depth: of a head of a hidden layer.
         output_heads: of the last layer, averaged.
         version: of the score: 1 as `headloom.GATConv`, 2 as `headloom.GATv2Conv`.
         dropout: probability that an input of a layer is set to 0 in training.
@@ -35,18 +37,24 @@ class GraphAttentionNetwork(Predictor):
         residual: whether what enters a hidden layer between two others is added to what it gives.
         weights: "uniform": the score's vectors are 0 and stay so, so that every node takes the mean
             of its neighbours: the baseline without attention.
+
+    >>> network = GraphAttentionNetwork(features=5, classes=3, width=16, heads=4).eval()
+    >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])     # sources over targets
+    >>> network(torch.randn(4, 5), edge_index).shape
+    torch.Size([4, 3])
     """
 
     purpose = "classifies the nodes of a graph (headloom evaluate, headloom trace)"
 
+    @by_name
     def __init__(
         self,
         features: int,
         classes: int,
         *,
-        layers: int = 2,
+        width: int = 64,
         heads: int = 8,
-        depth: int = 8,
+        layers: int = 2,
         output_heads: int = 1,
         version: Literal[1, 2] = 1,
         dropout: float = 0.6,
@@ -55,8 +63,12 @@ class GraphAttentionNetwork(Predictor):
         weights: WeightsKind = "learned",
     ) -> None:
         super().__init__()
-        kind = GATConv if version == 1 else GATv2Conv
-        widths = [features, *[heads * depth] * (layers - 1)]
+        if width % heads:
+            raise InputError(
+                f"model.width {width} does not split into {heads} heads. Choose a multiple."
+            )
+        kind, depth = GATConv if version == 1 else GATv2Conv, width // heads
+        widths = [features, *[width] * (layers - 1)]
         self.convolutions = nn.ModuleList(
             kind(width, depth, heads=heads, dropout=attention_dropout) for width in widths[:-1]
         )
@@ -72,12 +84,7 @@ class GraphAttentionNetwork(Predictor):
                     parameter.requires_grad_(False)
 
     def outputs(self, features: Tensor, edge_index: Tensor) -> Tensor:
-        """Scores of the classes, (nodes, classes).
-
-        Args:
-            features: (nodes, features).
-            edge_index: (2, edges), sources over targets; each node looks at itself too.
-        """
+        """Scores of the classes, (nodes, classes); see `forward`."""
         check_features("GraphAttentionNetwork", "features", features, self.features)
         hidden = features
         for number, convolution in enumerate(self.convolutions[:-1]):
@@ -91,5 +98,13 @@ class GraphAttentionNetwork(Predictor):
         return outputs
 
     def forward(self, features: Tensor, edge_index: Tensor) -> Tensor:
-        """Scores of the classes, (nodes, classes); see `outputs`."""
+        """Score the classes of every node.
+
+        Args:
+            features: (nodes, features).
+            edge_index: ids of nodes, (2, edges), sources over targets; each node attends to itself
+                too.
+
+        Returns: logits, (nodes, classes).
+        """
         return self.outputs(features, edge_index)

@@ -5,9 +5,9 @@ Images are (batch, channels, rows, columns); a model is built for images of one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from headloom.mechanism.grid import Grid
 from headloom.mechanism.positions import sinusoidal
 from headloom.mechanism.shapes import describe
 from headloom.mechanism.watching import layers_of
+from headloom.models.arguments import by_name
 from headloom.models.blocks import EncoderBlock, closing_norm
-from headloom.models.configuration import Architecture
+from headloom.models.configuration import ActivationKind, Architecture, BlockChoices
 from headloom.models.dense import Dropout
 from headloom.models.image_attention import ImageSelfAttention
 from headloom.models.predictor import Predictor
@@ -29,8 +30,7 @@ from headloom.models.predictor import Predictor
 ReadOut = Literal["class token", "mean"]
 
 
-@dataclass(frozen=True)
-class ImageShape:
+class ImageShape(NamedTuple):
     """The size of every image: channels (1 grey, 3 colour), rows and columns of pixels."""
 
     channels: int
@@ -73,7 +73,11 @@ class ImageClassifier(Predictor):
         return self.class_scores
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of every class: (batch, channels, rows, columns) to (batch, classes)."""
+        """Score the classes.
+
+        Args: images: (batch, channels, rows, columns).
+        Returns: logits, (batch, classes).
+        """
         return self.logits(self.outputs(images))
 
 
@@ -85,29 +89,50 @@ class VisionTransformer(ImageClassifier, WithConstants):
         output = norm(z_L) of the class token, or its mean over the patches
 
     Args:
-        shape: of the images.
-        classes: how many there are.
-        architecture: sizes and choices; its decoder layers are not used. Positions are "learned",
-            "sinusoidal" or "none", in the order of the patches, row by row.
-        patch: rows and columns of a patch.
+        image: size of every image, (channels, rows, columns).
+        classes: number of classes.
+        patch: rows and columns of a patch, or one number for both.
         read: from the class token, which stands before the patches, or from the mean of these.
+        layers: number of blocks.
+        positions: "learned", "sinusoidal" or "none", in the order of the patches, row by row.
+        width, heads, feed_forward, activation, dropout, choices: see `headloom.LanguageModel`.
 
-    Raises: InputError: images that do not split into patches, or other positions.
+    Raises: InputError: images that do not split into patches, or other positions. TypeError: an
+        unknown argument.
     Source: Dosovitskiy et al. 2021, equations 1 to 4.
+
+    >>> model = VisionTransformer(image=(3, 8, 8), classes=10, patch=4, width=32, layers=2)
+    >>> model(torch.randn(1, 3, 8, 8)).shape
+    torch.Size([1, 10])
     """
 
     sinusoids: Tensor
 
+    @by_name
     def __init__(
         self,
-        shape: ImageShape,
+        image: Sequence[int],
         classes: int,
-        architecture: Architecture,
         *,
-        patch: tuple[int, int] = (4, 4),
+        patch: int | Sequence[int] = (4, 4),
         read: ReadOut = "class token",
+        width: int = 64,
+        heads: int = 4,
+        layers: int = 4,
+        feed_forward: int = 128,
+        positions: Literal["learned", "sinusoidal", "none"] = "learned",
+        activation: ActivationKind = "gelu",
+        dropout: float = 0.1,
+        **choices: Unpack[BlockChoices],
     ) -> None:
-        super().__init__(shape, classes, architecture.width)
+        shape = ImageShape(*image)
+        super().__init__(shape, classes, width)
+        architecture = Architecture(
+            width=width, heads=heads, encoder_layers=layers, decoder_layers=0,
+            feed_forward=feed_forward, positions=positions, activation=activation,
+            dropout=dropout, **choices,
+        )  # fmt: skip
+        patch = (patch, patch) if isinstance(patch, int) else (patch[0], patch[1])
         self.architecture, self.read = architecture, read
         if min(patch) < 1 or shape.rows % patch[0] or shape.columns % patch[1]:
             raise InputError(
@@ -116,7 +141,6 @@ class VisionTransformer(ImageClassifier, WithConstants):
             )
         before = int(read == "class token")
         self.grid = Grid(shape.rows // patch[0], shape.columns // patch[1], before)
-        width = architecture.width
         self.patches = nn.Conv2d(shape.channels, width, patch, stride=patch)
         nn.init.xavier_uniform_(self.patches.weight.view(width, -1))
         if self.patches.bias is not None:
@@ -164,89 +188,29 @@ class VisionTransformer(ImageClassifier, WithConstants):
         return normed[:, 0] if self.grid.before else normed.mean(1)
 
 
-@dataclass(frozen=True)
-class Region:
-    """A rectangle of places: its first row and column, and how many of each."""
+def check_convolutions(
+    channels: Sequence[int], halved: Sequence[int], attention: int | None
+) -> None:
+    """Raise an InputError where there is no convolution, or where one is named that there is not.
 
-    row: int
-    column: int
-    rows: int
-    columns: int
-
-    def of(self, features: Tensor) -> Tensor:
-        """The features in the rectangle, (batch, channels, rows, columns)."""
-        bottom, right = self.row + self.rows, self.column + self.columns
-        return features[:, :, self.row : bottom, self.column : right]
-
-    def check(self, rows: int, columns: int) -> None:
-        """Raise an InputError where the rectangle is not within so many rows and columns."""
-        if (
-            min(self.row, self.column) < 0
-            or min(self.rows, self.columns) < 1
-            or self.row + self.rows > rows
-            or self.column + self.columns > columns
-        ):
-            raise InputError(
-                f"model.region [{self.row}, {self.column}, {self.rows}, {self.columns}]: the last "
-                f"features have {rows} rows and {columns} columns. Give first row, first column, "
-                "rows and columns of a rectangle within."
-            )
-
-
-@dataclass(frozen=True)
-class Convolutions:
-    """Sizes and choices of a `ConvolutionalClassifier`.
-
-    Args:
-        channels: of each convolution of 3 x 3, in order.
-        halved: after which of them (1 = the first) rows and columns are halved.
-        attention: after which of them the block of attention stands; None: nowhere.
-        inner_channels, value_channels, pooled, spectral_norm: of the block, see ImageSelfAttention.
-        batch_norm: whether each convolution of 3 x 3 is followed by one.
-        region: where the class is read; None: at all places.
-
-    Raises: InputError: no convolution, or a place that there is not.
+    Args: see `ConvolutionalClassifier`.
     """
-
-    channels: tuple[int, ...] = (16, 16, 16)
-    halved: tuple[int, ...] = ()
-    attention: int | None = None
-    inner_channels: int | None = None
-    value_channels: int | None = None
-    pooled: bool = False
-    spectral_norm: bool = True
-    batch_norm: bool = False
-    region: Region | None = None
-
-    def __post_init__(self) -> None:
-        if not self.channels or min(self.channels) < 1:
-            raise InputError(
-                f"model.channels {list(self.channels)}: give the channels of one convolution at "
-                "least, 1 or more each."
-            )
-        layers = len(self.channels)
-        for name, places in (("halved", self.halved), ("attention", (self.attention,))):
-            for place in places:
-                if place is not None and not 1 <= place <= layers:
-                    raise InputError(
-                        f"model.{name} {place}: model.channels has convolutions 1 to {layers}. "
-                        "Choose one of these."
-                    )
-
-    def sizes_after(self, shape: ImageShape) -> tuple[int, int]:
-        """Rows and columns of the last features. Raises: InputError: nothing is left."""
-        times = 2 ** len(set(self.halved))
-        rows, columns = shape.rows // times, shape.columns // times
-        if not rows or not columns:
-            raise InputError(
-                f"model.halved {list(self.halved)}: of {shape.rows} x {shape.columns} pixels "
-                "nothing is left. Halve less often."
-            )
-        return rows, columns
+    if not channels or min(channels) < 1:
+        raise InputError(
+            f"model.channels {list(channels)}: give the channels of one convolution at least, 1 "
+            "or more each."
+        )
+    for name, places in (("halved", halved), ("attention", (attention,) if attention else ())):
+        for place in places:
+            if not 1 <= place <= len(channels):
+                raise InputError(
+                    f"model.{name} {place}: model.channels has convolutions 1 to {len(channels)}. "
+                    "Choose one of these."
+                )
 
 
 class ConvolutionalClassifier(ImageClassifier):
-    """Convolutions of 3 x 3, each with a ReLU; the class is read from a mean of the last features.
+    """Convolutions of 3 x 3, each with a ReLU, and SAGAN's block of attention after one of them.
 
         x <- relu(norm(convolution(x)))       once for each of the channels
         x <- gamma o(x) + x                   after one of them: ImageSelfAttention
@@ -255,33 +219,78 @@ class ConvolutionalClassifier(ImageClassifier):
     Without attention, and with nothing halved, a place of the last features sees as many pixels to
     each side as there are convolutions.
 
-    Raises: InputError: a region outside of the features, sizes that cannot be halved.
+    Args:
+        image: size of every image, (channels, rows, columns).
+        classes: number of classes.
+        channels: of each convolution, in order.
+        halved: after which of them (1 = the first) rows and columns are halved.
+        attention: after which of them the block of attention stands; None or 0: nowhere.
+        inner_channels, value_channels, pooled, spectral_norm: of the block, see
+            `headloom.ImageSelfAttention`.
+        batch_norm: whether each convolution is followed by one.
+        region: where the class is read, (first row, first column, rows, columns) of the last
+            features; None: at all places.
+
+    Raises: InputError: a region outside of the features, sizes that cannot be halved. TypeError: an
+        unknown argument.
+    Source: Zhang et al. 2019, "Self-Attention Generative Adversarial Networks", for the block.
+
+    >>> model = ConvolutionalClassifier(image=(1, 8, 8), classes=10, channels=(8, 8), attention=2)
+    >>> model(torch.randn(1, 1, 8, 8)).shape
+    torch.Size([1, 10])
     """
 
-    def __init__(self, shape: ImageShape, classes: int, convolutions: Convolutions) -> None:
-        super().__init__(shape, classes, convolutions.channels[-1])
-        rows, columns = convolutions.sizes_after(shape)
-        if convolutions.region is not None:
-            convolutions.region.check(rows, columns)
-        self.choices = convolutions
-        widths = (shape.channels, *convolutions.channels)
-        self.convolutions = nn.ModuleList(
-            _convolution(before, after, bias=not convolutions.batch_norm)
-            for before, after in pairwise(widths)
-        )
-        norm = nn.BatchNorm2d if convolutions.batch_norm else nn.Identity
-        self.norms = nn.ModuleList(norm(channels) for channels in convolutions.channels)
-        self.attention = (
-            None
-            if convolutions.attention is None
-            else ImageSelfAttention(
-                convolutions.channels[convolutions.attention - 1],
-                inner_channels=convolutions.inner_channels,
-                value_channels=convolutions.value_channels,
-                pooled=convolutions.pooled,
-                spectral_norm=convolutions.spectral_norm,
+    @by_name
+    def __init__(
+        self,
+        image: Sequence[int],
+        classes: int,
+        *,
+        channels: Sequence[int] = (16, 16, 16, 16),
+        halved: Sequence[int] = (),
+        attention: int | None = 4,
+        inner_channels: int | None = None,
+        value_channels: int | None = None,
+        pooled: bool = False,
+        spectral_norm: bool = True,
+        batch_norm: bool = True,
+        region: Sequence[int] | None = None,
+    ) -> None:
+        check_convolutions(channels, halved, attention)
+        shape = ImageShape(*image)
+        super().__init__(shape, classes, channels[-1])
+        times = 2 ** len(set(halved))
+        rows, columns = shape.rows // times, shape.columns // times
+        if not rows or not columns:
+            raise InputError(
+                f"model.halved {list(halved)}: of {shape.rows} x {shape.columns} pixels nothing is "
+                "left. Halve less often."
             )
+        top, left, height, width = region or (0, 0, rows, columns)
+        bottom, right = top + height, left + width
+        if not (0 <= top < bottom <= rows and 0 <= left < right <= columns):
+            raise InputError(
+                f"model.region {[top, left, height, width]}: the last features have {rows} rows "
+                f"and {columns} columns. Give first row, first column, rows and columns of a "
+                "rectangle within."
+            )
+        self.region = slice(top, bottom), slice(left, right)
+        self.halved, self.attention_after = tuple(halved), attention
+        self.convolutions = nn.ModuleList(
+            _convolution(before, after, bias=not batch_norm)
+            for before, after in pairwise((shape.channels, *channels))
         )
+        norm = nn.BatchNorm2d if batch_norm else nn.Identity
+        self.norms = nn.ModuleList(norm(count) for count in channels)
+        self.attention = None
+        if attention:
+            self.attention = ImageSelfAttention(
+                channels[attention - 1],
+                inner_channels=inner_channels,
+                value_channels=value_channels,
+                pooled=pooled,
+                spectral_norm=spectral_norm,
+            )
 
     def features(self, images: Tensor) -> Tensor:
         """The last features, (batch, channels, rows, columns), of images of the model's size."""
@@ -290,17 +299,15 @@ class ConvolutionalClassifier(ImageClassifier):
         layers = zip(self.convolutions, self.norms, strict=True)
         for number, (convolution, norm) in enumerate(layers, 1):
             features = relu(norm(convolution(features)))
-            if self.attention is not None and number == self.choices.attention:
+            if self.attention is not None and number == self.attention_after:
                 features = self.attention(features)
-            if number in self.choices.halved:
+            if number in self.halved:
                 features = max_pool2d(features, 2)
         return features
 
     def outputs(self, images: Tensor) -> Tensor:
-        """(batch, channels of the last convolution)."""
-        region = self.choices.region
-        features = self.features(images)
-        return (features if region is None else region.of(features)).mean((2, 3))
+        """Mean of the last features over the region, (batch, channels of the last convolution)."""
+        return self.features(images)[:, :, *self.region].mean((2, 3))
 
 
 def _convolution(channels: int, to: int, *, bias: bool) -> nn.Conv2d:

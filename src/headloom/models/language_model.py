@@ -2,32 +2,90 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
+import torch
 from torch import Tensor, nn
 
 from headloom.mechanism.masks import causal
+from headloom.models.arguments import by_name
 from headloom.models.blocks import BlockCache, DecoderBlock, closing_norm
-from headloom.models.configuration import Architecture
-from headloom.models.decoding import DecodingState
+from headloom.models.configuration import Architecture, TextChoices
+from headloom.models.decoding import DecodingState, sample
 from headloom.models.dense import linear_maps
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
 
 class LanguageModel(Predictor):
-    """A language model.
+    """Decoder-only Transformer: a language model.
+
+    The keyword arguments of all of headloom's modules are the keys of the section [model] of a
+    configuration; common names of other libraries (`vocab_size`, `d_model`, `n_heads`) are taken
+    too.
 
     Args:
         vocabulary: number of tokens.
-        architecture: sizes and choices; its encoder layers are not used.
-        padding: the id that fills short sequences, at their end.
+        width: of embeddings and of the vectors between layers (d_model).
+        heads: of each attention layer.
+        layers: number of blocks.
+        feed_forward: inner width of the feed-forward layers (d_ff).
+        positions: how order is known. "shaw", "shaw-keys", "alibi", "buckets" and "rotary" act
+            inside self-attention.
+        dropout: of embeddings and of the output of each layer.
+        max_length: the longest sequence; only "learned" positions need it.
+        padding: the id that fills short sequences, at their end; -1: none.
+        kv_heads: of keys and values; None: as many as heads.
+        norm: "pre" (normalise the input of a layer) or "post" (its output, as in 2017).
+        normalisation: "layer" (mean and deviation, Ba et al. 2016) or "rms" (root mean square
+            alone, without a bias, Zhang and Sennrich 2019).
+        norm_epsilon: added to the variance, or to the mean square, before the root.
+        feed_forward_kind: "plain", W_2 f(W_1 x), or "gated", W_2 (f(W_g x) * W_1 x).
+        activation: f. "gelu-tanh" is the approximation of GPT-2, "silu" is x sigmoid(x), also
+            called swish.
+        biases: whether the linear layers of the blocks have them.
+        depth: of a head's queries and keys; None: width / heads.
+        attention_dropout: of the attention weights.
+        weights: of attention: "learned", or "uniform": each query has the same weight for all keys
+            that the mask leaves.
+        clip: the largest distance that Shaw's positions tell apart.
+        buckets: of "buckets": how many there are in each layer, see `headloom.Buckets`.
+        max_distance: of "buckets": all keys farther away share the last one.
+        rotary_base: of rotary positions, which sets the longest wavelength.
+        rotary_scaling: of rotary positions, for longer texts: a `headloom.RotaryScaling`, or a dict
+            of its arguments.
+        scaled_embeddings: whether embeddings are multiplied by sqrt(width).
+        output_bias: whether one is added to the scores of the tokens.
+        tied: whether all embeddings and the output layer share one matrix.
 
+    Raises: InputError: values that do not go together. TypeError: an unknown argument.
     Source: Radford et al. 2018, on the blocks of Vaswani et al. 2017.
+
+    >>> model = LanguageModel(vocabulary=100, width=64, heads=4, layers=2, positions="rotary")
+    >>> model(torch.tensor([[5, 6, 7]])).shape
+    torch.Size([1, 3, 100])
     """
 
     purpose = "continues text (headloom predict)"
 
-    def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
+    @by_name
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        width: int = 256,
+        heads: int = 4,
+        layers: int = 3,
+        feed_forward: int = 1024,
+        dropout: float = 0.1,
+        padding: int = -1,
+        **choices: Unpack[TextChoices],
+    ) -> None:
         super().__init__()
+        architecture = Architecture(
+            width=width, heads=heads, encoder_layers=0, decoder_layers=layers,
+            feed_forward=feed_forward, dropout=dropout, **choices,
+        )  # fmt: skip
         self.architecture = architecture
         self.padding = padding
         self.embedding = Embedding(vocabulary, architecture)
@@ -51,7 +109,11 @@ class LanguageModel(Predictor):
         return result
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of each next token: ids (batch, positions) to (batch, positions, vocabulary)."""
+        """Score each next token.
+
+        Args: tokens: ids, (batch, positions).
+        Returns: logits, (batch, positions, vocabulary); row t predicts token t + 1.
+        """
         return self.logits(self.outputs(tokens))
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -63,6 +125,39 @@ class LanguageModel(Predictor):
     def last_map(self) -> nn.Linear:
         """See Predictor.last_map."""
         return self.output_embedding
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        *,
+        max_new_tokens: int = 20,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        end: int | None = None,
+        seed: int | None = None,
+    ) -> Tensor:
+        """Continue texts, with keys and values cached.
+
+        Args:
+            tokens: ids, (batch, positions), without padding.
+            max_new_tokens: at most so many are drawn.
+            temperature: divides the logits; 0 takes the likeliest.
+            top_k, top_p: draw among the k likeliest, or from the nucleus that holds this share.
+            end: stop when every text has drawn this id.
+            seed: of the random numbers; None: torch's own generator.
+
+        Returns: ids, (batch, positions + new tokens).
+        """
+        generator = None
+        if seed is not None:
+            generator = torch.Generator(tokens.device).manual_seed(seed)
+        drawn = sample(
+            self, self.start(), tokens, length=max_new_tokens, temperature=temperature, top=top_k,
+            top_p=top_p, end=end, generator=generator,
+        )  # fmt: skip
+        return torch.cat((tokens, drawn), 1)
 
     def start(self) -> DecodingState:
         """An empty state for `step`."""

@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
+import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.masks import Mask, causal, padding
+from headloom.models.arguments import by_name
 from headloom.models.blocks import BlockCache, DecoderBlock, EncoderBlock, closing_norm
-from headloom.models.configuration import Architecture
-from headloom.models.decoding import DecodingState
+from headloom.models.configuration import Architecture, TextChoices
+from headloom.models.decoding import DecodingState, WithoutTokens, beam_hypotheses
 from headloom.models.dense import linear_maps
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
 
 class Transformer(Predictor):
-    """Reads a source, writes a target.
+    """Encoder-decoder: reads a source, writes a target.
 
     Args:
-        vocabulary: number of tokens.
-        architecture: sizes and choices.
-        padding: the id that fills short sequences; never looked at.
+        vocabulary: number of tokens, of source and target.
+        encoder_layers, decoder_layers: number of blocks of each.
+        padding: the id that fills short sequences, hidden by the mask; -1: none.
+        width, heads, feed_forward, dropout, choices: see `headloom.LanguageModel`.
 
+    Raises: InputError: values that do not go together. TypeError: an unknown argument.
     Source: Vaswani et al. 2017.
+
+    >>> model = Transformer(vocabulary=100, width=64, heads=4, encoder_layers=2, decoder_layers=1)
+    >>> model(torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])).shape
+    torch.Size([1, 2, 100])
     """
 
     purpose = "translates (headloom predict)"
 
-    def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
+    @by_name
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        width: int = 256,
+        heads: int = 4,
+        encoder_layers: int = 3,
+        decoder_layers: int = 3,
+        feed_forward: int = 1024,
+        dropout: float = 0.1,
+        padding: int = -1,
+        **choices: Unpack[TextChoices],
+    ) -> None:
         super().__init__()
+        architecture = Architecture(
+            width=width, heads=heads, encoder_layers=encoder_layers, decoder_layers=decoder_layers,
+            feed_forward=feed_forward, dropout=dropout, **choices,
+        )  # fmt: skip
         self.source_embedding = Embedding(vocabulary, architecture)
         if architecture.encoder_layers < 1:
             raise InputError("model.encoder_layers is 0; a translator needs at least one.")
@@ -95,6 +122,36 @@ class Transformer(Predictor):
     def last_map(self) -> nn.Linear:
         """See Predictor.last_map."""
         return self.output_embedding
+
+    def generate(
+        self,
+        source: Tensor,
+        *,
+        start: int,
+        end: int,
+        max_new_tokens: int = 256,
+        beam: int = 5,
+        length_penalty: float = 1.0,
+    ) -> list[list[int]]:
+        """Write a target for each source, by beam search.
+
+        Args:
+            source: ids, (batch, source positions).
+            start, end: the ids that a target begins and ends with.
+            max_new_tokens: targets are cut there.
+            beam: hypotheses kept at every step; 1: greedy.
+            length_penalty: 0 ranks hypotheses by their probability alone; larger: longer targets.
+
+        Returns: the ids of each target, without start and end.
+        """
+        with torch.no_grad():
+            state = self.start(source)
+        ranked = beam_hypotheses(
+            WithoutTokens(self, self.padding) if self.padding >= 0 else self, state, len(source),
+            start=start, end=end, max_length=max_new_tokens, beam=beam,
+            length_penalty=length_penalty,
+        )  # fmt: skip
+        return [hypotheses[0].tokens for hypotheses in ranked]
 
     def start(self, source: Tensor) -> DecodingState:
         """Read the source once and begin to write: the state that `step` advances."""

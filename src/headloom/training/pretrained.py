@@ -15,11 +15,11 @@ from torch import Tensor
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject
 from headloom.models.configuration import Architecture
+from headloom.models.encoder import Encoder
 from headloom.models.huggingface.conversion import load_model
 from headloom.models.huggingface.folder import Settings, named_tokens, read_tokenizer
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
-from headloom.models.text_encoder import TextEncoder
 from headloom.models.transformer import Transformer
 from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
@@ -30,7 +30,7 @@ from headloom.training.text import NO_TOKEN, PretrainedVocabulary
 def read_pretrained(folder: Path) -> DataDescription:
     """The tokens of a folder, and what a run keeps in its data.json beside them.
 
-    Raises: HeadloomError: see `headloom.from_huggingface`; or its tokens are others.
+    Raises: HeadloomError: see `headloom.LanguageModel.from_pretrained`; or its tokens are others.
     """
     settings = Settings.read(folder)
     model, named = load_model(folder, settings), named_tokens(settings)
@@ -75,7 +75,7 @@ def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
     try:
         sizes = data.facts["pretrained"]
         family = sizes["family"]
-        architecture = Architecture.read(sizes["architecture"])
+        architecture = Architecture(**sizes["architecture"])
         count, padding = int(sizes["vocabulary"]), int(sizes["padding"])
         segments = int(sizes.get("segments", 0))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -92,12 +92,13 @@ def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
     given = config.model.model_dump(include={"dropout", "attention_dropout"}, exclude_none=True)
     architecture = replace(architecture, **given)
     if family == "bert":
-        return TextEncoder(
-            count, architecture, segments=segments, head="classes", classes=len(classes_of(data)),
-            padding=padding,
+        return Encoder(
+            vocabulary=count, segments=segments, head="classes", classes=len(classes_of(data)),
+            padding=padding, **architecture.arguments("encoder"),
         )  # fmt: skip
-    kind = Transformer if family == "marian" else LanguageModel
-    return kind(count, architecture, padding)
+    if family == "marian":
+        return Transformer(vocabulary=count, padding=padding, **architecture.arguments())
+    return LanguageModel(vocabulary=count, padding=padding, **architecture.arguments("decoder"))
 
 
 @torch.no_grad()
@@ -110,10 +111,10 @@ def fill_pretrained(model: Predictor, folder: Path, data: DataDescription) -> No
     settings = Settings.read(folder)
     read = load_model(folder, settings)
     given: dict[str, Tensor] = dict(read.named_parameters())
-    if isinstance(model, TextEncoder):
+    if isinstance(model, Encoder):
         names = settings.raw("id2label")
         classes = {str(place): name for place, name in enumerate(classes_of(data))}
-        scores = isinstance(read, TextEncoder) and read.head == "classes"
+        scores = isinstance(read, Encoder) and read.head == "classes"
         left = ("transform",) if names == classes and scores else ("transform", "output")
         given = {name: value for name, value in given.items() if not name.startswith(left)}
     own = dict(model.named_parameters())

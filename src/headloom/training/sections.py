@@ -19,7 +19,7 @@ from headloom.models.configuration import (
     PoolingKind,
     PositionKind,
 )
-from headloom.models.images import Convolutions, ReadOut, Region
+from headloom.models.images import ReadOut, check_convolutions
 
 #: Sizes that any memory ends before.
 _Size = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -44,7 +44,7 @@ class ModelSection(Section):
 
 
 class _BlocksSection(ModelSection):
-    """Keys of all stacks of attention blocks: see headloom.models.configuration.Architecture."""
+    """Keys of all stacks of attention blocks: see headloom.LanguageModel."""
 
     width: _Size = 256
     heads: _Size = 4
@@ -103,7 +103,7 @@ class TransformerConfig(_TextSection):
 
     def architecture(self) -> Architecture:
         """See _BlocksSection.architecture."""
-        return Architecture.read(self.model_dump(exclude={"kind"}))
+        return Architecture(**self.model_dump(exclude={"kind"}))
 
 
 class ClassifierConfig(_TextSection):
@@ -120,7 +120,7 @@ class ClassifierConfig(_TextSection):
     def architecture(self) -> Architecture:
         """See _BlocksSection.architecture."""
         sizes = self.model_dump(exclude={"kind", "layers", "pooling"})
-        return Architecture.read(sizes | {"encoder_layers": self.layers})
+        return Architecture(**sizes, encoder_layers=self.layers)
 
 
 class VisionTransformerConfig(_BlocksSection):
@@ -155,19 +155,10 @@ class ConvolutionalConfig(ModelSection):
     batch_norm: bool = True
     region: tuple[int, int, int, int] | None = None
 
-    def convolutions(self) -> Convolutions:
-        """The same as the model takes it."""
-        choices = self.model_dump(exclude={"kind", "region", "attention"})
-        return Convolutions(
-            **choices,
-            attention=self.attention or None,
-            region=None if self.region is None else Region(*self.region),
-        )
-
     @model_validator(mode="after")
     def _check_convolutions(self) -> Self:
         """Raise an error where no model is made like that."""
-        self.convolutions()
+        check_convolutions(self.channels, self.halved, self.attention)
         return self
 
 

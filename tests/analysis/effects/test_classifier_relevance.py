@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headloom.analysis.effects.relevance import relevance
 from headloom.models.classifier import Classifier
-from headloom.models.configuration import Architecture, PoolingKind
+from headloom.models.configuration import PoolingKind
 
 IDS = torch.tensor([[2, 5, 9, 5, 11, 7]])
 WIDTH, HEADS = 16, 4
@@ -18,11 +18,10 @@ WIDTH, HEADS = 16, 4
 
 def model_of(pooling: PoolingKind, weights: str = "learned") -> Classifier:
     torch.manual_seed(4)
-    sizes = Architecture(
-        width=WIDTH, heads=HEADS, feed_forward=24, encoder_layers=2, positions="none",
-        weights=weights,  # type: ignore[arg-type]
-    )  # fmt: skip
-    return Classifier(13, 3, sizes, pooling=pooling).double().eval()
+    return Classifier(
+        13, 3, width=WIDTH, heads=HEADS, feed_forward=24, layers=2, positions="none",
+        weights=weights, pooling=pooling,  # type: ignore[arg-type]
+    ).double().eval()  # fmt: skip
 
 
 def dense(model: Classifier) -> tuple[list[Tensor], Tensor]:

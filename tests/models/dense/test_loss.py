@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.mechanism.backends import compiled
 from headloom.mechanism.backends.compiled import kernels
-from headloom.models.configuration import Architecture
 from headloom.models.dense import Products, maps, passes, products, projected_loss
 from headloom.models.language_model import LanguageModel
 from headloom.training.validation import predictor_loss
@@ -160,7 +159,7 @@ def test_an_adapter_in_the_last_maps_place_is_not_passed_by() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return super().forward(inputs) * 2
 
-    model = LanguageModel(11, Architecture(width=8, heads=2, feed_forward=8, decoder_layers=1))
+    model = LanguageModel(11, width=8, heads=2, feed_forward=8, layers=1)
     outputs, targets = torch.randn(5, 8), torch.randint(11, (5,))
     model.output_embedding = Adapter(8, 11, bias=False)
     total = predictor_loss(model, outputs, targets, smoothing=0.0)

@@ -10,8 +10,7 @@ from matplotlib.patches import Rectangle
 import headloom
 from headloom.errors import InputError
 from headloom.formats.trace import TraceLayer
-from headloom.models.configuration import Architecture
-from headloom.models.images import ImageShape, VisionTransformer
+from headloom.models.images import VisionTransformer
 from headloom.studio.pictures import places
 from headloom.studio.pictures.images import Look, looks_of
 
@@ -37,8 +36,7 @@ def test_weights_are_the_mean_of_the_region(layer) -> None:
 
 def test_a_class_token_looks_from_nowhere_in_the_image(layer) -> None:
     torch.manual_seed(0)
-    sizes = Architecture(width=8, heads=2, feed_forward=8, encoder_layers=1, positions="learned")
-    model = VisionTransformer(ImageShape(1, 4, 12), 2, sizes, patch=(2, 4)).eval()
+    model = VisionTransformer((1, 4, 12), 2, patch=(2, 4), width=8, heads=2, layers=1).eval()
     images = torch.randn(1, 1, 4, 12)
     trace = headloom.trace(model, images, keep=headloom.All())
     look = looks_of(trace.layers[0], IMAGE, None, "class", head=1)

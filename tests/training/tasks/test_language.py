@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from headloom.errors import InputError
-from headloom.models.configuration import Architecture
 from headloom.models.language_model import LanguageModel
 from headloom.training.sections import LanguageConfig
 from headloom.training.tasks.language import LanguageTask, language_task
@@ -59,9 +58,7 @@ def test_pieces(tmp_path: Path) -> None:
 def test_evaluation_is_the_mean_over_the_windows(tmp_path: Path) -> None:
     made = task(tmp_path)
     torch.manual_seed(1)
-    model = LanguageModel(
-        len(made.vocabulary), Architecture(width=8, heads=2, feed_forward=8, decoder_layers=1)
-    ).eval()
+    model = LanguageModel(len(made.vocabulary), width=8, heads=2, feed_forward=8, layers=1).eval()
     measures = made.results(
         model, split="valid", beam=1, progress=lambda done, total: None
     ).values()

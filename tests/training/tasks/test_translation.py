@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from headloom.errors import DataError, InputError
-from headloom.models.configuration import Architecture
 from headloom.models.decoding import Hypothesis, beam_hypotheses
 from headloom.models.transformer import Transformer
 from headloom.training import translation
@@ -109,9 +108,9 @@ def test_long_pairs_are_left_out_of_training_only(folder: Path) -> None:
 def model(folder: Path) -> Transformer:
     torch.manual_seed(1)
     return Transformer(
-        len(task(folder).vocabulary),
-        Architecture(width=16, heads=2, feed_forward=16, positions="learned", max_length=20),
-    ).eval()
+        len(task(folder).vocabulary), width=16, heads=2, feed_forward=16, positions="learned",
+        max_length=20, padding=0,
+    ).eval()  # fmt: skip
 
 
 def test_evaluation(folder: Path, model: Transformer) -> None:

@@ -27,21 +27,21 @@ _COMPUTED = (
 class Settings:
     """A config.json, with what each key is where it is left out."""
 
-    def __init__(self, path: Path, given: JsonObject) -> None:
-        self.path, self._given = path, given
+    def __init__(self, path: Path, content: JsonObject) -> None:
+        self.path, self.content = path, content
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
         """Those of a folder. Raises: DataError: missing or damaged."""
         path = folder / "config.json"
-        given = read_json(path, "configuration")
-        if not isinstance(given, dict):
+        content = read_json(path, "configuration")
+        if not isinstance(content, dict):
             raise DataError(f"{path}: damaged; expected a JSON object. Get the model again.")
-        return cls(path, given)
+        return cls(path, content)
 
     def get(self, key: str, default: Value) -> Value:
         """A value of the type of its default, which stands where it is missing or null."""
-        value = self._given.get(key)
+        value = self.content.get(key)
         if value is None:
             return default
         if isinstance(default, float) and type(value) is int:
@@ -52,7 +52,7 @@ class Settings:
 
     def raw(self, key: str) -> object:
         """A value as JSON has it; None where it is missing."""
-        return self._given.get(key)
+        return self.content.get(key)
 
     def size(self, key: str, default: int) -> int:
         """A whole number from 1 on."""
@@ -64,7 +64,7 @@ class Settings:
     def wrong(self, key: str, expected: str) -> DataError:
         """The error of a value that cannot be."""
         return DataError(
-            f"{self.path}: {key} is {self._given.get(key)!r}; expected {expected}. Get the model "
+            f"{self.path}: {key} is {self.content.get(key)!r}; expected {expected}. Get the model "
             "again."
         )
 
@@ -76,7 +76,7 @@ class Settings:
     def refused(self, key: str) -> InputError:
         """The error of a setting that headloom's models do not have."""
         return InputError(
-            f"{self.path}: headloom's models have no {key} = {self._given.get(key)!r}. Trace the "
+            f"{self.path}: headloom's models have no {key} = {self.content.get(key)!r}. Trace the "
             "model by headloom.trace, which leaves it as it is."
         )
 

@@ -43,43 +43,37 @@ class _Kind:
 
 
 def _transformer(config: TransformerConfig, data: DataDescription) -> Transformer:
-    return Transformer(len(data.words), config.architecture(), data.words.pad)
+    vocabulary, choices = data.words, config.model_dump(exclude={"kind"})
+    return Transformer(vocabulary=len(vocabulary), padding=vocabulary.pad, **choices)
 
 
 def _language_model(config: TransformerConfig, data: DataDescription) -> LanguageModel:
-    return LanguageModel(len(data.words), config.architecture(), data.words.pad)
+    vocabulary, choices = data.words, config.architecture().arguments("decoder")
+    return LanguageModel(vocabulary=len(vocabulary), padding=vocabulary.pad, **choices)
 
 
 def _graph_network(config: GraphConfig, data: DataDescription) -> GraphAttentionNetwork:
     features = data.facts.get("features")
     if not isinstance(features, int):
         raise data.fault("data.json does not say how many features a node has")
-    if config.width % config.heads:
-        raise InputError(
-            f"model.width {config.width} does not split into {config.heads} heads. Choose a "
-            "multiple."
-        )
-    sizes = config.model_dump(exclude={"kind", "width"})
-    depth = config.width // config.heads
-    return GraphAttentionNetwork(features, len(classes_of(data)), depth=depth, **sizes)
+    choices = config.model_dump(exclude={"kind"})
+    return GraphAttentionNetwork(features=features, classes=len(classes_of(data)), **choices)
 
 
 def _classifier(config: ClassifierConfig, data: DataDescription) -> Classifier:
     return Classifier(
-        len(data.words), len(classes_of(data)), config.architecture(), pooling=config.pooling,
-        padding=data.words.pad,
+        vocabulary=len(data.words), classes=len(classes_of(data)), padding=data.words.pad,
+        **config.model_dump(exclude={"kind"}),
     )  # fmt: skip
 
 
 def _image_classifier(
     config: ConvolutionalConfig | VisionTransformerConfig, data: DataDescription
 ) -> ImageClassifier:
-    shape, classes = shape_of(data), len(classes_of(data))
-    if isinstance(config, ConvolutionalConfig):
-        return ConvolutionalClassifier(shape, classes, config.convolutions())
-    return VisionTransformer(
-        shape, classes, config.architecture(), patch=config.patch, read=config.read
-    )
+    convolutional = isinstance(config, ConvolutionalConfig)
+    kind = ConvolutionalClassifier if convolutional else VisionTransformer
+    choices = config.model_dump(exclude={"kind"})
+    return kind(image=shape_of(data), classes=len(classes_of(data)), **choices)
 
 
 _KINDS = {

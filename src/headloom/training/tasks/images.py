@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -76,7 +75,7 @@ class ImagesTask(LabelledTask):
     def sizes(self) -> dict[str, int]:
         """See Task.sizes."""
         counts = {f"{part} images": len(each.labels) for part, each in self.split.items()}
-        return {**counts, "classes": len(self.classes), **asdict(self.shape)}
+        return {**counts, "classes": len(self.classes), **self.shape._asdict()}
 
     def plans(self, part: str, batch_tokens: int, seed: int | None = None) -> list[Plan]:
         """See LabelledTask.plans. The tokens of an image are its pixels."""

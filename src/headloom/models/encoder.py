@@ -10,14 +10,15 @@ Source: Devlin et al. 2019, section 3.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.masks import padding
+from headloom.models.arguments import by_name
 from headloom.models.blocks import EncoderBlock, activated, closing_norm, norm_of
-from headloom.models.configuration import Architecture
+from headloom.models.configuration import Architecture, TextChoices
 from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
@@ -26,35 +27,51 @@ from headloom.models.predictor import Predictor
 EncoderHead = Literal["none", "tokens", "classes"]
 
 
-class TextEncoder(Predictor):
-    """An encoder of texts.
+class Encoder(Predictor):
+    """Encoder of texts, as BERT.
 
     Args:
         vocabulary: number of tokens.
-        architecture: sizes and choices; its decoder layers are not used.
+        layers: number of blocks.
         segments: how many there are: a pair of texts has two.
-        head: what is predicted.
-        classes: how many, where they are.
+        head: what is predicted: nothing, each token, or the class of the text.
+        classes: number of classes, of head "classes".
         pooler: whether the first output is mapped to a vector of the text; classes need it.
-        padding: the id that fills short sequences; never looked at.
+        padding: the id that fills short sequences, hidden by the mask; -1: none.
+        width, heads, feed_forward, dropout, choices: see `headloom.LanguageModel`.
+
+    Raises: InputError: values that do not go together. TypeError: an unknown argument.
+
+    >>> model = Encoder(vocabulary=100, width=64, heads=4, layers=2)
+    >>> model(torch.tensor([[5, 6, 7]])).shape
+    torch.Size([1, 3, 64])
     """
 
     purpose = "encodes texts"
 
+    @by_name
     def __init__(
         self,
         vocabulary: int,
-        architecture: Architecture,
         *,
+        width: int = 256,
+        heads: int = 4,
+        layers: int = 3,
+        feed_forward: int = 1024,
+        dropout: float = 0.1,
         segments: int = 2,
         head: EncoderHead = "none",
         classes: int = 0,
         pooler: bool = False,
-        padding: int = 0,
+        padding: int = -1,
+        **choices: Unpack[TextChoices],
     ) -> None:
         super().__init__()
+        architecture = Architecture(
+            width=width, heads=heads, encoder_layers=layers, decoder_layers=0,
+            feed_forward=feed_forward, dropout=dropout, **choices,
+        )  # fmt: skip
         self.embedding = Embedding(vocabulary, architecture, segments=segments, normed=True)
-        width = architecture.width
         self.architecture = architecture
         self.padding = padding
         self.head = head
@@ -79,10 +96,7 @@ class TextEncoder(Predictor):
         return self.head == "classes"
 
     def outputs(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """What the encoder makes of each token, (batch, positions, width).
-
-        Args: tokens: ids, (batch, positions); segments: likewise, or None: all are of the first.
-        """
+        """The last layer's vector of each token, (batch, positions, width)."""
         real = tokens != self.padding
         mask = None if bool(real.all()) else padding(real)
         outputs = self.embedding(tokens, segments=segments)
@@ -116,6 +130,11 @@ class TextEncoder(Predictor):
         return scores
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Logits, or the outputs of an encoder that predicts nothing."""
+        """Encode, or score.
+
+        Args: tokens: ids, (batch, positions); segments: likewise, or None: all are of the first.
+        Returns: outputs, (batch, positions, width); with a head, logits, (batch, positions,
+            vocabulary) or (batch, classes).
+        """
         outputs = self.outputs(tokens, segments)
         return outputs if self.head == "none" else self.logits(outputs)
