@@ -230,7 +230,7 @@ def draw_eviction(file: Path, path: Path, tokens: int = 4096) -> None:
     model, tokenizer = load_pretrained("smollm2")
     ids = tokenizer(file.read_text("utf-8")[: 8 * tokens])["input_ids"][:tokens]
     trace = headloom.trace(model, torch.tensor([ids]), tokenizer=tokenizer)
-    found = trace.evict(budgets=[0.05, 0.2, 0.5], policies=[*POLICIES, short_keys])
+    found = trace.evict(budget=[0.05, 0.2, 0.5], policy=[*POLICIES, short_keys])
     save_picture(eviction(found, 1), path)
 
 

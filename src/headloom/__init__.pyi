@@ -9,6 +9,7 @@ from .analysis.alignment.align import Alignment as Alignment
 from .analysis.alignment.links import ErrorRate as ErrorRate
 from .analysis.alignment.links import alignment_error_rate as alignment_error_rate
 from .analysis.compare import Comparison as Comparison
+from .analysis.eviction.evict import evict as evict
 from .analysis.image_map import ImageMap as ImageMap
 from .analysis.monitor.monitor import Monitor as Monitor
 from .analysis.monitor.monitor import monitor as monitor

@@ -97,5 +97,5 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, headloom_main: Comm
     for word, reason in (
         (f"{folder / 'bad.py'}:f", "SyntaxError"), (f"{rules}:absent", "KeyError: 'absent'"),
     ):  # fmt: skip
-        assert f"--policy {word}: cannot be loaded ({reason}" in line("--policy", word)
+        assert f"policy {word}: cannot be loaded ({reason}" in line("--policy", word)
     assert "a picture is written as .png" in line("--picture", tmp_path / "e.bmp")

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import SupportsFloat
+from pathlib import Path
+from typing import SupportsFloat, TypeAlias
 
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.shapes import in_words, place_of
 
+#: A trace, or the path of its folder.
+OneTrace: TypeAlias = TraceData | Path | str
 
-def check_trace(operation: str, value: object) -> None:
-    """Raise an InputError where something is no trace."""
-    if not isinstance(value, TraceData):
-        raise InputError(
-            f"{operation}: {in_words(value)}; expected one trace, as from headloom.trace or "
-            "headloom.open."
-        )
+
+def trace_of(operation: str, x: object) -> TraceData:
+    """Return the trace that is given, or open it where a path is given.
+
+    Raises: InputError: neither a trace nor a path; DataError: there is none, or it is damaged.
+    """
+    if isinstance(x, TraceData):
+        return x
+    if isinstance(x, str | Path):
+        return TraceData.open(x)
+    raise InputError(
+        f"{operation}: {in_words(x)}; expected one trace, as from headloom.trace or headloom.open, "
+        "or the path of one."
+    )
 
 
 def real_number(

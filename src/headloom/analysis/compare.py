@@ -21,7 +21,7 @@ import pandas
 import torch
 from torch import Tensor
 
-from headloom.analysis.arguments import check_trace
+from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.analysis.weights import (
     in_half_precision,
     keeps_all,
@@ -108,7 +108,7 @@ class Comparison:
 
 
 def compare(
-    first: TraceData, second: TraceData, *, exact: bool | None = None, edges: int = 20
+    first: OneTrace, second: OneTrace, *, exact: bool | None = None, edges: int = 20
 ) -> Comparison:
     """Find the heads and edges that changed most from one trace to another.
 
@@ -121,8 +121,7 @@ def compare(
     Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
     asked for.
     """
-    check_trace("compare", first)
-    check_trace("compare", second)
+    first, second = trace_of("compare", first), trace_of("compare", second)
     heads, changed = [], []
     for number, other in matched_layers(first, second):
         ours, theirs = first.layers[number], second.layers[other]

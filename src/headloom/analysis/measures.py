@@ -15,7 +15,7 @@ import pandas
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headloom.analysis.arguments import check_trace
+from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.analysis.graphs import rollout as rollouts
 from headloom.analysis.graphs.flow import attention_flow, flow_weights
 from headloom.analysis.graphs.spectrum import energy_rank, pagerank
@@ -42,7 +42,7 @@ EXACT_RANK = 512
 
 
 def graph_measures(
-    trace: TraceData, *, by: str = "head", exact: bool | None = None, exact_rank: int = EXACT_RANK
+    trace: OneTrace, *, by: str = "head", exact: bool | None = None, exact_rank: int = EXACT_RANK
 ) -> pandas.DataFrame:
     """The graph measures of a trace.
 
@@ -74,7 +74,7 @@ def graph_measures(
 
     Raises: InputError: a layer has no exact weights that were asked for.
     """
-    check_trace("measures", trace)
+    trace = trace_of("measures", trace)
     chosen("measures", "by", by, ("head", "layer"))
     tables = [
         pandas.DataFrame(

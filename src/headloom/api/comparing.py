@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from headloom.analysis.arguments import trace_of
 from headloom.analysis.compare import Comparison
 from headloom.analysis.compare import compare as compare_traces
-from headloom.api.reading import trace_of
 from headloom.api.trace import trace
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
@@ -47,7 +47,7 @@ def compare(
                     f"compare: {type(each).__name__} has no text to be compared on; give one that "
                     "both read: headloom.compare(a, b, text)."
                 )
-        both = trace_of("compare", first), trace_of("compare", second)
+        both = first, second
     elif isinstance(first, TraceData) or isinstance(second, TraceData):
         raise InputError("compare: traces have texts of their own. Leave out the text.")
     else:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from headloom.analysis import measures
+from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.analysis.matrices.circuits import composition_table, weight_measures
 from headloom.analysis.matrices.projections import matrices_of
 from headloom.api.opening import open_model
-from headloom.api.reading import OneTrace, labels, trace_of
+from headloom.api.reading import labels
 from headloom.errors import InputError
 from headloom.mechanism.shapes import chosen
 

@@ -6,28 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.analysis.heads.formation import trace_of_snapshot
-from headloom.errors import DataError, InputError
+from headloom.errors import DataError
 from headloom.formats.history import History
 from headloom.formats.run import RunFolder, is_run
 from headloom.formats.trace import TraceData
 
-#: A trace, or the path of its folder.
-OneTrace: TypeAlias = TraceData | Path | str
 #: Traces, their paths, or a folder of them; or a training run, by its path.
 Traces: TypeAlias = OneTrace | Sequence[OneTrace]
-
-
-def trace_of(asker: str, x: object) -> TraceData:
-    """Return the trace that is given, or open it.
-
-    Raises: InputError: neither a trace nor a path; DataError: there is none, or it is damaged.
-    """
-    if isinstance(x, TraceData):
-        return x
-    if isinstance(x, str | Path):
-        return TraceData.open(Path(x))
-    raise InputError(f"{asker}: {type(x).__name__}; expected a trace, or the path of one.")
 
 
 def traces_of(asker: str, x: Traces) -> list[TraceData]:

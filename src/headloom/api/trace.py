@@ -155,20 +155,14 @@ class Trace(TraceData):
     def evict(
         self,
         *,
-        budgets: Sequence[float | str] = (0.05, 0.2, 0.5),
-        policies: Sequence[Rule] | None = None,
-        prompt: int | None = None,
+        budget: float | str | Sequence[float | str] = ("5%", "20%", "50%"),
+        policy: Rule | Sequence[Rule] | None = None,
+        prompt_tokens: int | None = None,
     ) -> Eviction:
-        """What a cache of fewer keys would have thrown away, and the attention mass lost by it.
-
-        By H2O, SnapKV, TOVA, StreamingLLM or a function, against the best choice; ``.table()`` is a
-        DataFrame. See `headloom.analysis.eviction.evict.evict`.
-
-        Raises: InputError: a layer without exact weights; no such budget, prompt or policy.
-        """
+        """Measure what a cache of fewer keys would throw away: see `headloom.evict`."""
         from headloom.analysis.eviction.evict import evict
 
-        return evict(self, budgets=budgets, policies=policies, prompt=prompt)
+        return evict(self, budget=budget, policy=policy, prompt_tokens=prompt_tokens)
 
     def query(self, sql: str) -> pandas.DataFrame:
         """Ask in SQL: see `headloom.query`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headloom.analysis.alignment.align import Alignment
+    from headloom.analysis.eviction.evict import Eviction
 
 
 def draw_alignment(result: Alignment, path: Path) -> None:
@@ -20,3 +21,10 @@ def draw_alignment(result: Alignment, path: Path) -> None:
         f"{', '.join(map(str, result.heads))}",
     )  # fmt: skip
     save_picture(figure, path)
+
+
+def draw_eviction(result: Eviction, path: Path) -> None:
+    """Draw which keys stay at the middle budget."""
+    from headloom.studio.pictures import eviction, save_picture
+
+    save_picture(eviction(result, len(result.budgets) // 2), path)

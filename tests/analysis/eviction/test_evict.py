@@ -74,7 +74,7 @@ def test_each_policy_keeps_what_its_paper_says_and_loses_the_rest(
 ) -> None:
     trace, weights = case
     rules = ["h2o", "observed", "streaming", "tova", snap_small]
-    found = evict(trace, budgets=[BUDGET, 2, PROMPT], policies=rules, prompt=PROMPT)
+    found = evict(trace, budget=[BUDGET, 2, PROMPT], policy=rules, prompt_tokens=PROMPT)
     expected = {
         "h2o": by_hand.h2o, "observed": by_hand.observed, "streaming": by_hand.streaming,
         "tova": by_hand.tova,
@@ -99,7 +99,7 @@ def test_no_set_beats_the_oracle_and_no_policy_the_bound_of_a_step(prompt: int) 
     queries, keys = queries[:, :, :14], keys[:, :, :14]
     trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
     dense = by_hand.dense(queries[0].double().numpy(), keys[0].double().numpy())
-    found = evict(trace, budgets=[3], prompt=prompt)
+    found = evict(trace, budget=[3], prompt_tokens=prompt)
     groups = by_hand.groups(dense[:, prompt:, :prompt], KV_HEADS)
     own = lost_by(found, "oracle", 0).double().unflatten(0, (KV_HEADS, -1)).sum((1, 2))
     assert own.tolist() == pytest.approx([by_hand.best_by_trying(g, 3) for g in groups], abs=1e-6)
@@ -108,7 +108,7 @@ def test_no_set_beats_the_oracle_and_no_policy_the_bound_of_a_step(prompt: int) 
         for row in range(14 - prompt):
             one = by_hand.best_by_trying(group[:, row : row + 1], 3)
             assert float(bound[k, row]) == pytest.approx(one, abs=1e-6)
-    table = found.table().set_index("policy")
+    table = found.to_pandas().set_index("policy")
     assert (table.loc["oracle", "lost"] <= table["lost"].drop("oracle-step") + 1e-9).all()
     assert table["above"].min() >= -1e-9 and table.loc["oracle-step", "above"] == 0
 
@@ -129,9 +129,11 @@ def test_a_function_is_a_policy_and_sees_the_prompt_alone() -> None:
         )
         return -prompt.keys.norm(dim=-1)
 
-    found = evict(trace, budgets=[0.25], policies=[by_norm], prompt=PROMPT)
+    found = evict(trace, budget=[0.25], policy=[by_norm], prompt_tokens=PROMPT)
     assert seen == [((HEADS, PROMPT, DEPTH), (KV_HEADS, PROMPT, DEPTH), "layers.0", 11)]
-    assert found.policies == ("by_norm", "oracle", "oracle-step") and found.budgets == (11,)
+    assert found.policies == (*POLICIES, "by_norm", "oracle", "oracle-step") and found.budgets == (
+        11,
+    )
     norms = np.linalg.norm(keys[0, :, :PROMPT].numpy(), axis=-1)
     assert sets_of(found, "by_norm", 0) == [by_hand.best(-each, 11) for each in norms]
 
@@ -139,22 +141,22 @@ def test_a_function_is_a_policy_and_sees_the_prompt_alone() -> None:
 def test_the_table_is_the_mean_of_its_parts() -> None:
     queries, keys = arrays()
     trace = headloom.from_queries_keys(queries, keys, mask=headloom.causal(), kind="decoder")
-    found = evict(trace, budgets=[0.1, 0.5], policies=["h2o", "tova"], prompt=PROMPT)
-    whole = found.table()
+    found = evict(trace, budget=[0.1, 0.5], policy=["h2o", "tova"], prompt_tokens=PROMPT)
+    whole = found.to_pandas()
     assert list(whole["policy"][:4]) == ["h2o", "tova", "oracle", "oracle-step"]
     assert len(whole) == 8 and list(whole["budget"][::4]) == [4, 22]
     assert whole["lost"][0] == pytest.approx(float(found.lost_by_heads[0, 0].mean()))
     for by, parts in (("layer", 2), ("head", 2 * HEADS), ("step", LENGTH - PROMPT)):
-        table = found.table(by)
+        table = found.to_pandas(by)
         assert len(table) == 8 * parts
         means = table.groupby(["policy", "budget"])["lost"].mean()
         for _, row in whole.iterrows():
             assert means[row["policy"], row["budget"]] == pytest.approx(row["lost"], abs=1e-9)
-    heads = found.table("head")
+    heads = found.to_pandas("head")
     worst = heads[(heads["policy"] == "h2o") & (heads["budget"] == 4)].sort_values("lost").iloc[-1]
     assert (whole["worst_layer"][0], whole["worst_head"][0]) == (worst["layer"], worst["head"])
     with pytest.raises(InputError, match="by='keys'; expected one of"):
-        found.table("keys")
+        found.to_pandas("keys")
 
 
 def test_the_prompt_of_a_generation_ends_where_it_was_generated() -> None:
@@ -168,7 +170,7 @@ def test_the_prompt_of_a_generation_ends_where_it_was_generated() -> None:
     model = LlamaForCausalLM(config).eval()
     trace = headloom.trace(model, {"input_ids": torch.arange(1, 21)[None]}, generate=6)
     assert isinstance(trace, TraceData)
-    found = evict(trace, budgets=[5], policies=["tova"])
+    found = evict(trace, budget=[5], policy=["tova"])
     assert (found.prompt, found.steps) == (20, trace.layers[0].shape[1] - 20)
 
 
@@ -189,16 +191,18 @@ def test_bad_input_is_one_line_that_says_what_to_do() -> None:
     assert "Trace again with queries and keys" in refused(queries_keys=False)
     assert "Trace a language model" in refused(mask=None, kind="encoder")
     for budget in (0, 1.5, 61, True, math.nan, "x", "200%", "nan%"):
-        assert "expected a share of the prompt" in refused(budgets=[budget], prompt=PROMPT), budget
+        assert "expected a share of the prompt" in refused(budget=[budget], prompt_tokens=PROMPT), (
+            budget
+        )
     assert "the prompt, of 60 tokens, is 60; expected a whole number, from 1 to 59" in refused(
-        prompt=60
+        prompt_tokens=60
     )
-    assert "no policy 'h2'; there are h2o" in refused(policies=["h2"])
+    assert "no policy 'h2'; there are h2o" in refused(policy=["h2"])
     for function, line in (
         (lambda p, b: torch.zeros(1, 2), "policy <lambda> gave scores (1, 2)"),
         (lambda p, b: torch.full((KV_HEADS, p.length), torch.nan), "that are not numbers"),
     ):
-        assert line in refused(policies=[function])
+        assert line in refused(policy=[function])
 
 
 def test_short_prompts_have_a_table_too() -> None:
@@ -208,6 +212,6 @@ def test_short_prompts_have_a_table_too() -> None:
         queries[:, :, :3], keys[:, :, :3], mask=headloom.causal(), kind="decoder"
     )
     for prompt in (1, 2):
-        found = evict(trace, budgets=[1], prompt=prompt)
+        found = evict(trace, budget=[1], prompt_tokens=prompt)
         assert set(found.policies) == {*POLICIES, "oracle", "oracle-step"}
         assert all(bool(held.sum(-1).eq(1).all()) for held in found.kept.values())

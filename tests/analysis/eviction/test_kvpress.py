@@ -114,7 +114,7 @@ def test_the_very_positions_that_kvpress_keeps(presses: Any, made: Any) -> None:
         "tova": presses.TOVAPress,
         "streaming": presses.StreamingLLMPress,
     }
-    found = evict(trace, budgets=shares, policies=[*names, sums], prompt=prompt)
+    found = evict(trace, budget=shares, policy=[*names, sums], prompt_tokens=prompt)
     for place, share in enumerate(shares):
         expected = {
             name: kept_by(press(compression_ratio=1 - share), model, ids[:, :prompt])

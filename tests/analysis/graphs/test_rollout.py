@@ -206,6 +206,6 @@ def test_what_the_target_holds_of_itself(pair_trace) -> None:
     assert rows.own is not None
     torch.testing.assert_close(rows.own + rows.values.sum(1), torch.ones(2))
     assert rollout_rows(pair_trace, 1, kind="encoder").own is None
-    notes = measures.rollout(pair_trace, token=2).notes
+    notes = measures.rollout(pair_trace, token=2).attrs["notes"]
     taken, own = float(rows.values[0].sum()), float(rows.own[0])
     assert f"In all {taken:.4f} of it from the source, {own:.4f} of the target itself." in notes

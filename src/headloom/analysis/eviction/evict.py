@@ -7,23 +7,23 @@ layers would have handed on after their own losses is not in it.
 from __future__ import annotations
 
 import math
+import pkgutil
+import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas
 import torch
 from torch import Tensor
 
+from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.analysis.eviction.policies import POLICIES, Prompt, Rule, kept, rows_of
-from headloom.analysis.weights import check_numbers
-from headloom.errors import InputError, optional_package
-from headloom.formats.trace import TraceData
+from headloom.analysis.weights import check_numbers, in_half_precision
+from headloom.errors import InputError
+from headloom.formats.files import in_brief
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import chosen, in_words, whole_number
-
-if TYPE_CHECKING:
-    import pandas
 
 #: Names of the best single set of keys for a prompt, and of the best set anew at every step.
 BEST_SET, BEST_SETS = "oracle", "oracle-step"
@@ -37,7 +37,7 @@ _BLOCK_CELLS = 2**22
 _Rule = Callable[[Prompt, int], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Eviction:
     """Attention mass that policies lose on a trace.
 
@@ -48,6 +48,7 @@ class Eviction:
     lost: by the number of the layer in the trace, (policies, budgets, heads, steps): the mass of
         each query after the prompt on keys that are gone.
     kept: likewise, (policies without "oracle-step", budgets, kv_heads, prompt), bool.
+    note: that queries and keys are stored in half precision, in a sentence; "": they are not.
     """
 
     policies: tuple[str, ...]
@@ -55,6 +56,7 @@ class Eviction:
     prompt: int
     lost: Mapping[int, Tensor]
     kept: Mapping[int, Tensor]
+    note: str = ""
 
     @property
     def steps(self) -> int:
@@ -74,8 +76,12 @@ class Eviction:
             f"{self.steps:,} steps; keys go once, after the prompt"
         )
 
-    def table(self, by: str = "policy") -> pandas.DataFrame:
-        """The losses: a row for each policy and budget.
+    def __repr__(self) -> str:
+        table = self.to_pandas().to_string(index=False)
+        return f"{table}\n{self}.\nlost: attention mass on keys that are gone"
+
+    def to_pandas(self, by: str = "policy") -> pandas.DataFrame:
+        """Return the losses: a row for each policy and budget.
 
         by: "policy"; or a row for each of these and each "layer", "head" (of each layer) or "step".
 
@@ -89,10 +95,8 @@ class Eviction:
             worst_lost, worst_layer, worst_head    by policy and layer: the head that loses most,
                                     mean over steps
 
-        Raises: InputError: pandas is not installed; by is another word.
+        Raises: InputError: by is another word.
         """
-        with optional_package("evict"):
-            import pandas
         chosen("evict", "by", by, tuple(_LABELS))
         lost = self.lost_by_heads.transpose(0, 1).mean(2 if by == "step" else 3)
         ranges = self.budgets, range(len(self.policies)), range(lost.shape[2])
@@ -120,11 +124,11 @@ class Eviction:
 
 
 def evict(
-    trace: TraceData,
+    trace: OneTrace,
     *,
-    budgets: Sequence[float | str] = (0.05, 0.2, 0.5),
-    policies: Sequence[Rule] | None = None,
-    prompt: int | None = None,
+    budget: float | str | Sequence[float | str] = ("5%", "20%", "50%"),
+    policy: Rule | Sequence[Rule] | None = None,
+    prompt_tokens: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Eviction:
     """Measure what a cache of fewer keys would have thrown away, and the attention mass lost by it.
@@ -137,13 +141,15 @@ def evict(
     kept or thrown away for all heads that share it.
 
     Args:
-        trace: of a decoder, with its queries and keys.
-        budgets: keys of each head that stay: a share of the prompt (0.2, "20%"), or a number of
-            keys (512); 1.0 is the whole prompt, 1 one key.
-        policies: names of `headloom.analysis.eviction.policies.POLICIES`; or functions from a
-            `Prompt` and a budget to scores, (kv_heads, prompt.length), the highest of which stay.
-            None: all named ones.
-        prompt: its positions. None: those before the first that was generated, or else 7/8.
+        trace: of a decoder, with its queries and keys; or its path.
+        budget: keys of each head that stay, one number or several: a share of the prompt (0.2,
+            "20%"), or a number of keys (512); 1.0 is the whole prompt, 1 one key.
+        policy: "h2o", "observed", "streaming", "tova", "snapkv"; or functions from a `Prompt` and a
+            budget to scores, (kv_heads, prompt.length), the highest of which stay; or where such a
+            function is, as "file.py:function" or "module:function", which is run. Functions alone
+            are measured beside all named ones. None: all named ones.
+        prompt_tokens: positions of the prompt. None: those before the first that was generated, or
+            else 7/8.
         progress: told how many layers are done, of how many.
 
     Raises: InputError: a layer without exact weights; a budget or a prompt that there is not; a
@@ -151,7 +157,13 @@ def evict(
 
     Source: policies: see `headloom.analysis.eviction.policies`.
     """
-    rules = [_named(policy) for policy in (POLICIES if policies is None else policies)]
+    trace = trace_of("evict", trace)
+    rules = [
+        _named(each)
+        for each in ([policy] if isinstance(policy, str) or callable(policy) else policy or ())
+    ]
+    if not any(name in POLICIES for name, _ in rules):
+        rules = [*POLICIES.items(), *rules]
     numbers = [
         number
         for number, layer in enumerate(trace.layers)
@@ -163,13 +175,15 @@ def evict(
             "decoder: in others there is no cache of keys that grows. Trace a language model."
         )
     first = trace.layers[numbers[0]]
+    prompt = prompt_tokens
     if prompt is None:
         generated = trace.positions.get(first.keys_from, {}).get("generated", [])
         is_generated = True in generated
         prompt = generated.index(True) if is_generated else int(_PROMPT * first.shape[1])
     tokens = f"the prompt, of {first.shape[1]:,} tokens,"
     length = whole_number("evict", tokens, prompt, 1, first.shape[1] - 1)
-    sizes = list(dict.fromkeys(_keys_of(budget, length) for budget in budgets))
+    several = [budget] if isinstance(budget, str | float | int) else budget
+    sizes = list(dict.fromkeys(_keys_of(size, length) for size in several))
     lost, stays = {}, {}
     for done, number in enumerate(numbers, 1):
         # A copy, so that what it reads is freed with it.
@@ -185,19 +199,30 @@ def evict(
         lost[number], stays[number] = _after_prompt(matrix, read, rules, sizes)
         progress(done, len(numbers))
     names = *(name for name, _ in rules), BEST_SET, BEST_SETS
-    return Eviction(names, tuple(sizes), length, lost, stays)
+    return Eviction(names, tuple(sizes), length, lost, stays, in_half_precision(trace.layers))
 
 
 def _named(policy: Rule) -> tuple[str, _Rule]:
     """A policy with its name."""
     if not isinstance(policy, str):
         return getattr(policy, "__name__", "of its own"), policy
-    if policy not in POLICIES:
+    if policy in POLICIES:
+        return policy, POLICIES[policy]
+    place, colon, name = policy.rpartition(":")
+    if not colon:
         raise InputError(
-            f"evict: no policy {policy!r}; there are {', '.join(POLICIES)}, and functions: on "
-            "the command line file.py:function or module:function."
+            f"evict: no policy {policy!r}; there are {', '.join(POLICIES)}, and functions, as "
+            "file.py:function or module:function."
         )
-    return policy, POLICIES[policy]
+    try:
+        in_file = place.endswith(".py")
+        rule: _Rule = runpy.run_path(place)[name] if in_file else pkgutil.resolve_name(policy)
+    except Exception as error:
+        raise InputError(
+            f"policy {policy}: cannot be loaded ({type(error).__name__}: {in_brief(error)}). "
+            "Expected a name, file.py:function or module:function; headloom --debug shows where."
+        ) from error
+    return _named(rule)
 
 
 def _keys_of(budget: float | str, prompt: int) -> int:

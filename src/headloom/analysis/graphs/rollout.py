@@ -36,7 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headloom.analysis.arguments import check_trace, places_of, real_number
+from headloom.analysis.arguments import places_of, real_number, trace_of
 from headloom.analysis.weights import dense_average, mean_over_heads, weights_of
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData, TraceLayer
@@ -173,7 +173,7 @@ def chosen_layers(trace: TraceData, kind: str | None) -> Through:
     Raises: InputError: there are none; layers that may have cut what they read into other parts, or
     two sequences that look at each other.
     """
-    check_trace("rollout", trace)
+    trace = trace_of("rollout", trace)
     if kind is None and trace.layers:
         last = trace.layers[-1]
         crossing = {layer.queries_from for layer in trace.layers if layer.kind == "cross"}

@@ -1,20 +1,14 @@
 """`headloom evict`."""
 
-import pkgutil
-import runpy
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from headloom.cli.options import AsCsv, AsJson, TracePath
+import headloom
+from headloom.cli.drawing import draw_eviction
+from headloom.cli.options import AsCsv, AsJson, TracePath, is_picture
 from headloom.cli.output import print_frame, print_json, progress_bar, records
-from headloom.errors import InputError
-from headloom.formats.files import in_brief
-
-if TYPE_CHECKING:
-    from headloom.analysis.eviction.policies import Rule
-
 
 Budgets = Annotated[
     list[str],
@@ -42,7 +36,8 @@ Rows = Annotated[
     str, typer.Option("--by", help="A row is a policy, or its layers, heads or steps.")
 ]
 Picture = Annotated[
-    Path | None, typer.Option(help="Draw the middle budget too: .png, .svg or .pdf.")
+    Path | None,
+    typer.Option(callback=is_picture, help="Draw the middle budget too: .png, .svg or .pdf."),
 ]
 
 
@@ -52,51 +47,20 @@ def evict(
     by: Rows = "policy", picture: Picture = None, as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print what a smaller cache of keys would have thrown away, and the attention lost by it."""
-    from headloom.analysis.eviction.evict import evict as measure
-    from headloom.analysis.eviction.policies import POLICIES
-    from headloom.analysis.weights import in_half_precision
-    from headloom.formats.trace import TraceData
-
-    if picture is not None:
-        from headloom.studio.pictures.canvas import picture_format, save_picture
-        from headloom.studio.pictures.eviction import eviction
-
-        # Before the work, not after it.
-        picture_format(picture)
-    rules = [_policy(word) for word in policy or ()]
-    if rules and not any(isinstance(rule, str) for rule in rules):
-        rules = [*POLICIES, *rules]
-    trace = TraceData.open(path)
     with progress_bar("layers") as show:
-        result = measure(
-            trace, budgets=budget, policies=rules or None, prompt=prompt_tokens, progress=show,
-        )  # fmt: skip
-    table = result.table(by)
+        result = headloom.evict(
+            path, budget=budget, policy=policy, prompt_tokens=prompt_tokens, progress=show
+        )
+    table = result.to_pandas(by)
     if picture is not None:
-        save_picture(eviction(result, len(result.budgets) // 2), picture)
+        draw_eviction(result, picture)
     print_frame(table, as_csv)
     if as_csv:
         return
     print(f"{result}.")
     print("lost: attention mass on keys that are gone; above: more than with the best keys.")
-    if note := in_half_precision(trace.layers):
-        print(note)
+    if result.note:
+        print(result.note)
     if as_json:
         about = {"prompt": result.prompt, "steps": result.steps}
         print_json({"trace": str(path), **about, "rows": records(table)})
-
-
-def _policy(word: str) -> "Rule":
-    """A policy by its name, or a function in a file or a module of Python, which is run."""
-    place, colon, name = word.rpartition(":")
-    if not colon:
-        return word
-    try:
-        in_file = place.endswith(".py")
-        rule: Rule = runpy.run_path(place)[name] if in_file else pkgutil.resolve_name(word)
-    except Exception as error:
-        raise InputError(
-            f"--policy {word}: cannot be loaded ({type(error).__name__}: {in_brief(error)}). "
-            "Expected a name, file.py:function or module:function; headloom --debug shows where."
-        ) from error
-    return rule
