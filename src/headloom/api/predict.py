@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headloom.analysis.alignment.links import mutual, pairs_of
 from headloom.api.loaded_model import from_huggingface
-from headloom.api.model import tell_unknown
+from headloom.api.questions import tell_unknown
 from headloom.api.run_model import RunModel
 from headloom.api.word_alignment import word_weights_of
 from headloom.errors import InputError

@@ -88,6 +88,7 @@ def steps(
         raise InputError(f"learn={learn}, rate={rate:g}; expected 0 or more, and a rate above 0.")
     show = partial(Steps.of, query=query, head=head, digits=digits)
     if model is not None:
+        from headloom.api.opening import load
         from headloom.api.trained_head import steps_of_model
 
         if matrices is not None or arrays or width is not None or heads is not None or learn:
@@ -95,7 +96,7 @@ def steps(
                 "model: its matrices are its own, and `headloom train` shows how they learn. Leave "
                 "out matrices, sizes and learn, or the model."
             )
-        return steps_of_model(str(model), sentence, target, kind, layer, show)
+        return steps_of_model(load(model), sentence, target, kind, layer, show)
     if layer:
         raise InputError(f"layer {layer}: drawn or given matrices are one layer. Give a model.")
     if kind in (None, "encoder") and target is not None:

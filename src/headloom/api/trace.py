@@ -16,13 +16,11 @@ from headloom.formats.files import JsonObject
 from headloom.formats.head import Head
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.shapes import in_words, whole_number
-from headloom.tracing import capture, given, given_edges
+from headloom.tracing import given, given_edges
 from headloom.tracing import watch as watching
 from headloom.tracing.watch import Watched
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import networkx
     import pandas
     from torch import Tensor
@@ -212,19 +210,9 @@ def _of(
     return traced
 
 
-trace = _of(capture.trace)
 from_edges = _of(given_edges.from_edges)
 from_queries_keys = _of(given.from_queries_keys)
 from_weights = _of(given.from_weights)
-
-
-def open(path: Path | str) -> Trace:
-    """Open a trace folder; its layers are read when they are first asked for.
-
-    Raises: InputError: it is no path. DataError: it is missing, half-written, damaged, or of a
-        newer version.
-    """
-    return Trace.open(path)
 
 
 class WatchedModel:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headloom.api.corpus import CorpusTraces, trace_corpus, trace_windows
-from headloom.api.model import TraceChoices, check_text, tell_unknown
-from headloom.api.opening import open_model
+from headloom.api.opening import load
+from headloom.api.questions import TraceChoices, check_text, tell_unknown
 from headloom.errors import DataError, InputError
 from headloom.formats.files import NOT_WRITABLE, JsonObject, disk_errors
 from headloom.formats.images import open_image
@@ -111,19 +111,19 @@ def _one(request: TraceRequest, options: TraceChoices, show: Show) -> TraceData:
     if request.text is not None:
         check_text(request.text)
     picture = None if request.image is None else open_image(request.image)
-    model = open_model(
-        request.model, predicting=options.generate is not None, reads_text=picture is None
-    )
+    model, text, description = load(request.model), request.text or "", None
     if picture is not None:
-        model, inputs = model.image_inputs(picture, request.text)
-        return model.trace(
-            inputs, request.output, options, description={"image": str(request.image)},
-            progress=progress,
-        )  # fmt: skip
-    text = request.text or ""
-    inputs = model.inputs(text, options)
-    trace = model.trace(inputs, request.output, options, progress=progress)
-    tell_unknown("the text", model.unknown_parts(text + (options.target or "")))
+        model, inputs = model._image_inputs(picture, request.text)
+        description = {"image": str(request.image)}
+    else:
+        inputs = model._inputs(text, options.target, generates=options.generate is not None)
+    trace = model._traced(
+        inputs, options.as_asked(model.tokenizer, request.output), options.generate,
+        description=description, progress=progress,
+    )  # fmt: skip
+    assert isinstance(trace, TraceData)  # of one text
+    if picture is None:
+        tell_unknown("the text", model._unknown_parts(text + (options.target or "")))
     return trace
 
 

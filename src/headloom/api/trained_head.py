@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from headloom.analysis.effects.interventions import reaching
 from headloom.analysis.matrices.projections import LayerMatrices, matrices_of, output_projection
-from headloom.api.model import Model, TraceChoices
-from headloom.api.opening import open_model
+from headloom.api.model import Model
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer
@@ -23,7 +22,7 @@ from headloom.mechanism.watching import named_modules
 from headloom.studio.steps.matrices import Words, check_length
 from headloom.studio.steps.steps import Steps
 from headloom.studio.steps.worked import Projections, work
-from headloom.tracing.capture import trace
+from headloom.tracing.options import TraceOptions
 from headloom.tracing.recording.layer_call import LayerCall
 
 #: Numbers of the model (float32) and of the walk (float64) differ by no more than this.
@@ -52,7 +51,7 @@ def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
 
     Layers whose matrices, or what enters them, could not be told are left out.
     """
-    network = model.network
+    network = model._body
     matrices = {each.name: each for each in matrices_of(network)}
     modules = dict(named_modules(network))
     entered: dict[str, tuple[Tensor, Tensor]] = {}
@@ -123,7 +122,7 @@ def projected(
 
 
 def steps_of_model(
-    name: str, text: str | Sequence[str] | None, target: str | Sequence[str] | None,
+    model: Model, text: str | Sequence[str] | None, target: str | Sequence[str] | None,
     kind: str | None, layer: int, show: Callable[..., Steps],
 ) -> Steps:  # fmt: skip
     """The six steps of a layer of a model: see `headloom.api.steps.steps`.
@@ -134,14 +133,11 @@ def steps_of_model(
     """
     if not isinstance(text, str) or not (target is None or isinstance(target, str)):
         raise InputError("model: give the text that it reads, as one string; so the target.")
-    model = open_model(name)
+    name = model.name
     if model.tokenizer is None:
         raise InputError(f"model: {name} reads images, and no text. Give a model that reads text.")
-    inputs = model.inputs(text, TraceChoices(target=target))
-    with torch.no_grad():
-        traced = trace(
-            model.network, inputs, tokenizer=model.tokenizer, keep=Top(64), verify=False
-        )  # fmt: skip
+    inputs = model._inputs(text, target)
+    traced = model._traced(inputs, TraceOptions(model.tokenizer, Top(64), verify=False))
     assert isinstance(traced, TraceData)
     kind = traced.layers[0].kind if kind is None else kind
     layers = [each for each in traced.layers if each.kind == kind]

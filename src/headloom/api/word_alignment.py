@@ -12,8 +12,9 @@ import torch
 from headloom.analysis.alignment.align import Alignment, AlignmentOptions, align_words
 from headloom.analysis.alignment.links import MOST
 from headloom.analysis.alignment.words import Step, WordWeights, word_weights
-from headloom.api.model import Model, check_text
-from headloom.api.opening import open_model
+from headloom.api.model import Model
+from headloom.api.opening import load
+from headloom.api.questions import check_text
 from headloom.api.reading import traces_of
 from headloom.errors import InputError
 from headloom.formats.files import read_text, text_lines
@@ -92,7 +93,7 @@ def align(
         if links is not None:  # before the model is opened
             words = zip(first, second, strict=True)
             check_links(links, [(len(s.split()), len(t.split())) for s, t in words])
-        model = open_model(x)
+        model = load(x)
         read = word_weights_of(model, first, second, steps=options.steps, progress=progress)
         result = align_words(read, options, links)
     if result.note:
@@ -137,12 +138,12 @@ def word_weights_of(
     written = 0
     for start in range(0, len(full), _BATCH):
         chosen = full[start : start + _BATCH]
-        read = model.pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
+        read = model._pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
         # Queries and keys, of which the weights on the source are computed alone: those of a long
         # source over itself would take its length squared.
         verify = None if not start else False
         options = TraceOptions(keep=Top(1), verify=verify, sampled=not start)
-        traced = trace_as(model.network, read.inputs, options)
+        traced = trace_as(model._body, read.inputs, options)
         traces = traced if isinstance(traced, list) else [traced]
         weights = {
             place: word_weights(trace, source, target, steps=steps)

@@ -122,11 +122,13 @@ def serve(
     viewer.run()
 
 
-def view(trace: TraceData | Path | str, *, port: int | None = None, browser: bool = True) -> Viewer:
+def view(
+    trace: TraceData | Collection | Path | str, *, port: int | None = None, browser: bool = True
+) -> Viewer:
     """Show a trace, or what lies at a path, in a browser; the studio is served in the background.
 
     Args:
-        trace: a trace, or the path of a trace, a run, or a folder of traces.
+        trace: a trace, a collection, or the path of a trace, a run, or a folder of traces.
         port, browser: as for `serve`.
 
     Returns: the viewer: its `address`, and `close()`. It ends with the program.
@@ -136,7 +138,9 @@ def view(trace: TraceData | Path | str, *, port: int | None = None, browser: boo
     """
     from headloom.studio.runs import open_collection
 
-    collection = collect([trace]) if isinstance(trace, TraceData) else open_collection(Path(trace))
+    if isinstance(trace, TraceData):
+        trace = collect([trace])
+    collection = trace if isinstance(trace, Collection) else open_collection(Path(trace))
     for problem in collection.damaged:
         warnings.warn(f"left out: {problem}", stacklevel=2)
     viewer = Viewer(collection, port)

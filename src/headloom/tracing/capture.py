@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +12,13 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import All, Keep, KeepLike, as_keep
-from headloom.mechanism.received import LastQueries
+from headloom.mechanism.graph import All, Keep
 from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import Arguments, Inputs, explained
 from headloom.tracing.given import GivenSequences
 from headloom.tracing.huggingface import TransformersReader, reader_of
 from headloom.tracing.model_state import describe, evaluation_mode
-from headloom.tracing.options import TraceOptions, Verify
+from headloom.tracing.options import TraceOptions
 from headloom.tracing.readers import HeadloomReader, Reader
 from headloom.tracing.recording.session import Session
 from headloom.tracing.recording.verification import Untouched
@@ -31,82 +29,6 @@ from headloom.tracing.watch import Watched
 
 #: Told the path, the number and the expected number (None: not known) of each layer that is done.
 Progress = Callable[[str, int, int | None], None]
-
-
-def trace(
-    model: nn.Module,
-    inputs: Inputs | Tensor | str,
-    *,
-    tokenizer: Any = None,
-    keep: KeepLike = 32,
-    queries_keys: bool = True,
-    layers: Sequence[int | str] | None = None,
-    save: Path | str | None = None,
-    dtype: torch.dtype | None = None,
-    overwrite: bool = False,
-    generate: int | Inputs | None = None,
-    verify: Verify = None,
-    received: bool | LastQueries = False,
-) -> TraceData | list[TraceData]:
-    """Run a model once and catch the attention graph of every layer.
-
-    The model runs as in evaluation, without gradients, and is left as it was. Padding (the id
-    ``model.padding``; in a model of Transformers what its attention mask hides) at either end of
-    a sequence is cut off its graphs.
-
-    Args:
-        model: any module of torch whose attention is computed by torch's functions
-            (scaled_dot_product_attention, nn.MultiheadAttention, flex_attention) or by
-            `headloom.attention`; made of headloom's layers, those over graphs too; or any model of
-            Hugging Face's Transformers that uses its attention interface. Unmodified.
-        inputs: token ids, (length,) or (batch, length), or images, (batch, channels, rows,
-            columns): a tensor (the model's first argument), or a tensor for each argument:
-            {"source": ids, "target": ids}. Of any other module: whatever it takes, the first
-            arguments in a tuple, or all by their names. For a model of Transformers: what its
-            tokenizer or processor gives, or a text.
-        tokenizer: who names the ids: a `tokenizers.Tokenizer`, a tokenizer of Transformers or a
-            headloom vocabulary; or one for each sequence, {"source": ..., "target": ...}. None: the
-            name of id 17 is "#17".
-        keep: how many edges of each query, its strongest, or "all".
-        queries_keys: whether to keep the queries and keys of each layer too.
-        layers: which layers, by their number in the order of the run, or by their path, in which
-            ``*`` stands for anything; None: all.
-        save: a folder to write the trace to. A model of Transformers is written layer by layer
-            while it runs, so that memory holds one layer at most; the trace that is returned is
-            read from the folder when it is asked.
-        dtype: of saved queries and keys: float32, bfloat16 or float16; None: as they are.
-        overwrite: replace a trace that is there, and nothing else.
-        generate: how many tokens the model is to write after the inputs, each the likeliest, with
-            a cache; each adds its row to one trace. For a model of Transformers also a dict, the
-            options of its `generate`. None: it reads and writes nothing.
-        verify: how many tokens of the inputs the model reads without headloom too, to see that it
-            computes the same with it: a number, or "all"; None or True: 64; False: none. See
-            `headloom.tracing.recording.verification`.
-        received: True: keep what each key receives too, exactly, as `headloom.attend` has it:
-            ``trace.layers[i].graph.received`` and ``received_most``; ``LastQueries(n)``:
-            ``received_last`` as well, of the last n queries without padding. None in a layer
-            whose queries and keys are not known.
-
-    Returns: a Trace; for a batch of several inputs a list with a Trace for each.
-
-    Raises:
-        InputError: the model calls no attention function that can be seen, or the inputs do not
-            fit it.
-        VerificationError: the model does not compute with headloom what it computes without.
-        DataError: the folder exists, or cannot be written.
-    """
-    options = TraceOptions(
-        tokenizer,
-        as_keep("trace", keep),
-        queries_keys,
-        layers,
-        save,
-        dtype,
-        overwrite,
-        verify,
-        received=received,
-    )
-    return trace_as(model, inputs, options, generate)
 
 
 def trace_as(

@@ -25,7 +25,14 @@ from torch import nn
 
 from headloom.errors import DataError, HeadloomError, InputError, installing, optional_package
 from headloom.formats.files import JsonMapping, JsonObject, in_brief, is_there, open_file
-from headloom.tracing.locating import check_memory, check_model_path, is_gguf, locate
+from headloom.tracing.locating import (
+    PACKAGED,
+    check_memory,
+    check_model_path,
+    is_gguf,
+    locate,
+    packaged_model,
+)
 from headloom.tracing.sources.transformers import transformers
 
 if TYPE_CHECKING:
@@ -64,18 +71,16 @@ _LOCK = threading.Lock()
 Settings = dict[str, int | float | str]
 
 
-def load_pretrained(
-    model: Path | str, *, predicting: bool = False, labelling: bool = False, text: bool = True
-) -> tuple[nn.Module, Any]:
+def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.Module, Any]:
     """Load a model and its tokenizer, in evaluation mode.
 
     Args:
         model: a folder with config.json, *.safetensors and a tokenizer; a GGUF file; a name of
             `headloom.tracing.locating.PACKAGED`; or a name on the Hugging Face hub.
-        predicting: with the part that predicts tokens, where the model was saved with one.
-            Without: tracing reads attention only.
-        labelling: with predicting, also with the part that gives a whole text a label.
-        text: with its tokenizer; else None stands for it.
+        predicting: with the part that predicts tokens or labels, where the model was saved with
+            one. Without: tracing reads attention only.
+
+    Returns: the model; and its tokenizer, None of one that only sees images.
 
     Raises:
         DataError: no such folder or model; no safetensors (a pickle is never opened); damaged; or
@@ -88,11 +93,11 @@ def load_pretrained(
         with without_output(library):
             place, cached = locate(model)
             if isinstance(place, Path) and is_gguf(place):
-                loaded, tokenizer = _load_gguf(place, library, predicting, text)
+                loaded, tokenizer = _load_gguf(place, library, predicting)
             else:
                 if isinstance(place, Path):
                     _check_folder(place)
-                loaded, tokenizer = _load(library, place, cached, predicting, labelling, text)
+                loaded, tokenizer = _load(library, place, cached, predicting)
     except HeadloomError:
         raise
     except Exception as error:
@@ -126,22 +131,21 @@ def without_output(library: Any) -> Iterator[None]:
 
 
 def _load(
-    library: Any, source: Path | str, cached: bool, predicting: bool, labelling: bool, text: bool
+    library: Any, source: Path | str, cached: bool, predicting: bool
 ) -> tuple[nn.Module, Any]:
     """The model and its tokenizer; whatever Transformers raises is raised."""
     # Code that a model brings along is never run.
     options: JsonObject = {"trust_remote_code": False, "local_files_only": cached}
-    tokenizer = None
-    if text:
-        tokenizer = library.AutoTokenizer.from_pretrained(source, **options)
     kind = "AutoModel"
+    config = library.AutoConfig.from_pretrained(source, **options)
     if predicting:
-        config = library.AutoConfig.from_pretrained(source, **options)
         saved = " ".join(getattr(config, "architectures", None) or [])
         kinds = (kind for words, kind in _PREDICTING.items() if re.search(words, saved))
-        kind = next(kinds, kind)
-        if kind == "AutoModelForSequenceClassification" and not labelling:
-            kind = "AutoModel"
+        known = (k for k in kinds if type(config) in getattr(library, k)._model_mapping)
+        kind = next(known, kind)
+    tokenizer = None
+    if _reads_text(config):
+        tokenizer = library.AutoTokenizer.from_pretrained(source, **options)
     # Weights of another shape are told by us, in one line that names one.
     loaded, report = getattr(library, kind).from_pretrained(
         source, use_safetensors=True, output_loading_info=True,
@@ -149,6 +153,35 @@ def _load(
     )  # fmt: skip
     _check_weights(loaded, report, predicting=kind != "AutoModel")
     return loaded, tokenizer
+
+
+def _reads_text(config: object) -> bool:
+    """Whether a model has a tokenizer; not one that only sees images."""
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+
+    kind: Any = type(config)
+    return kind in TOKENIZER_MAPPING or kind not in IMAGE_PROCESSOR_MAPPING
+
+
+def find_tokenizer(model: nn.Module) -> Any:
+    """Return the tokenizer of where a model of Transformers was loaded from; None: none is there.
+
+    Nothing is downloaded.
+    """
+    source = str(getattr(model, "name_or_path", "") or "")
+    if not source or not _reads_text(model.config):
+        return None
+    library = transformers()
+    if source in PACKAGED:
+        source = str(packaged_model(source))
+    try:
+        with without_output(library):
+            return library.AutoTokenizer.from_pretrained(
+                source, local_files_only=True, trust_remote_code=False
+            )
+    except Exception:  # whatever Transformers raises where it finds none
+        return None
 
 
 def _check_weights(model: nn.Module, report: JsonMapping, predicting: bool) -> None:
@@ -183,7 +216,10 @@ def _check_folder(folder: Path) -> None:
         if files := sorted(folder.glob("*.gguf")):
             remedy = f"It is a folder of GGUF files. Give one of them: {files[0]}"
         if is_there(folder / "trace.json", "trace"):
-            remedy = "It is a trace: headloom heads, headloom measure and headloom view read it."
+            remedy = (
+                "It is a trace: headloom heads, headloom measure and headloom view read it, and "
+                "headloom.open in Python."
+            )
         raise DataError(f"{folder}: neither a run nor a model (no config.json). {remedy}")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
     if not weights:
@@ -229,7 +265,7 @@ def _read_gguf(path: Path) -> tuple[GGUFReader, Settings]:
     return reader, settings
 
 
-def _load_gguf(path: Path, library: Any, predicting: bool, text: bool) -> tuple[nn.Module, Any]:
+def _load_gguf(path: Path, library: Any, predicting: bool) -> tuple[nn.Module, Any]:
     """The model of a GGUF file, every weight a plain number of float32, and its tokenizer."""
     reader, settings = _read_gguf(path)
     numbers: Counter[str] = Counter()
@@ -242,7 +278,7 @@ def _load_gguf(path: Path, library: Any, predicting: bool, text: bool) -> tuple[
         link = Path(folder, "model.gguf")
         link.symlink_to(path.resolve())
         options = {"gguf_file": link.name, "local_files_only": True, "trust_remote_code": False}
-        tokenizer = library.AutoTokenizer.from_pretrained(folder, **options) if text else None
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **options)
         config = library.AutoConfig.from_pretrained(folder, **options)
         kind = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
         loaded, report = getattr(library, kind).from_pretrained(

@@ -67,7 +67,7 @@ def trace(
     overwrite: option.Overwrite = False, workers: Workers = "1", as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Run a model on a text, and keep the attention graph of every layer."""
-    from headloom.api.model import TraceChoices
+    from headloom.api.questions import TraceChoices
     from headloom.api.tracing import TraceRequest, is_image, run_trace
 
     options = TraceChoices(target, generate, keep, layers, overwrite=overwrite)

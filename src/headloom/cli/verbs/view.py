@@ -27,7 +27,7 @@ Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 
 def view(paths: Seen, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
     """Show every head of a trace, a run, or a model that reads what you type, in a browser."""
-    from headloom.api.asking import open_studio
+    from headloom.api.view import open_studio
     from headloom.studio.serving import serve
 
     try:

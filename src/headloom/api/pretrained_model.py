@@ -1,0 +1,280 @@
+"""A model of Hugging Face's Transformers and its tokenizer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from headloom.analysis.alignment.words import WordParts, parts_by_offsets
+from headloom.analysis.effects.prediction import masked_loss, next_token_loss, output_change
+from headloom.api.model import Model
+from headloom.api.questions import (
+    Inputs,
+    Measure,
+    Pairs,
+    Prediction,
+    check_text,
+    one_token,
+)
+from headloom.errors import InputError
+from headloom.formats.files import in_brief
+from headloom.tracing.arguments import token_limit
+from headloom.tracing.names import token_names
+from headloom.tracing.pretrained import find_tokenizer, without_output
+from headloom.tracing.sources.transformers import transformers
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class PretrainedModel(Model):
+    """A model of Transformers, and its tokenizer; None where it only sees images.
+
+    name: of its folder or file, or on the hub. tokenizer: None: that of the folder or name which
+    the model was loaded from, if it is on this machine.
+    whole: whether a trace that writes nothing runs the part that predicts too.
+    """
+
+    def __init__(
+        self, name: str, module: nn.Module, tokenizer: Any = None, *, whole: bool = False
+    ) -> None:
+        super().__init__(name, module, tokenizer)
+        self._whole = whole
+
+    @property
+    def tokenizer(self) -> Any:
+        """See Model."""
+        if self._tokenizer is None:
+            self._tokenizer = find_tokenizer(self.module)
+        return self._tokenizer
+
+    @property
+    def _words(self) -> Any:
+        """The tokenizer. Raises: InputError: there is none."""
+        if self.tokenizer is None:
+            raise InputError(
+                f"{self.name}: no tokenizer is beside this model. Give one: headloom.load(model, "
+                "tokenizer=...); a model that only sees images has none."
+            )
+        return self.tokenizer
+
+    @property
+    def _body(self) -> nn.Module:
+        body: nn.Module = getattr(self.module, "base_model")  # noqa: B009 - torch knows none
+        return self.module if self._whole else body
+
+    def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
+        """See Model. The text itself; of an encoder-decoder its ids and those of the target."""
+        kind = self._config.model_type
+        if target is not None and (generates or not self._is_pair):
+            why = (
+                "writes its own, by --generate" if generates else "reads one text and has no target"
+            )
+            raise InputError(f"--target: a {kind} {why}. Leave it out.")
+        if generates or not self._is_pair:
+            return text
+        if target is None:
+            raise InputError(
+                f"a {kind} reads a source and writes a target: give its text as --target, or let "
+                "the model write it, as with --generate 40."
+            )
+        start = getattr(self._config, "decoder_start_token_id", None)
+        ids = [] if start is None else [start]
+        ids += self._words(text_target=target, verbose=False)["input_ids"]
+        source = self._words(text, return_tensors="pt", verbose=False)
+        return {**source, "decoder_input_ids": torch.tensor([ids])}
+
+    def _image_inputs(self, picture: Image, text: str | None) -> tuple[PretrainedModel, Inputs]:
+        """See Model. An image stands where the text has the image token, else before the text."""
+        library, kind = transformers(), self._config.model_type
+        takes = inspect.signature(self.module.forward).parameters
+        if "pixel_values" not in takes:
+            raise InputError(f"a {kind} reads no images (pixel_values). Give it a --text.")
+        if ("input_ids" in takes) != (text is not None):
+            needs = "reads a text too: give it" if text is None else "reads no text: leave it out"
+            raise InputError(f"--text: a {kind} {needs}.")
+        names: Any = None
+        try:
+            with without_output(library):
+                if text is not None and getattr(self._config, "image_token_id", None) is not None:
+                    names = library.AutoProcessor.from_pretrained(
+                        self.name, trust_remote_code=False
+                    )
+                    token = str(names.image_token)
+                    text = text if token in text else token + text
+                    inputs = dict(names(images=picture, text=text, return_tensors="pt"))
+                    inputs.pop("labels", None)
+                else:
+                    processor = library.AutoImageProcessor.from_pretrained(
+                        self.name, trust_remote_code=False
+                    )
+                    inputs = dict(processor(picture, return_tensors="pt"))
+                    if text is not None:
+                        names = library.AutoTokenizer.from_pretrained(
+                            self.name, trust_remote_code=False
+                        )
+                        inputs.update(names(text, return_tensors="pt", verbose=False))
+        except Exception as error:
+            raise InputError(
+                f"{self.name}: no processor that makes inputs of an image ({in_brief(error)}). It "
+                "is in preprocessor_config.json; save it beside the model: "
+                "processor.save_pretrained(folder)."
+            ) from error
+        return PretrainedModel(self.name, self.module, names), inputs
+
+    def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
+        """See Model."""
+        if not self._is_pair:
+            raise InputError(
+                f"a {self._config.model_type} reads one text; only an encoder-decoder looks from a "
+                "target at its source. Give one, as Marian, BART or T5."
+            )
+        if not getattr(self._words, "is_fast", False):
+            raise InputError(
+                "align: the tokenizer knows no offsets. Take one with a tokenizer.json."
+            )
+        start = self._config.decoder_start_token_id
+        inputs: dict[str, Tensor] = {}
+        words: list[list[WordParts]] = []
+        for prefix, option, texts in (("", "text", sources), ("decoder_", "text_target", targets)):
+            first = [start] if prefix and start is not None else []
+            rows, parts = [], []
+            for text in texts:
+                encoded = self._words(**{option: text}, return_offsets_mapping=True, verbose=False)
+                rows.append(torch.tensor([*first, *encoded["input_ids"]]))
+                places = [[0, 0] for _ in first] + [list(own) for own in encoded["offset_mapping"]]
+                parts.append(parts_by_offsets(text, places))
+            pad = torch.nn.utils.rnn.pad_sequence
+            inputs[f"{prefix}input_ids"] = pad(rows, True, self._config.pad_token_id or 0)
+            inputs[f"{prefix}attention_mask"] = pad([torch.ones_like(row) for row in rows], True, 0)
+            words.append(parts)
+        return Pairs(inputs, *words)
+
+    def _windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
+        """See Model. Special tokens and offsets are those of each window."""
+        if self._is_pair:
+            kind = self._config.model_type
+            raise InputError(f"--window: a {kind} writes a target for the whole source.")
+        if not getattr(self._words, "is_fast", False):
+            raise InputError(
+                "--window needs a tokenizer of the tokenizers library (tokenizer.json)."
+            )
+        limit = token_limit(self.module)
+        special = len(self._words("", verbose=False)["input_ids"])
+        shared = (window - special) // 4
+        if window > (limit or window) or window - special - shared < 1:
+            raise InputError(
+                f"--window {window}: give one of {special + 1} to {limit or 'any'}: "
+                f"{type(self.module).__name__} reads no more, and {special} are special tokens."
+            )
+        check_text(text)
+        encoded = self._words(
+            text, truncation=True, max_length=window, stride=shared, verbose=False,
+            return_overflowing_tokens=True, return_offsets_mapping=True,
+        )  # fmt: skip
+        names = [name for name in encoded if name != "overflow_to_sample_mapping"]
+        return [
+            {name: torch.tensor([encoded[name][number]]) for name in names}
+            for number in range(len(encoded["input_ids"]))
+        ]
+
+    def _loss(self, text: str | None, target: str | None) -> Measure:
+        """See Model; of an encoder that predicts no tokens, the change of its output."""
+        if text is None:
+            raise InputError("ablate: give the text that the model reads, by --text or --file.")
+        self._inputs(text, target)  # refuses a target of a model that has none, or the lack of one
+        network: Any = self.module
+        inputs = dict(self._words(text, return_tensors="pt", verbose=False))
+        if target is not None:
+            labels = self._words(text_target=target, return_tensors="pt", verbose=False)
+            inputs.pop("token_type_ids", None)
+            read = {**inputs, "labels": labels["input_ids"], "use_cache": False}
+            return Measure("loss of the target", lambda: network(**read).loss)
+        self._drop_unread(inputs)
+        tokens = token_names(inputs["input_ids"][0].tolist(), self._words)
+        if self._is_masked:
+            masked = masked_loss(network, inputs, self._words)
+            return Measure("loss of masked tokens", masked, tokens)
+        if not self._predicts_tokens:
+            change = output_change(self._body, inputs)
+            return Measure("change of the output", change, differentiable=False)
+        ids = inputs["input_ids"]
+        if ids.shape[1] < 2:
+            raise InputError("the text has one token; the loss needs two or more. Give more text.")
+        return Measure("loss", lambda: next_token_loss(network(**inputs).logits, ids), tokens)
+
+    def _prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+        """See Model."""
+        read = self._inputs(text, target)
+        if isinstance(read, str):
+            read = self._words(text, return_tensors="pt", verbose=False)
+        given = dict(read)
+        self._drop_unread(given)
+        ids = given["input_ids"][0].tolist()
+        if not ids:
+            raise InputError("the text is empty; give at least one token.")
+        tokens = token_names(ids, self._words)
+        kind = type(self.module).__name__
+        if kind.endswith("ForSequenceClassification"):
+            labels: dict[int, str] = {n: str(name) for n, name in self._config.id2label.items()}
+
+            def number(option: str, name: str) -> int:
+                if name not in labels.values():
+                    known = ", ".join(labels.values())
+                    raise InputError(f"{option} {name}: no such label; there are {known}.")
+                return next(n for n, label in labels.items() if label == name)
+
+            return Prediction(
+                self.module, given, tokens, [], number,
+                lambda numbers: [labels[n] for n in numbers],
+            )  # fmt: skip
+        if not self._predicts_tokens:
+            raise InputError(
+                f"{kind} predicts nothing that a token could be relevant for. Give a language "
+                "model, or a classifier of whole texts (ForSequenceClassification)."
+            )
+        after = tokens
+        if "decoder_input_ids" in given:
+            after = token_names(given["decoder_input_ids"][0].tolist(), self._words)
+        mask = None
+        if self._is_masked and position is None:
+            if self._words.mask_token_id not in ids:
+                raise InputError(f"put {self._words.mask_token} where the token is predicted.")
+            mask = ids.index(self._words.mask_token_id)
+        return Prediction(
+            self.module, given, tokens, after, self._number,
+            lambda numbers: token_names(numbers, self._words), mask,
+        )  # fmt: skip
+
+    @property
+    def _config(self) -> Any:
+        return self.module.config
+
+    @property
+    def _is_pair(self) -> bool:
+        """Whether it reads a source and writes a target."""
+        return bool(getattr(self._config, "is_encoder_decoder", False))
+
+    @property
+    def _is_masked(self) -> bool:
+        return type(self.module).__name__.endswith("MaskedLM")
+
+    @property
+    def _predicts_tokens(self) -> bool:
+        network: Any = self.module
+        return network.get_output_embeddings() is not None
+
+    def _drop_unread(self, inputs: dict[str, Any]) -> None:
+        """Take out the types of the tokens, where the model does not read them."""
+        if "token_type_ids" not in inspect.signature(self.module.forward).parameters:
+            inputs.pop("token_type_ids", None)
+
+    def _number(self, option: str, word: str) -> int:
+        """The token that the word of an option names; the unknown one where it is asked for."""
+        ids = self._words(word, add_special_tokens=False)["input_ids"]
+        unknown = None if word == self._words.unk_token else self._words.unk_token_id
+        return one_token(f"{option} {word}", ids, unknown)

@@ -1,0 +1,81 @@
+"""`headloom.Run`: a training run, which is a model and how it was trained."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from headloom.api.asking import studio_of
+from headloom.api.run_model import RunModel
+from headloom.errors import InputError
+from headloom.formats.history import History
+from headloom.formats.run import RunFolder
+from headloom.studio.serving import Viewer, view
+from headloom.training.config import RunConfig, check_config
+from headloom.training.inference import TrainedRun
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Run(RunModel):
+    """A training run: a `Model`, its configuration, and what was measured while it was trained.
+
+    The weights are read when they are first needed, so that a run that still trains opens too, and
+    one that `headloom.monitor` watches, whose weights are its owner's.
+
+    path: of its folder.
+    """
+
+    def __init__(self, path: Path | str | TrainedRun, *, data: Path | None = None) -> None:
+        super().__init__(path, data=data)
+        self._folder = RunFolder.open(self.path)
+
+    @property
+    def model(self) -> Self:
+        """The run itself, which is a model."""
+        return self
+
+    @property
+    def state(self) -> str:
+        """Whether it is "training", or interrupted while it was, or "finished"."""
+        return self._folder.state
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The configuration, as in a TOML file.
+
+        Raises: InputError: a training that headloom.monitor watches has none.
+        """
+        if self._folder.monitored() is not None:
+            raise InputError(
+                f"{self.name}: a training that headloom.monitor watched has no configuration of "
+                "headloom. Its .history and .metrics are there."
+            )
+        return check_config(self._folder.config(), str(self.path / "config.json"))
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """What the training reported: a row a report, with its step, loss, validation and times."""
+        import pandas
+
+        return pandas.DataFrame(self._folder.reports.read())
+
+    @property
+    def history(self) -> History:
+        """W_Q, W_K, W_V, W_O of every layer while they were learned."""
+        return History(self._folder.history)
+
+    def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
+        """The studio of the run in a browser, served in the background until the program ends."""
+        return view(studio_of(self), port=port, browser=browser)
+
+    def __repr__(self) -> str:
+        watched = self._folder.monitored() is not None
+        if watched:
+            return f"Run({self.name!r}: a training that headloom.monitor watches)"
+        task, model = self.config.task.kind, self.config.model.kind
+        reports = self._folder.reports.read()
+        step = f", step {reports[-1]['step']:,}" if reports else ""
+        return f"Run({self.name!r}: task {task}, model {model}, {self.state}{step})"
