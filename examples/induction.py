@@ -23,8 +23,7 @@ from headloom.analysis.heads.formation import formation, trace_of_snapshot
 from headloom.analysis.heads.roles import HeadRole, head_roles
 from headloom.api.trace import Trace
 from headloom.formats.history import History
-from headloom.studio.pictures import history as history_picture
-from headloom.studio.pictures import save_picture
+from headloom.studio.pictures import save_picture, snapshots
 from headloom.training.config import load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
@@ -119,16 +118,14 @@ def say_formation(history: History, shown: dict[str, list[tuple[int, int]]], sin
 
 def draw(history: History, layer: int, head: int, measure: str, since: int, path: Path) -> None:
     """The weights of a head on the probe from random to trained, over its score and the loss."""
-    snapshots = [snapshot for snapshot in history if not 0 < snapshot.step < since]
-    matrices = [
-        trace_of_snapshot(snapshot).layers[layer].graph.dense()[head] for snapshot in snapshots
-    ]
-    steps = {snapshot.step for snapshot in snapshots}
+    kept = [snapshot for snapshot in history if not 0 < snapshot.step < since]
+    matrices = [trace_of_snapshot(snapshot).layers[layer].graph.dense()[head] for snapshot in kept]
+    steps = {snapshot.step for snapshot in kept}
     moments = [moment for moment in formation(history, measure) if moment.step in steps]
     scores = [moment.scores[layer, head] for moment in moments]
-    losses = [(s.step, s.loss) for s in snapshots if s.loss is not None]
-    figure = history_picture(
-        [snapshot.step for snapshot in snapshots],
+    losses = [(s.step, s.loss) for s in kept if s.loss is not None]
+    figure = snapshots(
+        [snapshot.step for snapshot in kept],
         matrices,
         {measure: scores, "loss": ([step for step, _ in losses], [loss for _, loss in losses])},
         title=f"{layer}.{head}: from random to {measure}",

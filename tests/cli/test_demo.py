@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import headloom
 from headloom.api import demo
 from headloom.formats.history import History
 from headloom.formats.tensors import load_tensors
-from headloom.studio import page, pictures
+from headloom.studio import page
 from headloom.studio.arrays import few_digits
 from headloom.training.config import RunConfig, check_config
 
@@ -38,9 +39,10 @@ def test_a_small_demo_leaves_all_that_it_names(
 ) -> None:
     monkeypatch.setattr(demo, "demo_config", small_demo)
     drawn, described = [], []
-    draw, export = pictures.history, page.export_page
+    history = import_module("headloom.studio.pictures.history")
+    draw, export = history.snapshots, page.export_page
     monkeypatch.setattr(
-        pictures, "history", lambda *given, **named: drawn.append(given) or draw(*given, **named)
+        history, "snapshots", lambda *given, **named: drawn.append(given) or draw(*given, **named)
     )
     described_by = lambda *given, **named: described.append(named) or export(*given, **named)  # noqa: E731
     monkeypatch.setattr(page, "export_page", described_by)

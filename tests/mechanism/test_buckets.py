@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import headloom
-from headloom.mechanism.attention_layer import PositionSizes
 from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.multihead import MultiHeadAttention
+from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
 
 LENGTH = 40
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,9 +19,6 @@ from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import TrainingResult, train
 from headloom.training.progress import ConsoleListener
 from headloom.training.tasks.dates import written
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: What the demo shows: dates of the demo's range in scripts and orders far apart.
 SHOWN = (
@@ -139,9 +135,15 @@ def _draw(
         "traces": run.folder.path / "traces",
         "page": page,
     }
-    drawn = (pictures.alignment(crossing), pictures.heads(first), *_history_pictures(run))
-    for figure, file in zip(drawn, files.values(), strict=False):
-        pictures.save_picture(figure, file)
+    past = History(run.folder.history)
+    name, head = _moved_most(past)
+    drawn = (
+        pictures.alignment(crossing), pictures.heads(first),
+        pictures.history(past, pictures.WEIGHTS, name, head),
+        pictures.history(past, pictures.PRODUCT, name, head),
+    )  # fmt: skip
+    for picture, file in zip(drawn, files.values(), strict=False):
+        pictures.save_picture(picture, file)
     export_page(
         page,
         list(traces.values()),
@@ -157,32 +159,13 @@ def _draw(
     return files
 
 
-def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
-    """The probe's attention, and W_Q W_K^T, in the cross head whose W_Q moved most."""
-    from headloom.studio.pictures import history
-    from headloom.studio.training import loss_curves
-
-    past = History(run.folder.history)
-    snapshots = list(past)
-    steps = [snapshot.step for snapshot in snapshots]
+def _moved_most(past: History) -> tuple[str, int]:
+    """The layer and head of cross-attention whose W_Q moved most."""
+    first, last = past[0], past[-1]
     moved = {
-        (first.name, head): float((last.matrices["W_Q"][head] - matrix).norm())
-        for first, last in zip(snapshots[0].layers, snapshots[-1].layers, strict=True)
-        if first.kind == "cross"
-        for head, matrix in enumerate(first.matrices["W_Q"])
+        (before.name, head): float((after.matrices["W_Q"][head] - matrix).norm())
+        for before, after in zip(first.layers, last.layers, strict=True)
+        if before.kind == "cross"
+        for head, matrix in enumerate(before.matrices["W_Q"])
     }
-    name, head = max(moved, key=lambda key: moved[key])
-    layers = [snapshot.layer(name) for snapshot in snapshots]
-    measures: JsonObject = {
-        "loss": tuple(zip(*loss_curves(run.folder, past)["training loss"], strict=True)),
-        "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
-        "effective rank": [layer.measures["effective_rank"][head] for layer in layers],
-        "symmetry": [layer.measures["symmetry"][head] for layer in layers],
-    }
-    attention = [layer.graph.adjacency(head).toarray() for layer in layers]
-    products = [layer.matrices["W_Q"][head] @ layer.matrices["W_K"][head].T for layer in layers]
-    where = f"{name}, head {head}: from random to trained"
-    return (
-        history(steps, attention, {"loss": measures["loss"]}, title=f"Weights of {where}"),
-        history(steps, products, measures, title=f"W_Q W_K^T of {where}"),
-    )
+    return max(moved, key=lambda key: moved[key])

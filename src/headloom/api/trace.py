@@ -12,9 +12,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject
 from headloom.formats.head import Head
 from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.shapes import in_words, whole_number
 from headloom.tracing import given, given_edges
 from headloom.tracing import watch as watching
@@ -23,6 +23,8 @@ from headloom.tracing.watch import Watched
 if TYPE_CHECKING:
     import networkx
     import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from headloom.analysis.eviction.evict import Eviction
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 
 
-class Trace(TraceData):
+class Trace(Drawn, TraceData):
     """Tokens and layers of one input through one model, with its analyses and its views.
 
     The fields are those of `headloom.formats.trace.TraceData`: ``sequences``, ``layers``,
@@ -184,17 +186,27 @@ class Trace(TraceData):
             port = whole_number("view", "port", port, 0, 65_535)
         return view(self, port=port, browser=browser)
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[JsonObject, JsonObject]:
-        """What a notebook shows: the studio. See `headloom.studio.notebook`."""
-        from headloom.studio.notebook import bundle
+    def plot(
+        self,
+        layer: int | str | None = None,
+        head: int | None = None,
+        *,
+        ax: Axes | Figure | None = None,
+        width: float | None = None,
+        **imshow: Any,
+    ) -> Any:
+        """Draw every head at a glance; the heads of a layer; or one, tokens on both axes.
 
-        return bundle(self)
+        layer, head: which; None: all. The others: see `headloom.TraceLayer.plot`.
 
-    def _display_(self) -> Any:
-        """What marimo shows: the same."""
-        from headloom.studio.notebook import display
-
-        return display(self)
+        Returns: the axes of one head; an array of them, (heads,) or (layers, heads), of several.
+        Raises: InputError: no such layer or head; a head of no layer.
+        """
+        if layer is not None:
+            return self[layer].plot(head, ax=ax, width=width, **imshow)
+        if head is not None:
+            raise InputError(f"plot: head={head} of no layer; give its layer too: layer=0.")
+        return self._plot("heads", self, ax=ax, width=width, **imshow)
 
 
 def _of(

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from headloom.errors import Hints
 from headloom.formats.tokens import shown, visible
+from headloom.mechanism.drawn import Drawn
 
 if TYPE_CHECKING:
     import networkx
     import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from headloom.formats.trace import TraceLayer
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Head(Hints):
+class Head(Drawn, Hints):
     """One head of a layer of a trace: ``trace[layer, head]``.
 
     layer: the layer that it belongs to; number: its place among the heads of the layer.
@@ -106,6 +109,13 @@ class Head(Hints):
             values |= {"token": token, "label": visible(token, 1000)}
             values |= {"position": position, "sequence": names[side]}
         return graph
+
+    def plot(
+        self, ax: Axes | Figure | None = None, width: float | None = None, **imshow: Any
+    ) -> Axes:
+        """Draw the weights, tokens on both axes: see `headloom.TraceLayer.plot`."""
+        drawn: Axes = self.layer.plot(self.number, ax=ax, width=width, **imshow)
+        return drawn
 
     def __repr__(self) -> str:
         kept = "" if self.exact else f", {self.layer.graph.k} kept edges of each query"

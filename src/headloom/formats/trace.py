@@ -22,16 +22,19 @@ from headloom.formats.terms import Terms
 from headloom.formats.tokens import Tokens, visible
 from headloom.formats.traced_images import TracedImage
 from headloom.formats.verification import in_words
+from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import place_of
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
-class TraceLayer:
+class TraceLayer(Drawn):
     """One attention call of a model.
 
         name           its path in the model
@@ -178,6 +181,32 @@ class TraceLayer:
         if self.terms is None:
             return "what enters its scores besides queries and keys was not kept"
         return None
+
+    def plot(
+        self,
+        head: int | None = None,
+        *,
+        ax: Axes | Figure | None = None,
+        width: float | None = None,
+        **imshow: Any,
+    ) -> Any:
+        """Draw the weights of a head, tokens on both axes; or all heads beside each other.
+
+        Rows are queries, columns keys; a colour is the square root of a weight, so that small ones
+        are seen. Exact where the layer has its queries and keys or every edge; else of the kept
+        edges, and the picture says what is missing.
+
+        Args:
+            head: which one; None: all.
+            ax: axes to draw into, or a figure to fill; None: a new figure, which a notebook and
+                ``pyplot.show()`` show.
+            width: of a new figure, in millimetres; its height follows.
+            imshow: options of `matplotlib.axes.Axes.imshow`, as cmap, vmax and norm.
+
+        Returns: the axes; of all heads an array of them.
+        Raises: InputError: no such head; matplotlib is not installed.
+        """
+        return self._plot("head_or_all", self, head, ax=ax, width=width, **imshow)
 
     def __getitem__(self, head: int) -> Head:
         """``layer[2]``: a head; -1 is the last one. Raises: InputError: there is no such head."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError
+from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.parts import changed
 from headloom.mechanism.shapes import describe, in_words, place_of, whole_number
 
@@ -98,7 +98,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionGraph:
+class AttentionGraph(Drawn):
     """The kept edges and the rows of one attention call.
 
     A weighted, directed graph: an edge leads from a query (row) to a key (column) that it looks
@@ -157,24 +157,15 @@ class AttentionGraph:
         """How many edges of a row are kept at most."""
         return self.keys.shape[-1]
 
-    def _repr_mimebundle_(self, **kwargs: object) -> object:
-        """What a notebook shows: the view that is installed for graphs, or the text.
+    def plot(
+        self, head: int | None = None, *, ax: object = None, width: float | None = None,
+        **imshow: object,
+    ) -> Any:  # fmt: skip
+        """Draw the kept weights of a head, or of all heads beside each other.
 
-        Views are entry points of the group "headloom.notebook"; headloom's own are in
-        `headloom.studio.notebook`. So this floor does not know the studio.
+        See `headloom.TraceLayer.plot`; rows and columns are named by their positions.
         """
-        return self._viewed("graph") or ({"text/plain": repr(self)}, {})
-
-    def _display_(self) -> object:
-        """What marimo shows: the same."""
-        return self._viewed("graph_marimo") or repr(self)
-
-    def _viewed(self, name: str) -> object:
-        """What the installed view of a name makes of the graph; None: there is none."""
-        for view in entry_points(group="headloom.notebook", name=name):
-            shown: object = view.load()(self)
-            return shown
-        return None
+        return self._plot("head_or_all", self, head, ax=ax, width=width, **imshow)
 
     def __repr__(self) -> str:
         edges = int((self.keys >= 0).sum())

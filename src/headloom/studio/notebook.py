@@ -1,21 +1,35 @@
-"""The studio within a notebook: what `trace` and `graph` show of themselves there.
+"""What objects show of themselves in a notebook: a picture, and of traces and graphs the studio.
 
-An anywidget of the same bundle that the server and the page use, so it works in Jupyter, VS Code,
-Colab and marimo. All that it shows travels with it, as in an exported page.
+The studio is an anywidget of the same bundle that the server and the page use, so it works in
+Jupyter, VS Code, Colab and marimo. All that it shows travels with it, as in an exported page. The
+picture is what a saved notebook shows where no script runs, as on GitHub.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import sys
-from typing import Any
+from base64 import b64encode
+from html import escape
+from typing import TYPE_CHECKING, Any
 
-from headloom.errors import InputError, installing, optional_package
+from headloom.errors import HeadloomError, InputError, installing, optional_package
 from headloom.formats.files import JsonObject
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
+from headloom.mechanism.drawn import Bundle, Drawn
 from headloom.mechanism.graph import AttentionGraph
 from headloom.studio.arrays import as_json
 from headloom.studio.pack import pack
 from headloom.studio.page import collect, script, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Cells of weights that are read for a picture nobody asked for, at most: a second or two.
+_CELLS = 2**28
+#: Dots an inch of a picture, the first whose file has no more bytes.
+_DOTS, _BYTES = (144, 96, 64, 40), 180_000
 
 
 def widget(trace: TraceData, start: str = "", title: str = "") -> Any:
@@ -64,27 +78,77 @@ def graph_trace(graph: AttentionGraph) -> TraceData:
     return TraceData({"tokens": names["keys"]} if one else names, (layer,))
 
 
-def display(shown: TraceData | AttentionGraph) -> Any:
-    """What marimo shows of a trace or a graph: the widget; or its text, which says why not.
-
-    Of a batch of graphs, and of a trace without a layer, the text alone.
-    """
-    if shown.batched if isinstance(shown, AttentionGraph) else not shown.layers:
-        return repr(shown)
+def display(shown: Drawn) -> Any:
+    """What marimo shows: the studio, of a trace or a graph; else the picture, or the text."""
     try:
-        return widget(graph_trace(shown) if isinstance(shown, AttentionGraph) else shown)
+        made = _widget_of(shown)
+        return _figure(shown) or repr(shown) if made is None else made
     except InputError as reason:
         return f"{shown!r}\n{reason}"
 
 
-def bundle(shown: TraceData | AttentionGraph) -> tuple[JsonObject, JsonObject]:
-    """What a notebook shows: the studio, or the text where that cannot be."""
-    made = repr(shown) if _in_a_terminal() else display(shown)
-    parts = None if isinstance(made, str) else made._repr_mimebundle_()
-    if parts is None:
-        return {"text/plain": made if isinstance(made, str) else repr(shown)}, {}
-    data, metadata = parts if isinstance(parts, tuple) else (parts, {})
-    return {**data, "text/plain": repr(shown)}, metadata
+def bundle(shown: Drawn) -> Bundle:
+    """What a notebook shows: the text; what `plot` draws, which stays when the notebook is saved
+    and its scripts are gone; and of a trace and a graph the studio.
+    """
+    data: JsonObject = {"text/plain": repr(shown)}
+    if _in_a_terminal():
+        return data, {}
+    metadata: JsonObject = {}
+    try:
+        made = _widget_of(shown)
+        parts = None if made is None else made._repr_mimebundle_()
+    except InputError as reason:
+        data["text/plain"], parts = f"{shown!r}\n{reason}", None
+    if parts is not None:
+        view, metadata = parts if isinstance(parts, tuple) else (parts, {})
+        data = {**view, **data}
+    figure = _figure(shown)
+    if figure is not None:
+        png, wide = _png(figure), round(figure.get_figwidth() * 96)
+        image = b64encode(png).decode()
+        data["image/png"] = png
+        data["text/html"] = (
+            f'<img width="{wide}" style="max-width:100%" src="data:image/png;base64,{image}" '
+            f'alt="{escape(repr(shown))}"><p><code>{escape(repr(shown))}</code></p>'
+        )
+        metadata = {**metadata, "image/png": {"width": wide}}
+    return data, metadata
+
+
+def _widget_of(shown: Drawn) -> Any:
+    """The studio of a trace or a graph; None of what has none: a batch, a trace without layers.
+
+    Raises: InputError: it cannot be; see `widget`.
+    """
+    if isinstance(shown, AttentionGraph) and not shown.batched:
+        return widget(graph_trace(shown))
+    return widget(shown) if isinstance(shown, TraceData) and shown.layers else None
+
+
+def _figure(shown: Any) -> Figure | None:
+    """What `plot` draws; None where it draws nothing, or would take long."""
+    layers = shown.layers if isinstance(shown, TraceData) else [shown]
+    if sum(math.prod(getattr(layer, "shape", ())) for layer in layers) > _CELLS:
+        return None
+    try:
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        shown.plot(ax=figure)
+    except (HeadloomError, ImportError):
+        return None
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    """A figure as PNG, coarser where it is large."""
+    for dots in _DOTS:
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=dots, facecolor=figure.get_facecolor())
+        if file.tell() <= _BYTES:
+            break
+    return file.getvalue()
 
 
 def _in_a_terminal() -> bool:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from headloom.analysis.eviction.evict import Eviction
 from headloom.errors import InputError
-from headloom.studio.pictures import save_picture
+from headloom.studio.pictures import figure_of, save_picture
 from headloom.studio.pictures.eviction import eviction
 from headloom.studio.pictures.palette import Theme
 
@@ -48,7 +48,7 @@ def test_colour_is_where_keys_stay_and_where_heads_lose(theme: Theme, tmp_path: 
 def test_scales_are_read_as_they_are() -> None:
     found = made()
     found.lost[0][:2, :, 3] = 1.0
-    figure = eviction(found)
+    figure = figure_of(eviction(found))
     figure.canvas.draw()
     scale = next(axes for axes in figure.axes if len(axes.get_xticks()) == 3)
     assert [label.get_text() for label in scale.get_xticklabels()] == ["0", "25 %", "100 %"]

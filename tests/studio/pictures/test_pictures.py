@@ -11,16 +11,16 @@ from matplotlib.image import AxesImage, imread
 from matplotlib.text import Text
 
 import headloom
-from headloom.studio.pictures import alignment, heads, history, save_picture
+from headloom.studio.pictures import alignment, figure_of, heads, save_picture, snapshots
 from headloom.studio.pictures.palette import palette
 
 
 def images(figure) -> list[AxesImage]:
-    return [image for axes in figure.axes for image in axes.images]
+    return [image for axes in figure_of(figure).axes for image in axes.images]
 
 
 def texts(figure) -> list[Text]:
-    return [text for text in figure.findobj(Text) if text.get_text()]
+    return [text for text in figure_of(figure).findobj(Text) if text.get_text()]
 
 
 def words(figure) -> set[str]:
@@ -33,8 +33,7 @@ def colour_of(figure, text: str) -> str:
 
 def test_alignment_has_queries_as_rows_and_keys_as_columns(pair_trace) -> None:
     layer = pair_trace.layer("cross", 0)
-    figure = alignment(layer, 2)
-    axes = figure.axes[0]
+    figure = axes = alignment(layer, 2)
     (image,) = axes.images
     assert np.allclose(image.get_array(), layer.graph.dense()[2])
     assert [label.get_text() for label in axes.get_yticklabels()] == layer.query_tokens
@@ -44,7 +43,7 @@ def test_alignment_has_queries_as_rows_and_keys_as_columns(pair_trace) -> None:
     assert low > high
     assert axes.xaxis.get_tick_params()["labeltop"]
     assert "cross layer 0, head 2" in words(figure)
-    assert colour_of(figure, "queries") == palette().query
+    assert colour_of(figure, "← queries") == palette().query
     assert colour_of(figure, "keys") == palette().key
 
 
@@ -54,20 +53,20 @@ def test_alignment_of_all_heads_is_their_mean(pair_trace) -> None:
     for what in (layer, layer.graph, layer.graph.dense(), layer.graph.dense().numpy()):
         assert np.allclose(images(alignment(what))[0].get_array(), expected, atol=1e-6)
     assert "cross layer 0, mean of 4 heads" in words(alignment(layer))
-    assert "queries ↓ (just read or written)" in words(alignment(layer))
+    assert "← queries (just read or written)" in words(alignment(layer))
     # Nothing is written by an encoder.
-    assert "queries ↓" in words(alignment(pair_trace.layer("encoder", 0)))
+    assert "← queries" in words(alignment(pair_trace.layer("encoder", 0)))
 
 
 def test_links_are_outlined_and_seconds_stay_on_a_long_axis() -> None:
     weights = np.full((3, 4), 0.25)
-    axes = alignment(weights, links=[(3, 0), (1, 2)]).axes[0]
+    axes = alignment(weights, links=[(3, 0), (1, 2)])
     # Centres, as columns and rows.
-    boxes = [patch.get_bbox() for patch in axes.patches]
+    boxes = [patch.get_bbox() for patch in axes.patches if patch.get_gid() != "frame"]
     assert [((b.x0 + b.x1) / 2, (b.y0 + b.y1) / 2) for b in boxes] == [(3, 0), (1, 2)]
     assert {(b.width, b.height) for b in boxes} == {(1, 1)}
     seconds = [f"{place / 50:.2f} s" for place in range(500)]
-    axes = alignment(np.full((2, 500), 1 / 500), key_tokens=seconds).axes[0]
+    axes = alignment(np.full((2, 500), 1 / 500), key_tokens=seconds)
     shown = {place: label.get_text() for place, label in enumerate(axes.get_xticklabels())}
     assert {place: text for place, text in shown.items() if text}
     assert all(text in ("", seconds[place]) for place, text in shown.items())
@@ -75,10 +74,10 @@ def test_links_are_outlined_and_seconds_stay_on_a_long_axis() -> None:
 
 
 def test_alignment_without_names_shows_positions() -> None:
-    figure = alignment(torch.eye(3))
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0", "1", "2"]
+    axes = alignment(torch.eye(3))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
     long = alignment(np.eye(700))
-    labels = [label.get_text() for label in long.axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in long.get_yticklabels()]
     assert labels[0] == "0"
     assert 5 <= sum(map(bool, labels)) <= 15
 
@@ -88,16 +87,17 @@ def test_alignment_without_names_shows_positions() -> None:
 )
 def test_token_labels_are_readable_and_apart(make_trace, length, least) -> None:
     layer = make_trace([f"word{i}" for i in range(length)]).layers[0]
-    figure = alignment(layer, 0)
+    axes = alignment(layer, 0)
+    figure = axes.figure
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
-    labels = figure.axes[0].get_yticklabels()
+    labels = axes.get_yticklabels()
     assert labels[0].get_fontsize() >= least
     boxes = [label.get_window_extent(renderer) for label in labels]
     for above, below in pairwise(boxes):
         assert above.y0 >= below.y1 - 1
     assert all(box.x0 >= 0 for box in boxes)
-    top = max(label.get_window_extent(renderer).y1 for label in figure.axes[0].get_xticklabels())
+    top = max(label.get_window_extent(renderer).y1 for label in axes.get_xticklabels())
     assert top <= figure.bbox.height
 
 
@@ -127,7 +127,7 @@ def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace) -> None:
 def test_history_draws_the_first_and_the_last_on_one_scale() -> None:
     steps = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     matrices = [torch.eye(4) * (step - 100) for step in steps]
-    figure = history(
+    figure = snapshots(
         steps,
         matrices,
         {"norm": [float(m.norm()) for m in matrices], "loss": ([1, 2, 3], [3.0, 2.0, 1.0])},
@@ -144,7 +144,7 @@ def test_history_draws_the_first_and_the_last_on_one_scale() -> None:
     assert shown[0].norm.vmin == -shown[0].norm.vmax
     assert {"step 0: random", "step 256", "norm", "loss", "3 → 1"} <= words(figure)
     assert "training step, logarithmic" in words(figure)
-    weights = history([0, 1], [np.full((2, 2), 0.5)] * 2)
+    weights = snapshots([0, 1], [np.full((2, 2), 0.5)] * 2)
     assert images(weights)[0].norm.vmax == 1
 
 
@@ -156,12 +156,12 @@ def test_hostile_tokens_are_drawn_without_a_warning(
     figures = (
         alignment(trace.layers[0], 0, theme=theme),
         heads(trace, title="".join(hostile_tokens)[:60], theme=theme),
-        history([0, 1], [np.eye(2)] * 2, {"$x$\n\x00": [1, 2]}, title="月$\x01", theme=theme),
+        snapshots([0, 1], [np.eye(2)] * 2, {"$x$\n\x00": [1, 2]}, title="月$\x01", theme=theme),
     )
     for number, figure in enumerate(figures):
         save_picture(figure, tmp_path / f"{number}.png", dpi=60)
         save_picture(figure, tmp_path / f"{number}.svg")
-    labels = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in figures[0].get_yticklabels()]
     assert "‹202E›gnp.exe" in labels
     assert "∅" in labels
 
@@ -181,14 +181,14 @@ def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path) -> Non
 
 def test_wrong_requests(pair_trace, tmp_path) -> None:
     layer = pair_trace.layers[0]
-    with pytest.raises(headloom.InputError, match="head 4; the graph has heads 0 to 3"):
+    with pytest.raises(headloom.InputError, match="head 4; the layer has heads 0 to 3"):
         alignment(layer, 4)
     with pytest.raises(headloom.InputError, match="2 query tokens for 7 query"):
         alignment(layer, query_tokens=["a", "b"])
     with pytest.raises(headloom.InputError, match='expected "light" or "dark"'):
         heads(pair_trace, theme="blue")
     with pytest.raises(headloom.InputError, match="2 steps for 1 matrices"):
-        history([0, 1], [np.eye(2)])
+        snapshots([0, 1], [np.eye(2)])
     with pytest.raises(headloom.InputError, match="written as"):
         save_picture(alignment(layer), tmp_path / "a.bmp")
     with pytest.raises(headloom.DataError, match="cannot write"):

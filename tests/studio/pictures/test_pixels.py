@@ -15,7 +15,7 @@ from tests.analysis.test_overview import block_means
 
 import headloom
 from headloom.api.trace import Trace
-from headloom.studio.pictures import alignment, heads, history, save_picture
+from headloom.studio.pictures import alignment, figure_of, heads, save_picture, snapshots
 from headloom.studio.pictures.palette import Theme, palette
 
 Printed = Callable[[Figure], np.ndarray]
@@ -86,7 +86,7 @@ def held_against(inside: np.ndarray, expected: np.ndarray, theme: Theme = "light
 @pytest.mark.parametrize("length", [2, 3, 100, 480])
 def test_heads_are_whole_to_their_edges(printed: Printed, length: int, theme: Theme) -> None:
     trace, weights = weights_made_by_hand(length)
-    figure = heads(trace, theme=theme)
+    figure = figure_of(heads(trace, theme=theme))
     pixels = printed(figure)
     tiles = [axes for axes in figure.axes if axes.images]
     for head in range(2):
@@ -100,15 +100,15 @@ def test_heads_are_whole_to_their_edges(printed: Printed, length: int, theme: Th
 def test_alignment_is_whole_to_its_edges(printed: Printed, length: int) -> None:
     trace, weights = weights_made_by_hand(length)
     for head in range(2) if length < 480 else (1,):
-        figure = alignment(trace.layers[0], head)
-        inside = box_of(figure, figure.axes[0], printed(figure))
+        axes = alignment(trace.layers[0], head)
+        inside = box_of(axes.figure, axes, printed(axes.figure))
         held_against(inside, weights[head].numpy())
 
 
 @pytest.mark.parametrize("length", [2, 3, 40])
 def test_history_is_whole_to_its_edges(printed: Printed, length: int) -> None:
     _, weights = weights_made_by_hand(length)
-    figure = history([0, 1], [weights[0], weights[1]], {"loss": [2.0, 1.0]})
+    figure = figure_of(snapshots([0, 1], [weights[0], weights[1]], {"loss": [2.0, 1.0]}))
     pixels = printed(figure)
     shown = [axes for axes in figure.axes if axes.images]
     for axes, matrix in zip(shown, weights, strict=True):
@@ -119,9 +119,9 @@ def test_kept_edges_alone_say_what_is_not_shown() -> None:
     trace, weights = weights_made_by_hand(100, queries_keys=False)
     left_out = 1 - weights.topk(2).values.sum(-1).mean(-1)
     expected = [f"{100 * float(share):.0f} % not shown" for share in left_out]
-    shown = [text.get_text() for text in heads(trace).texts]
+    shown = [text.get_text() for text in figure_of(heads(trace)).texts]
     assert next(text for text in shown if "not shown" in text) == expected[0]
     assert any("drawn from the kept edges" in text for text in shown)
     layer = trace.layers[0]
-    for figure in (alignment(layer, 0), alignment(layer.graph, 0)):
-        assert f"of the kept edges: {expected[0]}" in [text.get_text() for text in figure.texts]
+    for axes in (alignment(layer, 0), alignment(layer.graph, 0)):
+        assert f"of the kept edges: {expected[0]}" in [text.get_text() for text in axes.texts]

@@ -41,7 +41,7 @@ def test_an_even_row_has_the_middle_colour_and_not_the_strongest(far: float) -> 
     """Of pixels of one weight none stands out, and a little more is little more colour."""
     weights = torch.ones(4, 6, dtype=torch.float64)
     weights[0, 0] = far
-    axes = word_map(seen(weights)).axes[0]
+    axes = word_map(seen(weights))
     (drawn,) = (np.asarray(image.get_array()) for image in axes.get_images())
     times = (weights / weights.mean()).numpy()
     expected = np.asarray(palette("light").weight(np.sqrt(times / 4)))[..., :3]

@@ -1,10 +1,50 @@
-"""Static pictures of attention: made with matplotlib, without a window or global state."""
+"""Static pictures: each is a function that draws onto axes, or onto a figure of its own size.
+
+An object's `plot` draws by one of them; what commands draw goes to a figure that pyplot never
+knows, and `save_picture` writes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from headloom.studio.pictures.alignment import alignment
-from headloom.studio.pictures.canvas import save_picture
+from headloom.studio.pictures.canvas import Array, figure_of, save_picture
+from headloom.studio.pictures.changes import changes
+from headloom.studio.pictures.curves import curves
 from headloom.studio.pictures.eviction import eviction
 from headloom.studio.pictures.heads import heads
-from headloom.studio.pictures.history import history
+from headloom.studio.pictures.history import PRODUCT, WEIGHTS, history, snapshots
 from headloom.studio.pictures.images import places, word_map
+from headloom.studio.pictures.masses import Weights
 
-__all__ = ["alignment", "eviction", "heads", "history", "places", "save_picture", "word_map"]
+__all__ = [
+    "PRODUCT", "WEIGHTS", "alignment", "changes", "curves", "eviction", "figure_of", "head_or_all",
+    "heads", "history", "places", "plot", "save_picture", "snapshots", "word_map",
+]  # fmt: skip
+
+
+def plot(name: str, *args: Any, ax: Axes | Figure | None = None, **options: Any) -> Any:
+    """Draw a picture of this package, by its name.
+
+    ax: axes, or a figure to fill; None: a new figure of pyplot's.
+    """
+    draw = globals()[name]
+    if ax is not None:
+        return draw(*args, onto=ax, **options)
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(layout="none")
+    try:
+        return draw(*args, onto=figure, **options)
+    except BaseException:
+        pyplot.close(figure)
+        raise
+
+
+def head_or_all(what: Weights, head: int | None, **options: Any) -> Axes | Array:
+    """One head with its tokens, or all heads beside each other."""
+    return heads(what, **options) if head is None else alignment(what, head, **options)

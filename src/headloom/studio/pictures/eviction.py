@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from headloom.analysis.eviction.evict import BEST_SET, BEST_SETS, Eviction
 from headloom.errors import InputError
-from headloom.studio.pictures.canvas import Array, Sheet, weight_norm
+from headloom.studio.pictures.canvas import Array, Onto, Sheet, fitting, plain, room, weight_norm
 from headloom.studio.pictures.palette import Theme, palette
 
-#: Inches: a strip of kept keys, the heads beside it, and what stands around them.
+#: Units: a strip of kept keys, the heads beside it, and what stands around them.
 _LEFT, _WIDE, _HIGH, _BETWEEN, _ABOVE = 1.32, 5.6, 0.72, 0.14, 0.98
 _HEADS, _BESIDE, _RIGHT = 1.5, 0.16, 0.22
 _CURVES, _GAP, _BELOW = 1.7, 0.86, 0.5
-_WIDTH = _LEFT + _WIDE + _BESIDE + _HEADS + _RIGHT
-#: Where the heads begin.
-_ACROSS = _LEFT + _WIDE + _BESIDE
 #: How dark keys after the prompt are, where they all stay.
 _LATER = 0.35
 #: Columns that keys are drawn in, at least.
@@ -28,7 +25,14 @@ _COLUMNS = 2_000
 _POINTS = 64
 
 
-def eviction(result: Eviction, budget: int = 0, *, theme: Theme = "light") -> Figure:
+def eviction(
+    result: Eviction,
+    budget: int | None = None,
+    *,
+    onto: Onto = None,
+    width: float | None = None,
+    theme: Theme | None = None,
+) -> Array:
     """Which keys each policy keeps of every layer, and the mass that every head loses.
 
     Left, for each policy: keys from the first to the last position, the heads of keys of all layers
@@ -37,28 +41,37 @@ def eviction(result: Eviction, budget: int = 0, *, theme: Theme = "light") -> Fi
 
     Args:
         result: of `headloom.analysis.eviction.evict.evict`.
-        budget: the number of the budget that is drawn.
+        budget: the number of the budget that is drawn; None: the middle one.
+        onto, width, theme: as of `headloom.studio.pictures.alignment.alignment`.
 
+    Returns: the axes of the losses, from step to step and at every budget.
     Raises: InputError: no such budget.
     """
+    budget = len(result.budgets) // 2 if budget is None else budget
     if not -len(result.budgets) <= budget < len(result.budgets):
         raise InputError(f"eviction: budget {budget}; there are {len(result.budgets)}, from 0.")
-    drawn = result.policies[:-1]
-    down = _ABOVE + len(drawn) * (_HIGH + _BETWEEN)
-    sheet = Sheet(_WIDTH, down + _GAP + _CURVES + _BELOW, palette(theme))
-    colours = sheet.colours
+    drawn, colours = result.policies[:-1], palette(theme)
+    stretch = fitting(
+        1.0, room(onto, width), (_LEFT + _BESIDE + _RIGHT, _WIDE + _HEADS),
+        (_ABOVE + len(drawn) * _BETWEEN + _GAP + _BELOW, len(drawn) * _HIGH + _CURVES),
+    )  # fmt: skip
+    wide, beside, high, curves = (stretch * size for size in (_WIDE, _HEADS, _HIGH, _CURVES))
+    # A strip keeps its three lines of text where the picture is narrow.
+    high, curves = (high, curves) if isinstance(onto, Axes) else (max(high, 0.62), _CURVES)
+    down, across = _ABOVE + len(drawn) * (high + _BETWEEN), _LEFT + wide + _BESIDE
+    sheet = Sheet(onto, across + beside + _RIGHT, down + _GAP + curves + _BELOW, colours)
     share = 100 * result.budgets[budget] / result.prompt
     sheet.title(f"What a cache of {share:.3g} % of the keys keeps, and what every head loses")
     sheet.say(0.14, 0.38, str(result), 7.5)
     sheet.say(0.14, 0.72, "policy, mass lost")
     strips = "keys that stay; a row: a head of keys, layer 0 on top (paler: keys of later tokens)"
-    sheet.say(_LEFT, 0.72, strips, colour=colours.key)
-    sheet.say(_ACROSS, 0.72, "mass lost; a cell: a head")
+    sheet.say(_LEFT, 0.72, strips if wide > 4.5 else "keys that stay", colour=colours.key)
+    sheet.say(across, 0.72, "mass lost; a cell: a head" if beside > 1.2 else "mass lost")
     grids = [_grid(result, number, budget) for number in range(len(drawn))]
     most = max(*(float(np.nanmax(grid)) for grid in grids), 1e-6)
     keys = LinearSegmentedColormap.from_list("headloom-keys", [colours.ground, colours.key], 256)
     for row, (name, grid) in enumerate(zip(drawn, grids, strict=True)):
-        top = _ABOVE + row * (_HIGH + _BETWEEN)
+        top = _ABOVE + row * (high + _BETWEEN)
         mean = float(result.lost_by_heads[row, budget].mean())
         sheet.say(0.14, top + 0.08, name, 9, colours.ink, fontweight="bold")
         sheet.say(0.14, top + 0.27, f"{100 * mean:.2f} %", 13, colours.ink)
@@ -69,19 +82,18 @@ def eviction(result: Eviction, budget: int = 0, *, theme: Theme = "light") -> Fi
         held = np.concatenate([layer[row, budget].numpy() for layer in result.kept.values()])
         stays = np.pad(held.astype(float), ((0, 0), (0, result.steps)), constant_values=_LATER)
         stays = stays.repeat(-(-_COLUMNS // stays.shape[1]), axis=1)
-        sheet.matrix(_LEFT, top, _WIDE, _HIGH, stays, keys, vmin=0, vmax=1, interpolation="auto",
+        sheet.matrix(_LEFT, top, wide, high, stays, keys, vmin=0, vmax=1, interpolation="auto",
                      interpolation_stage="data")  # fmt: skip
-        sheet.matrix(_ACROSS, top, _HEADS, _HIGH, grid, colours.weight, weight_norm(most))
+        sheet.matrix(across, top, beside, high, grid, colours.weight, weight_norm(most))
     below, length = down - _BETWEEN + 0.05, result.prompt + result.steps
     for place, text, side in (
         (0, "0", "left"), (result.prompt, f"{result.prompt:,}", "right"), (length, "steps", "right")
     ):  # fmt: skip
-        sheet.say(_LEFT + _WIDE * place / length, below, text, 6.5, ha=side)
-    ticks = {0: "0", 0.5: f"{25 * most:.3g} %", 1: f"{100 * most:.3g} %"}
-    bottom = sheet.height - below - 0.1
-    sheet.scale(_ACROSS, bottom, _HEADS, colours.weight, ticks, high=0.07, size=6.5)
-    _curves(sheet, result, budget, down + _GAP - _BETWEEN)
-    return sheet.figure
+        sheet.say(_LEFT + wide * place / length, below, text, 6.5, ha=side)
+    ticks = {0: "0", most / 4: f"{25 * most:.3g} %", most: f"{100 * most:.3g} %"}
+    bottom, scale = sheet.height - below - 0.1, ScalarMappable(weight_norm(most), colours.weight)
+    sheet.scale(across, bottom, beside, scale, ticks, high=0.07, size=6.5)
+    return _curves(sheet, result, budget, down + _GAP - _BETWEEN, curves)
 
 
 def _grid(result: Eviction, policy: int, budget: int) -> Array:
@@ -92,7 +104,7 @@ def _grid(result: Eviction, policy: int, budget: int) -> Array:
     return grid
 
 
-def _curves(sheet: Sheet, result: Eviction, budget: int, down: float) -> None:
+def _curves(sheet: Sheet, result: Eviction, budget: int, down: float, high: float) -> Array:
     """The loss from step to step, and at every budget; the names in the colours of their lines."""
     colours, lost = sheet.colours, 100 * result.lost_by_heads.numpy()
     by_steps, by_budgets = lost[:, budget].mean(1), lost.mean((2, 3))
@@ -101,9 +113,10 @@ def _curves(sheet: Sheet, result: Eviction, budget: int, down: float) -> None:
     parts = min(result.steps, _POINTS)
     # Each part from its first step to the next one's, the last as well.
     places = result.prompt + np.linspace(0, result.steps, parts + 1)
-    across = _LEFT + 4.0
-    left = sheet.axes(_LEFT - 0.6, down, 4.0, _CURVES)
-    right = sheet.axes(across, down, _WIDTH - across - 1.1, _CURVES)
+    # Two of them, and the names at the right.
+    wide = sheet.width - (_LEFT - 0.6) - 0.6 - 1.1
+    left = sheet.axes(_LEFT - 0.6, down, 0.63 * wide, high)
+    right = sheet.axes(_LEFT + 0.63 * wide, down, 0.37 * wide, high)
     highest = sorted(range(len(lost)), key=lambda number: -by_budgets[number, order[0]])
     for number, name in enumerate(result.policies):
         ink = colours.heads[number % len(colours.heads)]
@@ -116,23 +129,11 @@ def _curves(sheet: Sheet, result: Eviction, budget: int, down: float) -> None:
                    markersize=3, linestyle=dashes)  # fmt: skip
         bold = "bold" if name == BEST_SET else "normal"
         place = down + 0.02 + 0.17 * highest.index(number)
-        sheet.say(_WIDTH - 1.02, place, name, 7.5, ink, fontweight=bold)
+        sheet.say(sheet.width - 1.02, place, name, 7.5, ink, fontweight=bold)
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_xticks(np.unique(shares), [f"{share:.3g}" for share in np.unique(shares)])
     right.set_ylim(bottom=0)
     averaged = "" if parts == result.steps else f" (means of {result.steps / parts:.3g})"
-    _plain(sheet, left, f"mass lost, %; position of the step{averaged}")
-    _plain(sheet, right, "mass lost, %; keys that stay, % of the prompt")
-
-
-def _plain(sheet: Sheet, axes: Axes, title: str) -> None:
-    colours = sheet.colours
-    axes.set_facecolor(colours.ground)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(colours.line)
-    axes.tick_params(length=2, width=0.5, labelsize=6.5, color=colours.faint,
-                     labelcolor=colours.faint)  # fmt: skip
-    axes.set_title(title, fontsize=7, color=colours.faint, loc="left", pad=5)
-    axes.grid(axis="y", color=colours.line, linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.02)
+    plain(left, colours, f"mass lost, %; position of the step{averaged}")
+    plain(right, colours, "mass lost, %; keys that stay, % of the prompt")
+    return np.array([left, right])

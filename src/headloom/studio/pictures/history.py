@@ -1,24 +1,35 @@
-"""`history`: a learned matrix on its way from random to trained."""
+"""`history`: what a training learned: losses and measures, or a matrix at its snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm, ListedColormap, Normalize
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.studio.pictures.canvas import Array, Sheet, weight_norm
+from headloom.formats.history import History, LayerSnapshot
+from headloom.formats.run import RunFolder, is_run
+from headloom.mechanism.shapes import chosen as one_of
+from headloom.mechanism.shapes import place_of
+from headloom.mechanism.spectra import MATRICES, MEASURES
+from headloom.studio.pictures.canvas import Array, Onto, Sheet, bare, fitting, room, weight_norm
+from headloom.studio.pictures.curves import Lines, curves, steps_along
 from headloom.studio.pictures.palette import Palette, Theme, palette
+from headloom.studio.training import loss_curves
 
 Matrix = Tensor | Array | Sequence[Sequence[float]]
 Series = Sequence[float] | tuple[Sequence[float], Sequence[float]]
-#: Inches: a snapshot's width, between two, left of them, a curve's height, above and below all.
-_SIZE, _GAP, _LEFT, _BAND, _TOP, _FOOT = 1.22, 0.14, 1.15, 0.42, 0.78, 0.46
+#: What has a matrix at each snapshot.
+PRODUCT, WEIGHTS = "W_Q W_K^T", "weights"
+#: Measures that stand beside the loss.
+_MEASURES = ("norm_W_Q", "norm_W_K", "effective_rank", "symmetry")
+#: Units: a snapshot's width, and the least; between two, left of them, a curve's height, above and
+#: below all.
+_SIZE, _LEAST, _GAP, _LEFT, _BAND, _TOP, _FOOT = 1.22, 0.5, 0.14, 1.15, 0.42, 0.78, 0.46
 #: How far what is written left and right of a curve is from it, as a share of the curve's width.
 _BESIDE = 0.012
 #: The size of the letters right of a curve, in points.
@@ -26,14 +37,125 @@ _SMALL = 6.5
 
 
 def history(
+    past: History,
+    name: str | None = None,
+    layer: int | str | None = None,
+    head: int | None = None,
+    *,
+    onto: Onto = None,
+    width: float | None = None,
+    theme: Theme | None = None,
+    **options: Any,
+) -> Axes | Array:
+    """What a training learned: the losses and measures of all heads, or a matrix of one.
+
+    Args:
+        past: of a run.
+        name: "loss", or a measure: curves, of every head a line; "W_Q", "W_K", "W_V", "W_O",
+            "W_Q W_K^T", or "weights", of the probe: a matrix at its snapshots. None: the loss, and
+            the norms, effective rank and symmetry of W_Q and W_K.
+        layer, head: by number, the layer also by name. None: all of a measure, the first of a
+            matrix.
+        onto, width, theme: as of `headloom.studio.pictures.alignment.alignment`.
+        options: of `matplotlib.axes.Axes.plot` for curves, of ``imshow`` for matrices; of a matrix
+            also ``title`` and ``shown``, snapshots at most.
+
+    Returns: axes; or an array of them: one for each curve, or snapshot.
+    Raises: InputError: no such matrix, measure, layer or head. DataError: there is no snapshot.
+    """
+    steps = past.steps
+    first = past[steps[0] if steps else 0]
+    names = [each.name for each in first.layers]
+    number = (
+        layer if layer is None or isinstance(layer, int) else names.index(past[0].layer(layer).name)
+    )
+    if number is not None:
+        number = place_of("history", "plot", "layer", number, len(names))
+    losses = _losses(past)
+    if name is None or name == "loss" or name in MEASURES:
+        wanted = ("loss", *_MEASURES) if name is None else (name,)
+        panels = {
+            each: losses if each == "loss" else _measure(past, each, number, head)
+            for each in wanted
+        }
+        panels = {each: lines for each, lines in panels.items() if lines}
+        how = {"onto": onto, "width": width, "theme": theme, "logarithmic": True}
+        drawn = curves(panels, **(how | options))
+        return drawn if name is None else drawn[0]
+    one_of("plot", "name", name, (*MATRICES, PRODUCT, WEIGHTS, "loss", *MEASURES))
+    layers = [snapshot.layers[number or 0] for snapshot in past]
+    head = place_of("layer", "plot", "head", head or 0, len(layers[0].measures["symmetry"]))
+    measures: dict[str, Series] = {}
+    if training := losses.get("training loss") or losses.get("loss"):
+        measures["loss"] = tuple(zip(*training[0], strict=True))
+    if name != WEIGHTS:
+        for title, each in (("|W_Q|", "norm_W_Q"), ("effective rank", "effective_rank"),
+                            ("symmetry", "symmetry")):  # fmt: skip
+            values = [layer.measures[each][head] for layer in layers]
+            if None not in values:
+                measures[title] = values
+    of_name = {PRODUCT: "W_Q W_K^T", WEIGHTS: "Weights"}.get(name, name)
+    title = f"{of_name} of {names[number or 0]}, head {head}: from random to trained"
+    how = {"title": title, "onto": onto, "width": width, "theme": theme} | options
+    return snapshots(steps, [_matrix(layer, name, head) for layer in layers], measures, **how)
+
+
+def _losses(past: History) -> Lines:
+    """The losses of a history's run, or of its snapshots alone: a line each."""
+    if is_run(past.folder.parent):
+        found = loss_curves(RunFolder.open(past.folder.parent), past)
+        if found:
+            return {name: [points] for name, points in found.items()}
+    points = [(notes["step"], notes["loss"]) for notes in map(past.notes, past.steps)]
+    points = [point for point in points if point[1] is not None]
+    return {"loss": [points]} if points else {}
+
+
+def _measure(past: History, name: str, layer: int | None, head: int | None) -> Lines:
+    """A line for each head, by the names of the layers."""
+    lines: dict[str, list[list[tuple[float, float]]]] = {}
+    for step in past.steps:
+        for number, entry in enumerate(past.notes(step)["layers"]):
+            if layer not in (None, number):
+                continue
+            values = entry["measures"][name]
+            heads = (
+                range(len(values))
+                if head is None
+                else [place_of("layer", "plot", "head", head, len(values))]
+            )
+            of_layer = lines.setdefault(entry["name"], [[] for _ in heads])
+            for line, place in zip(of_layer, heads, strict=True):
+                if values[place] is not None:
+                    line.append((step, values[place]))
+    return {name: [line for line in of_layer if line] for name, of_layer in lines.items()}
+
+
+def _matrix(layer: LayerSnapshot, name: str, head: int) -> Matrix:
+    """A matrix of a head at a snapshot."""
+    if name == WEIGHTS:
+        return layer.graph.adjacency(head).toarray()
+    parts = name.split(" ")[0], "W_K"
+    if missing := [part for part in parts[: 1 + (name == PRODUCT)] if part not in layer.matrices]:
+        raise InputError(f"plot: the history of {layer.name} has no {missing[0]}.")
+    heads = len(layer.measures["symmetry"])
+    of_head = [layer.matrices[part] for part in parts if part in layer.matrices]
+    query, *key = [matrix[head * len(matrix) // heads] for matrix in of_head]
+    return query @ key[0].T if name == PRODUCT else query
+
+
+def snapshots(
     steps: Sequence[int],
     matrices: Sequence[Matrix],
     measures: Mapping[str, Series] | None = None,
     *,
     title: str = "From random to trained",
     shown: int = 7,
-    theme: Theme = "light",
-) -> Figure:
+    onto: Onto = None,
+    width: float | None = None,
+    theme: Theme | None = None,
+    **options: Any,
+) -> Array:
     """Snapshots of one matrix in a row, from random to trained, over its measures along training.
 
     All snapshots share one scale: signed matrices (W_Q W_K^T of a head, say) a diverging one
@@ -48,8 +170,9 @@ def history(
             symmetry), or name -> (steps, values) for one with steps of its own (the loss).
         title: above it.
         shown: how many snapshots to show at most; the first and the last always are.
-        theme: "light" or "dark".
+        onto, width, theme, options: as of `headloom.studio.pictures.alignment.alignment`.
 
+    Returns: the axes of the snapshots; of signed ones (2, snapshots).
     Raises: InputError: nothing to show, or numbers of steps and matrices that differ.
     """
     drawn = [
@@ -60,14 +183,19 @@ def history(
         raise InputError(
             f"history: {len(steps)} steps for {len(drawn)} matrices; expected one each."
         )
-    colours = palette(theme)
+    series: dict[str, tuple[Array, Array]] = {}
+    for name, each in (measures or {}).items():
+        own = isinstance(each, tuple) and len(each) == 2 and np.ndim(each[0]) == 1
+        along, values = each if own else (steps, each)
+        series[name] = np.asarray(along, dtype=float), np.asarray(values, dtype=float)
+    ends = [f"{y[0]:.3g} → {y[-1]:.3g}" for _, y in series.values()]
+    # Some letters are wider than half of their height.
+    right = max(0.9, max(map(len, ends), default=0) * 0.62 * _SMALL / 72 + 0.14)
+    space, colours = room(onto, width), palette(theme)
+    if space[0] is not None:
+        shown = min(shown, int((space[0] - _LEFT - right + _GAP) / (_LEAST + _GAP)))
     places = sorted({round(place) for place in np.linspace(0, len(steps) - 1, max(shown, 2))})
     at, chosen = [steps[place] for place in places], [drawn[place] for place in places]
-    curves: dict[str, tuple[Array, Array]] = {}
-    for name, series in (measures or {}).items():
-        own = isinstance(series, tuple) and len(series) == 2 and np.ndim(series[0]) == 1
-        along, values = series if own else (steps, series)
-        curves[name] = np.asarray(along, dtype=float), np.asarray(values, dtype=float)
     rows = [("", chosen, *_scale(chosen, colours))]
     if min(float(np.nanmin(matrix)) for matrix in drawn) < 0:
         moved = [matrix - drawn[0] for matrix in chosen]
@@ -75,58 +203,65 @@ def history(
         rows = [
             ("as it is", *rows[0][1:]), (change, moved, *_scale(moved, colours, linear=True))
         ]  # fmt: skip
-
-    ends = [f"{y[0]:.3g} → {y[-1]:.3g}" for _, y in curves.values()]
-    high, long = drawn[0].shape
-    tall = _SIZE * float(np.clip(high / max(long, 1), 0.4, 2.0))
-    wide = max(len(chosen) * (_SIZE + _GAP) - _GAP, 3.6)
-    # Some letters are wider than half of their height.
-    written = max(map(len, ends), default=0) * 0.62 * _SMALL / 72
-    below = _TOP + len(rows) * (tall + _GAP) - _GAP + (0.34 if curves else 0.12)
-    sheet = Sheet(
-        _LEFT + wide + max(0.9, _BESIDE * wide + written + 0.1),
-        below + len(curves) * (_BAND + 0.1) + _FOOT, colours, [title, *curves],
+    shape = float(np.clip(drawn[0].shape[0] / max(drawn[0].shape[1], 1), 0.4, 2.0))
+    gaps, bands = (len(chosen) - 1) * _GAP, len(series) * (_BAND + 0.1)
+    fixed = _TOP + (len(rows) - 1) * _GAP + (0.34 if series else 0.12) + bands + _FOOT
+    size = fitting(
+        _SIZE, space, (_LEFT + gaps + right, len(chosen)), (fixed, len(rows) * shape)
     )  # fmt: skip
+    tall, pitch = size * shape, size + _GAP
+    wide = len(chosen) * size + gaps
+    wide = max(wide, 3.6) if space[0] is None else wide
+    height = fixed + len(rows) * tall
+    sheet = Sheet(onto, space[0] or _LEFT + wide + right, height, colours, [title, *series])
     sheet.title(title)
     legend = "; ".join(f"{name}: {says}".removeprefix(": ") for name, _, _, _, says in rows)
     sheet.say(0.14, 0.37, legend.replace("\n", " "), 6.5)
-    snapshots: list[Axes] = []
+    every: list[list[Axes]] = []
     for number, (name, of_row, norm, ramp, _) in enumerate(rows):
         top = _TOP + number * (tall + _GAP)
         sheet.say(_LEFT - 0.1, top + tall / 2, name, 7, colours.ink, ha="right", va="center")
-        snapshots = [
-            sheet.matrix(_LEFT + column * (_SIZE + _GAP), top, _SIZE, tall, matrix, ramp, norm)
-            for column, matrix in enumerate(of_row)
+        how = {"cmap": ramp, "norm": norm} | options
+        every.append(
+            [
+                sheet.matrix(_LEFT + column * pitch, top, size, tall, matrix, **how)
+                for column, matrix in enumerate(of_row)
+            ]
+        )
+    for axes, step in zip(every[0], at, strict=True):
+        name = f"step {step:,}" + ": random" * (step == 0 and size > 1)
+        ink = colours.ink if step in (steps[0], steps[-1]) else colours.faint
+        axes.set_title(name, fontsize=7 * sheet.unit, pad=3, color=ink)
+    top = _TOP + len(rows) * (tall + _GAP) - _GAP + 0.44
+    panel = None
+    for number, (name, (x, y)) in enumerate(series.items()):
+        panel = sheet.axes(_LEFT, top + number * (_BAND + 0.1), wide, _BAND)
+        _curve(sheet, panel, x, y, name, ends[number])
+        steps_along(panel, steps, max([steps[-1], *(x[-1] for x, _ in series.values())]))
+        panel.minorticks_off()
+        panel.set_xticks([])
+        for step in at:
+            panel.axvline(step, color=colours.line, linewidth=0.7, zorder=0)
+    if panel is not None:
+        along = [
+            panel.transAxes.inverted().transform(panel.transData.transform((step, 0)))[0]
+            for step in at
         ]
-        if number == 0:
-            for axes, step in zip(snapshots, at, strict=True):
-                name = f"step {step:,}" + ": random" * (step == 0)
-                ink = colours.ink if step in (steps[0], steps[-1]) else colours.faint
-                axes.set_title(name, fontsize=7, pad=3, color=ink)
-    if curves:
-        # Training slows down: equal distances for equal factors, after a linear beginning.
-        first = next((step for step in steps if step > 0), 1)
-        last = max([steps[-1], *(x[-1] for x, _ in curves.values())])
-        panels = []
-        for number, (name, (x, y)) in enumerate(curves.items()):
-            panel = sheet.axes(_LEFT, below + 0.1 + number * (_BAND + 0.1), wide, _BAND)
-            _curve(sheet, panel, x, y, name, ends[number])
-            panel.set_xscale("symlog", linthresh=first, linscale=0.6)
-            panel.set_xlim(0, last)
-            panel.minorticks_off()
-            panel.set_xticks([])
-            for step in at:
-                panel.axvline(step, color=colours.line, linewidth=0.7, zorder=0)
-            panels.append(panel)
-        labelled = _apart(at, panel)
+        labelled = _apart(at, along)
         panel.set_xticks(labelled, [f"{step:,}" for step in labelled])
-        panel.tick_params(axis="x", length=2, width=0.5, pad=2, labelsize=6.5,
+        small = _SMALL * sheet.unit
+        panel.tick_params(axis="x", length=2, width=0.5, pad=2, labelsize=small,
                           color=colours.faint, labelcolor=colours.faint)  # fmt: skip
         panel.set_xlabel(
-            "training step, logarithmic", fontsize=6.5, color=colours.faint, labelpad=2
+            "training step, logarithmic", fontsize=small, color=colours.faint, labelpad=2
         )
-        _threads(sheet, snapshots, panels[0], at)
-    return sheet.figure
+        # A thread from each snapshot down to its step, below the frame: the last row stays free.
+        down = np.linspace(0, 1, 24)
+        for column, place in enumerate(along):
+            middle = _LEFT + column * pitch + size / 2
+            across = middle + (_LEFT + place * wide - middle) * down * down * (3 - 2 * down)
+            sheet.thread(across, top - 0.425 + 0.425 * down)
+    return np.array(every if len(every) > 1 else every[0])
 
 
 def _scale(
@@ -153,12 +288,11 @@ def _scale(
     return Normalize(0, limit), colours.weight, f"0 to {limit:.2g}"
 
 
-def _apart(steps: Sequence[int], axes: Axes) -> list[int]:
-    """Steps whose labels do not run into each other."""
+def _apart(steps: Sequence[int], along: Sequence[float]) -> list[int]:
+    """Steps whose labels, at these shares of the width, do not run into each other."""
     labelled: list[int] = []
     before = -np.inf
-    for step in steps:
-        place = axes.transAxes.inverted().transform(axes.transData.transform((step, 0)))[0]
+    for step, place in zip(steps, along, strict=True):
         if place - before > 0.05:
             labelled.append(step)
             before = place
@@ -168,7 +302,7 @@ def _apart(steps: Sequence[int], axes: Axes) -> list[int]:
 def _curve(sheet: Sheet, axes: Axes, x: Array, y: Array, name: str, ends: str) -> None:
     """A sparkline: its name at the left, where it begins and ends at the right."""
     colours = sheet.colours
-    sheet.bare(axes, frame=False)
+    bare(axes, colours, frame=False)
     axes.patch.set_alpha(0)
     axes.plot(x, y, color=colours.ink, linewidth=1.0, solid_capstyle="round")
     axes.plot(x[:1], y[:1], "o", markersize=2.6, color=colours.faint, clip_on=False)
@@ -183,20 +317,5 @@ def _curve(sheet: Sheet, axes: Axes, x: Array, y: Array, name: str, ends: str) -
         (-_BESIDE, sheet.written(name), "right", 7, colours.ink),
         (1 + _BESIDE, ends, "left", _SMALL, colours.faint),
     ):
-        axes.text(place, 0.5, text, transform=axes.transAxes, ha=side, va="center", fontsize=size,
-                  color=ink, family=sheet.families)  # fmt: skip
-
-
-def _threads(sheet: Sheet, snapshots: Sequence[Axes], panel: Axes, steps: Sequence[int]) -> None:
-    """A thread from each snapshot down to its step."""
-    along = np.linspace(0, 1, 24)
-    smooth = along * along * (3 - 2 * along)
-    for axes, step in zip(snapshots, steps, strict=True):
-        box = axes.get_position()
-        middle = (box.x0 + box.x1) / 2
-        place = panel.transData.transform((step, 0))[0] / sheet.figure.bbox.width
-        # Below the frame: the last row of the snapshot stays free.
-        start, end = box.y0 - 0.015 / sheet.height, panel.get_position().y1
-        x, y = middle + (place - middle) * smooth, start + (end - start) * along
-        thread = Line2D(x, y, color=sheet.colours.line, linewidth=0.8, solid_capstyle="butt")
-        sheet.figure.add_artist(thread)
+        axes.text(place, 0.5, text, transform=axes.transAxes, ha=side, va="center",
+                  fontsize=size * sheet.unit, color=ink, family=sheet.families)  # fmt: skip

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, PowerNorm, to_rgb
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from headloom.analysis.image_map import ImageMap
@@ -15,7 +16,8 @@ from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.grid import Grid
-from headloom.studio.pictures.canvas import Array, Sheet, weight_norm, weights_of
+from headloom.studio.pictures.canvas import Array, Onto, Sheet, bare, fitting, room, weight_norm
+from headloom.studio.pictures.masses import masses_of
 from headloom.studio.pictures.palette import Palette, Theme, palette
 
 #: The longest side of an image under a map, its width under looks, what stands beside it, and the
@@ -32,10 +34,12 @@ def word_map(
     seen: ImageMap,
     image: Array | None = None,
     *,
-    title: str = "",
-    caption: str = "",
-    theme: Theme = "light",
-) -> Figure:
+    onto: Onto = None,
+    width: float | None = None,
+    title: str | None = None,
+    caption: str | None = None,
+    theme: Theme | None = None,
+) -> Axes:
     """The map of a word over an image: the weights in colour, the picture in their light and dark.
 
     The colour of a pixel is how many times its weight is that of an even spread of the row's mass
@@ -46,7 +50,8 @@ def word_map(
         seen: of `headloom.Trace.image_map`.
         image: (rows, columns) or (rows, columns, 3), 0 (black) to 1, of the same pixels; None:
             the weights alone.
-        title: above; caption: below it; theme.
+        onto, width, theme: as of `headloom.studio.pictures.alignment.alignment`.
+        title: above; caption: below it; None: which position it is, and its mass on the image.
 
     Raises: InputError: an image of another size.
     """
@@ -57,26 +62,36 @@ def word_map(
             f"word_map: the image has {image.shape[0]} x {image.shape[1]} pixels, the map {rows} x "
             f"{columns}. Ask for the map with the size of the image: size=(rows, columns)."
         )
-    total = float(weights.sum())
+    title = f"position {seen.query} looks at the image" if title is None else title
+    caption = f"{seen.mass:.1%} of its weight is on the image" if caption is None else caption
+    total, colours, space = float(weights.sum()), palette(theme), room(onto, width)
     times = weights * (weights.size / total) if total > 0 else weights
     most = max(float(times.max()), _REACHED)
     norm = weight_norm(most)
-    high, wide = (side * _LONG / max(rows, columns) for side in (rows, columns))
-    inches = max(wide, _NARROW) + 2 * _MARGIN
-    sheet = Sheet(inches, 0.62 + high + 0.62, palette(theme), [title, caption])
-    sheet.say(_MARGIN, 0.16, title, 10, sheet.colours.ink, fontweight="bold")
-    sheet.say(_MARGIN, 0.39, caption, 7.5)
     light = None if image is None else _light(image)
-    cells = _coloured(np.asarray(norm(times)), light, sheet.colours)
-    sheet.matrix(_MARGIN, 0.62, wide, high, cells)
+    cells = _coloured(np.asarray(norm(times)), light, colours)
+    if isinstance(onto, Axes):
+        onto.imshow(cells, interpolation="nearest")
+        bare(onto, colours)
+        onto.set_title(title, color=colours.ink)
+        onto.set_xlabel(caption, color=colours.faint)
+        return onto
+    longest = fitting(_LONG, (space[0],), (2 * _MARGIN, columns / max(rows, columns)))
+    high, wide = (side * longest / max(rows, columns) for side in (rows, columns))
+    inches = space[0] or max(wide, _NARROW) + 2 * _MARGIN
+    sheet = Sheet(onto, inches, 0.62 + high + 0.62, colours, [title, caption])
+    sheet.say(_MARGIN, 0.39, caption, 7.5)
+    axes = sheet.matrix(_MARGIN, 0.62, wide, high, cells)
+    sheet.title(title)
     mean = None if light is None else np.full(256, light.mean())
-    ramp = ListedColormap(_coloured(np.linspace(0, 1, 256), mean, sheet.colours))
+    ramp = ListedColormap(_coloured(np.linspace(0, 1, 256), mean, colours))
     ticks = [0.0, 1.0, *([most / 4] if most > 10 else []), most]
+    says = "weight of a pixel, in times the mean of all pixels (square roots)"
     sheet.scale(
-        _MARGIN, 0.24, 2.4, ramp, {float(norm(tick)): f"{tick:.3g}" for tick in ticks},
-        "weight of a pixel, in times the mean of all pixels (square roots)", high=0.1, size=6.5,
+        _MARGIN, 0.24, min(2.4, inches - 2 * _MARGIN), ScalarMappable(norm, ramp),
+        {tick: f"{tick:.3g}" for tick in ticks}, says, high=0.1, size=6.5,
     )  # fmt: skip
-    return sheet.figure
+    return axes
 
 
 def _light(image: Array) -> Array:
@@ -147,7 +162,8 @@ def looks_of(
         asked = (row * high, column * wide, rows * high, columns * wide)
     if not numbers:
         raise InputError("places: no token stands before the places of this layer.")
-    mean: Array = weights_of(layer, head)[0][numbers, keys.before :].mean(0)
+    masses = masses_of(layer, head, max(layer.shape)).values[0]
+    mean: Array = masses[numbers, keys.before :].mean(0)
     return Look(image, mean.reshape(keys.rows, keys.columns), asked, title)
 
 
@@ -167,8 +183,8 @@ def _grid(names: Sequence[str]) -> Grid:
 
 
 def places(
-    looks: Sequence[Look], *, title: str = "", caption: str = "", theme: Theme = "light"
-) -> Figure:
+    looks: Sequence[Look], *, title: str = "", caption: str = "", theme: Theme | None = None
+) -> Array:
     """Images below each other, each with the weights that some of its places give to the others.
 
     The weights are the ground, the image the ink on it, the places that look are framed. The scale
@@ -176,16 +192,17 @@ def places(
     large, so that an even row is faint.
 
     Args: looks: one or more, of images of one size; title: above; caption: below; theme.
+    Returns: the axes of each.
     """
     rows, columns = looks[0].image.shape
     high, top = _WIDE * rows / columns, 0.48 if title else 0.12
     height = top + len(looks) * (0.3 + high) + 0.62
     texts = [title, caption, *(look.title for look in looks)]
-    sheet = Sheet(_WIDE + 2 * _MARGIN, height, palette(theme), texts)
-    colours = sheet.colours
+    colours, drawn = palette(theme), []
+    sheet = Sheet(None, _WIDE + 2 * _MARGIN, height, colours, texts)
     most = max(max(float(look.weights.max()), min(9 / look.weights.size, 1)) for look in looks)
     norm = weight_norm(most)
-    sheet.say(_MARGIN, 0.16, title, 10, colours.ink, fontweight="bold")
+    sheet.title(title)
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     for look in looks:
         sheet.say(_MARGIN, top + 0.09, look.title, 8.5, colours.ink)
@@ -199,11 +216,13 @@ def places(
             frame = Rectangle((column - 0.5, row - 0.5), wide, tall, fill=False, linewidth=2.2,
                               edgecolor=colours.query, clip_on=False, zorder=4)  # fmt: skip
             axes.add_patch(frame)
+        drawn.append(axes)
         top += 0.3 + high
-    ticks = {0.0: "0", 0.5: f"{most / 4:.2g}", 1.0: f"{most:.2g}"}
-    sheet.scale(_MARGIN, 0.26, 1.6, colours.weight, ticks, "weight, square-root scale")
+    ticks = {0.0: "0", most / 4: f"{most / 4:.2g}", most: f"{most:.2g}"}
+    scale = ScalarMappable(norm, colours.weight)
+    sheet.scale(_MARGIN, 0.26, 1.6, scale, ticks, "weight, square-root scale")
     sheet.say(2.1, sheet.height - 0.15, caption, va="baseline")
-    return sheet.figure
+    return np.array(drawn)
 
 
 def _inks(look: Look, norm: PowerNorm, colours: Palette) -> Array:

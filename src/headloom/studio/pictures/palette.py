@@ -9,11 +9,12 @@ Source: Ottosson 2020, a perceptual colour space for image processing (OKLab).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from matplotlib.colors import ListedColormap
+from matplotlib import rcParams, rcParamsDefault
+from matplotlib.colors import ListedColormap, to_hex, to_rgb
 
 from headloom.errors import InputError
 
@@ -101,12 +102,17 @@ _HEADS_DARK = (
 )  # fmt: skip
 
 
-def palette(theme: Theme = "light") -> Palette:
-    """The colours of a theme.
+def palette(theme: Theme | None = None) -> Palette:
+    """The colours of a theme; None: of the one that fits the ground of figures in ``rcParams``.
 
     >>> palette("light").query
     '#0a716e'
     """
+    if theme is None:
+        ground, ink = (to_hex(rcParams[name]) for name in ("figure.facecolor", "text.color"))
+        chosen = palette("light" if sum(to_rgb(ground)) > 1.5 else "dark")
+        own = ink if rcParams["text.color"] != rcParamsDefault["text.color"] else chosen.ink
+        return replace(chosen, ground=ground, ink=own)
     if theme == "light":
         return Palette(
             "#ffffff", "#1c2126", "#5f6670", "#dcdad3", "#0a716e", "#945407",

@@ -7,7 +7,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from headloom.studio.pictures.canvas import Sheet, weight_norm
+from headloom.studio.pictures.canvas import Sheet, figure_of, weight_norm
 from headloom.studio.pictures.palette import Theme, palette
 from headloom.studio.steps.lesson import Lesson, Row, Table, number
 
@@ -36,7 +36,7 @@ def picture(lesson: Lesson, theme: Theme = "light") -> Figure:
             texts += [*table.rows, *table.columns, table.name]
     lines = (0.09 * len(lesson.title), *(0.055 * len(line) for line in lesson.about))
     sheet = Sheet(
-        max(*lines, *across) + 2 * _LEFT, 0.3 + _LINE * (1 + len(lesson.about)) + sum(down),
+        None, max(*lines, *across) + 2 * _LEFT, 0.3 + _LINE * (1 + len(lesson.about)) + sum(down),
         palette(theme), texts,
     )  # fmt: skip
     top = 0.3
@@ -56,7 +56,7 @@ def picture(lesson: Lesson, theme: Theme = "light") -> Figure:
                 left += _across(table)
             below += _down(row)
         top += high
-    return sheet.figure
+    return figure_of(sheet.figure)
 
 
 def _say(

@@ -1,0 +1,37 @@
+"""What draws itself, by pictures and views of a notebook that stand on a floor above.
+
+This floor finds them by name and imports neither, as pandas finds what it plots with.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from headloom.errors import installing, optional_package
+
+#: A view that a notebook shows: by their types what it is, and what is known of these.
+Bundle = tuple[dict[str, Any], dict[str, Any]]
+
+
+class Drawn:
+    """Mixin of classes with a method `plot`: a notebook shows what it draws."""
+
+    def _plot(self, picture: str, *args: object, **options: object) -> Any:
+        """Draw a picture of `headloom.studio.pictures`; see `plot` there."""
+        with optional_package("plot", installing("pictures")):
+            pictures = import_module("headloom.studio.pictures")
+        return pictures.plot(picture, *args, **options)
+
+    def _repr_mimebundle_(self, **kwargs: object) -> Bundle:
+        """What a notebook shows: see `headloom.studio.notebook`."""
+        bundle: Bundle = import_module("headloom.studio.notebook").bundle(self)
+        return bundle
+
+    def _repr_html_(self) -> str | None:
+        """The part of it that needs no script."""
+        return self._repr_mimebundle_()[0].get("text/html")
+
+    def _display_(self) -> object:
+        """What marimo shows: the same."""
+        return import_module("headloom.studio.notebook").display(self)

@@ -1,0 +1,110 @@
+"""What a picture of weights shows: each cell of a head, or the mass of blocks of many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from headloom.analysis.overview import block_sizes, edge_means, matrix_means
+from headloom.analysis.weights import keeps_all, mean_left_out
+from headloom.errors import InputError
+from headloom.formats.trace import TraceLayer
+from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
+from headloom.mechanism.shapes import place_of
+from headloom.studio.pictures.canvas import Array
+
+#: What has weights that can be drawn.
+Weights = TraceLayer | AttentionGraph | AttentionMatrix | Tensor | Array
+
+
+@dataclass(frozen=True)
+class Masses:
+    """Weights as they are drawn, (heads, rows, columns), 0 to 1.
+
+    sizes: queries and keys of a cell. Of more than one, its value is the mass of a row in these
+        keys, the mean of these rows.
+    left_out: (heads,), the share of a row's mass that is not in them.
+    """
+
+    values: Array
+    sizes: tuple[int, int]
+    left_out: Array
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not as one would think, in words."""
+        down, across = self.sizes
+        dots = f"a dot: the mass of a row in {across} keys, mean of {down} rows"
+        return [dots] * (self.sizes != (1, 1)) + ["drawn from the kept edges"] * self.partial
+
+    @property
+    def partial(self) -> bool:
+        """Whether mass is left out that one could see."""
+        return any(map(not_shown, self.left_out))
+
+
+def masses_of(what: Weights, head: int | None, most: int) -> Masses:
+    """The weights of a head, or of all: all of them where they are known, else the kept edges.
+
+    most: rows and columns up to which a cell is a weight.
+    Raises: InputError: no such head; a batch; what has no rows and columns.
+    """
+    dense = what if isinstance(what, Tensor | np.ndarray) else None
+    if dense is not None and dense.ndim == 2:
+        dense = dense[None]
+    shape = what.shape if dense is None else dense.shape
+    if len(shape) != 3:
+        raise InputError(
+            f"plot: weights of shape {tuple(shape)}; expected (queries, keys) or (heads, queries, "
+            "keys). Of a batch choose one, as graph[0]."
+        )
+    heads, queries, keys = shape
+    chosen = range(heads) if head is None else [place_of("layer", "plot", "head", head, heads)]
+    sizes, full = block_sizes(queries, keys, most), np.zeros(len(chosen))
+    if dense is not None:
+        cells = np.asarray(dense.detach().cpu().float() if isinstance(dense, Tensor) else dense)
+        return Masses(_block_masses(cells[[*chosen]].astype(float), sizes), sizes, full)
+    graph = what.graph if isinstance(what, TraceLayer) else what
+    matrix = what.matrix if isinstance(what, TraceLayer) else what
+    known = isinstance(graph, AttentionGraph) and keeps_all(graph)
+    if isinstance(matrix, AttentionMatrix) and not known:
+        means = np.stack([matrix_means(matrix, number, sizes).cpu() for number in chosen])
+        return Masses(means * sizes[1], sizes, full)
+    assert isinstance(graph, AttentionGraph)
+    graph = graph.detach().cpu()
+    means = edge_means(
+        graph.keys[[*chosen]].numpy(), graph.weights[[*chosen]].float().numpy(), keys, sizes
+    )
+    terms = what.terms if isinstance(what, TraceLayer) else None
+    left_out = full if known else mean_left_out(graph, None if terms is None else terms.sinks)
+    return Masses(means * sizes[1], sizes, np.asarray(left_out)[[*chosen]] if not known else full)
+
+
+def _block_masses(cells: Array, sizes: tuple[int, int]) -> Array:
+    """The mass of blocks of (heads, queries, keys), as `Overview.masses` has them."""
+    if sizes == (1, 1):
+        return cells
+    for axis, size in enumerate(sizes, 1):
+        starts = np.arange(0, cells.shape[axis], size)
+        counts = np.diff([*starts, cells.shape[axis]])
+        sums = np.add.reduceat(cells, starts, axis)
+        cells = np.moveaxis(np.moveaxis(sums, axis, -1) / counts, -1, axis)
+    return cells * sizes[1]
+
+
+def not_shown(share: float) -> str:
+    """How much of the mass a picture of kept edges leaves out, in words; "": nothing to speak of.
+
+    >>> not_shown(0.714)
+    '71 % not shown'
+    """
+    percent = 100 * share
+    if percent < 0.05:
+        return ""
+    # Something is shown: 100 of all alone.
+    percent = min(percent, 99.9) if share < 1 else percent
+    digits = 0 if 9.95 <= percent < 99.5 or share >= 1 else 1
+    return f"{percent:.{digits}f} % not shown"
