@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import headloom
+from headloom.mechanism.attention_layer import PositionSizes
 from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
+from headloom.mechanism.multihead import MultiHeadAttention
 
 LENGTH = 40
 

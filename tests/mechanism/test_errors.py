@@ -184,6 +184,8 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
     # layers
     (lambda: layer(kv_heads=3), "MultiHeadAttention", "divide"),
     (lambda: MultiHeadAttention(8, 3), "MultiHeadAttention", "depth="),
+    (lambda: layer(batch_first=False), "MultiHeadAttention", "x.transpose(0, 1)"),
+    (lambda: MultiHeadAttention(embed_dim=8), "MultiHeadAttention", "heads is None"),
     (lambda: layer(relative="learned"), "MultiHeadAttention", '"rotary"'),
     (lambda: layer(weights="uniform", softcap=5.0), "MultiHeadAttention", '"learned"'),
     (lambda: layer()(zeros(1, 2, 7)), "MultiHeadAttention", "(batch, positions, 8)"),

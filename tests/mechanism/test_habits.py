@@ -83,6 +83,7 @@ def test_a_traced_module_may_write_causal_either_way() -> None:
         (lambda x: untyped.attention(*x, dropout_p=0.1), "dropout="),
         (lambda x: untyped.attend(*x, is_casual=True), "use is_causal="),
         (lambda x: untyped.attend(*x, other=1), "received"),
+        (lambda x: headloom.MultiHeadAttention(4, 2)(x[0], attn_mask=None), "mask=~attn_mask"),
     ],
 )
 def test_a_keyword_of_another_library_names_ours(run: Callable[[Any], Any], remedy: str) -> None:

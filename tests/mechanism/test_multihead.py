@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headloom
-from headloom.mechanism.attention_layer import RelativeKind
+from headloom.mechanism.attention_layer import PositionSizes, RelativeKind
 from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
+from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.mechanism.reference import attention as reference
 
 RELATIVES: list[RelativeKind] = ["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
@@ -89,24 +89,76 @@ class TestTorch:
         if bias:
             nn.init.normal_(theirs.in_proj_bias)
             nn.init.normal_(theirs.out_proj.bias)
-        ours = MultiHeadAttention.from_torch(theirs)
-        tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+        ours = MultiHeadAttention(
+            embed_dim=8, num_heads=4, batch_first=True, bias=bias, source_width=source_width
+        ).to(dtype)
+        before = ours.state_dict().keys()
+        ours.load_state_dict(theirs.state_dict())
+        assert ours.state_dict().keys() == before
+        again = MultiHeadAttention.from_torch(theirs)
+        assert all(map(torch.equal, ours.state_dict().values(), again.state_dict().values()))
+        tolerance = {"rtol": 0, "atol": 1e-6 if dtype == torch.float32 else 1e-12}
         x, y = random(2, 5, 8).to(dtype), random(2, 7, source_width, seed=2).to(dtype)
-        ours_output = ours(x, y)
-        assert ours_output.dtype == dtype
-        output, weights = theirs(x, y, y, average_attn_weights=False)
-        torch.testing.assert_close(ours_output, output, rtol=0, atol=tolerance)
-        padding = torch.arange(7) >= torch.tensor([[7], [4]])
-        output, weights = theirs(x, y, y, key_padding_mask=padding, average_attn_weights=False)
-        mask = headloom.padding([7, 4])
-        torch.testing.assert_close(ours(x, y, mask=mask), output, rtol=0, atol=tolerance)
-        assert weights.shape == (2, 4, 5, 7)
-        if source_width == 8:
-            hidden = torch.ones(5, 5).triu(1).bool()
-            output, _ = theirs(x, x, x, attn_mask=hidden)
-            torch.testing.assert_close(
-                ours(x, mask=headloom.causal()), output, rtol=0, atol=tolerance
+        hidden = torch.arange(7) >= torch.tensor([[7], [4]])
+        ahead = torch.ones(5, 7).triu(1).bool()
+        cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({}, {}),
+            ({"mask": headloom.padding(~hidden)}, {"key_padding_mask": hidden}),
+            ({"is_causal": True}, {"attn_mask": ahead}),
+            ({"mask": "causal"}, {"attn_mask": ahead, "is_causal": True}),
+            ({"mask": ~ahead}, {"attn_mask": ahead}),
+        ]
+        for own, torchs in cases:
+            alone = ours(x, y, **own)
+            for average in (True, False):
+                kinds = {"need_weights": True, "average_attn_weights": average}
+                output, weights = ours(x, y, y, **own, **kinds)
+                expected, their_weights = theirs(x, y, y, **torchs, **kinds)
+                assert torch.equal(alone, output)
+                torch.testing.assert_close(output, expected, **tolerance)
+                torch.testing.assert_close(weights, their_weights, **tolerance)
+
+    def test_a_model_takes_the_state_dict_of_one_of_torchs(self) -> None:
+        theirs = nn.ModuleDict({"self_attn": nn.MultiheadAttention(8, 2)})
+        ours = nn.ModuleDict({"self_attn": MultiHeadAttention(8, 2)})
+        assert str(ours.load_state_dict(theirs.state_dict())) == "<All keys matched successfully>"
+        with pytest.raises(RuntimeError, match=r'Unexpected key.*"bias_k"'):
+            ours["self_attn"].load_state_dict(
+                nn.MultiheadAttention(8, 2, add_bias_kv=True).state_dict()
             )
+
+    @pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "buckets", "rotary"])
+    def test_weights_are_those_of_the_output(self, relative: RelativeKind) -> None:
+        layer = layer_of(8, 2, relative=relative, softcap=5.0, sinks=True, bias=False)
+        x, cache = random(2, 5, 8), KeyValueCache()
+        for part in (x[:, :3], x[:, 3:]):
+            _, weights = layer(
+                part, is_causal=True, cache=cache, need_weights=True, average_attn_weights=False
+            )
+        whole, every = layer(x, is_causal=True, need_weights=True, average_attn_weights=False)
+        torch.testing.assert_close(weights, every[:, :, 3:], rtol=0, atol=1e-6)
+        assert not every.triu(1).any()
+        if relative != "shaw":  # which adds values of its own
+            values = layer.w_v(x).view(2, 5, 2, 4).transpose(1, 2)
+            output = layer.w_o((every @ values).transpose(1, 2).flatten(2))
+            torch.testing.assert_close(whole, output, rtol=0, atol=1e-5)
+
+    def test_a_layer_that_returns_its_weights_is_traced_once(self) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.attention = MultiHeadAttention(8, 2)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                output, self.weights = self.attention(
+                    x, x, x, need_weights=True, average_attn_weights=False
+                )
+                return output
+
+        model = Model().eval()
+        trace = headloom.trace(model, random(1, 5, 8).float())
+        (layer,) = trace.layers
+        torch.testing.assert_close(layer.matrix.dense(), model.weights[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("assign", (False, True))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 import headloom
 from headloom.api.trace import Trace
 from headloom.formats.terms import Terms
+from headloom.mechanism.attention_layer import PositionSizes
 from headloom.mechanism.masks import Ranges, Window
-from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
+from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.tracing.recording.score_terms import cut_terms, ranges_of, rule_of_ranges
 
 

@@ -23,6 +23,7 @@ from headloom.mechanism.grid import Grid
 from headloom.mechanism.mask import Mask
 from headloom.mechanism.masks import MaskLike, read_mask
 from headloom.mechanism.positions import Relative
+from headloom.mechanism.rotary import RotaryScaling
 from headloom.mechanism.shapes import describe
 
 #: How a layer multiplies: several linear maps of one input.
@@ -83,6 +84,25 @@ class WithConstants(nn.Module):
 
 RelativeKind = Literal["none", "shaw", "shaw-keys", "alibi", "buckets", "rotary"]
 LayerKind = Literal["encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True)
+class PositionSizes:
+    """Sizes of the relative positions of a layer, of which it reads those of its kind.
+
+    clip: the largest distance that Shaw's positions tell apart.
+    buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A layer
+        of kind "decoder" has one for all keys after the query, any other as many for keys after it
+        as for keys before it.
+    max_distance: all keys farther away share the last bucket.
+    rotary_base, rotary_scaling: of rotary positions, see `headloom.rotary`.
+    """
+
+    clip: int = 16
+    buckets: int = 32
+    max_distance: int = 128
+    rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,48 +9,39 @@ Source: Vaswani et al. 2017, section 3.2.2.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, Never, get_args
 
 import torch
 from torch import Tensor, nn
 
-from headloom.errors import InputError, ShapeError
+from headloom.errors import InputError, ShapeError, no_keyword
 from headloom.mechanism.attention_layer import (
     AttentionLayer,
     LayerKind,
     LinearMaps,
+    PositionSizes,
     RelativeKind,
     WithConstants,
     linear_maps,
 )
+from headloom.mechanism.function import attend
 from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.mask import Mask
-from headloom.mechanism.masks import ends_before
+from headloom.mechanism.masks import MaskLike, ends_before, read_mask
 from headloom.mechanism.positions import ALiBi, Buckets, Relative, Shaw, alibi_slopes, check_buckets
-from headloom.mechanism.rotary import RotaryScaling, checked_scaling, rotary
+from headloom.mechanism.rotary import checked_scaling, rotary
 from headloom.mechanism.shapes import chosen, describe, finite_number, in_words, whole_number
 
 WeightsKind = Literal["learned", "uniform"]
 
-
-@dataclass(frozen=True)
-class PositionSizes:
-    """Sizes of the relative positions of a layer, of which it reads those of its kind.
-
-    clip: the largest distance that Shaw's positions tell apart.
-    buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A layer
-        of kind "decoder" has one for all keys after the query, any other as many for keys after it
-        as for keys before it.
-    max_distance: all keys farther away share the last bucket.
-    rotary_base, rotary_scaling: of rotary positions, see `headloom.rotary`.
-    """
-
-    clip: int = 16
-    buckets: int = 32
-    max_distance: int = 128
-    rotary_base: float = 10_000.0
-    rotary_scaling: RotaryScaling | None = None
+#: Tensors of torch.nn.MultiheadAttention that are ours by another name.
+_NAMES = {f"{x}_proj_weight": f"w_{x}.weight" for x in "qkv"}
+_NAMES |= {f"out_proj.{kind}": f"w_o.{kind}" for kind in ("weight", "bias")}
+#: Keywords of a call, and what torch.nn.MultiheadAttention calls them.
+_KEYWORDS = ("mask", "is_causal", "need_weights", "average_attn_weights", "cache")
+_ELSEWHERE = {
+    "attn_mask": "mask=~attn_mask, which says True where one may look",
+    "key_padding_mask": "mask=headloom.padding(~key_padding_mask)",
+}
 
 
 class MultiHeadAttention(AttentionLayer, WithConstants):
@@ -59,6 +50,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
     Args:
         width: of the input and of the output.
         heads: of the queries.
+        embed_dim, num_heads: torch's names of width and heads; batch_first: True alone.
         kv_heads: of keys and values; divides heads. None: as many as heads.
         depth: of a head's queries and keys. None: width / heads.
         bias: whether the four projections have one.
@@ -77,6 +69,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         weights: "learned"; or "uniform", the baseline of attention that chooses nothing: scores
             are multiplied by 0, so that each query weighs the keys that it may look at alike,
             and W_Q and W_K have no effect.
+
+    ``load_state_dict`` takes the state dict of a `torch.nn.MultiheadAttention` too.
 
     W_Q of head i is rows ``i * depth`` to ``(i + 1) * depth`` of ``w_q.weight`` (torch's linear
     layers hold the transpose: projected = x W^T).
@@ -101,15 +95,18 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        width: int | None = None,
+        heads: int | None = None,
         *,
+        embed_dim: int | None = None,
+        num_heads: int | None = None,
+        batch_first: bool = True,
         kv_heads: int | None = None,
         depth: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
         relative: RelativeKind = "none",
-        positions: PositionSizes = PositionSizes(),
+        positions: PositionSizes = PositionSizes(),  # noqa: B008 - frozen
         source_width: int | None = None,
         kind: LayerKind = "encoder",
         softcap: float | None = None,
@@ -118,9 +115,14 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         weights: WeightsKind = "learned",
     ) -> None:
         name = "MultiHeadAttention"
-        kv_heads = heads if kv_heads is None else kv_heads
-        for what, number in (("width", width), ("heads", heads), ("kv_heads", kv_heads)):
-            whole_number(name, what, number, 1)
+        width, heads = embed_dim if width is None else width, num_heads if heads is None else heads
+        if not batch_first:
+            raise InputError(
+                f"{name}: batch_first={batch_first}; expected True: it takes and gives (batch, "
+                "positions, width). Transpose what comes otherwise, x.transpose(0, 1)."
+            )
+        width, heads = whole_number(name, "width", width, 1), whole_number(name, "heads", heads, 1)
+        kv_heads = heads if kv_heads is None else whole_number(name, "kv_heads", kv_heads, 1)
         if heads % kv_heads:
             raise InputError(
                 f"{name}: {heads} heads over {kv_heads} heads of keys and values; the second "
@@ -200,30 +202,41 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         keys_from: Tensor | None = None,
         values_from: Tensor | None = None,
         *,
-        mask: Mask | Tensor | None = None,
+        mask: MaskLike = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+        average_attn_weights: bool = True,
         cache: KeyValueCache | None = None,
-    ) -> Tensor:
+        **unknown: Never,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Project, attend, project back.
 
         Args:
             queries_from: (batch, queries, width).
             keys_from: (batch, keys, source_width); None: self-attention.
             values_from: likewise; None: as keys_from.
-            mask: as in `headloom.attention`. After keys of a cache the first query is at position
-                ``cache.length``: ``causal(offset=cache.length)``.
+            mask, is_causal: as in `headloom.attention`. After keys of a cache the first query is at
+                position ``cache.length``: "causal" and is_causal know it, a mask does not,
+                ``causal(offset=cache.length)``.
+            need_weights: whether to return the weights too, as they are before dropout.
+            average_attn_weights: their mean over heads; False: those of every head.
             cache: keys and values of earlier calls. In self-attention the new ones are appended;
                 otherwise a full cache is used as it is and keys_from is not looked at.
 
-        Returns: (batch, queries, width).
+        Returns: (batch, queries, width); with need_weights also (batch, queries, keys), or (batch,
+            heads, queries, keys).
         Raises: InputError, ShapeError: inputs that do not fit, or a window that ends before the
             positions of the queries.
         """
+        if unknown:
+            raise no_keyword("MultiHeadAttention", next(iter(unknown)), _KEYWORDS, _ELSEWHERE)
         self_attention = keys_from is None
         self._check("queries_from", queries_from, self.width)
         keys_from = queries_from if keys_from is None else keys_from
         values_from = keys_from if values_from is None else values_from
         # The position of the first query among the keys: they follow what the cache holds.
         offset = cache.length if cache is not None and self_attention else 0
+        mask = read_mask(mask, is_causal, offset)
         # (A window that ends just before each query is one that may be meant.)
         if offset > 1 and mask is not None and ends_before(mask, offset - 1):
             raise InputError(
@@ -242,13 +255,19 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             if cache is not None:
                 # An observer holds on to what it is shown.
                 keys, values = cache.append(keys, values, kept=self.observer is not None)
+        queries, relative = self.turned(queries, offset), self.relative_positions(offset)
         output = self.attend(
-            self.turned(queries, offset), keys, values, mask=mask, scale=self.scale,
-            relative=self.relative_positions(offset), softcap=self.softcap, sinks=self.sinks,
-            dropout=self.dropout if self.training else 0.0,
+            queries, keys, values, mask=mask, scale=self.scale, relative=relative,
+            softcap=self.softcap, sinks=self.sinks, dropout=self.dropout if self.training else 0.0,
         )  # fmt: skip
         (joined,) = self.linear_maps(output.transpose(1, 2).flatten(-2), [self.w_o])
-        return joined
+        if not need_weights:
+            return joined
+        _, weights = attend(
+            queries, keys, values, mask=mask, scale=self.scale, relative=relative,
+            softcap=self.softcap, sinks=self.sinks, keep="all",
+        )  # fmt: skip
+        return joined, weights.mean(1) if average_attn_weights else weights
 
     def turned(self, vectors: Tensor, offset: int = 0) -> Tensor:
         """Queries or keys turned by their positions, `headloom.rotary`; as they are without these.
@@ -331,6 +350,21 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             "W_O": of(self.w_o).view(-1, self.heads, self.depth).permute(1, 2, 0),
         }
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *others: Any
+    ) -> None:
+        """Load by our names, or by those of torch.nn.MultiheadAttention."""
+        for kind in ("weight", "bias"):
+            if prefix + f"in_proj_{kind}" in state_dict:
+                parts = state_dict.pop(prefix + f"in_proj_{kind}").chunk(3)
+                state_dict |= {
+                    f"{prefix}w_{x}.{kind}": p for x, p in zip("qkv", parts, strict=True)
+                }
+        for theirs, ours in _NAMES.items():
+            if prefix + theirs in state_dict:
+                state_dict[prefix + ours] = state_dict.pop(prefix + theirs)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
         """A layer with the weights of a torch.nn.MultiheadAttention.
@@ -361,15 +395,5 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             dropout=module.dropout,
             source_width=module.kdim,
         ).to(module.out_proj.weight)
-        if module.kdim == module.embed_dim:
-            weights = module.in_proj_weight.chunk(3)
-        else:
-            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        state = {f"w_{name}.weight": part for name, part in zip("qkv", weights, strict=True)}
-        state["w_o.weight"] = module.out_proj.weight
-        if module.in_proj_bias is not None:
-            biases = module.in_proj_bias.chunk(3)
-            state |= {f"w_{name}.bias": part for name, part in zip("qkv", biases, strict=True)}
-            state["w_o.bias"] = module.out_proj.bias
-        layer.load_state_dict(state)
+        layer.load_state_dict(module.state_dict())
         return layer.train(module.training)

@@ -31,7 +31,7 @@ _PLAIN = (str, bytes, bool, int, float, complex, np.generic, type(None), type, t
 def whole_number(
     operation: str,
     name: str,
-    number: SupportsIndex,
+    number: SupportsIndex | None,
     least: int = -FARTHEST,
     most: int | None = FARTHEST,
 ) -> int:
@@ -45,7 +45,7 @@ def whole_number(
         whole = number
     else:
         try:
-            whole = None if isinstance(number, bool) else operator.index(number)
+            whole = None if isinstance(number, bool) else operator.index(number)  # type: ignore[arg-type]
         except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
             whole = None
     if whole is None or whole < least or (most is not None and whole > most):

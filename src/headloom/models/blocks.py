@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from headloom.errors import InputError
-from headloom.mechanism.attention_layer import LayerKind
+from headloom.mechanism.attention_layer import LayerKind, PositionSizes
 from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.masks import Mask
-from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
+from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.models.configuration import ActivationKind, Architecture
 from headloom.models.dense import Dropout, linear_maps
 

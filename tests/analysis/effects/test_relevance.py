@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import headloom
 from headloom.analysis import weights as of_layers
 from headloom.analysis.effects.relevance import relevance
-from headloom.mechanism.multihead import MultiHeadAttention, PositionSizes
+from headloom.mechanism.attention_layer import PositionSizes
+from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.mechanism.watching import Recorder, watching
 
 transformers = pytest.importorskip("transformers")
