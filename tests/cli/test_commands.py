@@ -19,6 +19,7 @@ from tests.forked import Loaded
 
 import headloom
 import headloom.cli.verbs
+from headloom.analysis.image_map import ImageMap
 from headloom.api.trace import Trace
 from headloom.cli import commands
 from headloom.cli.output import progress_bar, safe, safe_console, safe_output, say
@@ -192,9 +193,10 @@ def test_json_is_alone_on_standard_output(
     (small_trace.parent / "en").write_text("the cat\n")
     (small_trace.parent / "de").write_text("das cat\n")
     (small_trace.parent / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
-    drawn = "the word", {"mass": 1.0}
+    patch = [(0, 0, 0, 0, 1.0)], False, 0, "word", "layer", None, 0, [EVIL], None, False
+    seen = ImageMap(torch.ones(1, 1), 1.0, 0.0, *patch)
     monkeypatch.setattr(
-        "headloom.api.word_map.draw_word_map", lambda *_, **__: print("also") or drawn
+        "headloom.analysis.image_map.image_map", lambda *_, **__: print("also") or seen
     )
     places = {"T": small_trace, "D": trace_path, "R": runs, "O": tmp_path / "o"}
     words = [re.sub(r"^[TDRO]\b", lambda name: str(places[name[0]]), word.replace("+", " "))

@@ -65,7 +65,7 @@ def boxes(trace: headloom.Trace, size: tuple[int, int], image: int = 0) -> dict[
         {"tokens": trace.tokens}, (layer,), {}, trace.positions, None, (), trace.images
     )
     for place in (p for p, own in enumerate(known["images"]) if own == image):
-        seen = alone.image_map(0, 0, place, image=image, size=size)
+        seen = alone.image_map(0, 0, place, number=image, size=size)
         assert float(seen.weights.sum()) + seen.outside == pytest.approx(1)
         if seen.outside < 1:
             # More than half a pixel of it.

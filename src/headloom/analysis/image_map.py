@@ -13,23 +13,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+import pandas
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.analysis.weights import Source, weights_of
 from headloom.errors import InputError
+from headloom.formats.images import image_array, open_image
 from headloom.formats.tokens import shown, visible
-from headloom.formats.trace import TraceData, TraceLayer
+from headloom.formats.trace import TraceData, TraceLayer, layer_number
 from headloom.formats.traced_images import Box, Size, Tile, TracedImage
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import place_of
 from headloom.tracing.vision_language import LAYOUTS
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-@dataclass(frozen=True, eq=False)
+#: Patches that are named.
+_NAMED = 5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageMap:
-    """What a word looks at in an image.
+    """Weights of a word over an image, in pixels; its string is a sentence.
 
     weights      (rows, columns) of pixels, float64; sums to mass - outside
     mass         the weight of the row on the patches of the image
@@ -37,7 +50,12 @@ class ImageMap:
     patches      position, tile, row, column and weight of each patch, in the order of the text
     of_original  whether the pixels are those of the original picture, else of the resized one,
                  as the processor made it
-    query        the position of the word
+    query, word  the position of the word, and its text
+    layer, head  the path of the layer; which head, None: the mean of all
+    number       which image of the text
+    tokens       those of the keys, by position
+    picture      the original picture, (rows, columns, colours), 0 to 1; None: it was not given
+    is_whole     whether the map lies over the whole picture, as if nothing had been cut away
     """
 
     weights: Tensor
@@ -46,6 +64,33 @@ class ImageMap:
     patches: list[tuple[int, int, int, int, float]]
     of_original: bool
     query: int
+    word: str
+    layer: str
+    head: int | None
+    number: int
+    tokens: Sequence[str]
+    picture: NDArray[np.float32] | None
+    is_whole: bool
+
+    @property
+    def outside_in_words(self) -> str:
+        """The part of the mass that is outside of the picture; "": next to none."""
+        bars = f", {self.outside:.1%} on bars beside the picture"
+        return bars if self.outside >= 0.0005 else ""
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the patches: position, tile, row, column, weight."""
+        columns = ["position", "tile", "row", "column", "weight"]
+        return pandas.DataFrame(self.patches, columns=columns)
+
+    def __repr__(self) -> str:
+        best = sorted(self.patches, key=lambda patch: -patch[4])[:_NAMED]
+        most = ", ".join(f"{self.tokens[at]} ({weight:.4f})" for at, *_, weight in best)
+        line = f"{self.word} ({self.query}) gives {self.mass:.4f} of its weight to the image"
+        line += f"{self.outside_in_words}, most to {most}."
+        if self.is_whole:
+            line += " Over the whole picture, as if its processor had cut nothing away."
+        return line
 
 
 def has_patches(trace: TraceData, sequence: str) -> bool:
@@ -55,29 +100,38 @@ def has_patches(trace: TraceData, sequence: str) -> bool:
 
 
 def image_map(
-    trace: TraceData,
+    trace: OneTrace,
     layer: int | str,
-    head: int | None,
-    token: int | str,
+    head: int | None = None,
+    token: int | str = -1,
     *,
-    image: int = 0,
+    image: Path | str | Image | None = None,
+    number: int = 0,
     size: Size | None = None,
 ) -> ImageMap:
-    """The map of a word over an image, in pixels.
+    """Map what a word, or a patch, looks at in an image of its text, in pixels.
 
     Args:
-        trace: of a vision-language model on a text with images, or of a vision Transformer.
+        trace: of a vision-language model on a text with images, or of a vision Transformer; or its
+            path.
         layer: its number in the order of the run, as in `trace.layers`, or its path.
         head: which one; None: the mean of all.
         token: the position of the word, negative ones from the end; or its text, where one token
             alone has it.
-        image: which image of the text.
-        size: rows and columns of pixels of the original picture, for a map of its pixels; None:
-            where the trace knows them, the same, else those of the resized picture.
+        image: the original picture, or its file, for a map of its pixels.
+        number: which image of the text.
+        size: rows and columns of the original picture in place of itself; None: where the trace
+            knows them, these, else those of the resized picture.
 
     Raises: InputError: no such layer, head, token or image; no image at all; weights that are not
-    known exactly; pixels that are not known.
+    known exactly; pixels that are not known. DataError: no such trace or picture.
     """
+    trace = trace_of("image_map", trace)
+    shot: NDArray[np.float32] | None = None
+    if image is not None:
+        opened = open_image(Path(image)) if isinstance(image, str | Path) else image
+        shot = np.moveaxis(image_array(opened), 0, -1)
+        size = shot.shape[0], shot.shape[1]
     fitting = [i for i, each in enumerate(trace.layers) if has_patches(trace, each.keys_from)]
     if not fitting:
         raise InputError(
@@ -86,22 +140,22 @@ def image_map(
             f"{trace.model.get('type', 'model')} headloom may not know where images stand: it does "
             f"of {', '.join(sorted(LAYOUTS))}."
         )
-    numbers = [i for i in fitting if layer in (i, trace.layers[i].name)]
-    if not numbers:
+    place = layer_number(trace, layer) if isinstance(layer, str) else layer
+    if place not in fitting:
         raise InputError(
             f"image_map: no layer {layer!r} that looks at patches of an image; there are "
             f"{', '.join(map(str, fitting))}."
         )
-    chosen = trace.layers[numbers[0]]
+    chosen = trace.layers[place]
     known = trace.positions[chosen.keys_from]
     pictures = trace.images if "images" in known else (_of_patches(chosen, known),)
     heads = range(chosen.heads)
     if head is not None:
         head = place_of("layer", "image_map", "head", head, chosen.heads)
         heads = range(head, head + 1)
-    image = place_of("text", "image_map", "image", image, len(pictures))
+    number = place_of("text", "image_map", "image", number, len(pictures))
     query = _query(chosen, token)
-    picture = pictures[image]
+    picture = pictures[number]
     original = picture.original if size is None else (int(size[0]), int(size[1]))
     if picture.original not in (None, original):
         raise InputError(
@@ -116,12 +170,16 @@ def image_map(
     )  # fmt: skip
     patches = [
         (position, tile, at, across, float(row[position]))
-        for position, (number, tile, at, across) in enumerate(places)
-        if number == image and at >= 0
+        for position, (own, tile, at, across) in enumerate(places)
+        if own == number and at >= 0
     ]
     weights, outside = _painted(picture, patches, original)
     mass = float(row[[patch[0] for patch in patches]].sum())
-    return ImageMap(weights, mass, outside, patches, original is not None, query)
+    return ImageMap(
+        weights, mass, outside, patches, original is not None, query,
+        visible(shown(chosen.query_tokens)[query]), chosen.name, head, number,
+        shown(chosen.key_tokens), shot, shot is not None and "images" not in known,
+    )  # fmt: skip
 
 
 def _row(source: Source, heads: range, query: int) -> Tensor:

@@ -21,10 +21,13 @@ from headloom.tracing import watch as watching
 from headloom.tracing.watch import Watched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import networkx
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL.Image import Image
     from torch import Tensor
 
     from headloom.analysis.eviction.evict import Eviction
@@ -133,24 +136,17 @@ class Trace(Drawn, TraceData):
     def image_map(
         self,
         layer: int | str,
-        head: int | None,
-        token: int | str,
+        head: int | None = None,
+        token: int | str = -1,
         *,
-        image: int = 0,
+        image: Path | str | Image | None = None,
+        number: int = 0,
         size: tuple[int, int] | None = None,
     ) -> ImageMap:
-        """What a word of a vision-language model, or a patch, looks at in an image, in pixels.
-
-        layer: its number in ``layers``, or its path; head: None for the mean of all; token: a
-        position, or the text of one token; size: rows and columns of the original picture, for a
-        map of its pixels. See `headloom.analysis.image_map.image_map`.
-
-        Raises: InputError: no such layer, head, token or image; weights or pixels that are not
-        known.
-        """
+        """Map what a word looks at in an image of its text: see `headloom.image_map`."""
         from headloom.analysis.image_map import image_map
 
-        return image_map(self, layer, head, token, image=image, size=size)
+        return image_map(self, layer, head, token, image=image, number=number, size=size)
 
     def evict(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headloom.analysis.alignment.align import Alignment
     from headloom.analysis.eviction.evict import Eviction
+    from headloom.analysis.image_map import ImageMap
 
 
 def draw_alignment(result: Alignment, path: Path) -> None:
@@ -28,3 +29,14 @@ def draw_eviction(result: Eviction, path: Path) -> None:
     from headloom.studio.pictures import eviction, save_picture
 
     save_picture(eviction(result, len(result.budgets) // 2), path)
+
+
+def draw_image_map(seen: ImageMap, path: Path) -> None:
+    """Draw a map over its picture."""
+    from headloom.studio.pictures import save_picture, word_map
+
+    head = "the mean of all heads" if seen.head is None else f"head {seen.head}"
+    outside = seen.outside_in_words
+    caption = f"{seen.layer}, {head}: {seen.mass:.1%} of its weight is on the image{outside}"
+    title = f"What “{seen.word}” looks at"
+    save_picture(word_map(seen, seen.picture, title=title, caption=caption), path)

@@ -43,7 +43,7 @@ def looks(
     of_pixels = "images" in own.positions.get(own.layers[number].keys_from, {})
     image, size = (image, size) if of_pixels else (0, None)
     try:
-        seen = image_map(own, number, head, query, image=image, size=size)
+        seen = image_map(own, number, head, query, number=image, size=size)
     except DataError:
         raise
     except InputError as error:

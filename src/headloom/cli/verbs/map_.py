@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+import headloom
+from headloom.cli.drawing import draw_image_map
 from headloom.cli.options import AsJson, LayerName, TracePath
-from headloom.cli.output import print_json, working
+from headloom.cli.output import print_json, records, working
 
 Layer = Annotated[
     str, LayerName(help="The layer: its number in the order of the run, or its path.")
@@ -29,10 +31,16 @@ def map_(
     image: Image = None, number: Number = 0, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Draw what a word looks at in an image of its text, or a patch in its image."""
-    from headloom.api.word_map import draw_word_map
-
+    place = int(token) if token.removeprefix("-").isdecimal() else token
     with working("drawing"):
-        line, content = draw_word_map(path, layer, head, token, output, image=image, number=number)
-    print(line)
+        seen = headloom.image_map(path, layer, head, place, image=image, number=number)
+        draw_image_map(seen, output)
+    print(f"{seen} Picture: {output}")
     if as_json:
+        content = {
+            "trace": str(path), "layer": seen.layer, "head": head, "token": seen.query,
+            "image": number, "mass": seen.mass, "outside": seen.outside,
+            "size": list(seen.weights.shape), "of_original": seen.of_original,
+            "patches": records(seen.to_pandas()), "picture": str(output),
+        }  # fmt: skip
         print_json(content)
