@@ -38,7 +38,7 @@ from headloom.training.batches import padded
 from headloom.training.config import load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.tasks import make_task
 from headloom.training.tasks.pairs import PairsTask
 
@@ -54,7 +54,7 @@ def untrained(data: Path, folder: Path) -> None:
         "training.warmup=0", "training.batch_tokens=512", "training.history=false",
         "training.optimiser=adamw",
     ]  # fmt: skip
-    train(load_config(ROOT / "examples" / "multi30k.toml", changes), folder, SilentListener())
+    train(load_config(ROOT / "examples" / "multi30k.toml", changes), folder, Callback())
 
 
 def ours(

@@ -24,7 +24,7 @@ from headloom.studio.pictures import alignment, save_picture
 from headloom.training.config import load_config
 from headloom.training.inference import TrainedRun, classify, open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.tasks.labels import text_ids
 
 CONFIG = Path(__file__).parent / "asked.toml"
@@ -70,7 +70,7 @@ def draw(path: Path, count: int) -> None:
 
 def trained(folder: Path, changes: list[str]) -> TrainedRun:
     """A run, trained if it is not there."""
-    train(load_config(CONFIG, changes), folder, SilentListener())
+    train(load_config(CONFIG, changes), folder, Callback())
     return open_run(folder)
 
 

@@ -27,7 +27,7 @@ from headloom.studio.pictures import save_picture, snapshots
 from headloom.training.config import load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.tasks import make_task
 from headloom.training.tasks.language import SYMBOLS
 from headloom.training.validation import Evaluation, evaluate_batches
@@ -44,7 +44,7 @@ def trained(folder: Path, layers: int, steps: int | None) -> TrainedRun:
     if steps is not None:
         changed += [f"training.max_steps={steps}", f"training.warmup={steps // 10}"]
     start = time.perf_counter()
-    done = train(load_config(CONFIG, changed), folder, SilentListener())
+    done = train(load_config(CONFIG, changed), folder, Callback())
     print(
         f"{layers} layer{'s' * (layers > 1)}: {done.steps:,} steps, trained in "
         f"{done.seconds:.0f} s ({time.perf_counter() - start:.0f} s now)."

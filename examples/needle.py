@@ -27,7 +27,7 @@ from headloom.analysis.heads.scores import HeadScores
 from headloom.training.config import load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.tasks.language import START, SYMBOLS
 
 CONFIG = Path(__file__).parent / "repeats.toml"
@@ -110,7 +110,7 @@ def main() -> None:
     changed = []
     if given.steps is not None:
         changed = [f"training.max_steps={given.steps}", f"training.warmup={given.steps // 10}"]
-    train(load_config(CONFIG, changed), given.run, SilentListener())
+    train(load_config(CONFIG, changed), given.run, Callback())
     run = open_run(given.run)
     asked = [texts(run, depth, given.texts) for depth in DEPTHS]
 

@@ -51,7 +51,7 @@ from headloom.tracing.pretrained import load_pretrained
 from headloom.training.config import load_config
 from headloom.training.inference import open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 
 SECONDS, BYTES = 30, 4 << 30
 KINDS = ("trace", "trace", "trace", "run", "run", "run", "model", "config")
@@ -86,7 +86,7 @@ def make_originals(folder: Path) -> None:
     (folder / "config").mkdir(parents=True)
     config = folder / "config" / "config.toml"
     config.write_text(CONFIG)
-    train(load_config(config), folder / "run", SilentListener())
+    train(load_config(config), folder / "run", Callback())
     words = {letter: number for number, letter in enumerate(["[UNK]", *"abcdefghij"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -20,7 +20,7 @@ from runs import results_of
 from headloom.training.config import load_config
 from headloom.training.inference import open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cora.toml"
 
@@ -31,7 +31,7 @@ def accuracy(graph: Path, weights: str, seed: int, more: list[str]) -> tuple[flo
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         began = time.perf_counter()
-        result = train(load_config(EXAMPLE, overrides), run, SilentListener())
+        result = train(load_config(EXAMPLE, overrides), run, Callback())
         seconds = time.perf_counter() - began
         measures = results_of(open_run(run), beam=1).values()
     return 100 * float(measures["accuracy"]), result.steps, seconds / result.steps

@@ -39,10 +39,10 @@ from headloom.models.images import ConvolutionalClassifier
 from headloom.studio.pictures import places, save_picture
 from headloom.studio.pictures.images import Look, looks_of
 from headloom.training.checkpoint import Position
-from headloom.training.config import RunConfig, load_config
+from headloom.training.config import RunConfig, TrainingConfig, load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.tasks import build_model
 from headloom.training.tasks.images import normalised
 from headloom.training.tasks.task import Task
@@ -110,19 +110,21 @@ def write(folder: Path) -> None:
 
 
 @dataclass
-class GammaListener(SilentListener):
+class GammaListener(Callback):
     """Writes down gamma at every validation."""
 
     model: nn.Module | None = None
     path: list[tuple[int, float]] = field(default_factory=list)
 
-    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
-        """See Listener.started."""
+    def started(
+        self, task: Task, model: nn.Module, position: Position, settings: TrainingConfig
+    ) -> None:
+        """See Callback.started."""
         self.model = model
         self._note(position)
 
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """See Listener.validated."""
+        """See Callback.validated."""
         self._note(position)
 
     def _note(self, position: Position) -> None:

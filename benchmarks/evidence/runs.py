@@ -23,7 +23,7 @@ from headloom.training.config import load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import train
 from headloom.training.measures import CorpusMeasure, Results
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 
 __all__ = ["ROOT", "Figures", "results_of", "trained", "value_of"]
 
@@ -77,9 +77,7 @@ class Figures:
 def trained(folder: Path, config: Path, changes: Sequence[str]) -> tuple[TrainedRun, float]:
     """A run in a folder, and the seconds of its training; one that was stopped goes on."""
     start = time.perf_counter()
-    result = train(
-        load_config(config, [*changes, "training.history=false"]), folder, SilentListener()
-    )
+    result = train(load_config(config, [*changes, "training.history=false"]), folder, Callback())
     spent = time.perf_counter() - start
     print(f"{folder.name}: {result.steps:,} steps, {result.seconds:.0f} s ({spent:.0f} s now)")
     return open_run(folder), result.seconds

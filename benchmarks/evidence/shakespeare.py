@@ -32,7 +32,7 @@ from runs import ROOT
 
 from headloom.training.config import load_config
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 
 STEPS = 2_000
 #: Steps of a timing: the first ones are left out.
@@ -103,7 +103,7 @@ class Ours:
                 "training.products=bfloat16", *changes,
             ],
         )  # fmt: skip
-        train(config, folder, SilentListener())
+        train(config, folder, Callback())
         return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
     def step_seconds(self, *changes: str) -> float:

@@ -33,6 +33,7 @@ from .api.trace import from_edges as from_edges
 from .api.trace import from_queries_keys as from_queries_keys
 from .api.trace import from_weights as from_weights
 from .api.trace import watch as watch
+from .api.train import train as train
 from .api.word_alignment import align as align
 from .errors import BackendError as BackendError
 from .errors import DataError as DataError
@@ -82,4 +83,7 @@ from .models.images import ConvolutionalClassifier as ConvolutionalClassifier
 from .models.images import VisionTransformer as VisionTransformer
 from .models.language_model import LanguageModel as LanguageModel
 from .models.transformer import Transformer as Transformer
+from .training.config import RunConfig as RunConfig
+from .training.config import TrainingConfig as TrainingConfig
+from .training.progress import Callback as Callback
 from .version import __version__ as __version__

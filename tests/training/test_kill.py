@@ -103,15 +103,15 @@ def test_killed_at_any_moment(
 STEPS = """
 import sys
 from headloom.cli import main
-from headloom.training.progress import ConsoleListener
+from headloom.training.progress import ConsoleProgress
 
-stepped, steps = ConsoleListener.stepped, open(sys.argv.pop(1), "a", buffering=1)
+stepped, steps = ConsoleProgress.stepped, open(sys.argv.pop(1), "a", buffering=1)
 
 def noted(self, position, loss, rate):
     print(position.step, loss, file=steps)
     stepped(self, position, loss, rate)
 
-ConsoleListener.stepped = noted
+ConsoleProgress.stepped = noted
 main(sys.argv[1:])
 """
 
@@ -164,15 +164,15 @@ def test_a_damaged_checkpoint_stops_a_run_and_is_kept(
     """A checkpoint that something else damaged: nothing is overwritten."""
     from headloom.errors import DataError
     from headloom.training.loop import train
-    from headloom.training.progress import SilentListener
+    from headloom.training.progress import Callback
 
     config = tiny(max_steps=3)
-    train(config, tmp_path / "run", SilentListener())
+    train(config, tmp_path / "run", Callback())
     folder = RunFolder(tmp_path / "run")
     folder.set_state("training")
     folder.checkpoint.write_bytes(content)
     before = folder.reports.path.read_text()
     with pytest.raises(DataError, match=r"checkpoint\.safetensors: this checkpoint is damaged"):
-        train(config, tmp_path / "run", SilentListener())
+        train(config, tmp_path / "run", Callback())
     assert folder.checkpoint.read_bytes() == content
     assert folder.reports.path.read_text() == before

@@ -18,10 +18,10 @@ from headloom.formats.run import RunFolder
 from headloom.formats.tensors import load_tensors
 from headloom.mechanism.watching import layers_of
 from headloom.training.checkpoint import Position
-from headloom.training.config import RunConfig
+from headloom.training.config import RunConfig, TrainingConfig
 from headloom.training.inference import generate_text, open_run
 from headloom.training.loop import TrainingResult, train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.tasks import build_model, make_task
 from headloom.training.tasks.task import Task
 
@@ -29,7 +29,7 @@ ConfigMaker = Callable[..., RunConfig]
 
 
 def run(config: RunConfig, path: Path) -> TrainingResult:
-    return train(config, path, SilentListener())
+    return train(config, path, Callback())
 
 
 def weights(path: Path) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def test_the_kept_weights_are_those_of_the_best_loss(tiny: ConfigMaker, tmp_path
     assert measures["loss"] == pytest.approx(result.best_loss, rel=1e-5)
 
 
-class Interruption(SilentListener):
+class Interruption(Callback):
     """Stops a training after a step, as a crash would: with no word to anyone."""
 
     def __init__(self, step: int) -> None:
@@ -169,13 +169,15 @@ def test_the_running_mean_of_the_weights(tiny: ConfigMaker, tmp_path: Path) -> N
     torch.manual_seed(1)
     born = dict(build_model(config, task.description).named_parameters())
 
-    class Watcher(SilentListener):
+    class Watcher(Callback):
         seen: list[dict[str, Tensor]]
 
         def __init__(self) -> None:
             self.seen = []
 
-        def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        def started(
+            self, task: Task, model: nn.Module, position: Position, settings: TrainingConfig
+        ) -> None:
             self.model = model
             for name, parameter in model.named_parameters():
                 assert torch.equal(parameter, born[name])

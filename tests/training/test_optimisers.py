@@ -23,7 +23,7 @@ from headloom.training.optimisers import (
     make_optimisers,
     orthogonal,
 )
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (48, 16), (16, 48)])
@@ -100,12 +100,12 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> No
         },
     }  # fmt: skip
     config = RunConfig.model_validate(content)
-    train(config, tmp_path / "whole", SilentListener())
+    train(config, tmp_path / "whole", Callback())
     half = config.model_copy(
         update={"training": config.training.model_copy(update={"max_steps": 3})}
     )
-    train(half, tmp_path / "halves", SilentListener())
-    train(config, tmp_path / "halves", SilentListener())
+    train(half, tmp_path / "halves", Callback())
+    train(config, tmp_path / "halves", Callback())
     whole, _ = load_tensors(tmp_path / "whole" / "checkpoint.safetensors", "checkpoint")
     halves, _ = load_tensors(tmp_path / "halves" / "checkpoint.safetensors", "checkpoint")
     assert any(name.endswith("/momentum") for name in whole)

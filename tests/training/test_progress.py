@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 
 from headloom.training.checkpoint import Position
-from headloom.training.config import RunConfig
+from headloom.training.config import RunConfig, TrainingConfig
 from headloom.training.data import DataDescription
 from headloom.training.loop import train
-from headloom.training.progress import ConsoleListener
+from headloom.training.progress import ConsoleProgress
 from headloom.training.tasks.task import Task
 
 
@@ -26,7 +26,7 @@ def test_what_is_written(tiny: Callable[..., RunConfig], tmp_path: Path, termina
     console = Console(
         file=text, force_terminal=terminal, force_interactive=terminal, width=200, color_system=None
     )
-    with ConsoleListener(console) as listener:
+    with ConsoleProgress(console) as listener:
         train(tiny(), tmp_path / "run", listener)
     shown = text.getvalue()
     assert "Data: 1,296 train tokens, 144 valid tokens" in shown
@@ -45,6 +45,6 @@ def test_what_is_odd_in_the_data_is_said() -> None:
         notices=lambda: ["1 of 2 [test] examples is a training example too."],
         description=DataDescription(),
     )
-    listener = ConsoleListener(Console(file=text, width=60))
-    listener.started(cast(Task, task), torch.nn.Linear(2, 2), Position(), 1)
+    listener = ConsoleProgress(Console(file=text, width=60))
+    listener.started(cast(Task, task), torch.nn.Linear(2, 2), Position(), TrainingConfig())
     assert "Data: 2 train.\nData: 1 of 2 [test] examples is a training" in text.getvalue()

@@ -26,7 +26,7 @@ from headloom.training.batches import Batch
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.tasks import make_task
 
 ConfigMaker = Callable[..., RunConfig]
@@ -39,9 +39,9 @@ from pathlib import Path
 import torch, torch.nn.parallel
 import headloom.training.loop as loop
 from headloom.training.config import load_config
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 
-class Listener(SilentListener):
+class Callback(Callback):
     def __init__(self, job, rank):
         self.job, self.rank = job, rank
     def stepped(self, position, loss, rate):
@@ -60,7 +60,7 @@ def rank_main(job, rank, folder):
     sys.stdout = sys.stderr = open(os.devnull, "w")
     faulthandler.dump_traceback_later(100, exit=True, file=open(job["config"] + ".hang", "a"))
     try:
-        loop.train(load_config(Path(job["config"])), Path(job["run"]), Listener(job, rank))
+        loop.train(load_config(Path(job["config"])), Path(job["run"]), Callback(job, rank))
         error = ""
     except BaseException as problem:
         error = f"{type(problem).__name__}: {problem}"
@@ -121,7 +121,7 @@ def losses(path: Path) -> list[float]:
 
 
 def alone(config: RunConfig, path: Path) -> None:
-    train(config, path, SilentListener())
+    train(config, path, Callback())
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ from headloom.errors import DataError
 from headloom.formats.run import RunFolder
 from headloom.training.checkpoint import Position
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 
 
-class AtStep(SilentListener):
+class AtStep(Callback):
     """Does something after a step."""
 
     def __init__(self, step: int, deed: Callable[[], None]) -> None:
@@ -90,5 +90,5 @@ def test_a_disk_on_which_no_run_can_begin_is_left_as_it_was(
         (disk / "mine").mkdir()
         for run_folder in (disk / "runs" / "run", disk / "mine"):
             with pytest.raises(DataError, match="no space left on device"):
-                train(tiny(), run_folder, SilentListener())
+                train(tiny(), run_folder, Callback())
             assert sorted(entry.name for entry in disk.rglob("*")) == ["filler", "mine"]

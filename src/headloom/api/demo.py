@@ -17,7 +17,7 @@ from headloom.formats.trace import TraceData
 from headloom.training.config import RunConfig, load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.loop import TrainingResult, train
-from headloom.training.progress import ConsoleListener
+from headloom.training.progress import ConsoleProgress
 from headloom.training.tasks.dates import written
 
 #: What the demo shows: dates of the demo's range in scripts and orders far apart.
@@ -54,7 +54,7 @@ def run_demo(path: Path, seed: int, console: Console) -> JsonObject:
     """
     config = demo_config(seed)
     console.print("[bold]1. Train[/] a Transformer that reads dates in 48 languages.")
-    with ConsoleListener(console) as listener:
+    with ConsoleProgress(console) as listener:
         result = train(config, path, listener)
     console.print(f"Trained {result.steps:,} steps in {result.seconds:.1f} s.")
     run = open_run(path)

@@ -28,6 +28,7 @@ from headloom.errors import HeadloomError, InputError, is_out_of_memory
 from headloom.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TextIO
 
 
@@ -59,6 +60,21 @@ def one_line(error: BaseException) -> str | None:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
     return text
+
+
+@contextlib.contextmanager
+def one_of_several() -> Iterator[None]:
+    """Round what one of several processes does that train together, of which each may end."""
+    if "RANK" not in os.environ:
+        yield
+        return
+    # Before torch is loaded, and without a line of its that is no news: that each gradient is
+    # looked for is decided in headloom.training.ranks.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from headloom.api.launch import one_of_several as ending
+
+    with ending(one_line):
+        yield
 
 
 def _text(error: BaseException) -> str | None:

@@ -50,6 +50,7 @@ def is_free(path: Path) -> bool:
         return not path.exists()
     names = {entry.name for entry in path.iterdir() if MARK not in entry.name}
     # A folder with a config.json alone is somebody else's.
+    names -= {"data"}  # of a training from memory that was killed before it began
     return names <= {"lock"} or ("history" in names and names <= _START)
 
 

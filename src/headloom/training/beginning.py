@@ -22,7 +22,7 @@ from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 
 #: What ends a run. Where it is raised, or given up, the same run goes on.
-_ENDS = ("training.max_steps", "training.max_epochs", "training.patience")
+_ENDS = tuple(f"training.{end}" for end in ("max_steps", "max_epochs", "max_minutes", "patience"))
 _PUT_BACK = "Put a copy back, or train again in another folder with --run."
 
 
@@ -114,7 +114,9 @@ def _check_same(folder: RunFolder, config: RunConfig) -> None:
                 f"{folder.path}: this run was started with another configuration: {place} was "
                 f"{old!r}, is {new!r}. Choose another folder with --run, or remove this one."
             )
-        later = isinstance(old, int) and (new is None or (isinstance(new, int) and new > old))
+        later = isinstance(old, int | float) and (
+            new is None or (isinstance(new, int | float) and new > old)
+        )
         if not later:
             raise InputError(
                 f"{folder.path}: {place} was {old}, is {new}, and {folder.steps_done()} steps are "

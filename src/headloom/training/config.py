@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
 from headloom.models.dense import Products
-from headloom.training.sections import ModelConfig, Section, TaskConfig, TaskSection
+from headloom.training.model_sections import ModelConfig, Section
+from headloom.training.sections import TaskConfig, TaskSection
 
 #: Which weights are kept: see headloom.training.checkpoint.Position.judge.
 Better = Literal["loss", "loss-and-accuracy"]
@@ -25,57 +26,109 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainingConfig(Section):
-    """How the matrices are learned."""
+    """The section [training]: how the matrices are learned."""
 
-    seed: int = Field(1, ge=0, le=2**63 - 1)
-    max_steps: int = Field(10_000, ge=1)
-    max_epochs: int | None = Field(None, ge=1, description="stop after so many passes, if earlier")
-    batch_tokens: int = Field(
-        4_096, ge=1, le=2**30, description="tokens in a batch, padding included"
+    seed: int = Field(
+        1, ge=0, le=2**63 - 1,
+        description="of data, matrices, order and dropout: the same seed gives the same bits",
+    )  # fmt: skip
+    max_steps: int = Field(
+        10_000, ge=1, description="the first of the ends that is reached ends the run"
     )
+    max_epochs: int | None = Field(None, ge=1, description="passes over the training data")
+    max_minutes: float | None = Field(
+        None, gt=0, le=1e6, description="of training, over all sessions, setting up left out"
+    )
+    batch_tokens: int = Field(
+        4_096, ge=1, le=2**30,
+        description="tokens in a batch, source and target, padding included; of images, pixels",
+    )  # fmt: skip
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
     products: Products = Field(
         "float32",
-        description="of linear layers; float32-tiles: on a matrix unit, as exact, quicker where "
-        "it is free; bfloat16 is quicker where the processor has it",
+        description='of linear layers; `"float32-tiles"`: on a matrix unit, as exact, quicker '
+        'where it is free; `"bfloat16"` is quicker where the processor has it: see below',
     )
     optimiser: Literal["adamw", "adam", "muon"] = Field(
         "adamw",
-        description="weight decay apart from the gradient, or added to it (L2); muon: of hidden "
-        "matrices, adamw of the rest",
+        description='or `"adam"`: weight decay is then added to the gradient (L2); or `"muon"`, of '
+        "hidden matrices, with AdamW of the rest: see below",
     )
-    peak_learning_rate: float = Field(1e-3, gt=0)
-    matrix_learning_rate: float = Field(0.02, gt=0, description="peak of muon's matrices")
-    warmup: int = Field(400, ge=0, description="steps")
-    schedule: Schedule = "inverse-sqrt"
+    peak_learning_rate: float = Field(1e-3, gt=0, description="the rate after the warm-up")
+    matrix_learning_rate: float = Field(
+        0.02, gt=0, description="the peak of muon's matrices; same warm-up and schedule"
+    )
+    warmup: int = Field(400, ge=0, description="steps of a linear warm-up")
+    schedule: Schedule = Field(
+        "inverse-sqrt",
+        description='or `"cosine"`, `"linear"`, which reach the floor at `max_steps` or '
+        "`max_minutes`, whichever comes first, also where `max_epochs` or `patience` ends the run "
+        'before; or `"constant"`',
+    )
     floor: float = Field(
         0.0, ge=0, le=1, description="lowest rate of cosine and linear, as a share of the peak"
     )
-    betas: tuple[_Decay, _Decay] = (0.9, 0.98)
-    epsilon: float = Field(1e-9, ge=1.2e-38)  # less is 0 in float32
-    weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float | None = Field(1.0, ge=0, description="of the whole gradient; 0: no limit")
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
-    average: float = Field(
-        0.0, ge=0, lt=1, description="decay of a running mean of the weights, which is then used"
+    betas: tuple[_Decay, _Decay] = Field(
+        (0.9, 0.98), description="decays of AdamW's means of the gradient and of its square"
     )
+    epsilon: float = Field(  # less is 0 in float32
+        1e-9, ge=1.2e-38, description="added to the root of AdamW's mean of squares"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="of all parameters, times the rate")
+    clip_norm: float | None = Field(1.0, ge=0, description="of the whole gradient; 0: no limit")
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=1, description="share of the target that is spread over all classes"
+    )
+    average: float = Field(
+        0.0, ge=0, lt=1,
+        description="decay of a running mean of the weights, which is then validated and kept",
+    )  # fmt: skip
     validate_every: int = Field(500, ge=1, description="steps")
-    patience: int | None = Field(None, ge=1, description="validations without a better one")
+    patience: int | None = Field(
+        None, ge=1, description="validations without a better one before the run ends"
+    )
     better: Better = Field(
         "loss",
-        description="which weights are kept; of both: those best in both, patience counts either",
+        description='which weights are kept; `"loss-and-accuracy"`: those best in both, and either '
+        "renews patience",
     )
     checkpoint_every: int = Field(500, ge=1, description="steps")
-    history: bool = True
+    history: bool = Field(True, description="whether to keep snapshots of the weight matrices")
     history_growth: float = Field(1.5, gt=1, description="ratio of successive snapshots' steps")
+
+    def share_done(self, step: int, seconds: float) -> float:
+        """The share of the training that is done, by steps or by minutes, whichever ends it first.
+
+        >>> TrainingConfig(max_steps=100, max_minutes=2).share_done(10, 60)
+        0.5
+        """
+        minutes = 0.0 if self.max_minutes is None else seconds / 60 / self.max_minutes
+        return min(1.0, max(step / self.max_steps, minutes))
+
+    def ended_by(self, step: int, epoch: int, seconds: float, without_better: int) -> str:
+        """The key that ends a training which is there; "": none yet."""
+        ends: dict[str, tuple[float, float | None]] = {
+            "max_steps": (step, self.max_steps),
+            "max_epochs": (epoch, self.max_epochs),
+            "max_minutes": (seconds / 60, self.max_minutes),
+            "patience": (without_better, self.patience),
+        }
+        return next((k for k, (now, end) in ends.items() if end is not None and now >= end), "")
 
 
 class RunConfig(Section):
-    """One training run."""
+    """The configuration of a training run; docs/training.md has the keys of every section."""
 
-    task: TaskConfig
-    model: ModelConfig = Field(default_factory=lambda run: run["task"].models[0]())
-    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    task: TaskConfig = Field(
+        description="what is learned, of which data: `kind`, and the keys of that kind"
+    )
+    model: ModelConfig = Field(
+        default_factory=lambda run: run["task"].models[0](),
+        description="`kind` and sizes; none: the kind that the task has by default",
+    )
+    training: TrainingConfig = Field(
+        default_factory=TrainingConfig, description="how the matrices are learned"
+    )
 
     @model_validator(mode="after")
     def _check_fit(self) -> RunConfig:
@@ -89,7 +142,7 @@ class RunConfig(Section):
         return self
 
 
-def _kinds(section: str) -> dict[str, type[BaseModel]]:
+def kinds(section: str) -> dict[str, type[BaseModel]]:
     """The classes of the section "task" or "model" by their kinds."""
     classes = get_args(RunConfig.model_fields[section].annotation)
     return {get_args(each.model_fields["kind"].annotation)[0]: each for each in classes}
@@ -104,7 +157,7 @@ def _with_kind(content: JsonObject) -> JsonObject:
     model, task = content.get("model"), content.get("task")
     if not isinstance(model, dict) or "kind" in model or not isinstance(task, dict):
         return content
-    section = _kinds("task").get(str(task.get("kind")))
+    section = kinds("task").get(str(task.get("kind")))
     if "folder" in model or section is None or not issubclass(section, TaskSection):
         return {**content, "model": {"kind": "pretrained", **model}}
     return {**content, "model": {"kind": section.models[0].model_fields["kind"].default, **model}}
@@ -124,7 +177,7 @@ def _explain(source: str, error: ValidationError) -> str:
         return f"{source}: {first['ctx']['error']}"
     if first["type"] == "extra_forbidden":
         sections: dict[str, type[BaseModel]] = {"training": TrainingConfig, "": RunConfig}
-        sections |= {**_kinds("task"), **_kinds("model")}
+        sections |= {**kinds("task"), **kinds("model")}
         section = sections.get(str(place[-2]) if len(place) > 1 else "")
         known = [] if section is None else list(section.model_fields)
         near = difflib.get_close_matches(str(place[-1]), known, 1, 0.6)
@@ -136,7 +189,7 @@ def _explain(source: str, error: ValidationError) -> str:
         return f"{source}: {key!r} is missing. Add it.{also}"
     if first["type"].startswith("union_tag"):
         kind = first["input"].get("kind") if isinstance(first["input"], dict) else None
-        expected = ", ".join(_kinds(key))
+        expected = ", ".join(kinds(key))
         return f"{source}: {key}.kind is {kind!r}; expected one of {expected}.{also}"
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
@@ -157,7 +210,14 @@ def check_config(content: JsonObject, source: str) -> RunConfig:
 
 
 def load_config(path: Path | str, overrides: Sequence[str] | None = None) -> RunConfig:
-    """Read and check a TOML file.
+    """Read and check a TOML file, see `read_config`."""
+    return check_config(
+        read_config(path, overrides), f"{path} with --set" if overrides else str(path)
+    )
+
+
+def read_config(path: Path | str, overrides: Sequence[str] | None = None) -> JsonObject:
+    """Read a TOML file, or a JSON file as runs have it.
 
     Args:
         path: where it is.
@@ -169,14 +229,14 @@ def load_config(path: Path | str, overrides: Sequence[str] | None = None) -> Run
     """
     text = read_text(path, "configuration")
     try:
-        content = tomllib.loads(text)
+        content: JsonObject = (json if str(path).endswith(".json") else tomllib).loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path}: not TOML: {error}. Give a configuration, as those in examples."
         ) from None
     for override in overrides or []:
         _override(content, override)
-    return check_config(content, f"{path} with --set" if overrides else str(path))
+    return content
 
 
 def _override(content: JsonObject, override: str) -> None:

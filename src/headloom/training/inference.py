@@ -55,8 +55,9 @@ class TrainedRun:
         if isinstance(task, TranslationConfig):
             split = split or ("test" if task.test else "valid")
             files = getattr(task, split) or task.valid
-            test = task.test if split == "test" else None
-            task = task.model_copy(update={"train": files, "valid": files, "test": test})
+            if files is not None:  # else the validation data are drawn from the training data
+                test = task.test if split == "test" else None
+                task = task.model_copy(update={"train": files, "valid": files, "test": test})
         return make_task(config.model_copy(update={"task": task}), self.data)
 
     @property

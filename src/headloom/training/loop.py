@@ -34,11 +34,11 @@ from headloom.training.checkpoint import (
     save_weights,
 )
 from headloom.training.config import RunConfig
+from headloom.training.model_sections import PretrainedConfig
 from headloom.training.optimisers import learning_rate, make_optimisers
-from headloom.training.progress import Listener
+from headloom.training.progress import Callback
 from headloom.training.ranks import GroupError, Ranks, joined
 from headloom.training.recording import snapshot
-from headloom.training.sections import PretrainedConfig
 from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 from headloom.training.validation import evaluate_batches, predictor_loss
@@ -66,14 +66,14 @@ class TrainingResult:
     already: bool = False
 
 
-def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
+def train(config: RunConfig, path: Path, callback: Callback) -> TrainingResult:
     """Train a run to its end, or go on with it.
 
     Args:
         config: what to learn and how.
         path: the run's folder; made if it is not there, gone on with if it is, also where it is
             finished and max_steps, max_epochs or patience are larger now.
-        listener: told how it goes.
+        callback: told how it goes.
 
     Raises: HeadloomError: the data cannot be used, the folder holds another run or is damaged.
     """
@@ -91,7 +91,7 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
                 with torch.no_grad():
                     tried(config, task)(**task.probe().inputs)
             folder, task = begin(config, path, ranks, stack, task)
-        training = _Training(config, folder, task, listener, ranks)
+        training = _Training(config, folder, task, callback, ranks)
         if ranks.leader:
             extend(folder, config)
         return training.run()
@@ -116,12 +116,12 @@ class _Training:
     """One session of a training: what the steps share."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, task: Task, listener: Listener, ranks: Ranks
+        self, config: RunConfig, folder: RunFolder, task: Task, callback: Callback, ranks: Ranks
     ) -> None:
         self.settings = settings = config.training
         #: Whether what it begins with is worth a validation.
         self.knows_something = isinstance(config.model, PretrainedConfig)
-        self.folder, self.task, self.listener, self.ranks = folder, task, listener, ranks
+        self.folder, self.task, self.callback, self.ranks = folder, task, callback, ranks
         torch.manual_seed(settings.seed)
         self.model: Predictor = build_model(config, task.description)
         if not folder.checkpoint.exists():
@@ -166,7 +166,7 @@ class _Training:
         self.finished = bool(self.ranks.total(float(finished))[0])
         if self.ranks.leader:
             self._rewind()
-        self.listener.started(self.task, self.model, position, settings.max_steps)
+        self.callback.started(self.task, self.model, position, settings)
         self._clock = time.perf_counter()
         reason = self._reason_to_stop()
         already = self.finished and bool(reason)
@@ -223,14 +223,9 @@ class _Training:
             history.remove(position.step)
 
     def _reason_to_stop(self) -> str:
-        settings, position = self.settings, self.position
-        if position.step >= settings.max_steps:
-            return "max_steps"
-        if settings.max_epochs is not None and position.epoch >= settings.max_epochs:
-            return "max_epochs"
-        if settings.patience is not None and position.without_better >= settings.patience:
-            return "patience"
-        return ""
+        place = self.position
+        seconds = 0.0 if self.settings.max_minutes is None else self._seconds()
+        return self.settings.ended_by(place.step, place.epoch, seconds, place.without_better)
 
     def _groups(self) -> Iterator[list[Batch]]:
         """The batches of each step, from the position on; the position moves along."""
@@ -264,12 +259,15 @@ class _Training:
         if self.follows and is_snapshot_step(position.step, settings.history_growth):
             self._snapshot(loss, gradients=True)
         norm = self._clip()
+        minutes, done = settings.max_minutes, 0.0
+        if minutes is not None and settings.schedule in ("cosine", "linear"):
+            done = self._seconds() / 60 / minutes
         for optimiser in self.learner.optimisers:
             for parameters in optimiser.param_groups:
-                parameters["lr"] = self._rate(parameters["peak"])
+                parameters["lr"] = self._rate(parameters["peak"], done)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        rate = self._rate(settings.peak_learning_rate)
+        rate = self._rate(settings.peak_learning_rate, done)
         self.learner.update_average(settings.average, position.step + 1)
 
         position.step += 1
@@ -289,7 +287,7 @@ class _Training:
                 }
             )
             position.losses.clear()
-        self.listener.stepped(position, loss, rate)
+        self.callback.stepped(position, loss, rate)
 
     def _clip(self) -> float | None:
         """Make the gradient no longer than it may be; its length before."""
@@ -309,14 +307,20 @@ class _Training:
         """Add a line to metrics.jsonl."""
         if self.ranks.leader:
             self.folder.reports.append(content)
+        self.callback.reported(content)
 
-    def _rate(self, peak: float) -> float:
-        """The learning rate of this step."""
+    def _rate(self, peak: float, done: float) -> float:
+        """The learning rate of this step; done: the share of the training by the clock."""
         chosen = self.settings
         return learning_rate(
             self.position.step, peak=peak, warmup=chosen.warmup, last=chosen.max_steps,
-            schedule=chosen.schedule, floor=chosen.floor,
+            schedule=chosen.schedule, floor=chosen.floor, done=done,
         )  # fmt: skip
+
+    def _seconds(self) -> float:
+        """How long the first of the processes has trained: all end, and slow down, by its clock."""
+        (seconds,) = self.ranks.total(self.position.seconds if self.ranks.leader else 0.0)
+        return seconds
 
     @torch.no_grad()
     def _validate(self) -> None:
@@ -345,7 +349,7 @@ class _Training:
             "seconds": round(position.seconds, 3),
         }
         self._report(report)
-        self.listener.validated(position, report, better)
+        self.callback.validated(position, report, better)
 
     def _snapshot(self, loss: float | None, *, gradients: bool) -> None:
         if self.ranks.leader:

@@ -151,8 +151,9 @@ def _hidden_matrices(model: Predictor) -> list[nn.Parameter]:
 
 
 def learning_rate(
-    step: int, *, peak: float, warmup: int, last: int, schedule: Schedule, floor: float = 0.0
-) -> float:
+    step: int, *, peak: float, warmup: int, last: int, schedule: Schedule, floor: float = 0.0,
+    done: float = 0.0,
+) -> float:  # fmt: skip
     """The learning rate of a step: linear warm-up to the peak, then the schedule.
 
         inverse-sqrt:  peak * sqrt(warmup / step)
@@ -167,6 +168,8 @@ def learning_rate(
         last: the last step of the training.
         schedule: which.
         floor: the lowest rate of cosine and linear, as a share of the peak.
+        done: the share of the time, where that ends the training: cosine and linear are where the
+            farther of the two is.
 
     Source: Vaswani et al. 2017, equation 3 (inverse-sqrt); Loshchilov and Hutter 2017 (cosine).
 
@@ -181,6 +184,6 @@ def learning_rate(
         return peak
     if schedule == "inverse-sqrt":
         return peak * math.sqrt(max(warmup, 1) / (step + 1))
-    progress = min(1.0, (step + 1 - warmup) / max(1, last - warmup))
+    progress = min(1.0, max(done, (step + 1 - warmup) / max(1, last - warmup)))
     remaining = 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return peak * (floor + (1 - floor) * remaining)

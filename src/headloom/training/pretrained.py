@@ -23,7 +23,7 @@ from headloom.models.predictor import Predictor
 from headloom.models.transformer import Transformer
 from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.sections import PretrainedConfig
+from headloom.training.model_sections import PretrainedConfig
 from headloom.training.text import NO_TOKEN, PretrainedVocabulary
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -16,28 +18,84 @@ from rich.progress import (
 )
 from torch import nn
 
+from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.mechanism.graph_convolution import GraphLayer
 from headloom.mechanism.watching import layers_of
 from headloom.training.checkpoint import Position
+from headloom.training.config import TrainingConfig
 from headloom.training.tasks.task import Task
 
 
-class Listener:
-    """Who is told how a training goes; each method does nothing but in a subclass."""
+class Callback:
+    """What is called while a model is trained; each method does nothing but in a subclass.
 
-    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
-        """The data are read, the model is drawn or loaded."""
+    `headloom.train(..., callbacks=[...])` takes objects of it, and functions of a report.
+
+        class Stop(headloom.Callback):
+            def reported(self, report):
+                if report.get("validation_loss", 9) < 0.1:
+                    raise KeyboardInterrupt       # the same call goes on from the checkpoint
+    """
+
+    def started(
+        self, task: Task, model: nn.Module, position: Position, settings: TrainingConfig
+    ) -> None:
+        """The data are read, the model is drawn or loaded; position: steps done before, and more.
+
+        model: the module itself, which may be watched; changes to it are learned from.
+        """
 
     def stepped(self, position: Position, loss: float, rate: float) -> None:
         """A step was done; loss: mean of its tokens, in nats, smoothed labels included."""
 
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """The validation data were looked at."""
+        """The validation data were looked at; better: the weights are kept as the best."""
+
+    def reported(self, report: JsonObject) -> None:
+        """A line was added to metrics.jsonl.
+
+        Every 20 steps: step, epoch, loss, learning_rate, gradient_norm, tokens, seconds; after a
+        validation: step, epoch, validation_loss, validation_accuracy, perplexity, seconds.
+        """
 
 
-#: Says nothing.
-SilentListener = Listener
+class Callbacks(Callback):
+    """Several callbacks as one; functions are called with each report."""
+
+    def __init__(self, callbacks: Sequence[Callback | Callable[[JsonObject], object]]) -> None:
+        for each in callbacks:
+            if not isinstance(each, Callback) and (isinstance(each, type) or not callable(each)):
+                raise InputError(
+                    f"callbacks: {each!r}; expected a function of a report (a dict), or an object "
+                    "of a subclass of headloom.Callback."
+                )
+        self._all = [each for each in callbacks if isinstance(each, Callback)]
+        self._functions = [each for each in callbacks if not isinstance(each, Callback)]
+
+    def started(
+        self, task: Task, model: nn.Module, position: Position, settings: TrainingConfig
+    ) -> None:
+        """See Callback."""
+        for each in self._all:
+            each.started(task, model, position, settings)
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """See Callback."""
+        for each in self._all:
+            each.stepped(position, loss, rate)
+
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
+        """See Callback."""
+        for each in self._all:
+            each.validated(position, report, better)
+
+    def reported(self, report: JsonObject) -> None:
+        """See Callback."""
+        for each in self._all:
+            each.reported(report)
+        for function in self._functions:
+            function(report)
 
 
 def _attention_of(model: nn.Module) -> str:
@@ -49,25 +107,41 @@ def _attention_of(model: nn.Module) -> str:
     return f"{len(heads)} attention layer{'s' * (len(heads) > 1)}, {sum(heads)} heads"
 
 
-class ConsoleListener(Listener):
+class ConsoleProgress(Callback):
     """Writes to a console; the bar is drawn on terminals only. A context manager."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console | None = None) -> None:
+        stream = sys.stderr
+        while (below := getattr(stream, "rich_proxied_file", None)) is not None:
+            stream = below
+        # For FORCE_COLOR, which notebooks set for what they start, rich takes a pipe for a
+        # terminal: colours are right there, hundreds of bars are not.
+        self.console = console or Console(
+            file=stream, stderr=True, highlight=False, force_interactive=stream.isatty()
+        )
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
         self._mean_loss = math.nan
         self._clock, self._tokens = time.perf_counter(), 0
 
-    def __enter__(self) -> ConsoleListener:
+    def __enter__(self) -> ConsoleProgress:
         return self
+
+    def say(self, text: str) -> None:
+        """Write a line, in which other people's names may stand."""
+        if self.console.is_jupyter:
+            self.console.print(text, markup=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr)  # through what keeps a terminal safe
 
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 
-    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
-        """See Listener.started."""
+    def started(
+        self, task: Task, model: nn.Module, position: Position, settings: TrainingConfig
+    ) -> None:
+        """See Callback.started."""
         parameters = sum(parameter.numel() for parameter in model.parameters())
         sizes = ", ".join(
             f"{count:,} {name.replace('_', ' ')}" for name, count in task.sizes().items()
@@ -83,11 +157,13 @@ class ConsoleListener(Listener):
         self.console.print(f"Model: {parameters:,} parameters; {_attention_of(model)}, {began}")
         self._tokens = position.tokens
         self._clock = time.perf_counter()
-        if self.console.is_interactive:
+        self._settings = settings
+        # A notebook draws the bar where it has ipywidgets; without, the lines say how it goes.
+        if self.console.is_interactive or (self.console.is_jupyter and find_spec("ipywidgets")):
             self._progress = Progress(
                 TextColumn("training"),
                 BarColumn(),
-                MofNCompleteColumn(),
+                TextColumn("{task.fields[step]:,} steps"),
                 TextColumn("loss {task.fields[loss]:.3f}"),
                 TextColumn("{task.fields[speed]:,.0f} tokens/s"),
                 TimeRemainingColumn(),
@@ -95,22 +171,22 @@ class ConsoleListener(Listener):
                 transient=True,
             )
             self._bar = self._progress.add_task(
-                "training", total=last, completed=position.step, loss=math.nan, speed=0.0
+                "training", total=1.0, step=position.step, loss=math.nan, speed=0.0
             )
             self._progress.start()
 
     def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """See Listener.stepped."""
+        """See Callback.stepped."""
         before = self._mean_loss
         self._mean_loss = loss if math.isnan(before) else 0.95 * before + 0.05 * loss
         if self._progress is not None and self._bar is not None:
-            speed = self._speed(position)
             self._progress.update(
-                self._bar, completed=position.step, loss=self._mean_loss, speed=speed
-            )
+                self._bar, completed=self._settings.share_done(position.step, position.seconds),
+                step=position.step, loss=self._mean_loss, speed=self._speed(position),
+            )  # fmt: skip
 
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """See Listener.validated."""
+        """See Callback.validated."""
         shown = "-" if math.isnan(self._mean_loss) else f"{self._mean_loss:.3f}"
         self.console.print(
             f"step {position.step:>6,}  epoch {position.epoch:>3}  "

@@ -1,201 +1,26 @@
-"""The sections [task] and [model] of a configuration: one class for each kind.
-
-docs/training.md says what each key means.
-"""
+"""The section [task] of a configuration: one class for each kind."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from headloom.mechanism.multihead import WeightsKind
-from headloom.mechanism.rotary import ScalingKind
-from headloom.models.configuration import (
-    ActivationKind,
-    Architecture,
-    FeedForwardKind,
-    NormalisationKind,
-    PoolingKind,
-    PositionKind,
+from headloom.training.model_sections import (
+    ClassifierConfig,
+    ConvolutionalConfig,
+    GraphConfig,
+    ModelSection,
+    Pixels,
+    PretrainedConfig,
+    Section,
+    TransformerConfig,
+    VisionTransformerConfig,
 )
-from headloom.models.images import ReadOut, check_convolutions
 
-#: Sizes that any memory ends before.
-_Size = Annotated[int, Field(ge=1, le=1_000_000)]
-_Layers = Annotated[int, Field(ge=1, le=1_000)]
-_Pixels = Annotated[int, Field(ge=1)]
-_Share = Annotated[float, Field(ge=0, lt=1)]
 #: Tokens: byte-pair encoding needs 300, and makes room for all before the first is learned.
 _Pieces = Annotated[int, Field(ge=300, le=10_000_000)]
 _Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
-
-
-class Section(BaseModel):
-    """A section of a configuration: unknown keys are refused, nothing changes later."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ModelSection(Section):
-    """The section of a kind of model; `kind` is a Literal of its one name, which is its default."""
-
-    kind: str
-
-
-class _BlocksSection(ModelSection):
-    """Keys of all stacks of attention blocks: see headloom.LanguageModel."""
-
-    width: _Size = 256
-    heads: _Size = 4
-    kv_heads: int | None = None
-    feed_forward: _Size = 1024
-    norm: Literal["pre", "post"] = "pre"
-    normalisation: NormalisationKind = "layer"
-    norm_epsilon: float = Field(1e-5, gt=0, lt=1)
-    feed_forward_kind: FeedForwardKind = "plain"
-    activation: ActivationKind = "relu"
-    biases: bool = True
-    dropout: _Share = 0.1
-    attention_dropout: _Share = 0.0
-
-    @model_validator(mode="after")
-    def _check_architecture(self) -> Self:
-        """Raise an error where no model is made like that."""
-        self.architecture()
-        return self
-
-    def architecture(self) -> Architecture:
-        """The same as the model takes it."""
-        raise NotImplementedError
-
-
-class RotaryScalingConfig(Section):
-    """The section [model.rotary_scaling]: see headloom.RotaryScaling."""
-
-    kind: ScalingKind
-    factor: float
-    original_length: int | None = None
-    slow: float | None = None
-    fast: float | None = None
-    temperature: float | None = None
-
-
-class _TextSection(_BlocksSection):
-    """Keys that Transformers of texts share."""
-
-    positions: PositionKind = "sinusoidal"
-    clip: int = Field(16, ge=1, le=10_000_000)
-    buckets: _Size = 32
-    max_distance: int = Field(128, ge=1, le=10_000_000)
-    rotary_base: float = Field(10_000.0, gt=0)
-    rotary_scaling: RotaryScalingConfig | None = None
-    max_length: int = Field(1024, ge=1, le=10_000_000)
-
-
-class TransformerConfig(_TextSection):
-    """An encoder-decoder, or a language model: which of them, the task says."""
-
-    kind: Literal["transformer"] = "transformer"
-    encoder_layers: int = Field(3, ge=0, le=1_000)
-    decoder_layers: _Layers = 3
-    tied: bool = True
-
-    def architecture(self) -> Architecture:
-        """See _BlocksSection.architecture."""
-        return Architecture(**self.model_dump(exclude={"kind"}))
-
-
-class ClassifierConfig(_TextSection):
-    """An encoder whose outputs are pooled into the score of each class."""
-
-    kind: Literal["classifier"] = "classifier"
-    width: _Size = 128
-    feed_forward: _Size = 256
-    layers: _Layers = 2
-    dropout: _Share = 0.3
-    pooling: PoolingKind = "mean"
-    weights: WeightsKind = "learned"
-
-    def architecture(self) -> Architecture:
-        """See _BlocksSection.architecture."""
-        sizes = self.model_dump(exclude={"kind", "layers", "pooling"})
-        return Architecture(**sizes, encoder_layers=self.layers)
-
-
-class VisionTransformerConfig(_BlocksSection):
-    """A Transformer encoder on the patches of an image."""
-
-    kind: Literal["vision-transformer"] = "vision-transformer"
-    width: _Size = 64
-    feed_forward: _Size = 128
-    layers: _Layers = 4
-    activation: ActivationKind = "gelu"
-    positions: Literal["learned", "sinusoidal", "none"] = "learned"
-    patch: tuple[_Pixels, _Pixels] = (4, 4)
-    read: ReadOut = "class token"
-
-    def architecture(self) -> Architecture:
-        """See _BlocksSection.architecture."""
-        sizes = self.model_dump(exclude={"kind", "layers", "patch", "read"})
-        return Architecture(**sizes, encoder_layers=self.layers)
-
-
-class ConvolutionalConfig(ModelSection):
-    """Convolutions of 3 x 3 on images, and SAGAN's attention block among them."""
-
-    kind: Literal["convolutional"] = "convolutional"
-    channels: tuple[int, ...] = (16, 16, 16, 16)
-    halved: tuple[int, ...] = ()
-    attention: int = Field(4, ge=0)
-    inner_channels: int | None = Field(None, ge=1)
-    value_channels: int | None = Field(None, ge=1)
-    pooled: bool = False
-    spectral_norm: bool = True
-    batch_norm: bool = True
-    region: tuple[int, int, int, int] | None = None
-
-    @model_validator(mode="after")
-    def _check_convolutions(self) -> Self:
-        """Raise an error where no model is made like that."""
-        check_convolutions(self.channels, self.halved, self.attention)
-        return self
-
-
-class GraphConfig(ModelSection):
-    """A graph attention network; see headloom.models.graph_attention."""
-
-    kind: Literal["graph"] = "graph"
-    width: _Size = 64
-    heads: _Size = 8
-    output_heads: _Size = 1
-    layers: _Layers = 2
-    version: Literal[1, 2] = 1
-    dropout: _Share = 0.6
-    attention_dropout: _Share = 0.6
-    residual: bool = False
-    weights: WeightsKind = "learned"
-
-
-class PretrainedConfig(ModelSection):
-    """A model of Transformers that is trained further; its folder says how large it is."""
-
-    kind: Literal["pretrained"] = "pretrained"
-    folder: str
-    dropout: _Share | None = None
-    attention_dropout: _Share | None = None
-
-
-#: What a section [model] may be.
-ModelConfig = Annotated[
-    TransformerConfig
-    | ClassifierConfig
-    | ConvolutionalConfig
-    | VisionTransformerConfig
-    | GraphConfig
-    | PretrainedConfig,
-    Field(discriminator="kind"),
-]
 
 
 class TaskSection(Section):
@@ -214,16 +39,26 @@ class TaskSection(Section):
 
 
 class DatesConfig(TaskSection):
-    """Dates in 48 languages to ISO 8601."""
+    """Dates in the words and orders of 50 locales, 48 languages (Babel's CLDR data), to ISO 8601.
+
+    No held-out date occurs in training, in any language.
+    """
 
     kind: Literal["dates"] = "dates"
-    train_examples: int = Field(60_000, ge=1, le=10_000_000)
-    test_examples: int = Field(1_000, ge=1, le=10_000_000)
-    first_year: int = Field(1950, ge=1, le=9998)
-    last_year: int = Field(2049, ge=1, le=9998)
+    train_examples: int = Field(
+        60_000, ge=1, le=10_000_000, description="pairs to learn from, drawn by the seed"
+    )
+    test_examples: int = Field(
+        1_000, ge=1, le=10_000_000, description="pairs for validation, and as many for the test"
+    )
+    first_year: int = Field(1950, ge=1, le=9998, description="of the dates")
+    last_year: int = Field(
+        2049, ge=1, le=9998,
+        description="at most 100 years, since many locales write two digits",
+    )  # fmt: skip
 
 
-#: Two line-aligned files, or one of tab-separated pairs, which may stand without its brackets.
+#: Two line-aligned files, or one of pairs, which may stand without its brackets.
 _PairFiles = Annotated[
     list[str],
     Field(min_length=1, max_length=2),
@@ -232,63 +67,118 @@ _PairFiles = Annotated[
 
 
 class TranslationConfig(TaskSection):
-    """Lines of one language to lines of another."""
+    """Lines of one language to lines of another; any text to any text."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
     place: ClassVar[str | None] = "folder"
-    folder: str = "."
-    train: _PairFiles
-    valid: _PairFiles
-    test: _PairFiles | None = None
-    vocabulary: _Pieces = 8_000
-    max_length: int = Field(256, ge=1)
-    length_penalty: float = Field(1.0, ge=0, le=10)
+    folder: str = Field(".", description="where the files are")
+    train: _PairFiles = Field(
+        description="two line-aligned files, or one of CSV, TSV, Parquet or JSON lines"
+    )
+    valid: _PairFiles | None = Field(
+        None, description="likewise; none: drawn from `train`, see `valid_share`"
+    )
+    test: _PairFiles | None = Field(None, description="likewise")
+    source: str | None = Field(
+        None, description="the column of the sources; none: by its name, else the first"
+    )
+    target: str | None = Field(
+        None, description="the column of the targets; none: by its name, else the second"
+    )
+    valid_share: float = Field(
+        0.1, gt=0, lt=0.5, description="of `train` that is drawn where `valid` is left out"
+    )
+    split_seed: _Seed = Field(1, description="of what is drawn")
+    vocabulary: _Pieces = Field(8_000, description="tokens of the shared byte-level BPE")
+    max_length: int = Field(
+        256, ge=1, description="tokens: training pairs with a longer side are left out"
+    )
+    length_penalty: float = Field(
+        1.0, ge=0, le=10,
+        description="translations are ranked by log-probability / length^penalty (Wu et al. 2016, "
+        "without their constant); choose it on the validation data",
+    )  # fmt: skip
 
 
 class LanguageConfig(TaskSection):
-    """A language model on a text file."""
+    """Each next token of a text: a language model."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["language"]
     place: ClassVar[str | None] = "file"
-    file: str
-    valid_share: float = Field(0.1, gt=0, lt=1)
-    tokens: Literal["characters", "pieces"] = "characters"
-    vocabulary: _Pieces = 4_000
-    block: int = Field(128, ge=2)
+    file: str = Field(
+        description="a text; or CSV, TSV, Parquet or JSON lines, whose rows are joined by line ends"
+    )
+    text: str | None = Field(
+        None, description="the column of the texts; none: by its name, else the first"
+    )
+    valid_share: float = Field(0.1, gt=0, lt=1, description="of the text: the end, held out")
+    tokens: Literal["characters", "pieces", "words"] = Field(
+        "characters", description='or `"pieces"` (byte-level BPE), `"words"`'
+    )
+    vocabulary: _Pieces = Field(4_000, description="tokens at most, of pieces and words")
+    block: int | None = Field(
+        None, ge=2,
+        description="tokens of a window; none: 128, fewer where the held-out text has fewer",
+    )  # fmt: skip
 
 
 class RepeatsConfig(TaskSection):
-    """A language model on sequences whose first half comes again."""
+    """Sequences whose first half, different symbols drawn at random, comes again.
+
+    A language model has to find the earlier copy. Only the repeated symbols are targets. What
+    becomes of the heads: docs/heads.md.
+    """
 
     kind: Literal["repeats"]
-    symbols: int = Field(62, ge=2, le=62)
-    shortest: int = Field(10, ge=2)
-    longest: int = Field(30, ge=2)
+    symbols: int = Field(62, ge=2, le=62, description="letters and digits")
+    shortest: int = Field(10, ge=2, description="part")
+    longest: int = Field(
+        30, ge=2, description="part; lengths vary, so that no fixed distance leads back"
+    )
 
 
 class _LabelledSection(TaskSection):
     """Keys that tasks share whose examples are each of one class."""
 
     place: ClassVar[str | None] = "folder"
-    folder: str = "."
-    valid: str | None = None
-    test: str | None = None
-    valid_share: float = Field(0.1, gt=0, lt=0.5)
-    test_share: float = Field(0.1, ge=0, lt=0.5)
-    split_seed: _Seed = 1
+    folder: str = Field(".", description="where the files are")
+    valid: str | None = Field(
+        None, description="as `train`; none: drawn from `train`, see `valid_share`"
+    )
+    test: str | None = Field(
+        None, description="as `train`; none: drawn from `train`, see `test_share`"
+    )
+    valid_share: float = Field(
+        0.1, gt=0, lt=0.5, description="of each class of `train`, where `valid` is left out"
+    )
+    test_share: float = Field(
+        0.1, ge=0, lt=0.5, description="likewise of the test; 0: there is none"
+    )
+    split_seed: _Seed = Field(1, description="of what is drawn")
 
 
 class LabelsConfig(_LabelledSection):
-    """Texts, each of one class."""
+    """The class of each text."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig, PretrainedConfig)
     kind: Literal["labels"]
-    train: str
-    tokens: Literal["words", "pieces", "characters"] = "words"
-    vocabulary: _Pieces = 10_000
-    max_length: int = Field(512, ge=2)
+    train: str = Field(
+        description="CSV, TSV, Parquet or JSON lines; or lines of label TAB text; or a folder with "
+        "a folder of .txt files for each class"
+    )
+    text: str | None = Field(
+        None, description="the column of the texts; none: by its name, else the first"
+    )
+    label: str | None = Field(
+        None, description="the column of the labels; none: by its name, else the second"
+    )
+    tokens: Literal["words", "pieces", "characters"] = Field(
+        "words", description='or `"pieces"` (byte-level BPE), `"characters"`'
+    )
+    vocabulary: _Pieces = Field(10_000, description="tokens at most, of words and pieces")
+    max_length: int = Field(512, ge=2, description="tokens of a text that are read")
 
 
 class NodesConfig(TaskSection):
@@ -298,23 +188,32 @@ class NodesConfig(TaskSection):
     divisible: ClassVar[bool] = False
     kind: Literal["nodes"]
     place: ClassVar[str | None] = "graph"
-    graph: str
-    setting: Literal["transductive", "inductive"] = "transductive"
-    normalise: bool = True
-    undirected: bool = False
+    graph: str = Field(description="an .npz file")
+    setting: Literal["transductive", "inductive"] = Field(
+        "transductive", description='or `"inductive"`: the other nodes come with validation'
+    )
+    normalise: bool = Field(True, description="each node's features sum to 1")
+    undirected: bool = Field(False, description="every edge in both directions")
 
 
 class ImagesConfig(_LabelledSection):
-    """Images, each of one class."""
+    """The class of each image."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (
         VisionTransformerConfig,
         ConvolutionalConfig,
     )
     kind: Literal["images"]
-    train: str
-    colour: bool | None = None
-    size: tuple[_Pixels, _Pixels] | None = None
+    train: str = Field(
+        description="an .npz file with `images` and `labels`, or a folder with a folder of PNG or "
+        "JPEG files for each class"
+    )
+    colour: bool | None = Field(
+        None, description="whether images have red, green and blue; none: as they are"
+    )
+    size: tuple[Pixels, Pixels] | None = Field(
+        None, description="rows and columns that files are scaled to"
+    )
 
 
 #: What a section [task] may be.

@@ -14,7 +14,7 @@ import headloom
 from headloom.formats.run import Reports
 
 
-class Listener:
+class Callback:
     """A sink of one's own."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def watched(folder: Path, model: Any, batches: list[Tensor], **options: Any) -> 
 
 def test_a_sink_of_ones_own(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
     """The mean and the largest score of a layer, and of all."""
-    sink = Listener()
+    sink = Callback()
     reports = watched(tmp_path / "run", gpt2(), batches, sinks=[sink])
     assert sink.closed and list(sink.told) == [0, 1, 2]
     first, second = reports[2]["layers"].values()
@@ -60,11 +60,11 @@ def test_a_sink_of_ones_own(tmp_path: Path, gpt2: Any, batches: list[Tensor]) ->
 def test_a_sink_that_fails_does_not_stop_a_training(
     tmp_path: Path, gpt2: Any, batches: list[Tensor]
 ) -> None:
-    class Broken(Listener):
+    class Broken(Callback):
         def log(self, step: int, values: Mapping[str, float]) -> None:
             raise ConnectionError("the board does not answer")
 
-    other = Listener()
+    other = Callback()
     with pytest.warns(UserWarning, match="Broken: ConnectionError: the board") as told:
         reports = watched(tmp_path / "run", gpt2(), batches, sinks=[Broken(), other])
     assert len(told) == 1

@@ -16,7 +16,7 @@ from headloom.models.images import ImageShape
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.sections import ImagesConfig
 from headloom.training.tasks.images import images_task
 
@@ -112,7 +112,7 @@ def test_a_run_learns_is_opened_and_goes_on_with_the_same_bits(
 ) -> None:
     write(tmp_path / "train.npz", 80)
     config = configuration(tmp_path, model, average=average, peak_learning_rate=0.01, max_steps=60)
-    whole = train(config, tmp_path / "whole", SilentListener())
+    whole = train(config, tmp_path / "whole", Callback())
     run = open_run(tmp_path / "whole")
     assert not run.model.training
     found = measures_of(run, "valid")
@@ -120,14 +120,14 @@ def test_a_run_learns_is_opened_and_goes_on_with_the_same_bits(
     assert found["loss"] == pytest.approx(whole.best_loss, rel=1e-4)
     assert found["accuracy"] > 0.8
 
-    class Stop(SilentListener):
+    class Stop(Callback):
         def validated(self, position, report, better) -> None:
             if position.step == 8:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "killed", Stop())
-    train(config, tmp_path / "killed", SilentListener())
+    train(config, tmp_path / "killed", Callback())
     for name in ("best.safetensors", "checkpoint.safetensors"):
         one, other = (
             load_tensors(tmp_path / folder / name, "checkpoint")[0]

@@ -16,7 +16,7 @@ from headloom.errors import DataError, InputError
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import classify, open_run
 from headloom.training.loop import train
-from headloom.training.progress import SilentListener
+from headloom.training.progress import Callback
 from headloom.training.tasks import make_task
 from headloom.training.tasks.labels import LabelledTexts, LabelsTask, drawn_split, read_labelled
 
@@ -89,7 +89,7 @@ def test_unknown_labels_and_classes_without_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 def test_a_run_learns_is_measured_and_classifies(tmp_path: Path, pooling: str) -> None:
     folder = tmp_path / "run"
-    train(config_of(tmp_path, pooling=pooling), folder, SilentListener())
+    train(config_of(tmp_path, pooling=pooling), folder, Callback())
     assert json.loads((folder / "data.json").read_text())["classes"] == ["neg", "pos"]
     run = open_run(folder)
     measures = measures_of(run, "test")
@@ -113,7 +113,7 @@ def test_a_run_learns_is_measured_and_classifies(tmp_path: Path, pooling: str) -
 
 def test_a_run_says_which_of_its_files_is_missing(tmp_path: Path) -> None:
     folder, config = tmp_path / "run", config_of(tmp_path)
-    train(config, folder, SilentListener())
+    train(config, folder, Callback())
     file = folder / "vocabulary.json"
     content = file.read_bytes()
     file.unlink()
@@ -121,7 +121,7 @@ def test_a_run_says_which_of_its_files_is_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         open_run(folder)
     with pytest.raises(DataError, match=message):
-        train(config, folder, SilentListener())
+        train(config, folder, Callback())
     file.write_bytes(content)
     (folder / "data.json").write_text('{"max_length": 512}')
     with pytest.raises(DataError, match=rf"{folder}: data\.json of this run names no classes"):

@@ -16,8 +16,7 @@ from headloom.models.predictor import Predictor
 from headloom.models.transformer import Transformer
 from headloom.training.config import RunConfig
 from headloom.training.data import DataDescription, classes_of
-from headloom.training.pretrained import build_pretrained, fill_pretrained, read_pretrained
-from headloom.training.sections import (
+from headloom.training.model_sections import (
     ClassifierConfig,
     ConvolutionalConfig,
     GraphConfig,
@@ -25,6 +24,7 @@ from headloom.training.sections import (
     TransformerConfig,
     VisionTransformerConfig,
 )
+from headloom.training.pretrained import build_pretrained, fill_pretrained, read_pretrained
 from headloom.training.tasks.dates import dates_task
 from headloom.training.tasks.images import images_task, shape_of
 from headloom.training.tasks.labels import labels_task

@@ -6,6 +6,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -17,6 +18,7 @@ from headloom.formats.files import JsonObject, read_text
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
 from headloom.training.data import DataDescription, check_unchanged, classes_of
+from headloom.training.examples import read_columns
 from headloom.training.measures import Results, digest, label_measures, mean_measure
 from headloom.training.sections import ImagesConfig, LabelsConfig
 from headloom.training.tasks.task import Plan, Probe, Task, told_before
@@ -250,12 +252,14 @@ class LabelledTexts:
         return digest(list(zip(self.labels, self.texts, strict=True)))
 
 
-def read_labelled(path: Path) -> LabelledTexts:
+def read_labelled(path: Path, text: str | None = None, label: str | None = None) -> LabelledTexts:
     """Labelled texts.
 
     Args:
-        path: a file with a line for each text, label TAB text or label TAB id TAB text (.gz too);
-            or a folder with a folder for each class, in which each .txt file is a text.
+        path: a file of CSV, TSV, Parquet or JSON lines; or with a line for each text, label TAB
+            text or label TAB id TAB text (.gz too); or a folder with a folder for each class, in
+            which each .txt file is a text.
+        text, label: the names of a file's columns: see `headloom.training.examples`.
 
     Raises:
         DataError: a file is missing, not UTF-8 or damaged.
@@ -267,6 +271,8 @@ def read_labelled(path: Path) -> LabelledTexts:
         empty = next((file for file, pair in zip(files, pairs, strict=True) if not pair[1]), None)
         if empty is not None:
             raise InputError(f"{empty}: it holds no text. Fill it in, or remove it.")
+    elif columns := read_columns(path, {"text": text, "label": label}, "labelled texts"):
+        pairs = list(zip(columns[1], columns[0], strict=True))
     else:
         pairs = _read_lines(path)
     if not pairs:
@@ -366,7 +372,8 @@ class LabelsTask(LabelledTask):
 
 def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -> LabelsTask:
     """The task with its texts read, and split where the configuration names no files."""
-    parts = read_parts(config, data, read_labelled, LabelledTexts.digest)
+    read = partial(read_labelled, text=config.text, label=config.label)
+    parts = read_parts(config, data, read, LabelledTexts.digest)
     vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
         texts = parts.examples["train"].texts

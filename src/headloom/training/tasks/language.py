@@ -19,6 +19,7 @@ from headloom.formats.files import JsonObject, read_text, text_lines
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription, check_unchanged
+from headloom.training.examples import read_columns
 from headloom.training.measures import (
     Floats,
     Results,
@@ -33,6 +34,8 @@ from headloom.training.tasks.task import Plan, Probe, TextTask
 from headloom.training.text import Vocabulary
 from headloom.training.validation import score_targets
 
+#: Tokens of a window, where the text has as many.
+BLOCK = 128
 #: Characters of a part that is tokenised at once, and parts of one call, which share the cores.
 _PART, _PARTS = 1 << 18, 8
 #: Where a text may be cut: before a single space that follows a word, or the end of a line. (Before
@@ -186,7 +189,9 @@ def language_task(
     Raises: DataError: the text cannot be read. InputError: it is too short for the windows, or no
     longer the text of this run.
     """
-    text = read_text(Path(config.file), "text (task.file says where, in headloom evaluate --data)")
+    path, what = Path(config.file), "text (task.file says where, in headloom evaluate --data)"
+    columns = read_columns(path, {"text": config.text}, what)
+    text = "\n".join(columns[0]) if columns else read_text(path, what)
     # Cut before tokenising, so that no piece spans the border.
     border = int(len(text) * (1 - config.valid_share))
     train_text, valid_text = text[:border], text[border:]
@@ -204,13 +209,16 @@ def language_task(
         texts = [train_text] if config.tokens == "characters" else text_lines(train_text)
         vocabulary = Vocabulary.of(config.tokens, filter(None, texts), config.vocabulary)
     train = ids_of(train_text, vocabulary)
-    task = LanguageTask(vocabulary, seed, train, valid_text, config.block, digests)
+    task = LanguageTask(vocabulary, seed, train, valid_text, config.block or BLOCK, digests)
     sizes = task.sizes()
+    if config.block is None:
+        task.block = max(2, min(BLOCK, sizes["train_tokens"] - 2, sizes["valid_tokens"] - 2))
     for name, part in (("training", "train_tokens"), ("held-out", "valid_tokens")):
-        if sizes[part] < config.block + 2:
+        if sizes[part] < task.block + 2:
             raise InputError(
                 f"{config.file}: the {name} part has {sizes[part]} tokens; expected more than "
-                f"task.block + 1 = {config.block + 1}. Give more text or a smaller block."
+                f"task.block + 1 = {task.block + 1}. Give more text, a larger task.valid_share "
+                "or a smaller task.block."
             )
     return task
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from headloom.errors import InputError
-from headloom.formats.files import read_text
+from headloom.formats.files import JsonObject, read_text
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch, bucketed, padded
-from headloom.training.data import DataDescription
+from headloom.training.data import DataDescription, check_unchanged
+from headloom.training.examples import read_columns
 from headloom.training.measures import (
     CorpusMeasure,
     Results,
@@ -21,6 +23,7 @@ from headloom.training.measures import (
     translation_measures,
 )
 from headloom.training.sections import TranslationConfig
+from headloom.training.tasks.labels import drawn_split
 from headloom.training.tasks.task import Plan, Probe, TextTask, told_before
 from headloom.training.text import Vocabulary
 from headloom.training.translation import Search, translate
@@ -145,12 +148,15 @@ def _lengths(pairs: _Encoded) -> list[tuple[int, int]]:
     return [(len(source), len(target) - 1) for source, target in pairs]
 
 
-def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
-    """Pairs of texts from two line-aligned files, or from one of tab-separated pairs.
+def read_pairs(
+    folder: Path, files: Sequence[str], source: str | None = None, target: str | None = None
+) -> TextPairs:
+    """Pairs of texts from two line-aligned files, or from one of pairs.
 
     Args:
         folder: where the files are.
-        files: one or two names.
+        files: one or two names; one is of CSV, TSV, Parquet or JSON lines.
+        source, target: the names of its columns: see `headloom.training.examples`.
 
     Returns: (source, target), without spaces around them; lines empty on both sides are left out.
 
@@ -159,10 +165,11 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
         InputError: not one or two files, lines that do not pair, or nothing at all.
     """
     paths = [folder / name for name in files]
-    texts = [
-        read_text(path, "text (task.folder says where, in headloom evaluate --data)")
-        for path in paths
-    ]
+    roles = {"source": source, "target": target}
+    what = "text (task.folder says where, in headloom evaluate --data)"
+    if len(paths) == 1 and (columns := read_columns(paths[0], roles, what)):
+        return list(zip(*columns, strict=True))
+    texts = [read_text(path, what) for path in paths]
     lines = [text.removesuffix("\n").split("\n") for text in texts]
     if len(lines) == 2 and len(lines[0]) != len(lines[1]):
         raise InputError(
@@ -215,10 +222,20 @@ def translation_task(
     config: TranslationConfig, seed: int, data: DataDescription | None = None
 ) -> TranslationTask:
     """The task with its files read."""
-    folder = Path(config.folder)
-    train = read_pairs(folder, config.train)
-    valid = read_pairs(folder, config.valid)
-    test = read_pairs(folder, config.test) if config.test else []
+    read = partial(read_pairs, Path(config.folder), source=config.source, target=config.target)
+    train, test = read(config.train), read(config.test) if config.test else []
+    facts: JsonObject = {}
+    if config.valid:
+        valid = read(config.valid)
+    else:
+        source = " and ".join(str(Path(config.folder) / name) for name in config.train)
+        facts = {"drawn_from": digest(train)}
+        check_unchanged({} if data is None else data.facts, facts, source)
+        if len(train) < 2:
+            raise InputError(f"{source}: one pair; give more, or name others as task.valid.")
+        shares = {"valid": config.valid_share}
+        places = drawn_split([""] * len(train), shares, config.split_seed, source)
+        train, valid = ([train[place] for place in places[part]] for part in ("train", "valid"))
     vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
         vocabulary = Vocabulary.of_pieces(
@@ -232,4 +249,5 @@ def translation_task(
         )
     task = TranslationTask(vocabulary, seed, fitting, valid, test, config.length_penalty)
     task.left_out = len(train) - len(fitting), config.max_length
+    task.description = DataDescription(vocabulary, facts)
     return task

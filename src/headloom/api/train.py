@@ -1,0 +1,261 @@
+"""Training from Python: a configuration and data as people have them, to a trained run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from headloom.api.launch import launch
+from headloom.errors import InputError
+from headloom.formats.files import JsonObject
+from headloom.formats.run import RunFolder, is_free, is_run
+from headloom.formats.tensors import read_notes
+from headloom.models.dense import why_not_here
+from headloom.training import loop
+from headloom.training.checkpoint import Position
+from headloom.training.config import RunConfig, TrainingConfig, check_config, kinds, read_config
+from headloom.training.in_memory import Gathered, gather, is_path
+from headloom.training.progress import Callback, Callbacks, ConsoleProgress
+from headloom.training.sections import TaskSection
+from headloom.training.settings import SECTIONS, habitual, routed, sections_of
+
+#: Keys of [task] that name columns.
+_ROLES = ("text", "label", "source", "target")
+
+
+def train(
+    config: object = None,
+    data: object = None,
+    *,
+    run: str | Path | None = None,
+    overrides: Sequence[str] | None = None,
+    callbacks: Sequence[Callback | Callable[[JsonObject], object]] = (),
+    processes: int = 1,
+    **settings: Any,
+) -> Path:
+    """Train a model, continue a run that was stopped, or extend one.
+
+        run = headloom.train(pairs, task="translation", max_minutes=2)
+        run = headloom.train(frame, text="review", label="stars", width=64, seed=3)
+        run = headloom.train("examples/dates.toml")
+        run = headloom.train({"task": "labels", "model": {"layers": 1}}, frame, run="runs/mine")
+
+    The same configuration, data and seed give the same bits as `headloom train`. A finished run of
+    the same configuration and data is returned at once; one that was stopped goes on; one whose
+    ends (max_steps, max_epochs, max_minutes, patience) are later now is extended.
+
+    Args:
+        config: a dict of the sections "task", "model" and "training", the path of a TOML file, a
+            RunConfig, a TrainingConfig, or the folder of a run; or data, where those come first.
+        data: a list of pairs, of texts or of dicts; two lists, also as the first two arguments; a
+            dict of columns; a DataFrame; a Dataset or DatasetDict of Hugging Face; arrays (X, y)
+            of images (N, H, W[, C]) or of token ids; a PyTorch Geometric Data; files of CSV, TSV,
+            Parquet, JSON lines, text (.gz too) or .npz; or a dict of such parts "train", "valid"
+            and "test". What is in memory is written into the run's folder, as JSON lines, text or
+            .npz, and read from there. None: the configuration names the data.
+        run: the run's folder; None: runs/ and the name of the file or of the task's kind, for data
+            in memory the first that is free or holds the same training.
+        overrides: "section.key=value", as --set takes it.
+        callbacks: functions that are called with each report (a dict, as in metrics.jsonl), or
+            objects of `headloom.Callback`.
+        processes: of this machine that train together.
+        settings: keys of any section (max_minutes=2, width=64, text="review", task="labels");
+            task, model and training take a kind or a dict too.
+
+    Raises: HeadloomError: the data cannot be used, a key is unknown, the folder holds another run.
+    """
+    settings = habitual(settings)
+    run = settings.pop("run", run)
+    content, kept, data = _read(config, data, overrides)
+    plan = _plan(content, data, settings)
+    if run is None:
+        named = isinstance(config, str | Path) and (config is not data or is_path(config))
+        stem = Path(str(config).removesuffix(".gz")).stem if named else plan.kind
+        run = kept or plan.free(Path("runs") / stem)
+    folder = Path(run)
+    fitted = plan.config(folder)
+    callback = Callbacks(callbacks)
+    if processes > 1 and callbacks:
+        raise InputError("train: callbacks are called in one process. Leave them or processes out.")
+    leader = os.environ.get("RANK", "0") == "0"
+    with plan.written(folder) if leader else nullcontext():
+        if processes > 1:
+            _launch(fitted, folder, processes)
+        elif leader:
+            _show(fitted, folder, callback)
+        else:
+            loop.train(fitted, folder, Callback())
+    return folder
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A training whose folder is not chosen yet.
+
+    content: sections of the configuration; data: to be written there; settings: keywords.
+    """
+
+    content: JsonObject
+    data: Gathered | None
+    settings: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The kind of its task."""
+        return str(self.content.get("task", {}).get("kind"))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether there is something to be written."""
+        return self.data is not None and bool(self.data.files)
+
+    def config(self, folder: Path) -> RunConfig:
+        """The configuration of the run in this folder."""
+        content = self.content
+        if self.data is not None:
+            content = {**content, "task": {**content["task"], **self.data.task(folder / "data")}}
+        return check_config(routed(content, self.settings), "train")
+
+    def free(self, first: Path) -> Path:
+        """The first folder that is free, or holds this training; of data in files the first."""
+        if not self.in_memory:
+            return first
+        folders = (first if n == 1 else first.with_name(f"{first.name}-{n}") for n in count(1))
+        return next(folder for folder in folders if is_free(folder) or self._is_in(folder))
+
+    def _is_in(self, folder: Path) -> bool:
+        if self.data is None or not is_run(folder) or not self.data.is_in(folder / "data"):
+            return False
+        return RunFolder(folder).config() == self.config(folder).model_dump(mode="json")
+
+    @contextmanager
+    def written(self, folder: Path) -> Iterator[None]:
+        """Write what is in memory into a run's folder; away with it where no run begins."""
+        if self.data is None or not self.data.files:
+            yield
+            return
+        place = folder / "data"
+        if is_run(folder):
+            if not self.data.is_in(place):
+                raise InputError(
+                    f"{folder}: this run learned from other data. Choose another folder as run, or "
+                    "remove this one."
+                )
+        elif not is_free(folder):
+            raise InputError(f"{folder}: exists and is not a run. Choose another folder as run.")
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        try:
+            if not is_run(folder):
+                self.data.write(place)
+            yield
+        finally:
+            if not is_run(folder):
+                shutil.rmtree(place, ignore_errors=True)
+                with suppress(OSError):
+                    for path in missing:
+                        path.rmdir()
+
+
+def _plan(content: JsonObject, data: object, settings: dict[str, Any]) -> _Plan:
+    """The sections of a configuration and of keywords together, and the data for its task."""
+    content = sections_of(content)
+    own = {name: settings.pop(name) for name in SECTIONS if name in settings}
+    for name, section in sections_of(own).items():
+        content[name] = {**content.get(name, {}), **section}
+    task = content.setdefault("task", {})
+    if data is None:
+        return _Plan(content, None, settings)
+    roles = {role: settings.get(role, task.get(role)) for role in _ROLES}
+    gathered = gather(data, task.get("kind"), roles)
+    section = kinds("task")[gathered.kind]
+    drop = {"kind", "train", "valid", "test"}
+    if issubclass(section, TaskSection) and section.place is not None:
+        drop.add(section.place)
+    if gathered.files:  # their columns have the names of the roles
+        drop |= set(_ROLES)
+        settings = {name: value for name, value in settings.items() if name not in _ROLES}
+    rest = {name: value for name, value in task.items() if name not in drop}
+    content["task"] = {"kind": gathered.kind, **gathered.usual, **rest}
+    return _Plan(content, gathered, settings)
+
+
+def _show(config: RunConfig, folder: Path, callback: Callbacks) -> None:
+    """Train, and say how it goes."""
+    with ConsoleProgress() as progress:
+        if reason := why_not_here(config.training.products):
+            kind = config.training.products
+            progress.say(f'Products are torch\'s in float32, not "{kind}": {reason}. See headloom '
+                         "doctor.")  # fmt: skip
+        result = loop.train(config, folder, Callbacks([progress, callback]))
+        done = f"Trained {result.steps:,} steps in {result.seconds:,.1f} s."
+        if result.already:
+            done = (
+                f"Finished already, after {result.steps:,} steps. To train again: another --run; "
+                f"further: a larger training.{result.reason}."
+            )
+        elif result.reason != "max_steps":
+            done += f" Ended by training.{result.reason}."
+        best = f"Best validation loss {result.best_loss:.4f}, at step {result.best_step:,}."
+        progress.say(f"{done} {best} Run: {folder}")
+
+
+def _launch(config: RunConfig, folder: Path, processes: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="headloom-train-") as name:
+        file = Path(name) / "config.json"
+        file.write_text(json.dumps(config.model_dump(mode="json")), "utf-8")
+        launch(["train", str(file), "--run", str(folder)], processes)
+
+
+def outcome(path: Path) -> JsonObject:
+    """How the training of a run ended, as ``headloom train --json`` prints it.
+
+    steps and tokens learned from; seconds of training; the loss of the weights that are kept, and
+    their step; which end of the training was reached.
+    """
+    folder = RunFolder.open(path)
+    settings = check_config(folder.config(), str(path / "config.json")).training
+    place = Position(**read_notes(folder.checkpoint, "checkpoint")["position"])
+    best = read_notes(folder.best, "checkpoint")
+    return {
+        "run": str(path), "steps": place.step, "train_seconds": place.seconds,
+        "tokens": place.tokens, "best_loss": float(best["validation_loss"]),
+        "best_step": place.best_step,
+        "reason": settings.ended_by(place.step, place.epoch, place.seconds, place.without_better),
+    }  # fmt: skip
+
+
+def _read(
+    config: object, data: object, overrides: Sequence[str] | None
+) -> tuple[JsonObject, Path | None, object]:
+    """The sections of a configuration, the run that it is of, and the data."""
+    if isinstance(config, TrainingConfig):
+        return {"training": config}, None, data
+    if isinstance(config, RunConfig):
+        return config.model_dump(mode="json"), None, data
+    if isinstance(config, Mapping) and config and set(config) <= set(SECTIONS):
+        return dict(config), None, data
+    if isinstance(config, str | Path) and is_run(config):
+        folder = RunFolder.open(Path(config))
+        return read_config(folder.path / "config.json", overrides), folder.path, data
+    if isinstance(config, str | Path) and not _names_data(config):
+        return read_config(config, overrides), None, data
+    if config is not None and data is not None:
+        data = (config, data)
+    return {}, None, config if data is None else data
+
+
+def _names_data(path: str | Path) -> bool:
+    if isinstance(path, str) and "\n" in path:
+        return True
+    return Path(path).name != "config.json" and (
+        Path(path).is_dir()
+        or (is_path(path) and Path(path).suffix != ".toml" and not str(path).startswith("/dev/"))
+    )

@@ -1,0 +1,274 @@
+"""Examples as people have them: columns of a file, or of an object in memory.
+
+Columns are found by the names that the configuration gives (task.text, task.label, task.source,
+task.target), else by habitual names, else the first two are taken.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headloom.errors import InputError
+from headloom.formats.files import check_file, read_text, reading, text_lines
+
+#: Values of each column, by its name.
+Columns = dict[str, list[object]]
+
+#: The names by which columns are found where the configuration names none, the likeliest first.
+NAMES = {
+    "source": ("source", "src", "input", "question", "prompt"),
+    "target": ("target", "tgt", "output", "answer", "translation", "response"),
+    "text": ("text", "texts", "sentence", "review", "content", "document", "tweet", "x", "ids"),
+    "label": ("label", "labels", "class", "category", "sentiment", "target", "y"),
+    "image": ("image", "images", "img", "pixels", "x"),
+}
+#: Ends of files whose columns have names, without .gz.
+NAMED_ENDS = (".csv", ".parquet", ".jsonl", ".ndjson", ".json")
+
+
+def end_of(path: Path) -> str:
+    """The end of a file's name in small letters, without .gz: of a.CSV.gz it is .csv."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def read_columns(path: Path, roles: Mapping[str, str | None], what: str) -> list[list[str]] | None:
+    """The texts of a file of CSV, TSV, Parquet or JSON lines, a list for each role.
+
+    A TSV has names where its first line has those of all roles; `None`: it has none, or the
+    file's format is another, which has no columns.
+
+    Args: roles: "text", "label", "source", "target", each with the name of its column or None;
+        what: the name of the file in errors.
+    Raises: DataError: missing or damaged; InputError: no such columns, empty values.
+    """
+    end = end_of(path)
+    if end == ".tsv":
+        lines = text_lines(read_text(path, what))
+        first = [field.strip() for field in lines[0].split("\t")] if lines else []
+        names = {name.lower() for name in first}
+        if not all(
+            name in first if name else names & set(NAMES[role]) for role, name in roles.items()
+        ):
+            return None
+        return chosen(_of_rows(first, (line.split("\t") for line in lines[1:]), path), roles, path)
+    if end not in NAMED_ENDS:
+        return None
+    return chosen(file_columns(path, what), roles, path)
+
+
+def file_columns(path: Path, what: str = "table") -> Columns:
+    """All columns of a file of CSV, Parquet or JSON lines."""
+    if end_of(path) == ".parquet":
+        import pyarrow.parquet
+
+        check_file(path, what)
+        with reading(path, what, f"{path}: cannot be read as Parquet", "Write it again."):
+            return dict(pyarrow.parquet.read_table(path).to_pydict())
+    text = read_text(path, what)
+    if end_of(path) == ".csv":
+        rows = csv.reader(io.StringIO(text, newline=""))
+        try:
+            return _of_rows([name.strip() for name in next(rows, [])], rows, path)
+        except csv.Error as error:
+            raise InputError(f"{path}: line {rows.line_num}: {error}. Correct it.") from None
+    try:
+        if text.lstrip().startswith("["):
+            return _of_mappings(json.loads(text), path)
+        return _of_mappings([json.loads(line) for line in text_lines(text) if line.strip()], path)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{path}: not JSON lines: {error}. Give an object a line, all with the same keys."
+        ) from None
+
+
+def _of_rows(names: Sequence[str], rows: Iterable[Sequence[str]], path: Path) -> Columns:
+    columns: Columns = {name: [] for name in names}
+    if len(columns) < len(names):
+        raise InputError(f"{path}: two columns have one name in its first line. Rename one.")
+    for number, row in enumerate(rows, 2):
+        if not any(field.strip() for field in row):
+            continue
+        if len(row) != len(names):
+            raise InputError(
+                f"{path}: row {number} has {len(row)} fields, its first line names {len(names)}: "
+                f"{', '.join(names)}. Quote fields that hold the separator."
+            )
+        for name, field in zip(names, row, strict=True):
+            columns[name].append(field)
+    return columns
+
+
+def _of_mappings(rows: Sequence[object], source: object) -> Columns:
+    columns: Columns = {}
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or (columns and row.keys() != columns.keys()):
+            raise InputError(
+                f"{source}: row {number + 1} is {str(row)[:60]!r}; expected the keys "
+                f"{', '.join(map(str, columns)) or 'of its columns'}, as the first has."
+            )
+        for name, value in row.items():
+            columns.setdefault(str(name), []).append(value)
+    return columns
+
+
+def as_columns(data: object) -> Columns:
+    """The columns of an object in memory.
+
+    A list of texts has one, "text"; a list of pairs, or two lists in a tuple, "0" and "1"; a list
+    of dicts, a dict of lists, a DataFrame, an Arrow table or a Dataset of Hugging Face its own.
+
+    >>> as_columns([("a", "b"), ("c", "d")])
+    {'0': ['a', 'c'], '1': ['b', 'd']}
+    >>> as_columns((["a", "c"], ["b", "d"])) == as_columns([("a", "b"), ("c", "d")])
+    True
+    """
+    names = getattr(data, "column_names", None)
+    if names is None and not isinstance(data, Mapping):
+        names = getattr(data, "columns", None)
+    table: Any = data
+    if names is not None or isinstance(data, Mapping):
+        keys = table if names is None else names
+        return _languages({str(name): _named(table, name) for name in keys})
+    if isinstance(data, tuple) and len(data) == 2 and all(map(_is_column, data)):
+        return {str(place): values_of(column) for place, column in enumerate(data)}
+    if isinstance(data, Iterator):
+        table = list(data)
+    elif isinstance(data, str | bytes) or not hasattr(data, "__len__"):
+        raise _not_data(data)
+    rows = values_of(table)
+    first = rows[0] if rows else None
+    if isinstance(first, Mapping):
+        return _languages(_of_mappings(rows, "data"))
+    if isinstance(first, tuple | list) and len(first) == 2 and not _are_ids(rows):
+        for number, row in enumerate(rows):
+            if not isinstance(row, tuple | list) or len(row) != 2:
+                raise InputError(f"data: row {number} is {str(row)[:60]!r}; expected a pair.")
+        return {str(side): [row[side] for row in rows] for side in (0, 1)}  # type: ignore[index]
+    if rows and (isinstance(first, str | int) or _are_ids(rows)):
+        return {"text": rows}
+    raise _not_data(data)
+
+
+def _not_data(data: object) -> InputError:
+    return InputError(
+        f"data: a {type(data).__name__}, {str(data)[:60]!r}, which holds no examples. Give a list "
+        "of pairs, two lists, a list of texts, a DataFrame, a Dataset, arrays (X, y) or files."
+    )
+
+
+def _named(table: Any, name: object) -> list[object]:
+    """A column; classes of a Dataset of Hugging Face by their names."""
+    values = values_of(table[name])
+    features = getattr(table, "features", None)
+    names = getattr(features[name] if isinstance(features, Mapping) else None, "names", None)
+    return values if names is None else [names[number] for number in values]
+
+
+def _languages(columns: Columns) -> Columns:
+    """The column "translation" of dicts, as Hugging Face has it, as a column for each language."""
+    pairs = columns.get("translation", [])
+    if not pairs or not isinstance(pairs[0], Mapping):
+        return columns
+    return _of_mappings(pairs, "data: the column translation")
+
+
+def _is_column(value: object) -> bool:
+    ends = isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__")
+    return not ends and not (isinstance(value, tuple) and len(value) == 2)
+
+
+def values_of(column: Any) -> list[object]:
+    """The values of a list, an array, a Series or a column of a table."""
+    for name in ("to_list", "to_pylist", "tolist"):
+        if hasattr(column, name):
+            return list(getattr(column, name)())
+    return [column[place] for place in range(len(column))]
+
+
+def _are_ids(rows: Sequence[object]) -> bool:
+    """Whether each of the first rows is a sequence of whole numbers."""
+    return all(
+        isinstance(row, list | tuple)
+        and bool(row)
+        and all(isinstance(i, int | np.integer) for i in row)
+        for row in islice(rows, 10)
+    )
+
+
+def matched(columns: Columns, roles: Mapping[str, str | None], source: object) -> dict[str, str]:
+    """Which column is which: those named, those of habitual names, else the first that are left.
+
+    Raises: InputError: a name that is none of the columns, or too few of them.
+    """
+    places: dict[str, str] = {}
+    known = ", ".join(map(repr, columns)) or "none"
+    lower = {name.lower(): name for name in reversed(columns)}
+    for role, name in roles.items():
+        if name is not None and name not in columns:
+            near = difflib.get_close_matches(name, list(columns), 1, 0.5)
+            raise InputError(
+                f"{source}: no column {name!r} (task.{role}); "
+                + (f"did you mean {near[0]!r}?" if near else f"there are {known}.")
+            )
+        if name is None:
+            given = (lower[word] for word in NAMES[role] if word in lower)
+            taken = {*places.values(), *roles.values()}
+            name = next((each for each in given if each not in taken), None)
+        if name is not None:
+            places[role] = name
+    for role in roles:
+        left = [name for name in columns if name not in {*places.values(), *roles.values()}]
+        if role not in places:
+            if not left:
+                raise InputError(
+                    f"{source}: its columns are {known}; expected one for each of "
+                    f"{' and '.join(roles)}."
+                )
+            places[role] = left[0]
+    return places
+
+
+def chosen(columns: Columns, roles: Mapping[str, str | None], source: object) -> list[list[str]]:
+    """The columns of the roles, as texts without spaces around them.
+
+    Raises: InputError: no such column, or a value that is no text.
+    """
+    places = matched(columns, roles, source)
+    return [[*_texts(columns[places[role]], f"{source}: {places[role]}")] for role in roles]
+
+
+def _texts(values: Iterable[object], source: str) -> Iterable[str]:
+    for number, value in enumerate(values, 1):
+        text = as_text(value)
+        if not text:
+            raise InputError(
+                f"{source}, row {number}: {str(value)[:60]!r} is no text. Fill it in, or leave the "
+                "row out."
+            )
+        yield text
+
+
+def as_text(value: object) -> str:
+    """A text, a number of a class, or the ids of a sequence with spaces between them; "": none.
+
+    >>> as_text(" a "), as_text(np.int64(3)), as_text(2.0), as_text([5, 6]), as_text(None)
+    ('a', '3', '2', '5 6', '')
+    """
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, list | tuple | np.ndarray):
+        return " ".join(map(str, value)) if _are_ids([list(value)]) else ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value) if isinstance(value, bool | int | np.integer | np.bool_) else ""

@@ -1,0 +1,307 @@
+"""Data that somebody holds, or files that somebody names, as the files that a task reads.
+
+What is in memory is written once, as JSON lines, text or .npz, and a configuration points there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headloom.errors import InputError
+from headloom.formats.files import JsonObject, is_there, read_text, text_lines
+from headloom.formats.stored_arrays import read_npz
+from headloom.training.examples import (
+    NAMED_ENDS,
+    NAMES,
+    Columns,
+    as_columns,
+    as_text,
+    chosen,
+    end_of,
+    file_columns,
+    matched,
+    read_columns,
+)
+
+#: What the parts of data are called.
+PARTS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
+         "test": "test"}  # fmt: skip
+#: The columns that tasks read.
+ROLES = {"translation": ("source", "target"), "labels": ("text", "label"), "language": ("text",),
+         "images": ("image", "label")}  # fmt: skip
+_ENDS = (*NAMED_ENDS, ".tsv", ".txt", ".npz")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Data ready for a task.
+
+    kind: of the task; settings: keys of [task] that say where they are, the folder left out.
+    usual: keys of [task] that fit the data, where nobody says otherwise.
+    files: what is to be written in the folder; empty: they are files already.
+    """
+
+    kind: str
+    settings: JsonObject
+    usual: JsonObject = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def task(self, folder: Path) -> JsonObject:
+        """The keys of [task], with what is written in this folder."""
+        if not self.files:
+            return self.settings
+        if "folder" in self.settings:
+            return {**self.settings, "folder": str(folder)}
+        return {name: str(folder / str(file)) if name in ("file", "graph") else file
+                for name, file in self.settings.items()}  # fmt: skip
+
+    def write(self, folder: Path) -> None:
+        """Write what is in memory."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder holds these data."""
+        return all(
+            (folder / name).is_file() and (folder / name).read_bytes() == content
+            for name, content in self.files.items()
+        )
+
+
+def is_path(value: object) -> bool:
+    """Whether a value names files: a Path, or a text that is there or ends as data do."""
+    if isinstance(value, str) and len(value) < 1_000 and "\n" not in value:
+        return end_of(Path(value)) in _ENDS or is_there(value)
+    return isinstance(value, Path)
+
+
+def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> Gathered:
+    """Data of any form for a task.
+
+    Args:
+        data: see `headloom.train`.
+        kind: of the task; None: the one that fits the data.
+        roles: the names of columns that somebody gave, of "text", "label", "source", "target".
+
+    Raises: InputError: they cannot be used like that, or what they are for is not clear.
+    """
+    parts = {"train": data}
+    if isinstance(data, Mapping) and data and all(str(name) in PARTS for name in data):
+        parts = {PARTS[str(name)]: part for name, part in data.items()}
+        if "train" not in parts:
+            raise InputError(f"data: a dict of the parts {', '.join(parts)}; 'train' is missing.")
+    files = {name: _files(part) for name, part in parts.items()}
+    if all(files.values()):
+        return _of_files(files, kind, roles)
+    if isinstance(data, str):
+        if kind not in (None, "language"):
+            raise InputError(f"data: {data[:60]!r}: no such file. Check the path.")
+        return _of_texts({"train": [data]}, [])
+    if hasattr(data, "edge_index"):
+        return _of_graph(data)
+    images = {name: arrays for name, part in parts.items() if (arrays := _arrays(part))}
+    if images:
+        return _of_images(images)
+    columns = {name: as_columns(part) for name, part in parts.items()}
+    if _has_images(columns["train"]):
+        return _of_images({name: _stacked(own) for name, own in columns.items()})
+    kind = kind or _kind_of(columns["train"], roles)
+    if kind not in ("translation", "labels", "language"):
+        raise InputError(f"task {kind!r}: not learned from columns of texts. Leave data out.")
+    wanted = {role: roles.get(role) for role in ROLES[kind]}
+    if kind == "labels" and not any(wanted.values()):
+        wanted = _told_apart(columns["train"])
+    texts = {name: chosen(own, wanted, f"data, {name}") for name, own in columns.items()}
+    first = columns["train"][matched(columns["train"], wanted, "data")[ROLES[kind][0]]]
+    are_ids = bool(first) and not isinstance(first[0], str)
+    numbers = [part[0] for part in texts.values()] if are_ids else []
+    if kind == "language":
+        return _of_texts({name: part[0] for name, part in texts.items()}, numbers)
+    names = {name: f"{name}.jsonl" for name in texts}
+    written = {
+        names[name]: "".join(
+            json.dumps(dict(zip(wanted, row, strict=True)), ensure_ascii=False) + "\n"
+            for row in zip(*part, strict=True)
+        ).encode()
+        for name, part in texts.items()
+    }
+    settings = {
+        "folder": "",
+        **({n: [f] for n, f in names.items()} if kind == "translation" else names),
+    }
+    usual = _of_ids(numbers) if kind == "labels" else {}
+    return Gathered(kind, settings, usual, written)
+
+
+def _of_ids(texts: Sequence[Sequence[str]]) -> JsonObject:
+    """Settings of ids, which are words that each have a token."""
+    if not texts:
+        return {}
+    words = {word for part in texts for text in part for word in text.split()}
+    return {"tokens": "words", "vocabulary": max(300, len(words) + 4)}
+
+
+def _of_texts(parts: Mapping[str, Sequence[str]], numbers: Sequence[Sequence[str]]) -> Gathered:
+    """A text for a language model; its validation data are its end."""
+    joined = {name: "\n".join(texts) + "\n" for name, texts in parts.items()}
+    text, held_out = joined["train"], joined.get("valid", "")
+    # Half a character less, so that rounding does not move the border.
+    share = (len(held_out) - 0.5) / (len(text) + len(held_out))
+    settings = {"file": "text.txt", **({"valid_share": share} if held_out else {})}
+    return Gathered(
+        "language", settings, _of_ids(numbers), {"text.txt": (text + held_out).encode()}
+    )
+
+
+def _npz(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _of_graph(data: Any) -> Gathered:
+    """A `Data` of PyTorch Geometric."""
+    names = ("edge_index", "x", "y", "train_mask", "val_mask", "test_mask")
+    arrays = {n: np.asarray(own) for n in names if (own := getattr(data, n, None)) is not None}
+    return Gathered("nodes", {"graph": "graph.npz"}, {}, {"graph.npz": _npz(**arrays)})
+
+
+def _of_images(parts: Mapping[str, tuple[Any, Any]]) -> Gathered:
+    written = {}
+    for name, (images, labels) in parts.items():
+        pixels, classes = np.asarray(images), np.asarray(labels)
+        if pixels.ndim == 4 and pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3):
+            pixels = np.moveaxis(pixels, 1, -1)  # as torch has them
+        low, high = (float(edge(initial=0)) for edge in (pixels.min, pixels.max))
+        if low >= 0 and high < 256 and (pixels == np.rint(pixels)).all() and high > 1:
+            pixels = pixels.astype(np.uint8)
+        elif pixels.dtype.kind != "f" or not 0 <= low <= high <= 1:
+            raise InputError(
+                f"data, {name}: images are {pixels.dtype} from {low:g} to {high:g}; expected whole "
+                "numbers below 256, or floats from 0 to 1. Divide by the largest that there can be."
+            )
+        written[f"{name}.npz"] = _npz(images=pixels, labels=classes.astype(str))
+    return Gathered("images", {"folder": "", **{n: f"{n}.npz" for n in parts}}, {}, written)
+
+
+def _arrays(part: object) -> tuple[Any, Any] | None:
+    """Images and labels, of a tuple or a dict of arrays."""
+    pair: tuple[Any, ...] = part if isinstance(part, tuple) else ()
+    if isinstance(part, Mapping):
+        lower = {str(name).lower(): name for name in part}
+        keys = [next((lower[n] for n in NAMES[r] if n in lower), None) for r in ROLES["images"]]
+        pair = tuple(part[key] for key in keys) if None not in keys else ()
+    return (pair[0], pair[1]) if len(pair) == 2 and getattr(pair[0], "ndim", 0) >= 3 else None
+
+
+def _is_image(value: object) -> bool:
+    return hasattr(value, "getbands") or getattr(value, "ndim", 0) >= 2
+
+
+def _has_images(columns: Columns) -> bool:
+    return any(values and _is_image(values[0]) for values in columns.values())
+
+
+def _stacked(columns: Columns) -> tuple[Any, Any]:
+    """Images and labels, of columns of pictures or arrays, and of classes."""
+    image = next(name for name, values in columns.items() if values and _is_image(values[0]))
+    label = matched(columns, {"image": image, "label": None}, "data")["label"]
+    pictures = [np.asarray(value) for value in columns[image]]
+    if len({picture.shape for picture in pictures}) > 1:
+        raise InputError("data: images of different sizes; a model reads one. Scale them.")
+    return np.stack(pictures), [as_text(value) for value in columns[label]]
+
+
+def _few(values: Sequence[object]) -> bool:
+    """Whether values are classes: whole numbers, or few texts that come again and again."""
+    numbers = all(isinstance(value, int | np.integer) for value in values)
+    return numbers or len(set(map(as_text, values))) <= max(2, len(values) // 10)
+
+
+def _kind_of(columns: Columns, roles: Mapping[str, str | None]) -> str:
+    """The task that columns are for."""
+    names = {name.lower() for name in columns}
+    if roles.get("label") or roles.get("source"):
+        return "labels" if roles.get("label") else "translation"
+    for kind in ("translation", "labels"):
+        if all(names & set(NAMES[role]) for role in ROLES[kind]):
+            return kind
+    if len(columns) == 1:
+        return "language"
+    if len(columns) != 2:
+        raise InputError(
+            f"data: what to learn of the columns {', '.join(map(repr, columns))} is not clear. Say "
+            'task="labels", text="...", label="..."; or task="translation", source="...", '
+            'target="..."; or task="language", text="...".'
+        )
+    return "labels" if any(map(_few, columns.values())) else "translation"
+
+
+def _told_apart(columns: Columns) -> dict[str, str | None]:
+    """The columns of texts and labels: where no name says it, few different values are labels."""
+    names = {name.lower() for name in columns}
+    first, *others = columns
+    if len(others) == 1 and not names & {*NAMES["text"], *NAMES["label"]}:
+        swapped = _few(columns[first]) and not _few(columns[others[0]])
+        return (
+            {"text": others[0], "label": first} if swapped else {"text": first, "label": others[0]}
+        )
+    return {"text": None, "label": None}
+
+
+def _files(part: object) -> list[Path]:
+    """The files that a part is; none: it is in memory."""
+    if isinstance(part, str | Path):
+        return [Path(part)] if is_path(part) else []
+    if isinstance(part, list | tuple) and 0 < len(part) <= 2:
+        return [Path(each) for each in part] if all(map(is_path, part)) else []
+    return []
+
+
+def _of_files(
+    parts: Mapping[str, list[Path]], kind: str | None, roles: Mapping[str, str | None]
+) -> Gathered:
+    """Files that a task reads where they are."""
+    train = parts["train"]
+    kind = kind or _kind_of_files(train, roles)
+    if kind in ("language", "nodes"):
+        if len(parts) > 1 or len(train) > 1:
+            raise InputError(f"data: task {kind!r} reads one file. Give one; its parts are drawn.")
+        return Gathered(kind, {"file" if kind == "language" else "graph": str(train[0])})
+    folder = train[0].parent
+    names = {
+        part: [f.name if f.parent == folder else str(f.resolve()) for f in files]
+        for part, files in parts.items()
+    }
+    settings = names if kind == "translation" else {part: own[0] for part, own in names.items()}
+    return Gathered(kind, {"folder": str(folder), **settings})
+
+
+def _kind_of_files(files: list[Path], roles: Mapping[str, str | None]) -> str:
+    path, end = files[0], end_of(files[0])
+    if len(files) == 2:
+        return "translation"
+    if path.is_dir():
+        return "labels" if any(path.glob("*/*.txt")) else "images"
+    if end == ".npz":
+        return "nodes" if "edge_index" in read_npz(path, "data") else "images"
+    if end in NAMED_ENDS:
+        return _kind_of(file_columns(path), roles)
+    if end == ".tsv":
+        for kind in ("translation", "labels"):
+            if read_columns(path, {role: roles.get(role) for role in ROLES[kind]}, "data"):
+                return kind
+        rows = [line.split("\t") for line in text_lines(read_text(path, "data")) if line.strip()]
+        if any(len(row) == 3 for row in rows):  # label TAB id TAB text
+            return "labels"
+        first = {"0": [row[0] for row in rows], "1": [row[-1] for row in rows]}
+        return _kind_of(first, roles)  # type: ignore[arg-type]
+    return "language"
