@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Self
 from headloom.api.asking import studio_of
 from headloom.api.run_model import RunModel
 from headloom.errors import InputError
+from headloom.formats.files import JsonObject
 from headloom.formats.history import History
 from headloom.formats.run import RunFolder
+from headloom.formats.tensors import read_notes
 from headloom.studio.serving import Viewer, view
+from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig, check_config
 from headloom.training.inference import TrainedRun
 
@@ -54,6 +57,24 @@ class Run(RunModel):
                 "headloom. Its .history and .metrics are there."
             )
         return check_config(self._folder.config(), str(self.path / "config.json"))
+
+    @property
+    def outcome(self) -> JsonObject:
+        """How the training ended, as ``headloom train --json`` prints it.
+
+        steps, and tokens learned from; train_seconds; best_loss and best_step, of the weights that
+        are kept; reason: the key of [training] that ended it, "" while it trains.
+        """
+        place = Position(**read_notes(self._folder.checkpoint, "checkpoint")["position"])
+        best, settings = read_notes(self._folder.best, "checkpoint"), self.config.training
+        return {
+            "run": self.name, "steps": place.step, "train_seconds": place.seconds,
+            "tokens": place.tokens, "best_loss": float(best["validation_loss"]),
+            "best_step": place.best_step,
+            "reason": settings.ended_by(
+                place.step, place.epoch, place.seconds, place.without_better
+            ),
+        }  # fmt: skip
 
     @property
     def metrics(self) -> pandas.DataFrame:

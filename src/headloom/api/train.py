@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from headloom.api.launch import launch
+from headloom.api.run import Run
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.formats.run import RunFolder, is_free, is_run
-from headloom.formats.tensors import read_notes
 from headloom.models.dense import why_not_here
 from headloom.training import loop
-from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig, TrainingConfig, check_config, kinds, read_config
 from headloom.training.in_memory import Gathered, gather, is_path
 from headloom.training.progress import Callback, Callbacks, ConsoleProgress
@@ -40,7 +39,7 @@ def train(
     callbacks: Sequence[Callback | Callable[[JsonObject], object]] = (),
     processes: int = 1,
     **settings: Any,
-) -> Path:
+) -> Run:
     """Train a model, continue a run that was stopped, or extend one.
 
         run = headloom.train(pairs, task="translation", max_minutes=2)
@@ -93,7 +92,7 @@ def train(
             _show(fitted, folder, callback)
         else:
             loop.train(fitted, folder, Callback())
-    return folder
+    return Run(folder)
 
 
 @dataclass(frozen=True)
@@ -212,24 +211,6 @@ def _launch(config: RunConfig, folder: Path, processes: int) -> None:
         file = Path(name) / "config.json"
         file.write_text(json.dumps(config.model_dump(mode="json")), "utf-8")
         launch(["train", str(file), "--run", str(folder)], processes)
-
-
-def outcome(path: Path) -> JsonObject:
-    """How the training of a run ended, as ``headloom train --json`` prints it.
-
-    steps and tokens learned from; seconds of training; the loss of the weights that are kept, and
-    their step; which end of the training was reached.
-    """
-    folder = RunFolder.open(path)
-    settings = check_config(folder.config(), str(path / "config.json")).training
-    place = Position(**read_notes(folder.checkpoint, "checkpoint")["position"])
-    best = read_notes(folder.best, "checkpoint")
-    return {
-        "run": str(path), "steps": place.step, "train_seconds": place.seconds,
-        "tokens": place.tokens, "best_loss": float(best["validation_loss"]),
-        "best_step": place.best_step,
-        "reason": settings.ended_by(place.step, place.epoch, place.seconds, place.without_better),
-    }  # fmt: skip
 
 
 def _read(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json
 
@@ -40,9 +41,6 @@ def train(
     if threads is not None and processes > 1:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # of each process
     with one_of_several():
-        import headloom
-        from headloom.api.train import outcome
-
         trained = headloom.train(config, run=run, overrides=overrides, processes=processes)
         if as_json and os.environ.get("RANK", "0") == "0":
-            print_json(outcome(trained))
+            print_json(trained.outcome)
