@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
+from headloom.errors import no_keyword
 from headloom.models.configuration import Architecture, BlockChoices, TextChoices
 
 _P = ParamSpec("_P")
@@ -33,16 +33,20 @@ _HABITS = {
     "patch": "patch_size",
 }  # fmt: skip
 _OURS = {theirs: ours for ours, names in _HABITS.items() for theirs in names.split()}
-_CHOICES = {f"Unpack[{kind.__name__}]": kind for kind in (BlockChoices, TextChoices)}
+_CHOICES = {
+    f"Unpack[{kind.__name__}]": list(kind.__annotations__) for kind in (BlockChoices, TextChoices)
+}
 
 
-def by_headloom_names(known: Collection[str], arguments: Mapping[str, object]) -> dict[str, object]:
+def by_headloom_names(
+    operation: str, known: Collection[str], arguments: Mapping[str, object]
+) -> dict[str, object]:
     """Rename arguments that are called as in other libraries.
 
-    known: the names that there are.
+    Args: operation: as errors name it; known: its arguments.
     Raises: TypeError: no such argument, or two names of one.
 
-    >>> by_headloom_names(["width", "layers"], {"d_model": 64, "num_layers": 2})
+    >>> by_headloom_names("Encoder", ["width", "layers"], {"d_model": 64, "num_layers": 2})
     {'width': 64, 'layers': 2}
     """
     result: dict[str, object] = {}
@@ -52,48 +56,46 @@ def by_headloom_names(known: Collection[str], arguments: Mapping[str, object]) -
         both = ours == "layers" and ours not in known and "encoder_layers" in known
         for each in ("encoder_layers", "decoder_layers") if both else (ours,):
             if each not in known:
-                near = get_close_matches(each, known, 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
-                raise TypeError(f"no argument {name!r}; {hint}")
+                raise no_keyword(operation, each, known, {})
             if each in result:
-                raise TypeError(f"{name!r} is {each}, which is there already.")
+                raise TypeError(f"{operation}() got {each} twice: {name} is another name of it")
             result[each] = value
     return result
 
 
 def by_name(
-    init: Callable[Concatenate[_Module, _P], None],
-) -> Callable[Concatenate[_Module, _P], None]:
+    **defaults: object,
+) -> Callable[[Callable[Concatenate[_Module, _P], None]], Callable[Concatenate[_Module, _P], None]]:
     """Let a constructor take habitual names, and keep its arguments for config.json.
 
-    Its signature lists the arguments that it takes by a `TextChoices` or `BlockChoices`.
+    Its signature lists what it takes by a `TextChoices` or `BlockChoices`.
+
+    defaults: of these, where they are not those of an `Architecture`.
     """
-    defaults = {field.name: field.default for field in fields(Architecture)}
-    parameters = list(inspect.signature(init).parameters.values())
-    if (choices := parameters[-1]).kind is inspect.Parameter.VAR_KEYWORD:
-        parameters[-1:] = [
-            choices.replace(
-                name=name, kind=inspect.Parameter.KEYWORD_ONLY, default=defaults[name],
-                annotation=annotation.__forward_arg__,
-            )
-            for name, annotation in inspect.get_annotations(_CHOICES[choices.annotation]).items()
-            if name not in inspect.signature(init).parameters
-        ]  # fmt: skip
-    signature = inspect.Signature(parameters)
-    known = list(signature.parameters)[1:]
+    usual = {field.name: field.default for field in fields(Architecture)} | defaults
 
-    @wraps(init)
-    def wrapped(self: _Module, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        name = f"headloom.{type(self).__name__}"
-        try:
-            bound = signature.bind(self, *args, **by_headloom_names(known, kwargs))
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
-        bound.apply_defaults()
-        arguments = dict(list(bound.arguments.items())[1:])
-        init(self, **arguments)  # type: ignore[call-arg]
-        if type(self).__init__ is wrapped:
-            self._hub_mixin_config = {"headloom": type(self).__name__, **arguments}  # type: ignore[attr-defined]
+    def decorated(init: Callable[Concatenate[_Module, _P], None]) -> Callable[..., None]:
+        parameters = list(inspect.signature(init).parameters.values())
+        own = {parameter.name for parameter in parameters}
+        for name in _CHOICES.get(parameters[-1].annotation, ()):
+            if name not in own:
+                kind = inspect.Parameter.KEYWORD_ONLY
+                parameters.append(inspect.Parameter(name, kind, default=usual[name]))
+        signature = inspect.Signature([each for each in parameters if each.name != "choices"])
+        known = list(signature.parameters)[1:]
 
-    wrapped.__signature__ = signature  # type: ignore[attr-defined]
-    return wrapped  # type: ignore[return-value]
+        @wraps(init)
+        def wrapped(self: _Module, *args: _P.args, **kwargs: _P.kwargs) -> None:
+            name = f"headloom.{type(self).__name__}"
+            bound = signature.bind(self, *args, **by_headloom_names(name, known, kwargs))
+            bound.apply_defaults()
+            arguments = dict(list(bound.arguments.items())[1:])
+            init(self, **arguments)  # type: ignore[call-arg]
+            if type(self).__init__ is wrapped:
+                saved = {"headloom": type(self).__name__, **arguments}
+                self._hub_mixin_config = saved  # type: ignore[attr-defined]
+
+        wrapped.__signature__ = signature  # type: ignore[attr-defined]
+        return wrapped
+
+    return decorated

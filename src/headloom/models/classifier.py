@@ -94,26 +94,13 @@ class Classifier(Predictor):
 
     purpose = "classifies texts (headloom predict)"
 
-    @by_name
+    @by_name(width=128, feed_forward=256, dropout=0.3)
     def __init__(
-        self,
-        vocabulary: int,
-        classes: int,
-        *,
-        width: int = 128,
-        heads: int = 4,
-        layers: int = 2,
-        feed_forward: int = 256,
-        dropout: float = 0.3,
-        pooling: PoolingKind = "mean",
-        padding: int = -1,
-        **choices: Unpack[TextChoices],
-    ) -> None:
+        self, vocabulary: int, classes: int, *, layers: int = 2, pooling: PoolingKind = "mean",
+        padding: int = -1, **choices: Unpack[TextChoices],
+    ) -> None:  # fmt: skip
         super().__init__()
-        architecture = Architecture(
-            width=width, heads=heads, encoder_layers=layers, decoder_layers=0,
-            feed_forward=feed_forward, dropout=dropout, **choices,
-        )  # fmt: skip
+        architecture = Architecture(encoder_layers=layers, **choices)
         self.embedding = Embedding(vocabulary, architecture)
         if architecture.encoder_layers < 1:
             raise InputError("model.layers is 0; a classifier needs at least one.")

@@ -31,8 +31,12 @@ _WORDS = {
 
 
 class BlockChoices(TypedDict, total=False):
-    """Rarer keyword arguments of every stack of blocks: see `headloom.LanguageModel`."""
+    """Keyword arguments of every stack of blocks: see `headloom.LanguageModel`."""
 
+    width: int
+    heads: int
+    feed_forward: int
+    dropout: float
     kv_heads: int | None
     norm: Literal["pre", "post"]
     normalisation: NormalisationKind
@@ -42,13 +46,13 @@ class BlockChoices(TypedDict, total=False):
     depth: int | None
     attention_dropout: float
     weights: WeightsKind
+    activation: ActivationKind
 
 
 class TextChoices(BlockChoices, total=False):
-    """Rarer keyword arguments of the modules that read texts: see `headloom.LanguageModel`."""
+    """Keyword arguments of the modules that read texts: see `headloom.LanguageModel`."""
 
     positions: PositionKind
-    activation: ActivationKind
     clip: int
     buckets: int
     max_distance: int

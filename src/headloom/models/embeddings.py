@@ -28,10 +28,9 @@ def _rows(table: nn.Embedding, name: str, ids: Tensor) -> Tensor:
 
 
 class Embedding(WithConstants):
-    """Token embeddings times sqrt(width), plus absolute positions, and the way back to logits.
+    """Token embeddings times sqrt(width), plus absolute positions.
 
         x_t = E[token_t] sqrt(width) + position_t
-        logits = y E^T
 
     Without the factor where the architecture has no scaled embeddings.
 
@@ -41,8 +40,7 @@ class Embedding(WithConstants):
         segments: how many there are with a vector of their own, which is added; 0: none.
         normed: whether the sum is normalised.
 
-    Source: Vaswani et al. 2017, sections 3.4 and 3.5; Press and Wolf 2017 for the tied output;
-    Devlin et al. 2019, figure 2, for the segments.
+    Source: Vaswani et al. 2017, sections 3.4 and 3.5; Devlin et al. 2019, figure 2 (segments).
     """
 
     sinusoids: Tensor
@@ -110,10 +108,6 @@ class Embedding(WithConstants):
                 vectors = vectors + _rows(self.segments, "the segments", segments)
         result: Tensor = self.dropout(self.norm(vectors))
         return result
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Scores of every token of the vocabulary, (..., vocabulary), from outputs (..., width)."""
-        return outputs @ self.tokens.weight.T
 
 
 def position_table(embedding: Embedding) -> Tensor:

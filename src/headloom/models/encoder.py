@@ -49,28 +49,14 @@ class Encoder(Predictor):
 
     purpose = "encodes texts"
 
-    @by_name
+    @by_name()
     def __init__(
-        self,
-        vocabulary: int,
-        *,
-        width: int = 256,
-        heads: int = 4,
-        layers: int = 3,
-        feed_forward: int = 1024,
-        dropout: float = 0.1,
-        segments: int = 2,
-        head: EncoderHead = "none",
-        classes: int = 0,
-        pooler: bool = False,
-        padding: int = -1,
-        **choices: Unpack[TextChoices],
-    ) -> None:
+        self, vocabulary: int, *, layers: int = 3, segments: int = 2, head: EncoderHead = "none",
+        classes: int = 0, pooler: bool = False, padding: int = -1, **choices: Unpack[TextChoices],
+    ) -> None:  # fmt: skip
         super().__init__()
-        architecture = Architecture(
-            width=width, heads=heads, encoder_layers=layers, decoder_layers=0,
-            feed_forward=feed_forward, dropout=dropout, **choices,
-        )  # fmt: skip
+        architecture = Architecture(encoder_layers=layers, **choices)
+        width = architecture.width
         self.embedding = Embedding(vocabulary, architecture, segments=segments, normed=True)
         self.architecture = architecture
         self.padding = padding

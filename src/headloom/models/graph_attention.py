@@ -46,7 +46,7 @@ class GraphAttentionNetwork(Predictor):
 
     purpose = "classifies the nodes of a graph (headloom evaluate, headloom trace)"
 
-    @by_name
+    @by_name()
     def __init__(
         self,
         features: int,

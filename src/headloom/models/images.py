@@ -21,7 +21,7 @@ from headloom.mechanism.shapes import describe
 from headloom.mechanism.watching import layers_of
 from headloom.models.arguments import by_name
 from headloom.models.blocks import EncoderBlock, closing_norm
-from headloom.models.configuration import ActivationKind, Architecture, BlockChoices
+from headloom.models.configuration import Architecture, BlockChoices
 from headloom.models.dense import Dropout
 from headloom.models.image_attention import ImageSelfAttention
 from headloom.models.predictor import Predictor
@@ -108,7 +108,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
 
     sinusoids: Tensor
 
-    @by_name
+    @by_name(width=64, feed_forward=128, activation="gelu")
     def __init__(
         self,
         image: Sequence[int],
@@ -116,22 +116,14 @@ class VisionTransformer(ImageClassifier, WithConstants):
         *,
         patch: int | Sequence[int] = (4, 4),
         read: ReadOut = "class token",
-        width: int = 64,
-        heads: int = 4,
         layers: int = 4,
-        feed_forward: int = 128,
         positions: Literal["learned", "sinusoidal", "none"] = "learned",
-        activation: ActivationKind = "gelu",
-        dropout: float = 0.1,
         **choices: Unpack[BlockChoices],
     ) -> None:
         shape = ImageShape(*image)
+        architecture = Architecture(encoder_layers=layers, positions=positions, **choices)
+        width = architecture.width
         super().__init__(shape, classes, width)
-        architecture = Architecture(
-            width=width, heads=heads, encoder_layers=layers, decoder_layers=0,
-            feed_forward=feed_forward, positions=positions, activation=activation,
-            dropout=dropout, **choices,
-        )  # fmt: skip
         patch = (patch, patch) if isinstance(patch, int) else (patch[0], patch[1])
         self.architecture, self.read = architecture, read
         if min(patch) < 1 or shape.rows % patch[0] or shape.columns % patch[1]:
@@ -240,7 +232,7 @@ class ConvolutionalClassifier(ImageClassifier):
     torch.Size([1, 10])
     """
 
-    @by_name
+    @by_name()
     def __init__(
         self,
         image: Sequence[int],

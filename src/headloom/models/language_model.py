@@ -68,24 +68,13 @@ class LanguageModel(Predictor):
 
     purpose = "continues text (headloom predict)"
 
-    @by_name
+    @by_name()
     def __init__(
-        self,
-        vocabulary: int,
-        *,
-        width: int = 256,
-        heads: int = 4,
-        layers: int = 3,
-        feed_forward: int = 1024,
-        dropout: float = 0.1,
-        padding: int = -1,
+        self, vocabulary: int, *, layers: int = 3, padding: int = -1,
         **choices: Unpack[TextChoices],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
-        architecture = Architecture(
-            width=width, heads=heads, encoder_layers=0, decoder_layers=layers,
-            feed_forward=feed_forward, dropout=dropout, **choices,
-        )  # fmt: skip
+        architecture = Architecture(decoder_layers=layers, **choices)
         self.architecture = architecture
         self.padding = padding
         self.embedding = Embedding(vocabulary, architecture)

@@ -37,25 +37,15 @@ class Transformer(Predictor):
 
     purpose = "translates (headloom predict)"
 
-    @by_name
+    @by_name()
     def __init__(
-        self,
-        vocabulary: int,
-        *,
-        width: int = 256,
-        heads: int = 4,
-        encoder_layers: int = 3,
-        decoder_layers: int = 3,
-        feed_forward: int = 1024,
-        dropout: float = 0.1,
-        padding: int = -1,
-        **choices: Unpack[TextChoices],
-    ) -> None:
+        self, vocabulary: int, *, encoder_layers: int = 3, decoder_layers: int = 3,
+        padding: int = -1, **choices: Unpack[TextChoices],
+    ) -> None:  # fmt: skip
         super().__init__()
         architecture = Architecture(
-            width=width, heads=heads, encoder_layers=encoder_layers, decoder_layers=decoder_layers,
-            feed_forward=feed_forward, dropout=dropout, **choices,
-        )  # fmt: skip
+            encoder_layers=encoder_layers, decoder_layers=decoder_layers, **choices
+        )
         self.source_embedding = Embedding(vocabulary, architecture)
         if architecture.encoder_layers < 1:
             raise InputError("model.encoder_layers is 0; a translator needs at least one.")
