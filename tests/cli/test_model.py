@@ -68,7 +68,7 @@ def test_a_run_opens_before_it_has_weights(tmp_path: Path) -> None:
         (lambda path: headloom.open(path / "no"), "no such trace"),
         (lambda path: headloom.load(path / "t.loom"), r"It is a trace.*headloom\.open"),
         (lambda path: headloom.load([1]), "list; expected a run's folder"),
-        (lambda path: headloom.trace(nn.Linear(2, 2), "a"), "a Linear reads tensors"),
+        (lambda path: headloom.trace(nn.Linear(2, 2), "a"), "Linear reads tensors: give one"),
     ],
 )
 def test_a_wrong_call_names_the_right_one(call: Any, message: str, tmp_path: Path) -> None:

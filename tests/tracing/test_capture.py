@@ -154,7 +154,7 @@ def test_the_model_is_left_as_it_was(translator) -> None:
 def test_wrong_inputs_say_what_was_expected(language_model) -> None:
     for model, inputs, line in (
         (nn.Linear(2, 2), torch.rand(1, 2), "Linear called no attention function"),
-        (language_model, "text", "a text is for runs and models of Transformers"),
+        (language_model, "text", "Give the tokenizer of its vocabulary too"),
         (language_model, torch.rand(2, 3), "hold no token ids"),
     ):
         with pytest.raises(headloom.InputError, match=line):

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headloom.errors import DataError, InputError
 from headloom.models.decoding import WithoutTokens, beam_hypotheses, sample
-from headloom.models.huggingface.conversion import load_model
+from headloom.models.huggingface.conversion import load_transformers
 from headloom.models.huggingface.folder import Settings, named_tokens, read_tokenizer
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
@@ -136,6 +136,6 @@ def from_huggingface(folder: Path | str) -> LoadedModel:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder. Give one with config.json and safetensors.")
     settings = Settings.read(folder)
-    model = load_model(folder, settings)
+    model = load_transformers(folder, settings)
     named = named_tokens(settings)
     return LoadedModel(folder, model, named.start, named.ends, named.padding)

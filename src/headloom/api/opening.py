@@ -20,6 +20,7 @@ from headloom.errors import DataError, InputError
 from headloom.formats.manifest import MANIFEST
 from headloom.formats.run import is_run
 from headloom.formats.trace import TraceData
+from headloom.models.huggingface.conversion import load_module
 from headloom.tracing.huggingface import TransformersReader, reader_of
 from headloom.tracing.locating import PACKAGED, is_gguf
 from headloom.tracing.model_state import describe
@@ -35,9 +36,9 @@ def load(model: Source | TraceData, tokenizer: Any = None) -> Model:
     """Load a model with its tokenizer, from wherever it is.
 
     Args:
-        model: the folder of a run; a packaged name ("minilm", "smollm2"); a folder of Transformers
-            or its name on the Hugging Face hub; a GGUF file; a model of Transformers; any module of
-            torch; or what `load` gave before.
+        model: the folder of a run, or of a module by its `save_pretrained`; a packaged name
+            ("minilm", "smollm2"); a folder of Transformers or its name on the Hugging Face hub; a
+            GGUF file; a model of Transformers; any module of torch; or what `load` gave before.
         tokenizer: instead of the model's own. That of a model of Transformers is found where the
             model was loaded from, on this machine; nothing is downloaded for it.
 
@@ -80,6 +81,8 @@ def open_model(name: Path | str, tokenizer: Any = None) -> Model:
     """Open a run, or a model by its folder, file or name; as `load`, and nothing is said."""
     if is_run(name):
         return Run(name)
+    if (module := load_module(Path(name))) is not None:
+        return Model(str(name), module, tokenizer)
     network, own = load_pretrained(name, predicting=True)
     return PretrainedModel(str(name), network, own if tokenizer is None else tokenizer)
 

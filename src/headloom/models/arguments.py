@@ -58,7 +58,7 @@ def by_headloom_names(
             if each not in known:
                 raise no_keyword(operation, each, known, {})
             if each in result:
-                raise TypeError(f"{operation}() got {each} twice: {name} is another name of it")
+                raise TypeError(f"{operation}() got {each} twice, once by another name")
             result[each] = value
     return result
 

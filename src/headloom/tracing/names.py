@@ -77,6 +77,20 @@ def token_names(ids: Sequence[int], tokenizer: Tokenizer = None) -> list[str]:
     return names
 
 
+def token_ids(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a text, by a tokenizer of Transformers or tokenizers, or a headloom vocabulary.
+
+    Raises: InputError: there is no tokenizer.
+    """
+    if tokenizer is None:
+        raise InputError(
+            "trace: a module of headloom reads tensors, not a text. Give the tokenizer of its "
+            "vocabulary too, headloom.trace(module, text, tokenizer=...), or a tensor of ids."
+        )
+    encoded = tokenizer(text)["input_ids"] if callable(tokenizer) else tokenizer.encode(text)
+    return [int(number) for number in getattr(encoded, "ids", encoded)]
+
+
 def texts_known(names: Sequence[str]) -> dict[str, list[str]]:
     """What `Trace.positions` says of the texts of tokens: nothing where they are the tokens."""
     return {"texts": names.texts} if isinstance(names, Tokens) else {}

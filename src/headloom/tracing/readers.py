@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.mechanism.watching import layers_of, named_modules
 from headloom.tracing.arguments import Arguments, Inputs, Tokenizer
+from headloom.tracing.names import token_ids
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.module_sequences import ModuleSequences, samples_of
 from headloom.tracing.recording.sequences import NamesOfSequences, Sequences, on_device_of
@@ -64,6 +65,20 @@ class Reader(ABC):
             else:
                 arguments[name] = value
         return arguments
+
+    def by_names(self, inputs: object) -> object:
+        """A tensor (the first argument), or several in a tuple, by the names of the arguments.
+
+        Raises: InputError: the model does not take them.
+        """
+        if isinstance(inputs, Tensor):
+            inputs = (inputs,)
+        if not isinstance(inputs, tuple | list):
+            return inputs
+        try:
+            return self.called(tuple(inputs), {})
+        except TypeError as error:
+            raise InputError(f"trace: {self.name}.forward does not take these: {error}.") from None
 
     def prefix(self, arguments: Inputs, tokens: int | None) -> tuple[Arguments, int]:
         """The arguments cut to so many tokens (None: whole), and how many are left."""
@@ -119,15 +134,10 @@ class ModuleReader(Reader):
                 f"trace: generate= is for models of Transformers and of headloom; {name} is "
                 f"neither. {self.around or 'Run what writes in a block of headloom.watch(model).'}"
             )
-        if isinstance(inputs, Tensor):
-            if layers_of(self.model) and inputs.ndim == 1 and inputs.dtype in _INTEGERS:
-                inputs = inputs[None]  # ids of one text, of headloom's layers, which read batches
-            inputs = (inputs,)
-        if isinstance(inputs, tuple | list):
-            try:
-                inputs = self.called(tuple(inputs), {})
-            except TypeError as error:
-                raise InputError(f"trace: {name}.forward does not take these: {error}.") from None
+        if isinstance(inputs, Tensor) and inputs.ndim == 1 and inputs.dtype in _INTEGERS:
+            # Ids of one text, of headloom's layers, which read batches.
+            inputs = inputs[None] if layers_of(self.model) else inputs
+        inputs = self.by_names(inputs)
         if not isinstance(inputs, Mapping):
             raise InputError(
                 f"trace: the inputs are {type(inputs).__name__}; {name} reads tensors: give one, a "
@@ -165,13 +175,14 @@ class HeadloomReader(Reader):
         return bool(layers_of(model)) and (hasattr(model, "padding") or hasattr(model, "outputs"))
 
     def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
-        """See Reader. inputs: ids or images, the first argument; or a tensor for each name."""
-        if isinstance(inputs, Tensor):
-            inputs = {next(iter(inspect.signature(self.model.forward).parameters)): inputs}
+        """See Reader. inputs: ids, images or a text, the first argument; a tuple; or by names."""
+        if isinstance(inputs, str):
+            inputs = torch.tensor([token_ids(inputs, tokenizer)])
+        inputs = self.by_names(inputs)
         if not isinstance(inputs, Mapping):
             raise InputError(
                 f"trace: the inputs are {type(inputs).__name__}; expected a tensor of token ids, "
-                "or a dict with a tensor for each argument of the model. Encode a text first."
+                "or a dict with a tensor for each argument of the model."
             )
         arguments = on_device_of(self.model, inputs)
         self._sequences(arguments)

@@ -16,7 +16,7 @@ from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject
 from headloom.models.configuration import Architecture
 from headloom.models.encoder import Encoder
-from headloom.models.huggingface.conversion import load_model
+from headloom.models.huggingface.conversion import load_transformers
 from headloom.models.huggingface.folder import Settings, named_tokens, read_tokenizer
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
@@ -33,7 +33,7 @@ def read_pretrained(folder: Path) -> DataDescription:
     Raises: HeadloomError: see `headloom.LanguageModel.from_pretrained`; or its tokens are others.
     """
     settings = Settings.read(folder)
-    model, named = load_model(folder, settings), named_tokens(settings)
+    model, named = load_transformers(folder, settings), named_tokens(settings)
     writes = isinstance(model, LanguageModel)
     # Of a language model, the token that pads may stand in a text.
     named = replace(named, padding=None) if writes else named
@@ -109,7 +109,7 @@ def fill_pretrained(model: Predictor, folder: Path, data: DataDescription) -> No
     by their names in its config.json; likewise a pooler that the folder lacks.
     """
     settings = Settings.read(folder)
-    read = load_model(folder, settings)
+    read = load_transformers(folder, settings)
     given: dict[str, Tensor] = dict(read.named_parameters())
     if isinstance(model, Encoder):
         names = settings.raw("id2label")

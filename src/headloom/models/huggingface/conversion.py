@@ -16,8 +16,11 @@ from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
+from headloom.formats.run import is_run
+from headloom.models.classifier import Classifier
 from headloom.models.embeddings import position_table
 from headloom.models.encoder import Encoder
+from headloom.models.graph_attention import GraphAttentionNetwork
 from headloom.models.huggingface.families import (
     GPT2,
     LLAMA,
@@ -28,16 +31,31 @@ from headloom.models.huggingface.families import (
 )
 from headloom.models.huggingface.folder import Settings
 from headloom.models.huggingface.reading import class_of, reorder
+from headloom.models.images import ConvolutionalClassifier, VisionTransformer
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
 from headloom.models.transformer import Transformer
 
-#: The module of a folder of Transformers.
-Loaded = LanguageModel | Encoder | Transformer
+#: Modules that a folder may hold.
+_MODULES: tuple[type[Predictor], ...] = (
+    LanguageModel, Transformer, Encoder, Classifier, GraphAttentionNetwork, VisionTransformer,
+    ConvolutionalClassifier,
+)  # fmt: skip
 
 
-def load_model(folder: Path, settings: Settings) -> Loaded:
-    """The module of a folder, of the class that reads it, in evaluation mode.
+def load_module(folder: Path) -> Predictor | None:
+    """The module of a folder, by its own class; None: `save_pretrained` of none wrote it.
+
+    Raises: HeadloomError: see `headloom.LanguageModel.from_pretrained`.
+    """
+    is_there = (folder / "config.json").exists() and not is_run(folder)
+    name = Settings.read(folder).raw("headloom") if is_there else None
+    kinds = {kind.__name__: kind for kind in _MODULES}
+    return kinds[str(name)].from_pretrained(folder) if name in kinds else None
+
+
+def load_transformers(folder: Path, settings: Settings) -> LanguageModel | Encoder | Transformer:
+    """The module of a folder of Transformers, by the class that reads it, in evaluation mode.
 
     Raises: HeadloomError: see `headloom.LanguageModel.from_pretrained`.
     """
