@@ -17,8 +17,11 @@ from .analysis.monitor.monitor import monitor as monitor
 from .analysis.monitor.trainer import MonitorCallback as MonitorCallback
 from .analysis.sql.query import query as query
 from .api.comparing import compare as compare
+from .api.corpus import trace_corpus as trace_corpus
 from .api.doctor import doctor as doctor
+from .api.export import export as export
 from .api.heads import heads as heads
+from .api.importing import from_files as from_files
 from .api.loaded_model import LoadedModel as LoadedModel
 from .api.loaded_model import from_huggingface as from_huggingface
 from .api.measures import measure as measure

@@ -52,7 +52,7 @@ def test_a_corpus(headloom_main: Command, writer: Path, corpus: Path, tmp_path: 
     corpus.write_text(corpus.read_text().replace("j i h", "j i g"))
     assert_one_line(headloom_main(*arguments), "the text 000013 is not what it was")
     assert_one_line(headloom_main("trace", writer, "--corpus", corpus, "-o", tmp_path), "not empty")
-    assert_one_line(headloom_main(*arguments, "--text", "a"), "--corpus has the texts")
+    assert_one_line(headloom_main(*arguments, "--text", "a"), "corpus has the texts")
     (tmp_path / "empty.txt").write_text("\n \n")
     assert_one_line(
         headloom_main("trace", writer, "--corpus", tmp_path / "empty.txt", "-o", tmp_path / "e"),

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 import headloom
-from headloom.api.export import export_trace, write_graphml, write_trace_parquet
+from headloom.api.export import write_graphml, write_trace_parquet
 
 
 def test_graphml_holds_the_weights(pair_trace, tmp_path) -> None:
@@ -41,13 +41,13 @@ def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_
     def drawn(name: str, layer: str | None, head: int | None) -> str:
         file = tmp_path / f"{name}.svg"
         options = {**nothing, "picture": file, "layer": layer, "head": head}
-        assert export_trace(tmp_path / "t", **options) == [file]
+        assert headloom.export(tmp_path / "t", **options) == [file]
         return file.read_text("utf-8")
 
     assert "12 heads" in drawn("all", None, None)
     assert "layer 2 (cross 0), head 3" in drawn("one", "2", 3)
     assert "layer 2 (cross 0), mean of 4 heads" in drawn("mean", "2 (cross 0)", None)
-    with pytest.raises(headloom.InputError, match="--head 1 of no layer; give its --layer too"):
+    with pytest.raises(headloom.InputError, match="head 1 of no layer; give its layer too"):
         drawn("none", None, 1)
 
 
@@ -60,7 +60,7 @@ def test_graphml_and_parquet_say_the_same_of_a_layer(pair_trace, tmp_path) -> No
     trace = dataclasses.replace(pair_trace, layers=(*first, *more))
     trace.save(tmp_path / "t")
     graphml, parquet = tmp_path / "g.graphml", tmp_path / "p.parquet"
-    export_trace(
+    headloom.export(
         tmp_path / "t", html=None, picture=None, parquet=parquet, graphml=graphml, layer="5", head=3
     )
     of = networkx.read_graphml(graphml).graph
@@ -81,16 +81,16 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
     one = tmp_path / "one"
     two, picture = {"parquet": one, "graphml": tmp_path / "g"}, {"picture": tmp_path / "p.png"}
     for line, options in {
-        "--parquet and --graphml name the same file": two | {"graphml": tmp_path / "link"},
+        "parquet and graphml name the same file": two | {"graphml": tmp_path / "link"},
         "layer 3: no such layer; the trace has layers 0 to 2": two | {"layer": "3"},
         "no head 4; the layer has heads 0 to 3": two | {"layer": "0", "head": 4},
         "export: no head 4": picture | {"layer": "0", "head": 4},
-        "--head 1 of no layer": picture | {"head": 1},
-        "--head 1 of no layer; give": {"parquet": one, "layer": None, "head": 1},
+        "head 1 of no layer": picture | {"head": 1},
+        "head 1 of no layer; give": {"parquet": one, "layer": None, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},
     }.items():
         with pytest.raises(headloom.HeadloomError, match=line):
-            export_trace(tmp_path / "t", **{"layer": None, "head": None, **nothing, **options})
+            headloom.export(tmp_path / "t", **{"layer": None, "head": None, **nothing, **options})
         assert sorted(tmp_path.iterdir()) == before, line
     assert (tmp_path / "pipe").is_fifo()

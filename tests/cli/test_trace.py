@@ -76,7 +76,7 @@ def test_generate_of_headlooms_own_runs(headloom_main: Command, runs: Path, tmp_
     result = headloom_main(
         "trace", runs / "translation", "--text", "the", "--generate", 4, "-o", tmp_path / "u"
     )
-    assert_one_line(result, "--generate: this run translates")
+    assert_one_line(result, "generate: this run translates")
 
 
 def test_an_image(headloom_main: Command, seer: Path, picture: Path, tmp_path: Path) -> None:
@@ -125,18 +125,18 @@ def test_an_image_and_a_text(
         ("seer", "--file half.png", "damaged, or not readable"),
         ("seer", "--file noise.png --text a", "a vit reads no text: leave it out"),
         ("writer", "--file noise.png", "a gpt2 reads no images (pixel_values)"),
-        ("writer", "", "give what the model reads by --text or --file"),
+        ("writer", "", "give what the model reads: a text"),
         ("writer", "--text a --file text.txt", "give the text by --text or by --file, not by both"),
-        ("writer", "--text a --target b", "--target: a gpt2 reads one text and has no target"),
+        ("writer", "--text a --target b", "target: a gpt2 reads one text and has no target"),
         ("writer", "--file text.txt", "30 tokens in input_ids; GPT2Model reads 16 at most"),
         ("writer", "--text a --layers ,", "--layers names no layer"),
         ("writer", "--text a --layers 9", "no layer 9; the model has layers 0 to 1"),
-        ("writer", "--file text.txt --window 17", "--window 17: give one of 1 to 16: GPT2"),
-        ("writer", "--file text.txt --window 8 --generate 2", "--window splits one text"),
-        ("writer", "--corpus text.txt --text a", "--corpus has the texts"),
+        ("writer", "--file text.txt --window 17", "window 17: give one of 1 to 16: GPT2"),
+        ("writer", "--file text.txt --window 8 --generate 2", "window splits one text"),
+        ("writer", "--corpus text.txt --text a", "corpus has the texts"),
         ("dates", "--file noise.png", "(headloom predict), and sees no picture"),
         ("dates", "--file text.txt --window 8", "a whole text at once"),
-        ("language", "--text a --target b", "--target: this run continues text"),
+        ("language", "--text a --target b", "target: this run continues text"),
     ],
 )
 def test_what_cannot_be_traced(
@@ -191,7 +191,7 @@ def test_ctrl_c_says_what_is_left_of_a_trace(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headloom.api.tracing._one", stopped)
+    monkeypatch.setattr("headloom.api.model.Model.trace", stopped)
     result = headloom_main("trace", writer, "--text", "a b", "-o", tmp_path / "none.loom")
     assert result.code == 130
     assert result.err.splitlines()[-1] == (

@@ -1,4 +1,4 @@
-"""Many texts, or the windows of a long one: a trace each, in one folder, resumable.
+"""`headloom.trace_corpus`: a trace of each of many texts, or of each window of a long one.
 
     FOLDER/corpus.json     the model, the options, and the SHA-256 of each text
     FOLDER/NAME.loom       the trace of each text
@@ -9,9 +9,10 @@ A trace is there whole or not at all, so what is there is done.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from headloom.api.model import Model
 from headloom.api.opening import load, open_model
@@ -28,30 +29,60 @@ from headloom.formats.files import (
 )
 from headloom.formats.folders import own_folder
 from headloom.formats.verification import ON_ANOTHER_TEXT
+from headloom.tracing.options import Verify
 
 _LIST, _FORMAT = "corpus.json", "headloom-corpus"
 _Told = Callable[[int, int], None]
+#: Texts, in a list or by their names; or where they are.
+Corpus: TypeAlias = Mapping[str, str] | Sequence[str] | Path | str
 
 
 @dataclass
 class CorpusTraces:
-    """How many texts were traced now, were there already, and which failed and why.
+    """Number of texts that were traced now, were there already, and failed, with the reasons.
 
+    folder: where the traces are; `headloom.open` opens them all.
+    window: tokens of each part of one text; None: there are many texts.
     empty: names of those without a character but spaces, which have no trace.
     """
 
+    folder: Path
+    window: int | None = None
     traced: int = 0
     there: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
 
+    @property
+    def problem(self) -> str | None:
+        """That some texts failed, in a sentence; None: none did."""
+        if not self.failed:
+            return None
+        every = self.traced + self.there + len(self.failed)
+        return (
+            f"{len(self.failed)} of {every} texts could not be traced; the lines above say why. "
+            "The others are there."
+        )
 
-def read_corpus(path: Path) -> dict[str, str]:
-    """The texts of a corpus by their names: lines of a file, or the .txt files of a folder.
+    def __str__(self) -> str:
+        texts = "texts" if self.window is None else f"windows of at most {self.window} tokens"
+        line = f"{self.traced} {texts} traced, {self.there} were there already."
+        if self.window is not None:
+            line += " No token looks from one window into another."
+        if self.empty:
+            more = f" and {len(self.empty) - 3} more" if len(self.empty) > 3 else ""
+            line += f" Empty, left out: {', '.join(self.empty[:3])}{more}."
+        failed = [f"{name}: {reason}" for name, reason in self.failed.items()]
+        return "\n".join([*failed, f"{line} Traces: {self.folder}"])
 
-    Empty lines are counted too: the trace of line 7 is 000007. Raises: DataError: no such file,
-    not UTF-8, or no text in it.
-    """
+
+def _read_corpus(corpus: Corpus) -> dict[str, str]:
+    """The texts of a corpus by their names: of line 7 000007, empty lines counted too."""
+    if isinstance(corpus, Mapping):
+        return {str(name): text for name, text in corpus.items()}
+    if not isinstance(corpus, Path | str):
+        return {f"{number:06d}": text for number, text in enumerate(corpus, 1)}
+    path = Path(corpus)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*.txt") if file.is_file())
         texts = {
@@ -63,63 +94,69 @@ def read_corpus(path: Path) -> dict[str, str]:
     else:
         lines = text_lines(read_text(path, "corpus"))
         texts = {f"{number:06d}": line for number, line in enumerate(lines, 1)}
-    if not any(text.strip() for text in texts.values()):
-        raise DataError(f"{path}: no text in it; expected a text on each line, or .txt files.")
     return texts
 
 
 def trace_corpus(
-    name: str,
-    corpus: Path,
-    output: Path,
-    options: TraceChoices,
+    model: Model | Path | str,
+    corpus: Corpus | None = None,
     *,
-    workers: str = "1",
+    output: Path | str,
+    text: str | None = None,
+    window: int | None = None,
+    generate: int | None = None,
+    keep: int = 32,
+    layers: Sequence[int | str] | None = None,
+    workers: int | str = "1",
+    verify: Verify = None,
     progress: _Told = lambda done, total: None,
 ) -> CorpusTraces:
-    """Trace every text of a corpus that has no trace yet.
+    """Trace every text of a corpus, or every window of a long text, that has no trace yet.
+
+    A text that cannot be traced is counted, and the others are traced. The same call goes on where
+    an earlier one stopped.
 
     Args:
-        name: a run's folder; a folder or a name of a model of Hugging Face.
-        corpus: a file with a text a line, or a folder of .txt files.
-        output: the folder for the traces; one that an earlier call left is gone on with.
-        options: as for one text.
-        workers: processes, each of which opens the model: see `headloom.api.processes.results`.
+        model: a run, or a model of Hugging Face; or its folder or name.
+        corpus: texts, in a list or by names; a file with one on each line; a folder of .txt files.
+        output: the folder for the traces.
+        text: in place of a corpus, one that is split into windows that share a quarter.
+        window: tokens of each, special ones included.
+        generate, keep, layers, verify: as of `headloom.trace`.
+        workers: processes of this machine, each of which opens the model by its name; or the
+            address of a Ray cluster, HOST:PORT of its head; "auto", or "local".
         progress: told how many texts of how many are done.
 
-    A text that cannot be traced is counted, and the others are traced.
+    Returns: how many were traced; ``headloom.open(output)`` opens the traces.
 
-    Raises: DataError: the folder holds another corpus; workers were killed.
+    Raises: InputError: a translator's windows, or a window that does not fit; DataError: the folder
+    holds another corpus; workers were killed.
     """
-    texts = read_corpus(corpus)
-    empty = tuple(title for title, text in texts.items() if not text.strip())
-    full = {title: text for title, text in texts.items() if text.strip()}
-    done = _trace_all(TracingWork(name, output, options), full, workers, progress)
-    done.empty = empty
+    name = str(model.name if isinstance(model, Model) else model)
+    options = TraceChoices(generate, keep, None if layers is None else tuple(layers), verify)
+    folder = Path(output)
+    several: Mapping[str, str | None]
+    if corpus is not None:
+        if text is not None or window is not None:
+            raise InputError("corpus has the texts: leave out text and window beside it.")
+        several = _read_corpus(corpus)
+        if not any(each and each.strip() for each in several.values()):
+            raise DataError(f"{corpus}: no text in it; expected texts, one a line, or .txt files.")
+        work = TracingWork(name, folder, options)
+    elif text is None or window is None or generate is not None:
+        raise InputError(
+            "window splits one text: give both, or a corpus; leave out generate beside a window."
+        )
+    else:
+        check_text(text)
+        parts = (model if isinstance(model, Model) else open_model(name))._windows(text, window)
+        several = dict.fromkeys(f"{n:06d}" for n in range(len(parts)))
+        work = TracingWork(name, folder, options, window, text)
+    full = {title: each or "" for title, each in several.items() if each is None or each.strip()}
+    opened = model if isinstance(model, Model) else None
+    done = _trace_all(work, full, str(workers), progress, opened)
+    done.empty = tuple(title for title in several if title not in full)
     return done
-
-
-def trace_windows(
-    name: str,
-    text: str,
-    output: Path,
-    options: TraceChoices,
-    *,
-    window: int,
-    workers: str = "1",
-    progress: _Told = lambda done, total: None,
-) -> CorpusTraces:
-    """Split a text into windows that share a quarter, and trace each that has no trace yet.
-
-    window: tokens that the model reads at once, special ones included. See `trace_corpus`.
-
-    Raises: InputError: a translator, or a window that does not fit; DataError: the folder holds
-    something else.
-    """
-    check_text(text)
-    count = len(open_model(name)._windows(text, window))
-    work = TracingWork(name, output, options, window, text)
-    return _trace_all(work, {f"{n:06d}": "" for n in range(count)}, workers, progress)
 
 
 @dataclass(frozen=True)
@@ -152,7 +189,7 @@ class TracingWork:
                 inputs: Inputs = (
                     parts[int(title)]
                     if parts
-                    else model._inputs(text, asked.target, generates=generate is not None)
+                    else model._inputs(text, generates=generate is not None)
                 )
                 options = asked.as_asked(model.tokenizer, path)
                 if not verified:
@@ -184,7 +221,11 @@ class TracingWork:
 
 
 def _trace_all(
-    work: TracingWork, texts: Mapping[str, str], workers: str, progress: _Told
+    work: TracingWork,
+    texts: Mapping[str, str],
+    workers: str,
+    progress: _Told,
+    model: Model | None,
 ) -> CorpusTraces:
     folder = work.folder
     with own_folder(folder, "traces there"):
@@ -192,12 +233,12 @@ def _trace_all(
         missing = {
             title: text for title, text in texts.items() if not (folder / f"{title}.loom").exists()
         }
-        done = CorpusTraces(there=len(texts) - len(missing))
+        done = CorpusTraces(folder, work.window, there=len(texts) - len(missing))
         progress(done.there, len(texts))
         if not missing:
             return done
         # Also where workers open it, so that an error of the model is one line, not one of each.
-        model = load(work.name)
+        model = model or load(work.name)
         write_json(folder / _LIST, content)
         for title, reason in results(work, missing, workers, model):
             if reason is None:

@@ -1,10 +1,11 @@
-"""A trace written in formats of other programs."""
+"""`headloom.export`: a trace, or a run, in formats of other programs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
+from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.errors import InputError
 from headloom.formats.files import atomic_file
 from headloom.formats.trace import TraceData, TraceLayer, layer_number
@@ -13,38 +14,80 @@ from headloom.mechanism.shapes import place_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headloom.api.model_export import ExportedModel
+    from headloom.api.run import Run
 
-def export_trace(
-    path: Path,
+#: The programs that a run is written for.
+Program: TypeAlias = Literal["huggingface", "ctranslate2", "onnx"]
+
+
+@overload
+def export(
+    x: OneTrace,
     *,
-    html: Path | None = None,
-    picture: Path | None = None,
-    parquet: Path | None = None,
-    graphml: Path | None = None,
-    layer: str | None = None,
+    html: Path | str | None = None,
+    picture: Path | str | None = None,
+    parquet: Path | str | None = None,
+    graphml: Path | str | None = None,
+    layer: int | str | None = None,
     head: int | None = None,
-) -> list[Path]:
-    """Write a trace in the formats asked for; returns the files written.
+    to: None = None,
+    output: None = None,
+) -> list[Path]: ...
+@overload
+def export(x: Run | Path | str, *, to: Program, output: Path | str) -> ExportedModel: ...
+def export(
+    x: OneTrace | Run,
+    *,
+    html: Path | str | None = None,
+    picture: Path | str | None = None,
+    parquet: Path | str | None = None,
+    graphml: Path | str | None = None,
+    layer: int | str | None = None,
+    head: int | None = None,
+    to: Program | None = None,
+    output: Path | str | None = None,
+) -> list[Path] | ExportedModel:
+    """Write a trace as a page, a picture, a table or a graph; or a run for another program.
 
     Args:
-        path: of the trace.
-        html: for one page that works offline; picture: for all heads at a glance, or one; parquet:
-            for all edges; graphml: for the graph of one head.
+        x: a trace, or a training run; or the path of one.
+        html: of one page that works offline.
+        picture: of all heads at a glance, or one: .png, .svg or .pdf.
+        parquet: of all edges, with names and tokens.
+        graphml: of the graph of one head.
         layer, head: of the picture and the graph. Neither: a picture of all heads, the graph of the
             first; a layer alone: a picture of the mean of its heads, the graph of its first. No
             head without its layer.
+        to: of a run: "huggingface" for Transformers, as an architecture of its own,
+            "ctranslate2", or "onnx" for files that ONNX Runtime opens. What was written is opened
+            by that program, and its numbers on random tokens are compared with the run's, before
+            the folder gets its name.
+        output: of a run: the folder to write; it must not exist.
 
-    Raises: InputError: no output, no such layer or head, or one that nothing is drawn of.
+    Returns: the files that were written, in order; of a run an ExportedModel.
+
+    Raises: InputError: no output, no such layer or head, or one that nothing is drawn of; a model
+    that the program cannot compute. DataError: no trace or run. VerificationError: numbers differ.
     """
-    named = {"--html": html, "--picture": picture, "--parquet": parquet, "--graphml": graphml}
-    outputs = {option: output for option, output in named.items() if output is not None}
+    named = {"html": html, "picture": picture, "parquet": parquet, "graphml": graphml}
+    outputs = {name: Path(path) for name, path in named.items() if path is not None}
+    if to is not None or output is not None:
+        if to is None or output is None or outputs:
+            raise InputError(
+                "export: a model is written by to and output alone, a trace by html, picture, "
+                "parquet or graphml. Give one kind."
+            )
+        from headloom.api.model_export import export_model
+
+        return export_model(Path(str(getattr(x, "path", x))), Path(output), to)
     if not outputs:
         raise InputError(f"export: nothing to write; give one of {', '.join(named)}.")
-    if len({output.resolve() for output in outputs.values()}) < len(outputs):
+    if len({path.resolve() for path in outputs.values()}) < len(outputs):
         raise InputError(f"{' and '.join(outputs)} name the same file. Give two names.")
     if layer is None and head is not None:
-        raise InputError(f"--head {head} of no layer; give its --layer too.")
-    trace = TraceData.open(path)
+        raise InputError(f"head {head} of no layer; give its layer too.")
+    trace = trace_of("export", x)
     number = 0 if layer is None else layer_number(trace, layer)
     if head is not None:
         place_of("layer", "export", "head", head, trace.layers[number].heads)
@@ -60,7 +103,8 @@ def export_trace(
     if html is not None:
         from headloom.studio.page import export_page
 
-        export_page(html, [trace], title=path.stem)
+        title = Path(x).stem if isinstance(x, str | Path) else str(trace.model.get("name", "trace"))
+        export_page(html, [trace], title=title)
     if parquet is not None:
         write_trace_parquet(trace, parquet)
     if graphml is not None:

@@ -1,24 +1,24 @@
-"""Arrays and edge lists of other programs, from their files to a trace."""
+"""`headloom.from_files`: arrays and edge lists of other programs, from their files to a trace."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headloom.api.tracing import Report, check_output, report_of
+from headloom.api.questions import check_output
+from headloom.api.trace import Trace, from_edges, from_queries_keys, from_weights
 from headloom.errors import DataError, InputError
 from headloom.formats.files import is_there, read_json, read_text, text_lines
 from headloom.formats.stored_arrays import EDGE_SUFFIXES, read_arrays, read_edges
-from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import Top
+from headloom.mechanism.graph import KeepLike
 from headloom.mechanism.masks import Mask, causal, window
-from headloom.tracing.given import TokensGiven, from_queries_keys, from_weights
-from headloom.tracing.given_edges import from_edges
+from headloom.tracing.given import TokensGiven
 
 _TOKENS = ("tokens", "input_ids", "token_ids")
 _NAME = re.compile(
@@ -31,31 +31,37 @@ _NAME = re.compile(
 Layers = dict[str, dict[str, str]]
 
 
-def import_files(
-    path: Path,
-    output: Path,
+def from_files(
+    path: Path | str,
     *,
-    tokens: Path | None,
-    mask: str | None,
-    layout: str,
-    strongest: bool,
-    keep: int,
-    overwrite: bool,
-) -> Report:
-    """Make a trace of queries and keys, of weights or of edges, and write it.
+    tokens: Path | str | TokensGiven | None = None,
+    mask: str | None = None,
+    layout: str = "HND",
+    strongest: bool = False,
+    keep: KeepLike = 32,
+    save: Path | str | None = None,
+    overwrite: bool = False,
+) -> Trace:
+    """Make a trace of queries and keys, weights or edges that other programs saved.
 
     Args:
-        path: a Parquet or CSV table of edges; or a file of arrays, or a folder of them.
-        output: the trace folder to write, whole or not at all.
-        tokens: a JSON list of texts or ids, or a text with one on each line.
-        mask: "causal", "all", or "window:N" for a causal window of N keys.
-        layout, strongest, keep, overwrite: see `headloom.from_queries_keys`, `from_edges`.
+        path: arrays (.npz, .npy, .safetensors), or a folder of them, whose names say what they are,
+            as layer_0_q; or a Parquet or CSV table of edges.
+        tokens: as of `headloom.from_weights`; or a file: a JSON list of texts or ids, or a text
+            with one on each line. None: those of the arrays.
+        mask: "causal", "all", or "window:N" for a causal window of N keys; not needed for weights.
+        layout: "HND": (heads, positions, depth); "NHD": (positions, heads, depth).
+        strongest: whether the edges are the strongest of each row, which has others.
+        keep: edges kept of each query.
+        save, overwrite: a folder to write the trace to; whether to replace one that is there.
 
-    Returns: what is said of it, with the arrays that were left out.
+    Returns: the trace; ``trace.model["left_out"]`` names the arrays that are none of a layer.
 
     Raises: InputError, DataError: files that are missing, damaged, or not what they should be.
     """
-    check_output(output, overwrite)
+    path = Path(path)
+    if save is not None:
+        check_output(Path(save), overwrite)
     if not is_there(path, "file of arrays"):
         raise DataError(f"{path}: no such file or folder. Check the path.")
     edges = path.suffix.lower() in EDGE_SUFFIXES
@@ -67,16 +73,11 @@ def import_files(
     if mask is None and "weights" not in roles:
         raise InputError(
             f"import: {'edges' if edges else 'queries and keys'} do not say who may look at whom. "
-            "Give --mask causal for a decoder, as a language model is, or --mask all."
+            "Give the mask: causal for a decoder, as a language model is, or all."
         )
-    named = _read_tokens(tokens) if tokens else ids[0] if ids else None
+    named = _read_tokens(Path(tokens)) if isinstance(tokens, str | Path) else tokens
+    named = ids[0] if named is None and ids else named
     shown, model = _mask(mask), path.stem or str(path)
-    if edges:
-        trace = from_edges(
-            read_edges(path), mask=shown, tokens=named, strongest=strongest, model=model,
-            save=output, overwrite=overwrite,
-        )  # fmt: skip
-        return report_of(trace, output)
     # One array without a name of its layer may be a stack of them all.
     whole = list(layers) == [""]
     names = None if whole else list(layers)
@@ -85,25 +86,26 @@ def import_files(
         own = [arrays[layer[role]] for layer in layers.values()]
         return own[0] if whole else own
 
-    if "weights" in roles:
+    if edges:
+        made = from_edges(
+            read_edges(path), mask=shown, tokens=named, strongest=strongest, model=model,
+            save=save, overwrite=overwrite,
+        )  # fmt: skip
+    elif "weights" in roles:
         made = from_weights(
-            stack("weights"), mask=shown, tokens=named, names=names, model=model, keep=Top(keep),
-            save=output, overwrite=overwrite,
+            stack("weights"), mask=shown, tokens=named, names=names, model=model, keep=keep,
+            save=save, overwrite=overwrite,
         )  # fmt: skip
     else:
         made = from_queries_keys(
             stack("queries"), stack("keys"), stack("values") if "values" in roles else None,
-            mask=shown, layout=layout, tokens=named, names=names, model=model, keep=Top(keep),
-            save=output, overwrite=overwrite,
+            mask=shown, layout=layout, tokens=named, names=names, model=model, keep=keep,
+            save=save, overwrite=overwrite,
         )  # fmt: skip
-    assert isinstance(made, TraceData)  # a batch cannot be saved
-    report = report_of(made, output)
+    if isinstance(made, list):
+        raise InputError(f"import: {path} holds a batch of {len(made)} inputs. Give one.")
     left = sorted(arrays.keys() - {name for layer in layers.values() for name in layer.values()})
-    lines = list(report.lines)
-    if left:
-        some = ", ".join(left[:5]) + ", ..." * (len(left) > 5)
-        lines.insert(-1, f"left out: {len(left)} arrays, which are not queries or keys: {some}")
-    return Report(lines, {**report.content, "left_out": left})
+    return replace(made, model={**made.model, "left_out": left}) if left else made
 
 
 def _mask(mask: str | None) -> Mask | None:
@@ -111,7 +113,7 @@ def _mask(mask: str | None) -> Mask | None:
     if kind == "window" and keys.isdecimal() and int(keys) > 0:
         return window(int(keys) - 1, 0)
     if mask not in (None, "causal", "all"):
-        raise InputError(f"--mask {mask}: expected causal, all, or window:N for the last N keys.")
+        raise InputError(f"mask {mask}: expected causal, all, or window:N for the last N keys.")
     return causal() if kind == "causal" else None
 
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
-from headloom.api.questions import Inputs, Measure, Pairs, Prediction, Progress
+from headloom.api.questions import (
+    Inputs,
+    Measure,
+    Pairs,
+    Prediction,
+    Progress,
+    check_output,
+    check_text,
+    tell_unknown,
+)
 from headloom.api.trace import Trace
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping
+from headloom.formats.images import open_image
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
@@ -52,9 +62,10 @@ class Model:
 
     def trace(
         self,
-        inputs: Inputs | Tensor | Sequence[str],
+        inputs: Inputs | Tensor | Sequence[str] | None = None,
         *,
         target: str | None = None,
+        image: Path | str | Image | None = None,
         generate: int | Mapping[str, Any] | None = None,
         keep: KeepLike = 32,
         layers: Sequence[int | str] | None = None,
@@ -65,6 +76,7 @@ class Model:
         queries_keys: bool = True,
         dtype: torch.dtype | None = None,
         received: bool | LastQueries = False,
+        progress: Progress | None = None,
     ) -> Trace | list[Trace]:
         """Run the model once and keep the attention graph of every layer.
 
@@ -84,9 +96,11 @@ class Model:
                 (the model's first argument), or a tensor for each argument: {"source": ids,
                 "target": ids}. Of any other module: whatever it takes, the first arguments in a
                 tuple, or all by their names. Of a model of Transformers also what its tokenizer
-                or processor gives.
+                or processor gives. None: the image alone; or of a run on a graph its own.
             target: the text that an encoder-decoder writes after a text; None: of a run, its own
                 translation.
+            image: a picture, or its PNG, JPEG or FILE.npz:NUMBER, which the model sees; perhaps
+                beside a text.
             generate: how many tokens the model is to write after the inputs, each the likeliest,
                 with a cache; each adds its row to one trace. For a model of Transformers also a
                 dict, the options of its `generate`. None: it reads and writes nothing.
@@ -109,6 +123,7 @@ class Model:
                 ``trace.layers[i].graph.received`` and ``received_most``; ``LastQueries(n)``:
                 ``received_last`` as well, of the last n queries without padding. None in a layer
                 whose queries and keys are not known.
+            progress: told the path and the number of each layer that is done, of how many.
 
         Returns: a Trace; for several texts, or a batch of inputs, a list with a Trace for each.
 
@@ -118,8 +133,17 @@ class Model:
             VerificationError: the model does not compute with headloom what it computes without.
             DataError: the folder exists, or cannot be written.
         """
+        if save is not None:
+            check_output(Path(save), overwrite)
+        model, description = self, None
+        if image is not None:
+            if isinstance(image, str | Path):
+                description, image = {"image": str(image)}, open_image(Path(image))
+            if not isinstance(inputs, str | None):
+                raise InputError("trace: beside an image the inputs are a text, or none.")
+            model, inputs = self._image_inputs(image, inputs)
         options = TraceOptions(
-            self.tokenizer if tokenizer is None else tokenizer,
+            model.tokenizer if tokenizer is None else tokenizer,
             as_keep("trace", keep),
             queries_keys, layers, save, dtype, overwrite, verify, received=received,
         )  # fmt: skip
@@ -128,12 +152,17 @@ class Model:
             raise InputError("trace: save= takes one text. Trace several in a loop, or without it.")
         traces: list[Trace] = []
         read: Any
-        for read in inputs if several else [inputs]:
+        for read in cast(list[Any], inputs if several else [inputs]):
+            text = read + (target or "") if isinstance(read, str) else ""
             if isinstance(read, str):
+                check_text(read)
                 read = self._inputs(read, target, generates=generate is not None)
             elif target is not None:
                 raise InputError("trace: target= goes with a text; give ids as {name: ids}.")
-            made = self._traced(read, options, generate)
+            made = model._traced(
+                read, options, generate, description=description, progress=progress
+            )
+            tell_unknown("the text", self._unknown_parts(text) if text else ())
             traces += map(Trace.of, made if isinstance(made, list) else [made])
         return traces[0] if len(traces) == 1 and not several else traces
 
@@ -190,11 +219,13 @@ class Model:
         progress: Progress | None = None,
         verification: JsonMapping | None = None,
     ) -> TraceData | list[TraceData]:
-        """Trace the model on inputs.
+        """Trace the model on inputs; None: a run on its graph.
 
         description: entries that the trace adds to its description of the model.
         verification: what the trace says of it; None: the model is verified on these inputs.
         """
+        if inputs is None:
+            raise InputError("trace: give what the model reads: a text, an image or tensors.")
         return trace_as(
             self._body if generate is None else self.module, inputs, options, generate,
             verification=verification, about=description,

@@ -19,6 +19,7 @@ from headloom.api.huggingface_model import (
 from headloom.api.onnx_model import logits_of_onnx, write_onnx
 from headloom.errors import InputError, VerificationError
 from headloom.formats.folders import atomic_folder
+from headloom.formats.verification import outward
 from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
@@ -47,29 +48,23 @@ class ExportedModel:
     numbers: str
     difference: float
 
+    def __str__(self) -> str:
+        within = outward(self.difference, ".1e", upper=True)
+        return (
+            f"{self.folder}\n{self.kind}: {self.numbers} within {within} of the run's.\n"
+            f"Open it in Python: {self.loading}"
+        )
+
 
 def export_model(
     path: Path, folder: Path, to: Literal["huggingface", "ctranslate2", "onnx"]
 ) -> ExportedModel:
-    """Write a run's best weights as a folder that another program opens.
-
-    What was written is opened by that program, and its numbers on random tokens are compared with
-    the run's, before the folder gets its name.
-
-    Args:
-        path: of the run.
-        folder: to write; must not exist.
-        to: Transformers, as an architecture of its own (headloom.models.huggingface),
-            CTranslate2, or files that ONNX Runtime opens.
-
-    Raises: InputError: that program cannot compute the model; DataError: no run, or the folder
-        exists; VerificationError: numbers differ.
-    """
+    """Write a run's best weights as a folder that another program opens: see `headloom.export`."""
     run = open_run(path)
     if isinstance(run.data.vocabulary, PretrainedVocabulary) and to != "huggingface":
         raise InputError(
             f"{path}: this run began from a folder of Transformers, and is written as such a one "
-            "alone. Give --to huggingface."
+            "alone. Give to huggingface."
         )
     with atomic_folder(folder) as new:
         if to == "onnx":

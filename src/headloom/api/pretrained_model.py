@@ -71,16 +71,14 @@ class PretrainedModel(Model):
         """See Model. The text itself; of an encoder-decoder its ids and those of the target."""
         kind = self._config.model_type
         if target is not None and (generates or not self._is_pair):
-            why = (
-                "writes its own, by --generate" if generates else "reads one text and has no target"
-            )
-            raise InputError(f"--target: a {kind} {why}. Leave it out.")
+            why = "writes its own, by generate" if generates else "reads one text and has no target"
+            raise InputError(f"target: a {kind} {why}. Leave it out.")
         if generates or not self._is_pair:
             return text
         if target is None:
             raise InputError(
-                f"a {kind} reads a source and writes a target: give its text as --target, or let "
-                "the model write it, as with --generate 40."
+                f"a {kind} reads a source and writes a target: give its text as the target, or let "
+                "the model write it, as with generate 40."
             )
         start = getattr(self._config, "decoder_start_token_id", None)
         ids = [] if start is None else [start]
@@ -96,7 +94,7 @@ class PretrainedModel(Model):
             raise InputError(f"a {kind} reads no images (pixel_values). Give it a --text.")
         if ("input_ids" in takes) != (text is not None):
             needs = "reads a text too: give it" if text is None else "reads no text: leave it out"
-            raise InputError(f"--text: a {kind} {needs}.")
+            raise InputError(f"text: a {kind} {needs}.")
         names: Any = None
         try:
             with without_output(library):
@@ -158,17 +156,15 @@ class PretrainedModel(Model):
         """See Model. Special tokens and offsets are those of each window."""
         if self._is_pair:
             kind = self._config.model_type
-            raise InputError(f"--window: a {kind} writes a target for the whole source.")
+            raise InputError(f"window: a {kind} writes a target for the whole source.")
         if not getattr(self._words, "is_fast", False):
-            raise InputError(
-                "--window needs a tokenizer of the tokenizers library (tokenizer.json)."
-            )
+            raise InputError("window needs a tokenizer of the tokenizers library (tokenizer.json).")
         limit = token_limit(self.module)
         special = len(self._words("", verbose=False)["input_ids"])
         shared = (window - special) // 4
         if window > (limit or window) or window - special - shared < 1:
             raise InputError(
-                f"--window {window}: give one of {special + 1} to {limit or 'any'}: "
+                f"window {window}: give one of {special + 1} to {limit or 'any'}: "
                 f"{type(self.module).__name__} reads no more, and {special} are special tokens."
             )
         check_text(text)

@@ -77,7 +77,7 @@ def results(
         do = work.start(model)
         yield from ((title, do((title, text))) for title, text in tasks.items())
     elif not 0 < int(workers[:4]) <= 256:
-        raise InputError(f"--workers {workers}: expected 1 to 256 processes.")
+        raise InputError(f"workers {workers}: expected 1 to 256 processes.")
     else:
         yield from _by_processes(work, tasks, int(workers))
 
@@ -133,7 +133,7 @@ def _end_with_parent() -> None:
 
 def _by_ray(work: TracingWork, tasks: Mapping[str, str], address: str) -> Iterator[Result]:
     """By processes of a Ray cluster. Ray places them, and begins again what dies with one."""
-    with optional_package("--workers", installing("ray")):
+    with optional_package("workers", installing("ray")):
         if find_spec("ray") is None:
             raise ModuleNotFoundError(name="ray")
     with _cluster(address) as ray:
@@ -218,7 +218,7 @@ def _check_answers(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not (port.isascii() and port.isdigit()):
         raise InputError(
-            f"--workers {address}: expected a number of processes of this machine; or a Ray "
+            f"workers {address}: expected a number of processes of this machine; or a Ray "
             "cluster: HOST:PORT of its head, as 10.0.0.1:6379, auto, or local."
         )
     try:

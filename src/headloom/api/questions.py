@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from headloom.errors import InputError
-from headloom.formats.files import JsonObject
+from headloom.errors import DataError, InputError
+from headloom.formats.files import NOT_WRITABLE, JsonObject, disk_errors
 from headloom.formats.tokens import visible
+from headloom.formats.trace_writer import not_a_trace
 
 if TYPE_CHECKING:
     from headloom.analysis.alignment.words import WordParts
@@ -27,40 +30,14 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class TraceChoices:
-    """How a text is traced.
+    """How the texts of a corpus are traced; see `headloom.trace`."""
 
-    target: the text that an encoder-decoder writes; None: a run's own translation.
-    generate: how many tokens the model writes; None: it only reads.
-    keep: edges kept of each query.
-    layers: numbers and paths with a comma between them; None: all.
-    queries_keys: whether to keep queries and keys.
-    overwrite: replace a trace that is there, and nothing else.
-    verify: how much of the text is read without headloom too: see `headloom.trace`.
-    """
-
-    target: str | None = None
     generate: int | None = None
     keep: int = 32
-    layers: str | None = None
-    queries_keys: bool = True
-    overwrite: bool = False
+    layers: tuple[int | str, ...] | None = None
     verify: Verify = None
 
-    @property
-    def chosen_layers(self) -> list[int | str] | None:
-        """The layers, as numbers and paths.
-
-        >>> TraceChoices(layers="0, *cross*").chosen_layers
-        [0, '*cross*']
-        """
-        if self.layers is None:
-            return None
-        names = [name.strip() for name in self.layers.split(",") if name.strip()]
-        if not names:
-            raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
-        return [int(name) if name.isascii() and name.isdigit() else name for name in names]
-
-    def as_asked(self, tokenizer: object, save: Path | None = None) -> TraceOptions:
+    def as_asked(self, tokenizer: object, save: Path) -> TraceOptions:
         """The options as `headloom.trace` takes them.
 
         tokenizer: who names the ids. save: the folder to write to while the model runs.
@@ -68,16 +45,15 @@ class TraceChoices:
         from headloom.mechanism.graph import Top
         from headloom.tracing.options import TraceOptions
 
-        return TraceOptions(
-            tokenizer, Top(self.keep), self.queries_keys, self.chosen_layers, save,
-            overwrite=self.overwrite, verify=self.verify,
-        )  # fmt: skip
+        layers = self.layers and list(self.layers)
+        return TraceOptions(tokenizer, Top(self.keep), layers=layers, save=save, verify=self.verify)
 
     @property
     def decisive(self) -> JsonObject:
-        """The options that a trace depends on."""
-        every = asdict(self)
-        return {name: every[name] for name in every if name not in ("overwrite", "verify")}
+        """The options that a trace depends on, as the list of a corpus has them."""
+        layers = self.layers and ",".join(map(str, self.layers))
+        fixed = {"target": None, "queries_keys": True}
+        return {**fixed, "generate": self.generate, "keep": self.keep, "layers": layers}
 
 
 @dataclass(frozen=True)
@@ -146,6 +122,19 @@ def check_text(text: str | Sequence[int]) -> None:
     """Raises: InputError: a text, or what its ids are, is empty, or of spaces alone."""
     if not (text.strip() if isinstance(text, str) else text):
         raise InputError("the text is empty; give at least one character that is no space.")
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Raise a DataError where a trace cannot be written, before the model runs."""
+    with disk_errors(output, NOT_WRITABLE):
+        parent = Path(os.path.realpath(output)).parent
+        tempfile.TemporaryFile(dir=parent).close()
+    if output.exists():
+        problem = not_a_trace(output)
+        if problem:
+            raise DataError(f"{output} is not overwritten: {problem}. Choose another name.")
+        if not overwrite:
+            raise DataError(f"{output} exists already. Choose another name, or give overwrite.")
 
 
 def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:

@@ -29,13 +29,16 @@ from headloom.formats.trace import TraceData
 from headloom.models.classifier import Classifier
 from headloom.models.images import ImageClassifier
 from headloom.models.transformer import Transformer
+from headloom.tracing.capture import trace_nodes
 from headloom.tracing.names import token_names
 from headloom.tracing.options import TraceOptions
 from headloom.training.batches import Batch, padded
 from headloom.training.data import classes_of
 from headloom.training.inference import TrainedRun, open_run
+from headloom.training.sections import NodesConfig
 from headloom.training.tasks.images import normalised, shape_of
 from headloom.training.tasks.labels import longest_text, text_ids
+from headloom.training.tasks.nodes import NodesTask
 from headloom.training.text import Vocabulary
 from headloom.training.translation import Search, translate
 from headloom.training.validation import mean_loss
@@ -89,8 +92,10 @@ class RunModel(Model):
         self, text: str, target: str | None = None, *, generates: bool = False
     ) -> dict[str, Tensor]:
         """See Model. A translator without a target reads the translation that it writes itself."""
+        if isinstance(self._run.config.task, NodesConfig):
+            raise InputError(f"{self.path} reads its graph alone. Give it nothing else.")
         if generates and (self._run.translates or self._run.model.classifies_texts):
-            raise InputError(f"--generate: this run {self._run.model.purpose}. Leave it out.")
+            raise InputError(f"generate: this run {self._run.model.purpose}. Leave it out.")
         return self._ids(text, target)
 
     def _image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
@@ -142,8 +147,8 @@ class RunModel(Model):
         """See Model."""
         if self._run.translates or self._run.model.classifies_texts:
             raise InputError(
-                f"--window: {self.path} {self._run.model.purpose}, a whole text at once. "
-                "Give its texts a line each, as --corpus."
+                f"window: {self.path} {self._run.model.purpose}, a whole text at once. "
+                "Give its texts a line each, as a corpus."
             )
         ids, offsets = self._run.vocabulary.encode_with_offsets(text)
         check_text(ids)
@@ -164,7 +169,13 @@ class RunModel(Model):
         self, inputs: Any, options: TraceOptions, generate: int | Mapping[str, Any] | None = None,
         **known: Any,
     ) -> TraceData | list[TraceData]:  # fmt: skip
-        """See Model. Windows of a text keep their offsets in it."""
+        """See Model. Windows of a text keep their offsets in it; a graph is traced whole."""
+        task = self._run.task() if inputs is None else None
+        if isinstance(task, NodesTask):
+            whole = trace_nodes(self.module, task.inputs(), task.names)
+            if options.save is not None:
+                whole.save(options.save, overwrite=options.overwrite)
+            return whole
         if not isinstance(inputs, Mapping) or "offset_mapping" not in inputs:
             return super()._traced(inputs, options, generate, **known)
         made = super()._traced(
@@ -194,7 +205,7 @@ class RunModel(Model):
         if self._run.model.classifies_texts:
             if target is None:
                 raise InputError(
-                    "the loss of a text needs its label. Give it as --target, or ask for a --logit."
+                    "the loss of a text needs its label. Give it as the target, or ask for a logit."
                 )
             ids = self._ids(text, None)
             return Batch(ids, torch.tensor([self._number("--target", target)]), 1)
@@ -243,7 +254,7 @@ class RunModel(Model):
         words = self._run.vocabulary
         classifies = self._run.model.classifies_texts
         if target is not None and not self._run.translates:
-            raise InputError(f"--target: this run {self._run.model.purpose}. Leave it out.")
+            raise InputError(f"target: this run {self._run.model.purpose}. Leave it out.")
         ids = [] if classifies else words.encode(text)
         check_text(text if classifies else ids)
         if classifies:

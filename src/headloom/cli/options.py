@@ -216,6 +216,30 @@ def given_text(text: str | None, file: Path | None) -> str | None:
     return text
 
 
+def is_image(path: Path) -> bool:
+    """Whether a file that a model is to read is a picture, by its name.
+
+    >>> is_image(Path("dog.png")), is_image(Path("far/test.npz:4")), is_image(Path("dog.txt"))
+    (True, True, False)
+    """
+    suffix = path.suffix.lower().partition(":")[0]
+    return suffix in (".png", ".jpg", ".jpeg", ".npz")
+
+
+def several(names: str | None) -> list[int | str] | None:
+    """Layers with a comma between them, as numbers and paths.
+
+    >>> several("0, *cross*")
+    [0, '*cross*']
+    """
+    if names is None:
+        return None
+    parts = [name.strip() for name in names.split(",") if name.strip()]
+    if not parts:
+        raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
+    return [int(name) if name.isascii() and name.isdigit() else name for name in parts]
+
+
 def input_lines(file: Path | None = None) -> Iterator[str]:
     """The lines of a file, also .gz, or of standard input, as they come.
 

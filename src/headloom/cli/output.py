@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO, cast
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console
 
+    from headloom.formats.trace import TraceData
     from headloom.studio.steps.steps import Line
 
 
@@ -363,3 +365,38 @@ def changed_edges(edges: pandas.DataFrame) -> pandas.DataFrame:
         pairs = zip(edges[end], edges[f"other_{end}"], strict=True)
         both[end] = [a if a == b else f"{visible(a)}/{visible(b)}" for a, b in pairs]
     return both
+
+
+def print_trace(
+    trace: TraceData,
+    output: Path,
+    as_json: bool,
+    left_out: Sequence[str] | None = None,
+    unit: str = "tokens",
+) -> None:
+    """Say what was traced: tokens, layers and verification.
+
+    left_out: arrays that are no layer's; None: there were no arrays. unit: of its positions.
+    """
+    from headloom.formats.tokens import shown, visible
+    from headloom.formats.verification import in_words
+
+    for name, tokens in trace.sequences.items():
+        first = " ".join(map(visible, shown(tokens)[:50])) + (" ..." if len(tokens) > 50 else "")
+        say(f"{name}: {len(tokens)} {unit}: {first}")
+    if left_out:
+        some = ", ".join(left_out[:5]) + ", ..." * (len(left_out) > 5)
+        say(f"left out: {len(left_out)} arrays, which are not queries or keys: {some}")
+    verified = "" if trace.deviation is None else f" Deviation: {trace.deviation:.1e}."
+    if trace.verification is not None:
+        verified += f" {in_words(trace.verification).capitalize()}."
+    count = len(trace.layers)
+    say(f"{count} attention layer{'s' * (count != 1)}.{verified} Trace: {output}")
+    if as_json:
+        content = {
+            "trace": str(output), "layers": count,
+            "quantization": trace.model.get("quantization"), "deviation": trace.deviation,
+            "verification": trace.verification,
+            "sequences": {name: list(tokens) for name, tokens in trace.sequences.items()},
+        }  # fmt: skip
+        print_json(content | ({} if left_out is None else {"left_out": list(left_out)}))

@@ -1,13 +1,13 @@
 """`headloom export`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json, working
-from headloom.errors import InputError
 
 Page = Annotated[
     Path | None, typer.Option("--html", help="One self-contained page, which works offline.")
@@ -46,31 +46,17 @@ def export(
     output: option.ModelOutput = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Write a trace as a page, a picture, a table or a graph; or a run for another program."""
-    if to is None and output is None:
-        from headloom.api.export import export_trace
-
-        with working("writing"):
-            files = export_trace(
-                path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,
-                head=head,
-            )  # fmt: skip
-        print(*files, sep="\n")
-        if as_json:
-            print_json({"trace": str(path), "files": [str(file) for file in files]})
-        return
-    if to is None or output is None or any((html, picture, parquet, graphml)):
-        raise InputError(
-            "export: a model is written by --to and --output alone, a trace by --html, --picture, "
-            "--parquet or --graphml. Give one kind."
-        )
-    from headloom.api.model_export import export_model
-    from headloom.formats.verification import outward
-
-    with working("writing, and comparing its numbers with the run's"):
-        written = export_model(path, output, to.value)
-    print(written.folder)
-    within = outward(written.difference, ".1e", upper=True)
-    print(f"{written.kind}: {written.numbers} within {within} of the run's.")
-    print(f"Open it in Python: {written.loading}")
+    asked: dict[str, Any] = {"to": to and to.value, "output": output}
+    with working("writing"):
+        written: Any = headloom.export(
+            path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,
+            head=head, **asked,
+        )  # fmt: skip
+    if to is None:
+        print(*written, sep="\n")
+        content = {"trace": str(path), "files": [str(file) for file in written]}
+    else:
+        print(written)
+        content = {"run": str(path), **vars(written)}
     if as_json:
-        print_json({"run": str(path), **vars(written)})
+        print_json(content)

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_json, say, working
+from headloom.cli.output import print_trace, working
 
 ArrayFile = Annotated[
     Path,
@@ -44,14 +45,9 @@ def import_(
     overwrite: option.Overwrite = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Make a trace of queries and keys, weights or edges that other programs saved."""
-    from headloom.api.importing import import_files
-
     with working("making the trace"):
-        report = import_files(
-            path, output, tokens=tokens, mask=mask, layout=layout, strongest=strongest, keep=keep,
-            overwrite=overwrite,
+        made = headloom.from_files(
+            path, tokens=tokens, mask=mask, layout=layout, strongest=strongest, keep=keep,
+            save=output, overwrite=overwrite,
         )  # fmt: skip
-    for line in report.lines:
-        say(line)
-    if as_json:
-        print_json(report.content)
+    print_trace(made, output, as_json, left_out=made.model.get("left_out", []))

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_json, progress_bar, say
+from headloom.cli.output import print_json, print_trace, progress_bar, say
 from headloom.errors import InputError
 
 Output = Annotated[
@@ -58,6 +59,8 @@ Workers = Annotated[
         "a Ray cluster that does the work; or auto; or local, a cluster of this machine.",
     ),
 ]
+#: What is told of a corpus as JSON.
+TOLD = ("traced", "there", "empty", "failed")
 
 
 def trace(
@@ -67,18 +70,31 @@ def trace(
     overwrite: option.Overwrite = False, workers: Workers = "1", as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Run a model on a text, and keep the attention graph of every layer."""
-    from headloom.api.questions import TraceChoices
-    from headloom.api.tracing import TraceRequest, is_image, run_trace
-
-    options = TraceChoices(target, generate, keep, layers, overwrite=overwrite)
-    image = file if file is not None and is_image(file) else None
-    read = option.given_text(text, None if image else file)
-    request = TraceRequest(model, output, read, image, window, corpus, workers)
+    image = file if file is not None and option.is_image(file) else None
+    read, chosen = option.given_text(text, None if image else file), option.several(layers)
+    if corpus is not None or window is not None:
+        if image is not None or target is not None:
+            raise InputError("--corpus and --window read texts alone: leave out the others.")
+        with progress_bar("opening the model") as show:
+            done = headloom.trace_corpus(
+                model, corpus, output=output, text=read, window=window, generate=generate,
+                keep=keep, layers=chosen, workers=workers, progress=show,
+            )  # fmt: skip
+        say(str(done))
+        if as_json:
+            print_json({"folder": str(output), **{name: getattr(done, name) for name in TOLD}})
+        if done.problem:
+            raise InputError(done.problem)
+        return
     with progress_bar("opening the model") as show:
-        report = run_trace(request, options, show)
-    for line in report.lines:
-        say(line)
-    if as_json:
-        print_json(report.content)
-    if report.failed:
-        raise InputError(report.failed)
+
+        def told(path: str, number: int, total: int | None) -> None:
+            show(number + 1, total, f"layer {path}" if generate is None else "tokens read")
+
+        made = headloom.trace(
+            model, read, target=target, image=image, generate=generate, keep=keep, layers=chosen,
+            save=output, overwrite=overwrite, progress=told,
+        )  # fmt: skip
+    of_graph = read is None and image is None
+    one = made[0] if isinstance(made, list) else made
+    print_trace(one, output, as_json, unit="nodes" if of_graph else "tokens")

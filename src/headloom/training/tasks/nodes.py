@@ -204,6 +204,15 @@ class NodesTask(Task):
         """See Task.validation."""
         return [self._batch("valid", self.inputs())]
 
+    @property
+    def names(self) -> list[str]:
+        """The nodes with their classes where these are known, as "35:theory"."""
+        labels = zip(self.data.names, self.data.labels.tolist(), strict=True)
+        return [
+            name if label == UNKNOWN else f"{name}:{self.data.classes[label]}"
+            for name, label in labels
+        ]
+
     def inputs(self) -> dict[str, Tensor]:
         """What the model reads: the whole graph."""
         return {"features": self.data.features, "edge_index": self.data.edge_index}
