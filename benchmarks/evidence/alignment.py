@@ -36,7 +36,7 @@ from headloom.analysis.alignment.align import AlignmentOptions, align_words
 from headloom.analysis.alignment.links import ErrorRate, alignment_error_rate
 from headloom.analysis.alignment.words import STEPS, WordWeights
 from headloom.api.opening import open_model
-from headloom.api.word_alignment import word_weights_of
+from headloom.api.word_weights import word_weights_of
 from headloom.errors import InputError
 from headloom.formats.pharaoh import GoldLinks
 

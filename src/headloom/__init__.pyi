@@ -22,12 +22,11 @@ from .api.doctor import doctor as doctor
 from .api.export import export as export
 from .api.heads import heads as heads
 from .api.importing import from_files as from_files
-from .api.loaded_model import LoadedModel as LoadedModel
-from .api.loaded_model import from_huggingface as from_huggingface
 from .api.measures import measure as measure
 from .api.model import Model as Model
 from .api.opening import load as load
 from .api.opening import open as open
+from .api.opening import predict as predict
 from .api.opening import trace as trace
 from .api.run import Run as Run
 from .api.steps import steps as steps

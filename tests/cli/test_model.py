@@ -75,3 +75,70 @@ def test_a_wrong_call_names_the_right_one(call: Any, message: str, tmp_path: Pat
     headloom.from_weights(torch.ones(1, 1, 1, 1)).save(tmp_path / "t.loom")
     with pytest.raises(headloom.HeadloomError, match=message):
         call(tmp_path)
+
+
+def saved_transformers(kind: str, folder: Path, words: list[str], **settings: Any) -> Path:
+    """A random model of Transformers beside the tokenizer of `words`."""
+    import transformers
+
+    config = getattr(transformers, kind).config_class(vocab_size=len(words), **settings)
+    torch.manual_seed(2)
+    getattr(transformers, kind)(config).eval().save_pretrained(folder)
+    return folder
+
+
+def test_a_translator_and_a_classifier_of_transformers(words: list[str], tmp_path: Path) -> None:
+    """By their own generate, and the softmax of their logits; in a file, line by line."""
+    settings = {
+        "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8,
+        "decoder_ffn_dim": 8, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "max_position_embeddings": 24, "pad_token_id": 0, "eos_token_id": 3,
+        "decoder_start_token_id": 0, "forced_eos_token_id": None,
+    }  # fmt: skip
+    model = headloom.load(saved_transformers("MarianMTModel", tmp_path, words, **settings))
+    ids = model.tokenizer("a b c", return_tensors="pt")
+    own = model.module.generate(**ids, num_beams=3, max_new_tokens=23, do_sample=False)
+    text = model.tokenizer.decode(own[0], skip_special_tokens=True)
+    assert text and model.translate("a b c", beam=3) == text
+    lines = ["a b c", "", "d"]
+    both = model.translate(lines, beam=3)
+    assert both[:2] == [text, ""] and list(model.predict(iter(lines), beam=3)) == both
+    best = model.predict(lines, beam=3, n_best=2, described=True)[0]
+    assert best["hypotheses"][0] == {"text": text} and len(best["hypotheses"]) == 2
+    with pytest.raises(headloom.InputError, match=r"does not continue text; use \.translate\("):
+        model.generate("a")
+
+    settings = {
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+        "id2label": {0: "dull", 1: "witty"}, "label2id": {"dull": 0, "witty": 1},
+    }  # fmt: skip
+    kind = "BertForSequenceClassification"
+    model = headloom.load(saved_transformers(kind, tmp_path, words, **settings))
+    shares = (
+        model.module(**model.tokenizer("a b", return_tensors="pt")).logits[0].softmax(-1).detach()
+    )
+    table = model.classify(["a b", " "])
+    assert list(table.columns) == ["text", "label", "probability", "probabilities"]
+    assert table["label"][0] == ["dull", "witty"][int(shares.argmax())]
+    assert table["label"].isna().tolist() == [False, True]
+    assert table["probability"][0] == pytest.approx(float(shares.max()))
+    one = model.predict("a b")
+    assert dict(one) == pytest.approx({"dull": float(shares[0]), "witty": float(shares[1])})
+    assert one.label == table["label"][0]
+
+
+def test_a_run_predicts(runs: Path) -> None:
+    model = headloom.load(runs / "dates")
+    texts = ["May 3, 1999", "1. Mai 2001"]
+    assert model.translate(texts) == [model.translate(text) for text in texts]
+    model = headloom.load(runs / "language")
+    assert model.generate("the c", max_new_tokens=3).startswith("the c")
+    for keyword, hint in (
+        ("output_attentions", "trace\\(prompt, generate=8\\)"),
+        ("max_lenght", "max_new_tokens"),
+        ("do_sample", "temperature=0"),
+    ):
+        with pytest.raises(TypeError, match=hint):
+            model.generate("the c", **{keyword: True})
+    with pytest.raises(headloom.InputError, match="predicts nothing from text"):
+        headloom.load("minilm").predict("a")

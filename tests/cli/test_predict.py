@@ -13,7 +13,6 @@ import torch
 from tests.cli.conftest import Command, ran, searched, traces_in
 
 import headloom
-from headloom.api.predict import PredictOptions, predict
 from headloom.formats.pharaoh import GoldLinks
 from headloom.models.dense import current_products
 from headloom.models.transformer import Transformer
@@ -153,28 +152,40 @@ def traced_weights(run: TrainedRun, text: str, written: list[int]) -> torch.Tens
 
 
 def test_texts_are_continued(headloom_process: Command, runs: Path) -> None:
-    command = ("predict", runs / "language", "--length", 12)
+    command = ("predict", runs / "language", "--max-new-tokens", 12)
     first = headloom_process(*command, stdin=b"the c\nthe d\n")
     run = open_run(runs / "language")
     texts = [prompt + generate_text(run, prompt, length=12) for prompt in ("the c", "the d")]
     assert first.out.splitlines() == texts
     (one,) = objects(headloom_process(*command, "--json", stdin=b"the c\n").out)
     assert one["prompt"] == "the c" and "the c" + one["text"] == texts[0]
-    drawn = [PredictOptions(length=12, seed=seed) for seed in range(5)]
-    cold = [PredictOptions(length=12, seed=seed, temperature=0) for seed in range(3)]
+    model = headloom.load(runs / "language")
+    drawn = {model.generate("the c", max_new_tokens=12, seed=seed) for seed in range(5)}
+    assert len(drawn) > 1
     # A nucleus of one token is the likeliest.
-    cold += [PredictOptions(length=12, seed=seed, top_p=1e-9) for seed in range(3)]
-    written = [next(predict(str(runs / "language"), ["the c"], each)).line for each in drawn + cold]
-    assert len(set(written[:5])) > 1 and len(set(written[5:])) == 1
+    cold = {
+        model.generate("the c", max_new_tokens=12, seed=seed, **how)
+        for seed in range(3)
+        for how in ({"temperature": 0}, {"top_p": 1e-9})
+    }
+    assert len(cold) == 1
 
 
 def test_a_folder_of_transformers_continues(
     headloom_main: Command, writer: Path, file: Path
 ) -> None:
     file.write_text("a b\n")
-    command = ("predict", writer, "--file", file, "--length", 4, "--temperature", 0)
-    expected = headloom.from_huggingface(writer).generate("a b", length=4, temperature=0)
-    assert headloom_main(*command).out == f"a b{expected}\n"
+    command = ("predict", writer, "--file", file, "--max-new-tokens", 4, "--temperature", 0)
+    model = headloom.load(writer)
+    ids = model.tokenizer("a b", return_tensors="pt")["input_ids"]
+    for _ in range(4):
+        with torch.no_grad():
+            ids = torch.cat((ids, model.module(ids).logits[:, -1:].argmax(-1)), 1)
+    expected = model.tokenizer.decode(ids[0], skip_special_tokens=True)
+    assert headloom_main(*command).out == f"{expected}\n"
+    assert model.generate("a b", max_new_tokens=4, temperature=0) == expected
+    drawn = {model.generate("a b", max_new_tokens=4, seed=seed) for seed in (1, 1, 2, 3)}
+    assert 1 < len(drawn) < 4
 
 
 @pytest.mark.parametrize(
@@ -225,10 +236,10 @@ def test_products_are_chosen(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return step(model, tokens, state)
 
     monkeypatch.setattr(Transformer, "step", watched)
-    for options in (PredictOptions(products="bfloat16"), PredictOptions()):
+    for products in ("bfloat16", "float32"):
         seen.clear()
-        assert len(list(predict(str(runs / "dates"), TEXTS, options))) == len(TEXTS)
-        assert seen == {options.products}
+        assert len(headloom.predict(runs / "dates", TEXTS, products=products)) == len(TEXTS)
+        assert seen == {products}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
+from headloom.api.predict import Kind, PredictOptions, cannot, predictions, table_of
 from headloom.api.questions import (
     Inputs,
     Measure,
@@ -20,18 +21,33 @@ from headloom.api.questions import (
     tell_unknown,
 )
 from headloom.api.trace import Trace
-from headloom.errors import InputError
-from headloom.formats.files import JsonMapping
+from headloom.errors import InputError, no_keyword
+from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.images import open_image
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
+from headloom.models.dense import Products
 from headloom.tracing.capture import trace_as
 from headloom.tracing.capture import verify as verify_model
 from headloom.tracing.options import TraceOptions, Verify
+from headloom.training.inference import Prediction as LabelPrediction
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+#: Keywords of other libraries' `generate`, and what to write here.
+_NOT_OF_GENERATE = {
+    **dict.fromkeys(
+        ("output_attentions", "return_attention", "return_attentions", "return_dict_in_generate"),
+        "model.trace(prompt, generate=8), which has the weights of each new token",
+    ),
+    "do_sample": "temperature=0 for the likeliest tokens, or a temperature to draw them",
+    **dict.fromkeys(("max_length", "length", "max_tokens", "num_tokens"), "max_new_tokens="),
+    "num_beams": "translate(lines, beam=5) of a translator",
+}
+_OF_GENERATE = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 
 
 class Model:
@@ -166,6 +182,95 @@ class Model:
             traces += map(Trace.of, made if isinstance(made, list) else [made])
         return traces[0] if len(traces) == 1 and not several else traces
 
+    def predict(
+        self,
+        lines: str | Iterable[str],
+        *,
+        beam: int = 5,
+        length_penalty: float | None = None,
+        n_best: int = 1,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 1,
+        products: Products = "float32",
+        described: bool = False,
+    ) -> Any:
+        """Translate, continue or classify texts, as the model does.
+
+        Args:
+            lines: a text, several, or an iterator, as a file: then each result is yielded in turn,
+                in memory that does not grow.
+            beam: of a translator, the hypotheses kept at every step; 1: greedy.
+            length_penalty: of a translator, how much long translations are preferred; None: the
+                run's, or the model's own.
+            n_best: translations of a line that are described.
+            max_new_tokens: of a language model, the tokens that are drawn, at most.
+            temperature: below 1: likelier tokens; above 1: rarer ones; 0: the likeliest.
+            top_k: draw among this many of the likeliest tokens only.
+            top_p: draw among the likeliest tokens that hold this share of the probability.
+            seed: of the draws.
+            products: of a run's linear maps: "float32", or "bfloat16", which is quicker where the
+                processor multiplies it.
+            described: give objects instead, as ``headloom predict --json`` prints them.
+
+        Returns: of a text, a text; a classifier gives a dict of the probabilities of its classes,
+        the likeliest first, with a ``label`` and its ``probability``. Of several texts a list; a
+        classifier gives a DataFrame with the columns text, label, probability, probabilities.
+
+        Raises: InputError: a model that predicts nothing from text, or a text that is too long.
+        """
+        options = PredictOptions(
+            beam, length_penalty, n_best, max_new_tokens, temperature, top_k, top_p, seed, products
+        )
+        if isinstance(lines, Iterator):
+            return predictions(self, lines, options, described)
+        texts = [lines] if isinstance(lines, str) else list(lines)
+        results = list(predictions(self, texts, options, described))
+        if isinstance(lines, str):
+            return results[0]
+        return results if described or self._predicts != "label" else table_of(texts, results)
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 1,
+        **others: object,
+    ) -> Any:
+        """Continue a text by a language model: the prompt, and what follows it; of several a list.
+
+        See `predict`. ``trace(prompt, generate=8)`` has the weights of each token that is written.
+        """
+        for name in (*_NOT_OF_GENERATE, *others):
+            if name in others:
+                raise no_keyword("generate", name, _OF_GENERATE, _NOT_OF_GENERATE)
+        if self._predicts != "text":
+            raise cannot(self, "text")
+        return self.predict(
+            prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
+            top_p=top_p, seed=seed,
+        )  # fmt: skip
+
+    def translate(
+        self, lines: str | Sequence[str], *, beam: int = 5, length_penalty: float | None = None
+    ) -> Any:
+        """Translate a text; of several a list. See `predict`."""
+        if self._predicts != "translation":
+            raise cannot(self, "translation")
+        return self.predict(lines, beam=beam, length_penalty=length_penalty)
+
+    def classify(self, texts: str | Sequence[str]) -> Any:
+        """Classify texts: a DataFrame; one text: its probabilities. See `predict`."""
+        if self._predicts != "label":
+            raise cannot(self, "label")
+        return self.predict(texts)
+
     # What the functions behind the verbs ask. A subclass answers what its model can.
 
     def _lacks(self, what: str) -> NoReturn:
@@ -231,6 +336,25 @@ class Model:
             verification=verification, about=description,
             progress=progress or (lambda path, number, expected: None),
         )  # fmt: skip
+
+    @property
+    def _predicts(self) -> Kind | None:
+        """What the model predicts from a text."""
+        return None
+
+    def _continuation(self, prompt: str, options: PredictOptions) -> str:
+        """What a language model writes after a prompt."""
+        raise cannot(self, "text")
+
+    def _translations(
+        self, lines: Iterator[str], options: PredictOptions, described: bool
+    ) -> Iterator[JsonObject]:
+        """Each line's "source" and "hypotheses", the best first, none of an empty line."""
+        raise cannot(self, "translation")
+
+    def _classes(self, texts: Sequence[str]) -> list[LabelPrediction | None]:
+        """The probabilities of the classes of each text; None of an empty one."""
+        raise cannot(self, "label")
 
     def _loss(self, text: str | None, target: str | None) -> Measure:
         """The loss on a text; without one on some of a run's validation data."""

@@ -133,4 +133,5 @@ def _loading(
     return cast(Callable[Concatenate[Source, Parameters], Result], function)
 
 
+predict = _loading(Model.predict)
 trace = _loading(Model.trace)

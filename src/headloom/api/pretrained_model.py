@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from headloom.analysis.alignment.words import WordParts, parts_by_offsets
 from headloom.analysis.effects.prediction import masked_loss, next_token_loss, output_change
 from headloom.api.model import Model
+from headloom.api.predict import Kind, PredictOptions
 from headloom.api.questions import (
     Inputs,
     Measure,
@@ -21,14 +23,20 @@ from headloom.api.questions import (
     one_token,
 )
 from headloom.errors import InputError
-from headloom.formats.files import in_brief
+from headloom.formats.files import JsonObject, in_brief
 from headloom.tracing.arguments import token_limit
+from headloom.tracing.model_state import evaluation_mode
 from headloom.tracing.names import token_names
 from headloom.tracing.pretrained import find_tokenizer, without_output
 from headloom.tracing.sources.transformers import transformers
+from headloom.training.inference import Prediction as LabelPrediction
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+#: Texts that are translated at once, and the tokens of a translation, at most.
+_BATCH, _TRANSLATION = 32, 256
 
 
 class PretrainedModel(Model):
@@ -215,7 +223,7 @@ class PretrainedModel(Model):
             raise InputError("the text is empty; give at least one token.")
         tokens = token_names(ids, self._words)
         kind = type(self.module).__name__
-        if kind.endswith("ForSequenceClassification"):
+        if self._classifies:
             labels: dict[int, str] = {n: str(name) for n, name in self._config.id2label.items()}
 
             def number(option: str, name: str) -> int:
@@ -247,6 +255,85 @@ class PretrainedModel(Model):
         )  # fmt: skip
 
     @property
+    def _predicts(self) -> Kind | None:
+        """See Model."""
+        if self._classifies:
+            return "label"
+        if self._is_masked or not self._predicts_tokens:
+            return None
+        return "translation" if self._is_pair else "text"
+
+    def _written(
+        self, texts: Sequence[str], options: PredictOptions, limit: int, **how: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The ids of texts, and what the model's own `generate` writes for them."""
+        module: Any = self.module
+        batch = self._words(list(texts), return_tensors="pt", padding=len(texts) > 1, verbose=False)
+        inputs = {name: value.to(module.device) for name, value in batch.items()}
+        self._drop_unread(inputs)
+        room = token_limit(module)
+        if room is not None and not self._is_pair and inputs["input_ids"].shape[1] + limit > room:
+            raise InputError(
+                f"a prompt of {inputs['input_ids'].shape[1]:,} tokens and {limit:,} more: "
+                f"{self.name} reads {room:,}. Give a shorter prompt, or fewer new tokens."
+            )
+        devices = [module.device] if module.device.type == "cuda" else []
+        with (
+            evaluation_mode(module), torch.no_grad(), without_output(transformers()),
+            torch.random.fork_rng(devices),
+        ):  # fmt: skip
+            torch.manual_seed(options.seed)
+            written: Tensor = module.generate(**inputs, max_new_tokens=limit, **how)
+        return inputs["input_ids"], written
+
+    def _continuation(self, prompt: str, options: PredictOptions) -> str:
+        """See Model."""
+        how: dict[str, Any] = {"do_sample": False}
+        if options.temperature:
+            how = {"do_sample": True, "temperature": options.temperature,
+                   "top_k": options.top_k or 0, "top_p": options.top_p or 1.0}  # fmt: skip
+        ids, written = self._written([prompt], options, options.max_new_tokens, **how)
+        # Decoded whole: of a part, some tokenizers leave out the first space.
+        before, whole = (self._words.decode(i[0], skip_special_tokens=True) for i in (ids, written))
+        return str(whole[len(before) :])
+
+    def _translations(
+        self, lines: Iterator[str], options: PredictOptions, described: bool
+    ) -> Iterator[JsonObject]:
+        """See Model."""
+        how: dict[str, Any] = {"num_beams": options.beam, "num_return_sequences": options.n_best}
+        if options.length_penalty is not None:
+            how["length_penalty"] = options.length_penalty
+        limit = min(_TRANSLATION, (token_limit(self.module) or _TRANSLATION + 1) - 1)
+        while window := list(islice(lines, _BATCH)):
+            full = [line for line in window if line.strip()]
+            texts: Iterator[str] = iter(())
+            if full:
+                _, written = self._written(full, options, limit, do_sample=False, **how)
+                texts = iter(self._words.batch_decode(written, skip_special_tokens=True))
+            for line in window:
+                best = list(islice(texts, options.n_best)) if line.strip() else []
+                yield {"source": line, "hypotheses": [{"text": text} for text in best]}
+
+    @torch.no_grad()
+    def _classes(self, texts: Sequence[str]) -> list[LabelPrediction | None]:
+        """See Model."""
+        module: Any = self.module
+        results: list[LabelPrediction | None] = []
+        for text in texts:
+            if not text.strip():
+                results.append(None)
+                continue
+            batch = self._words(text, return_tensors="pt", truncation=True, verbose=False)
+            self._drop_unread(inputs := {n: ids.to(module.device) for n, ids in batch.items()})
+            with evaluation_mode(module):
+                shares = module(**inputs).logits[0].double().softmax(-1)
+            order = shares.argsort(descending=True, stable=True).tolist()
+            names = self._config.id2label
+            results.append(LabelPrediction({str(names[n]): float(shares[n]) for n in order}))
+        return results
+
+    @property
     def _config(self) -> Any:
         return self.module.config
 
@@ -254,6 +341,10 @@ class PretrainedModel(Model):
     def _is_pair(self) -> bool:
         """Whether it reads a source and writes a target."""
         return bool(getattr(self._config, "is_encoder_decoder", False))
+
+    @property
+    def _classifies(self) -> bool:
+        return type(self.module).__name__.endswith("ForSequenceClassification")
 
     @property
     def _is_masked(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from headloom.analysis.alignment.links import mutual, pairs_of
 from headloom.analysis.alignment.words import parts_by_offsets
 from headloom.api.model import Model
+from headloom.api.predict import WINDOW, Kind, PredictOptions
 from headloom.api.questions import (
     Inputs,
     Measure,
@@ -23,24 +25,34 @@ from headloom.api.questions import (
     check_text,
     one_token,
 )
+from headloom.api.word_weights import word_weights_of
 from headloom.errors import InputError
+from headloom.formats.files import JsonObject
 from headloom.formats.images import image_array
+from headloom.formats.pharaoh import pharaoh_line
 from headloom.formats.trace import TraceData
 from headloom.models.classifier import Classifier
 from headloom.models.images import ImageClassifier
+from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
 from headloom.tracing.capture import trace_nodes
 from headloom.tracing.names import token_names
 from headloom.tracing.options import TraceOptions
 from headloom.training.batches import Batch, padded
 from headloom.training.data import classes_of
-from headloom.training.inference import TrainedRun, open_run
+from headloom.training.inference import Prediction as LabelPrediction
+from headloom.training.inference import TrainedRun, classify, generate_text, open_run
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.images import normalised, shape_of
 from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.tasks.nodes import NodesTask
 from headloom.training.text import Vocabulary
-from headloom.training.translation import Search, translate
+from headloom.training.translation import (
+    Search,
+    TranslatedLine,
+    translate,
+    translated_windows,
+)
 from headloom.training.validation import mean_loss
 
 if TYPE_CHECKING:
@@ -48,6 +60,8 @@ if TYPE_CHECKING:
 
 #: Tokens of the validation data on which a loss is taken, at least.
 _VALIDATION = 4_096
+#: Digits of weights and of log-probabilities.
+_DIGITS = 6
 #: No target of a batch of classes has it: every example has a class.
 _NONE = -100
 
@@ -120,6 +134,75 @@ class RunModel(Model):
                 f"{shape.rows} x {shape.columns}. Scale it to that size."
             )
         return self, {"images": normalised(image_array(picture)[None], self._run.data)}
+
+    @property
+    def _predicts(self) -> Kind | None:
+        """See Model."""
+        if self._run.translates:
+            return "translation"
+        if self._run.model.classifies_texts:
+            return "label"
+        return "text" if isinstance(self._run.model, LanguageModel) else None
+
+    def _continuation(self, prompt: str, options: PredictOptions) -> str:
+        """See Model."""
+        return generate_text(
+            self._run, prompt, length=options.max_new_tokens, temperature=options.temperature,
+            top=options.top_k, top_p=options.top_p, seed=options.seed,
+        )  # fmt: skip
+
+    def _classes(self, texts: Sequence[str]) -> list[LabelPrediction | None]:
+        """See Model."""
+        return classify(self._run.model, self._run.data, texts)
+
+    def _translations(
+        self, lines: Iterator[str], options: PredictOptions, described: bool
+    ) -> Iterator[JsonObject]:
+        """See Model."""
+        run, n_best, penalty = self._run, options.n_best, options.length_penalty
+        penalty = run.length_penalty if penalty is None else penalty
+        search = Search(options.beam, penalty, products=options.products)
+        for window in translated_windows(run.model, run.vocabulary, lines, search, WINDOW):
+            aligned = self._alignments(window, n_best) if described else iter(())
+            for line in window:
+                best: list[JsonObject] = [
+                    {
+                        "text": run.vocabulary.decode(hypothesis.tokens),
+                        "log_probability": round(hypothesis.log_probability, _DIGITS),
+                        "score": round(hypothesis.score(penalty), _DIGITS),
+                        "ended": hypothesis.ended,
+                        "tokens": run.vocabulary.token_strings(hypothesis.tokens),
+                        **(next(aligned) if described and hypothesis.ended else {}),
+                    }
+                    for hypothesis in line.hypotheses[:n_best]
+                ]
+                yield {
+                    "line": line.number, "source": line.source,
+                    "source_tokens": run.vocabulary.token_strings(line.ids), "hypotheses": best,
+                }  # fmt: skip
+
+    def _alignments(self, window: list[TranslatedLine], n_best: int) -> Iterator[JsonObject]:
+        """Which words belong together in each hypothesis that ended: by the mean of all heads.
+
+        That of the rows which write a word; of those which read it, it is blurred by heads that
+        already look for the next one: docs/alignment.md has figures.
+        """
+        pairs = [
+            (line.source, self._run.vocabulary.decode(hypothesis.tokens))
+            for line in window
+            for hypothesis in line.hypotheses[:n_best]
+            if hypothesis.ended
+        ]
+        if not any(source.strip() and target.strip() for source, target in pairs):
+            yield from ({"alignment": "", "weights": []} for _ in pairs)
+            return
+        sources, targets = zip(*pairs, strict=True)
+        for read in word_weights_of(self, sources, targets, steps=("write",)):
+            mean = read.weights.mean(0, keepdim=True)
+            yield {
+                "alignment": pharaoh_line(pairs_of(mutual(mean)[0])),
+                "weights": [[round(weight, _DIGITS) for weight in row] for row in mean[0].tolist()],
+            }
 
     def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
         """See Model."""

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from headloom.analysis.alignment.align import Alignment, AlignmentOptions, align_words
 from headloom.analysis.alignment.links import MOST
-from headloom.analysis.alignment.words import Step, WordWeights, word_weights
-from headloom.api.model import Model
+from headloom.analysis.alignment.words import Step, word_weights
 from headloom.api.opening import load
-from headloom.api.questions import check_text
 from headloom.api.reading import traces_of
+from headloom.api.word_weights import word_weights_of
 from headloom.errors import InputError
 from headloom.formats.files import read_text, text_lines
 from headloom.formats.pharaoh import GoldLinks, check_links, read_pharaoh
 from headloom.formats.run import is_run
 from headloom.formats.trace import TraceData
-from headloom.mechanism.graph import Top
-from headloom.tracing.capture import trace_as
-from headloom.tracing.options import TraceOptions
 
-#: Pairs that the model reads at once.
-_BATCH = 32
 _Told = Callable[[int, int], None]
 
 
@@ -115,47 +107,3 @@ def _lines(texts: Path | str | Sequence[str]) -> Sequence[str]:
     if isinstance(texts, str | Path):
         return text_lines(read_text(Path(texts), "text file"))
     return texts
-
-
-def word_weights_of(
-    model: Model,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    *,
-    steps: Sequence[Step],
-    progress: _Told = lambda done, total: None,
-) -> Iterator[WordWeights]:
-    """Yield the weights between the words of each pair, in order; the first batch is verified.
-
-    A pair of which a side is empty has none.
-
-    Raises: InputError: a model that does not read pairs; no text at all.
-    """
-    pairs = list(zip(sources, targets, strict=True))
-    full = [place for place, pair in enumerate(pairs) if all(map(str.strip, pair))]
-    if not full:
-        check_text("")
-    written = 0
-    for start in range(0, len(full), _BATCH):
-        chosen = full[start : start + _BATCH]
-        read = model._pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
-        # Queries and keys, of which the weights on the source are computed alone: those of a long
-        # source over itself would take its length squared.
-        verify = None if not start else False
-        options = TraceOptions(keep=Top(1), verify=verify, sampled=not start)
-        traced = trace_as(model._body, read.inputs, options)
-        traces = traced if isinstance(traced, list) else [traced]
-        weights = {
-            place: word_weights(trace, source, target, steps=steps)
-            for place, trace, source, target in zip(
-                chosen, traces, read.sources, read.targets, strict=True
-            )
-        }
-        heads = weights[chosen[0]].heads
-        progress(start + len(chosen), len(full))
-        end = len(pairs) if start + _BATCH >= len(full) else chosen[-1] + 1
-        for i in range(written, end):
-            sides = sources[i].split(), targets[i].split()
-            empty = torch.zeros(len(heads), len(sides[1]), len(sides[0]))
-            yield weights.get(i) or WordWeights(empty, heads, *sides)
-        written = end

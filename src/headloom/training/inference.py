@@ -140,7 +140,7 @@ def generate_text(
     if room is not None and len(ids) + length > room + 1:
         raise InputError(
             f"a prompt of {len(ids):,} tokens and {length:,} more: the model's positions end at "
-            f"{room:,}. Give a shorter prompt, or a smaller --length."
+            f"{room:,}. Give a shorter prompt, or a smaller --max-new-tokens."
         )
     words = run.vocabulary
     writer: Stepper = run.model

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
 from headloom.cli.output import exact_output, print_json
 
@@ -38,7 +39,7 @@ LengthPenalty = Annotated[
     ),
 ]
 NBest = Annotated[int, typer.Option(min=1, max=1_000, help="With --json: translations a line.")]
-Length = Annotated[
+NewTokens = Annotated[
     int, typer.Option(min=1, max=option.MOST_TOKENS, help="Tokens that a language model draws.")
 ]
 Temperature = Annotated[
@@ -72,23 +73,25 @@ Described = Annotated[
 
 def predict(
     model: Run, file: Lines = None, beam: option.Beam = 5, length_penalty: LengthPenalty = None,
-    n_best: NBest = 1, length: Length = 200, temperature: Temperature = 0.8, top_k: TopK = None,
-    top_p: TopP = None, seed: option.Seed = 1, products: Products = ProductsKind.float32,
-    as_json: Described = False,
+    n_best: NBest = 1, max_new_tokens: NewTokens = 200, temperature: Temperature = 0.8,
+    top_k: TopK = None, top_p: TopP = None, seed: option.Seed = 1,
+    products: Products = ProductsKind.float32, as_json: Described = False,
 ) -> None:  # fmt: skip
     """Translate, continue or classify the lines of standard input, as the model does.
 
     A translator and a language model print a line for each; a classifier the likeliest class, a
     tab, and its probability.
     """
-    from headloom.api.predict import PredictOptions, predict
-
-    options = PredictOptions(
-        beam, length_penalty, n_best, length, temperature, top_k, top_p, seed, products.value
-    )
-    for result in predict(model, option.input_lines(file), options, described=as_json):
+    results = headloom.predict(
+        model, option.input_lines(file), beam=beam, length_penalty=length_penalty, n_best=n_best,
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        products=products.value, described=as_json,
+    )  # fmt: skip
+    for result in results:
         if as_json:
-            print_json(result.content)
-        else:
-            print(result.line, file=exact_output())
-            sys.stdout.flush()
+            print_json(result)
+            continue
+        if not isinstance(result, str):  # the probabilities of classes; None of an empty line
+            result = "" if result is None else f"{result.label}\t{result.probability:.4f}"
+        print(result, file=exact_output())
+        sys.stdout.flush()

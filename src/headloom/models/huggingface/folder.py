@@ -206,7 +206,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
     Raises: DataError: missing or damaged.
     """
-    with optional_package("from_huggingface", installing("hf")):
+    with optional_package("from_pretrained", installing("hf")):
         from tokenizers import Tokenizer
     path = folder / "tokenizer.json"
     if not path.exists():
