@@ -8,7 +8,6 @@ tested.
 from .analysis.alignment.align import Alignment as Alignment
 from .analysis.alignment.links import ErrorRate as ErrorRate
 from .analysis.alignment.links import alignment_error_rate as alignment_error_rate
-from .analysis.compare import Comparison as Comparison
 from .analysis.eviction.evict import evict as evict
 from .analysis.image_map import ImageMap as ImageMap
 from .analysis.image_map import image_map as image_map

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import io
 import json
 import os
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -52,6 +55,71 @@ def test_every_file_is_a_verb_of_120_lines_and_12_options() -> None:
         assert len(path.read_text("utf-8").splitlines()) <= 120, path
     for verb in VERBS:
         assert len(options_of(verb)) <= 12, verb
+
+
+#: Verbs whose function has another name; all others have their own.
+NAMED = {"import": "from_files", "map": "image_map"}
+#: Verbs that do not call the face yet.
+NOT_YET = {"ablate", "demo", "evaluate", "predict", "relevance", "view"}
+#: What is printed of a result, and how: no parameter of a function.
+PRINTED = {"json", "csv", "limit", "threads"}
+#: Options that are methods of what a function returns, or parameters of another name.
+METHODS = {
+    "align": {"output", "picture"}, "evict": {"by", "picture"}, "heads": {"all"},
+    "map": {"output"}, "steps": {"picture", "html"},
+}  # fmt: skip
+RENAMED = {
+    "import": {"output": "save"}, "train": {"set": "settings"},
+    "trace": {"text": "inputs", "file": "image"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", sorted(set(VERBS) - NOT_YET))
+def test_a_verb_calls_a_function_of_the_face_that_takes_its_options(verb: str) -> None:
+    callback = VERBS[verb].callback.__wrapped__
+    for node in ast.walk(ast.parse(Path(inspect.getfile(callback)).read_text("utf-8"))):
+        taken = [] if not isinstance(node, ast.Import | ast.ImportFrom) else (
+            [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )  # fmt: skip
+        for module in taken:
+            ours = str(module).startswith("headloom.")
+            assert not ours or str(module).startswith(("headloom.cli", "headloom.errors")), module
+    functions = [NAMED.get(verb, verb)] + ["trace_corpus"] * (verb == "trace")
+    takes: dict[str, inspect.Parameter] = {}
+    for name in reversed(functions):
+        takes |= inspect.signature(getattr(headloom, name)).parameters
+    renamed = RENAMED.get(verb, {})
+    for name, option in options_of(verb).items():
+        words = {word.lstrip("-").replace("-", "_") for word in option.opts}
+        if words & (PRINTED | METHODS.get(verb, set())):
+            continue
+        (word,) = {renamed.get(word, word) for word in words} & set(takes)
+        parameter = takes[word]
+        default = getattr(option.default, "value", option.default)
+        default = tuple(default) if isinstance(default, list) else default
+        if parameter.default is not parameter.empty and not option.required:
+            assert parameter.default == default, (verb, name)
+
+
+#: Commands that print the table of a function, as comma-separated values.
+TABLES: dict[str, Callable[[Path, Path], Any]] = {
+    "heads T": lambda t, d: headloom.heads(t),
+    "heads T --sort entropy --layer 0": lambda t, d: headloom.heads(t, sort="entropy", layer=0),
+    "measure rollout T": lambda t, d: headloom.measure("rollout", t),
+    "measure graph D --by head": lambda t, d: headloom.measure("graph", d, by="head"),
+    "evict D --budget 2 --by step": lambda t, d: headloom.evict(d, budget=2).to_pandas("step"),
+    "query D select+*+from+edges": lambda t, d: headloom.query(d, "select * from edges"),
+}
+
+
+@pytest.mark.parametrize("words", TABLES)
+def test_csv_is_the_table_of_the_function(
+    headloom_main: Command, small_trace: Path, trace_path: Path, words: str
+) -> None:
+    places = {"T": small_trace, "D": trace_path}
+    line = [str(places.get(word, word)).replace("+", " ") for word in words.split()]
+    table = TABLES[words](small_trace, trace_path)
+    assert len(table) and headloom_main(*line, "--csv").out == table.to_csv(index=False)
 
 
 def test_an_option_means_the_same_everywhere() -> None:

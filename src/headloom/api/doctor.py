@@ -41,10 +41,10 @@ class Finding:
     problem: str | None = None
 
 
-def doctor(*, progress: Callable[[Finding], None] | None = None) -> pandas.DataFrame:
+def doctor(*, progress: Callable[[str, str, str], None] | None = None) -> pandas.DataFrame:
     """Show what is installed and what this machine has, and check attention against float64.
 
-    progress: told each finding as soon as it is known.
+    progress: told group, name and value of each finding as soon as it is known.
 
     Returns: a DataFrame with the columns group, name, value, and problem: what is wrong, with the
     remedy, or None.
@@ -55,7 +55,7 @@ def doctor(*, progress: Callable[[Finding], None] | None = None) -> pandas.DataF
         for finding in part():
             findings.append(asdict(finding))
             if progress is not None:
-                progress(finding)
+                progress(finding.group, finding.name, finding.value)
     import pandas
 
     return pandas.DataFrame(findings, dtype=object)

@@ -2,14 +2,10 @@
 
 import textwrap
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import headloom
 from headloom.cli.options import AsJson
 from headloom.cli.output import print_json, records, say
-
-if TYPE_CHECKING:
-    from headloom.api.doctor import Finding
 
 #: Characters of a line, and before the values.
 WIDTH, INDENT = 79, 22
@@ -22,14 +18,14 @@ def doctor(as_json: AsJson = False) -> None:
     """
     groups: dict[str, dict[str, str]] = defaultdict(dict)
 
-    def show(finding: "Finding") -> None:
-        if finding.group not in groups:
-            print(finding.group)
-        groups[finding.group][finding.name] = finding.value
-        name = f"  {finding.name}".ljust(INDENT - 1) + " "
+    def show(group: str, name: str, value: str) -> None:
+        if group not in groups:
+            print(group)
+        groups[group][name] = value
+        begin = f"  {name}".ljust(INDENT - 1) + " "
         print(
             textwrap.fill(
-                finding.value, WIDTH, initial_indent=name, subsequent_indent=" " * INDENT,
+                value, WIDTH, initial_indent=begin, subsequent_indent=" " * INDENT,
                 break_on_hyphens=False,
             ),
             flush=True,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_lines, say, working
 
@@ -39,10 +40,8 @@ def steps(
     html: Page = None,
 ) -> None:  # fmt: skip
     """Work attention through on a short sentence: every matrix, one step after the other."""
-    from headloom.api.steps import steps as work_through
-
     with working("computing"):
-        walk = work_through(
+        walk = headloom.steps(
             sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
             model=model, layer=layer, seed=seed, learn=learn, rate=rate,
         )  # fmt: skip
