@@ -14,6 +14,7 @@ import headloom
 
 TUTORIALS = [
     "by_hand",
+    "own_loop",
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in (
@@ -73,8 +74,11 @@ def test_tutorials_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = DOCS / "tutorials" / f"{name}.py"
     with np.printoptions():  # a notebook may print as it likes
-        exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+        names = {"__name__": "__main__"}
+        exec(compile(path.read_text(), str(path), "exec"), names)
     pyplot.close("all")
+    if name == "own_loop":
+        assert names["best"]["induction"] > 0.8 and names["right"] == 1.0
 
 
 def test_every_public_name_is_in_the_reference() -> None:
