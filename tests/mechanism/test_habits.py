@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -90,3 +91,39 @@ def test_a_keyword_of_another_library_names_ours(run: Callable[[Any], Any], reme
     with pytest.raises(TypeError) as caught:
         run(qkv(1, 2, 3, 4))
     assert remedy in str(caught.value)
+
+
+def test_a_matrix_of_a_batch_has_one_for_each_input() -> None:
+    queries, keys, _ = qkv(2, 4, 9, 8)
+    allowed = torch.rand(2, 4, 9, 9) < 0.7
+    bias = torch.randn(2, 1, 9, 9)
+    for options in (
+        {}, {"is_causal": True}, {"mask": headloom.padding([9, 5]), "is_causal": True},
+        {"mask": allowed}, {"mask": allowed[:1, :1], "bias": bias}, {"sinks": torch.zeros(4)},
+    ):  # fmt: skip
+        _, weights = untyped.attend(queries, keys, keys, keep="all", **options)
+        matrix = untyped.AttentionMatrix(queries, keys, **options)
+        assert matrix.shape == (2, 4, 9, 9)
+        assert len(matrix) == 2
+        for b, one in enumerate(matrix):
+            assert torch.allclose(one.dense(), weights[b], atol=1e-6)
+            assert torch.allclose(one.received(), weights[b].sum(1), atol=1e-5)
+        assert torch.allclose(torch.as_tensor(np.asarray(matrix)), weights, atol=1e-6)
+        assert torch.allclose(matrix[1][2], weights[1, 2], atol=1e-6)
+        assert torch.allclose(matrix[1, 2, :3, -1], weights[1, 2, :3, -1], atol=1e-6)
+    lse = torch.stack([one.lse for one in matrix])
+    again = headloom.AttentionMatrix(queries, keys, sinks=torch.zeros(4), lse=lse)
+    assert torch.allclose(again.dense(), weights, atol=1e-6)
+    rules = headloom.AttentionMatrix(queries, keys, mask=headloom.padding([9, 5]), is_causal=True)
+    assert rules[1]._call.mask.bounds(9, 9).rest is None  # not cell by cell
+
+
+def test_a_head_of_a_matrix_is_its_weights() -> None:
+    queries, keys, _ = qkv(4, 9, 8)
+    matrix = headloom.AttentionMatrix(queries, keys)
+    assert torch.allclose(matrix[2], matrix.dense()[2], atol=1e-6)
+    assert np.asarray(matrix[2]).shape == (9, 9)
+    assert torch.allclose(matrix[2, 3], matrix.dense()[2, 3], atol=1e-6)
+    assert torch.allclose(torch.stack(list(matrix)), matrix.dense(), atol=1e-6)
+    with pytest.raises(AttributeError, match=r"use numpy\.asarray\(matrix\)"):
+        untyped.AttentionMatrix(queries, keys).numpy()

@@ -48,7 +48,7 @@ def test_any_part_is_that_of_numpy() -> None:
     for index in (
         (2, 0, 0), (-3, 0, 0), (0, -12, 0), (0, 0, 9), (0, 11, 0), ([0, 2], 0, 0), (0, [11], 0),
         (0, [[1]], 0), (True, 0, 0), (0, np.array([True, False]), 0),
-        (0, [0.5], 0), (0, 0), (0, ..., 0),
+        (0, [0.5], 0), (0, 0, 0, 0), (0, ..., 0),
     ):  # fmt: skip
         with pytest.raises(headloom.InputError, match=r"^matrix\["):
             matrix[index]

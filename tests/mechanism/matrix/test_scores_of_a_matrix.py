@@ -131,7 +131,7 @@ def test_every_question_of_every_score(name: str, causal: bool) -> None:
             headloom.AttentionMatrix(
                 queries[None], keys[None], mask=mask, score=score, softcap=softcap,
                 lse=matrix.top(1).lse[None],
-            ).dense(),
+            )[0].dense(),
             weights,
         ),
     ):  # fmt: skip

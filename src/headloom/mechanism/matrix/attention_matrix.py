@@ -15,24 +15,25 @@ each row the call's own times e^(own lse - lse).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError, ShapeError
+from headloom.errors import Hints, InputError, ShapeError
 from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.function import Backend
 from headloom.mechanism.graph import DENSE_LIMIT, AttentionGraph, Top
 from headloom.mechanism.masks import MaskLike, read_mask
 from headloom.mechanism.matrix import calls
+from headloom.mechanism.matrix.operators import TransposedMatrix, as_values, linear_operator
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Score
-from headloom.mechanism.shapes import describe, place_of, real_tensor, whole_number
+from headloom.mechanism.shapes import describe, place_of, whole_number
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -41,12 +42,12 @@ if TYPE_CHECKING:
 SIDE_BY_SIDE = 2**22
 
 
-class AttentionMatrix(Drawn):
+class AttentionMatrix(Drawn, Hints):
     """The weights of every head, (heads, queries, keys), as an operator.
 
     Args:
-        queries: (heads, queries, depth), or a batch of one.
-        keys: (kv_heads, keys, depth); kv_heads divides heads.
+        queries: (heads, queries, depth), or a batch of these, whose inputs are ``matrix[b]``.
+        keys: (kv_heads, keys, depth), and the batch; kv_heads divides heads.
         mask, is_causal, score, bias, relative, scale, softcap, sinks: as for `headloom.attention`.
             What is asked of columns goes through all cells, some rows at a time, where the score is
             no product.
@@ -72,6 +73,14 @@ class AttentionMatrix(Drawn):
     tensor([[0.3750, 0.3750, 0.3750]])
     """
 
+    _elsewhere: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("numpy", "to_numpy", "toarray", "todense"), "numpy.asarray(matrix)"),
+        **dict.fromkeys(("to_dense", "weights", "mean", "max", "argmax"), "dense(), a tensor"),
+        "sum": "received(), the sums of columns, or dense()",
+    }
+    #: The matrix of each input of a batch, which has nothing else; None: there is no batch.
+    _inputs: list[AttentionMatrix] | None = None
+
     def __init__(
         self,
         queries: Tensor,
@@ -88,17 +97,26 @@ class AttentionMatrix(Drawn):
         lse: Tensor | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self._call = call = calls.matrix_call(
+        call = calls.matrix_call(
             queries, keys, mask=read_mask(mask, is_causal), score=score, bias=bias,
             relative=relative, scale=scale, softcap=softcap, sinks=sinks, backend=backend,
         )  # fmt: skip
-        if lse is not None:
-            lse = lse[0] if lse.ndim == 3 and len(lse) == 1 else lse
-            if lse.shape != call.shape[:2]:
-                raise ShapeError(
-                    f"AttentionMatrix: lse is {describe(lse)}; expected one number for each head "
-                    f"and query, {call.shape[:2]}."
-                )
+        if lse is not None and lse.shape != queries.shape[:-1]:
+            raise ShapeError(
+                f"AttentionMatrix: lse is {describe(lse)}; expected one number for each head and "
+                f"query, {tuple(queries.shape[:-1])}."
+            )
+        if queries.ndim == 3:
+            self._begin(call, sinks, lse)
+            return
+        self._inputs = [
+            copy(self)._begin(call.of_input(b), sinks, None if lse is None else lse[b])
+            for b in range(len(queries))
+        ]
+
+    def _begin(self, call: calls.MatrixCall, sinks: Tensor | None, lse: Tensor | None) -> Self:
+        """Find the log-sum-exp of each row of one input."""
+        self._call = call
         # Whether lse is another than the rows' own, and the rows as their own scores make them.
         self._rescaled = lse is not None or sinks is not None
         self._own: AttentionGraph | None = None
@@ -111,11 +129,33 @@ class AttentionMatrix(Drawn):
         #: Log-sum-exp of each row's scores, its sink among them; minus infinity where it sees no
         #: key.
         self.lse: Tensor = lse.detach().to(call.queries.dtype)
+        return self
+
+    if not TYPE_CHECKING:  # as in `Hints`
+
+        def __getattr__(self, name: str) -> object:
+            if name in ("_call", "lse") and self._inputs is not None:
+                raise InputError(
+                    f"AttentionMatrix: a batch of {len(self._inputs)}. Choose one, as matrix[0]."
+                )
+            return super().__getattr__(name)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(heads, queries, keys)."""
-        return self._call.shape
+    def shape(self) -> tuple[int, ...]:
+        """(heads, queries, keys), the batch before it if any."""
+        if self._inputs is None:
+            return self._call.shape
+        return len(self._inputs), *(self._inputs[0].shape if self._inputs else (0, 0, 0))
+
+    def __len__(self) -> int:
+        """The number of inputs of a batch, or of heads."""
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[AttentionMatrix | Tensor]:
+        return (self[place] for place in range(len(self)))
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.dense().cpu().numpy(), dtype)
 
     @property
     def queries(self) -> Tensor:
@@ -128,7 +168,8 @@ class AttentionMatrix(Drawn):
         return self._call.keys[0]
 
     def __repr__(self) -> str:
-        return f"AttentionMatrix(shape={self.shape}, dtype={self.queries.dtype})"
+        dtype = "" if self._inputs is not None else f", dtype={self.queries.dtype}"
+        return f"AttentionMatrix(shape={self.shape}{dtype})"
 
     def plot(
         self, head: int | None = None, *, ax: object = None, width: float | None = None,
@@ -147,7 +188,8 @@ class AttentionMatrix(Drawn):
         vectors: (keys,), (keys, columns) or (heads, keys, columns).
         Returns: (heads, queries) or (heads, queries, columns).
         """
-        values, flat = _as_values("@", vectors, self.shape[0], self.shape[2], self.queries.dtype)
+        heads, _, keys = self._call.shape
+        values, flat = as_values("@", vectors, heads, keys, self.queries.dtype)
         result, graph = self._call.attend(values, Top(0))
         if self._rescaled:
             result = result * self._factor(graph)[..., None]
@@ -162,7 +204,7 @@ class AttentionMatrix(Drawn):
         """What each key gets from all queries: the column sums, (heads, keys)."""
         if self._call.by_cells:
             return self.T @ self.queries.new_ones(self.shape[1])
-        return self._call.transposed(self._row_bias()).rows(Top(0)).lse.exp()
+        return self._call.transposed(self.row_bias()).rows(Top(0)).lse.exp()
 
     @property
     def count(self) -> Tensor:
@@ -201,7 +243,7 @@ class AttentionMatrix(Drawn):
             )
         if self.shape[0] > 1 and self.queries.numel() > SIDE_BY_SIDE:
             return torch.cat([self.of_head(h).reciprocity() for h in range(self.shape[0])])
-        both = self._call.plus_transpose(self._row_bias())
+        both = self._call.plus_transpose(self.row_bias())
         return self._exponential(both.rows(Top(0)).lse - self.lse)
 
     def mass(self, at: int | Sequence[int] | Tensor) -> Tensor:
@@ -228,8 +270,15 @@ class AttentionMatrix(Drawn):
         parts = [of_rows(rows, block) for rows, block in calls.blocks(self._call, self.lse)]
         return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
 
-    def __getitem__(self, index: object) -> Tensor:
+    @overload
+    def __getitem__(self, index: tuple[object, ...]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: int | slice | list[int]) -> Any: ...
+    def __getitem__(self, index: object) -> Any:
         """``matrix[head, i, j]``: a cell, a row, a column or a tile, of one head or of several.
+
+        ``matrix[b]`` of a batch is the matrix of an input; ``matrix[head]`` is all of a head, which
+        `of_head` has without forming it.
 
         Each of the three is a number, a slice, or a list of numbers; lists choose rows and columns
         alike, as `numpy.ix_` does. It costs the cells between the first key and the last.
@@ -240,7 +289,11 @@ class AttentionMatrix(Drawn):
         tensor([[0.4000, 0.2000],
                 [0.2000, 0.4000]])
         """
-        heads, rows, columns, numbers = calls.places_of(index, self.shape)
+        if self._inputs is not None:
+            place, *rest = index if isinstance(index, tuple) else (index,)
+            place = place_of("batch", "matrix[b]", "input", place, len(self._inputs))
+            return self._inputs[place][tuple(rest)] if rest else self._inputs[place]
+        heads, rows, columns, numbers = calls.places_of(index, self._call.shape)
         tiles = [self.queries.new_zeros(0, len(rows), len(columns))]
         for head in heads:
             lse = self.lse[head : head + 1]
@@ -248,17 +301,18 @@ class AttentionMatrix(Drawn):
         return torch.cat(tiles).squeeze(tuple(numbers))
 
     def dense(self, *, force: bool = False) -> Tensor:
-        """The whole matrix, (heads, queries, keys).
+        """The whole matrix, of the `shape`.
 
         Raises: InputError: it is larger than a gigabyte and force is not set.
         """
-        heads, queries, keys = self.shape
-        if heads * queries * keys > DENSE_LIMIT and not force:
+        if math.prod(self.shape) > DENSE_LIMIT and not force:
             raise InputError(
-                f"dense: the matrix has {heads} x {queries} x {keys} cells. Ask for tiles, "
+                f"dense: the matrix has {' x '.join(map(str, self.shape))} cells. Ask for tiles, "
                 "matrix[head, i:j, k:l], or set force=True."
             )
-        if not queries:
+        if self._inputs is not None:
+            return torch.stack([each.dense(force=True) for each in self._inputs])
+        if not self.shape[1]:
             return self.queries.new_zeros(self.shape)
         return self._by_blocks(lambda rows, block: block)
 
@@ -303,25 +357,7 @@ class AttentionMatrix(Drawn):
 
     def head(self, h: int) -> LinearOperator:
         """One head as a SciPy linear operator, for `scipy.sparse.linalg.svds` and the like."""
-        from scipy.sparse.linalg import LinearOperator
-
-        one = self.of_head(h)
-
-        def times(
-            matrix: AttentionMatrix | TransposedMatrix,
-        ) -> Callable[[np.ndarray], np.ndarray]:
-            def of_array(vectors: np.ndarray) -> np.ndarray:
-                tensor = torch.as_tensor(vectors, dtype=one.queries.dtype)
-                columns = tensor.reshape(len(tensor), -1)
-                return (matrix @ columns)[0].reshape(-1, *tensor.shape[1:]).numpy()
-
-            return of_array
-
-        forward, back = times(one), times(one.T)
-        dtype = one.queries.new_empty(0, device="cpu").numpy().dtype
-        return LinearOperator(
-            one.shape[1:], matvec=forward, rmatvec=back, matmat=forward, rmatmat=back, dtype=dtype
-        )
+        return linear_operator(self.of_head(h))
 
     def of_head(self, h: int) -> AttentionMatrix:
         """One head's matrix, sharing what is known of its rows."""
@@ -354,7 +390,7 @@ class AttentionMatrix(Drawn):
         factor = self._factor(graph)
         return factor * graph.entropy - torch.xlogy(factor, factor)
 
-    def _row_bias(self) -> Tensor:
+    def row_bias(self) -> Tensor:
         """-lse for each row, as a bias for keys; rows that see nothing give nothing."""
         blind = self.lse == -math.inf
         return (-self.lse).masked_fill(blind, -math.inf)[None, :, None].to(self.queries.dtype)
@@ -362,48 +398,3 @@ class AttentionMatrix(Drawn):
     def _exponential(self, logarithms: Tensor) -> Tensor:
         """e^x, 0 for rows that see no key."""
         return logarithms.masked_fill(self.lse == -math.inf, -math.inf).exp()
-
-
-class TransposedMatrix:
-    """The transpose of an attention matrix, (heads, keys, queries), for products from the left."""
-
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self.T = matrix  #: The matrix itself.
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(heads, keys, queries)."""
-        heads, queries, keys = self.T.shape
-        return heads, keys, queries
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        """``P^T y`` for each head.
-
-        vectors: (queries,), (queries, columns) or (heads, queries, columns).
-        Returns: (heads, keys) or (heads, keys, columns).
-        """
-        matrix, call = self.T, self.T._call
-        heads, keys, queries = self.shape
-        values, flat = _as_values("T @", vectors, heads, queries, matrix.queries.dtype)
-        if call.by_cells:
-            result = values.new_zeros(heads, keys, values.shape[-1])
-            for rows, block in calls.blocks(call, matrix.lse):
-                result += block.transpose(1, 2) @ values[..., rows.start : rows.stop, :]
-        else:
-            output, graph = call.transposed(matrix._row_bias()).attend(values, Top(0))
-            result = output * graph.lse.exp()[..., None].to(output.dtype)
-        return result[..., 0] if flat else result
-
-
-def _as_values(
-    operation: str, vectors: Tensor, heads: int, length: int, dtype: torch.dtype
-) -> tuple[Tensor, bool]:
-    """Vectors as values of a call, and whether there was one without a column dimension."""
-    flat = real_tensor(operation, "the vectors", vectors).ndim == 1
-    columns = vectors[:, None] if flat else vectors
-    if tuple(columns.shape[:-1]) not in ((length,), (heads, length)):
-        raise ShapeError(
-            f"{operation}: the vectors are {describe(vectors)}; expected ({length},), "
-            f"({length}, columns) or ({heads}, {length}, columns)."
-        )
-    return columns.to(dtype), flat

@@ -24,7 +24,7 @@ from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
 from headloom.mechanism.function import Backend, run
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.mask import KeyRanges
-from headloom.mechanism.masks import Window
+from headloom.mechanism.masks import Ranges, Window, as_mask
 from headloom.mechanism.parts import with_tensors
 from headloom.mechanism.positions import ByDistance, Relative
 from headloom.mechanism.scores import Dot, ScaledDot
@@ -128,6 +128,23 @@ class MatrixCall(AttentionCall):
             relative=relative,
         )
 
+    def of_input(self, b: int) -> MatrixCall:
+        """The call of one input of a batch."""
+        mask, bias, one = self.mask, self.bias, slice(b, b + 1)
+        if mask is not None:
+            bounds = mask.bounds(*self.shape[1:])
+            if bounds.by_sequence is not None or bounds.rest is not None:  # inputs may differ
+                ranges = mask.ranges(*self.shape[1:], b)
+                cells = mask.dense(*self.shape[1:]) if ranges is None else torch.zeros(0)
+                mask = as_mask(cells[min(b, len(cells) - 1)]) if ranges is None else Ranges(*ranges)
+        return replace(
+            self,
+            queries=self.queries[one],
+            keys=self.keys[one],
+            mask=mask,
+            bias=bias if bias is None or len(bias) == 1 else bias[one],
+        )
+
     def head(self, h: int) -> MatrixCall:
         """The call of one head alone."""
         heads, bias, relative = self.heads, self.bias, self.relative
@@ -183,12 +200,11 @@ def matrix_call(
     name = "AttentionMatrix"
     check_tensors(name, queries, keys, keys)
     for which, tensor in (("queries", queries), ("keys", keys)):
-        if tensor.ndim != 3 and not (tensor.ndim == 4 and len(tensor) == 1):
+        if tensor.ndim not in (3, 4):
             raise ShapeError(
-                f"{name}: {which} are {describe(tensor)}; expected (heads, positions, depth). "
-                f"Take one sequence of a batch at a time: {which}[0]."
+                f"{name}: {which} are {describe(tensor)}; expected (heads, positions, depth), or "
+                "(batch, heads, positions, depth)."
             )
-    queries, keys = (tensor[0] if tensor.ndim == 4 else tensor for tensor in (queries, keys))
     if isinstance(rules.get("relative"), Relative):
         rules["relative"] = rules["relative"].in_scores()
     checked = checked_call(name, queries, keys, keys[..., :0], **rules)
@@ -266,11 +282,12 @@ def places_of(
     """``matrix[index]`` as heads, queries, keys, and which of the three were numbers."""
     parts = index if isinstance(index, tuple) else (index,)
     shown = ", ".join(repr(part) if isinstance(part, slice) else in_words(part) for part in parts)
-    if len(parts) != 3:
+    if len(parts) > 3:
         raise InputError(
             f"matrix[{shown}]: expected matrix[head, queries, keys], each a number, a slice or a "
             "list of numbers."
         )
+    parts += (slice(None),) * (3 - len(parts))
     places: list[Sequence[int]] = []
     numbers = []
     for n, (part, size) in enumerate(zip(parts, shape, strict=True)):
