@@ -17,6 +17,7 @@ from .analysis.monitor.trainer import MonitorCallback as MonitorCallback
 from .analysis.sql.query import query as query
 from .api.comparing import compare as compare
 from .api.corpus import trace_corpus as trace_corpus
+from .api.demo import demo as demo
 from .api.doctor import doctor as doctor
 from .api.export import export as export
 from .api.heads import heads as heads

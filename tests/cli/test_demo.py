@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from functools import partial
 from importlib import import_module
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from tests.cli.conftest import Command
 
 import headloom
@@ -80,11 +78,10 @@ def test_the_demo_reaches_what_it_says_and_repeats_itself(
     """At least 98 % of 1,000 held-out dates exactly right; one seed, the same bits twice."""
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(2)  # as `make demo` on two cores; other numbers round otherwise
-    console = Console(file=io.StringIO())
-    first = demo.run_demo(tmp_path / "first", 1, console)
+    first = demo.demo(tmp_path / "first", 1)
     assert demo_config(1).task.test_examples == 1000  # type: ignore[union-attr]
     assert first["exact_match"] >= 0.98
-    second = demo.run_demo(tmp_path / "second", 1, console)
+    second = demo.demo(tmp_path / "second", 1)
     assert second["exact_match"] == first["exact_match"]
     for name in ("best.safetensors", "checkpoint.safetensors"):
         one, other = (load_tensors(tmp_path / run / name, "file")[0] for run in ("first", "second"))

@@ -7,16 +7,15 @@ from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from headloom.api.run_model import RunModel
+from headloom.api.train import train
 from headloom.formats.files import JsonObject
 from headloom.formats.history import History
 from headloom.formats.trace import TraceData
 from headloom.training.config import RunConfig, load_config
 from headloom.training.inference import TrainedRun, open_run
-from headloom.training.loop import TrainingResult, train
 from headloom.training.progress import ConsoleProgress
 from headloom.training.tasks.dates import written
 
@@ -42,42 +41,37 @@ def demo_config(seed: int) -> RunConfig:
         return load_config(path, [f"training.seed={seed}"])
 
 
-def run_demo(path: Path, seed: int, console: Console) -> JsonObject:
-    """Train, translate, trace, draw; print where each file is.
+def demo(run: str | Path = "runs/demo", seed: int = 1) -> JsonObject:
+    """Train a translator of dates from random matrices, test it, trace it, and draw its weights.
 
-    Args:
-        path: the run's folder; gone on with if it is there.
-        seed: of data, matrices and batches.
-        console: where progress is written.
+    What is done, and where each file is, is written on standard error, or in the notebook.
 
-    Returns: what ``headloom demo --json`` prints: exact_match, train_seconds, run, page, and more.
+    Args: run: the run's folder; gone on with if it is there; seed: of data, matrices and batches.
+    Returns: exact_match (share of held-out dates), train_seconds, steps, run, page, files.
     """
-    config = demo_config(seed)
+    progress = ConsoleProgress()
+    console, path, config = progress.console, Path(run), demo_config(seed)
     console.print("[bold]1. Train[/] a Transformer that reads dates in 48 languages.")
-    with ConsoleProgress(console) as listener:
-        result = train(config, path, listener)
-    console.print(f"Trained {result.steps:,} steps in {result.seconds:.1f} s.")
-    run = open_run(path)
+    outcome = train(config, run=path).outcome
+    trained = open_run(path)
 
     console.print("\n[bold]2. Translate[/] dates it has never seen, one character at a time.")
-    exact = _translate(run, console)
+    exact = _translate(trained, console)
 
     console.print("\n[bold]3. Trace[/] which characters each character looks at.")
-    traces = _trace(run)
-    files = _draw(run, traces, result, exact)
+    traces = _trace(trained)
+    files = _draw(trained, traces, outcome, exact)
     for name, file in files.items():
-        console.print(f"  {name:<32} {file}", soft_wrap=True, markup=False)
+        progress.say(f"  {name:<32} {file}")
     examples = getattr(config.task, "test_examples", 0)
-    console.print(
-        f"\n[bold]{exact:.1%}[/] of {examples:,} held-out dates exactly right, "
-        f"after {result.seconds:.0f} s of training. "
-        f"Open the page: [bold]{escape(str(files['page']))}[/]",
-        soft_wrap=True,
+    progress.say(
+        f"\n{exact:.1%} of {examples:,} held-out dates exactly right, after "
+        f"{outcome['train_seconds']:.0f} s of training. Open the page: {files['page']}"
     )
     return {
         "exact_match": exact,
-        "train_seconds": round(result.seconds, 2),
-        "steps": result.steps,
+        "train_seconds": round(outcome["train_seconds"], 2),
+        "steps": outcome["steps"],
         "run": str(path),
         "page": str(files["page"]),
         "files": {name: str(file) for name, file in files.items()},
@@ -116,7 +110,7 @@ def _trace(run: TrainedRun) -> dict[str, TraceData]:
 
 
 def _draw(
-    run: TrainedRun, traces: dict[str, TraceData], result: TrainingResult, exact: float
+    run: TrainedRun, traces: dict[str, TraceData], outcome: JsonObject, exact: float
 ) -> dict[str, Path]:
     from headloom.studio import pictures
     from headloom.studio.page import export_page
@@ -152,7 +146,7 @@ def _draw(
         history=run_history(run.folder),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",
-            "training": f"{result.seconds:.0f} s, {result.steps:,} steps",
+            "training": f"{outcome['train_seconds']:.0f} s, {outcome['steps']:,} steps",
             "model": f"{sum(p.numel() for p in run.model.parameters()):,} parameters",
         },
     )

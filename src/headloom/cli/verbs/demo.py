@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
-from headloom.cli.output import console, print_json
+from headloom.cli.output import print_json
 
 Folder = Annotated[Path, typer.Option("--run", help="The folder for the run, pictures and page.")]
 
@@ -15,8 +16,6 @@ def demo(
     run: Folder = Path("runs/demo"), seed: option.Seed = 1, as_json: option.AsJson = False
 ) -> None:
     """Train a translator of dates from random matrices, test it, trace it, and draw its weights."""
-    from headloom.api.demo import run_demo
-
-    result = run_demo(run, seed, console())
+    result = headloom.demo(run, seed)
     if as_json:
         print_json(result)
