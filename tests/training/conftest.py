@@ -78,7 +78,8 @@ def everything(path: Path) -> tuple[dict[str, Tensor], list[Any]]:
     for report in RunFolder(path).reports.read():
         report.pop("seconds")
         others.append(report)
-    others += [(path / name).read_text() for name in ("vocabulary.json", "run.json")]
+    texts = (path / name for name in ("vocabulary.json", "run.json"))  # images have no vocabulary
+    others += [file.read_text() for file in texts if file.exists()]
     return tensors, others
 
 

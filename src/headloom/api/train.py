@@ -20,8 +20,16 @@ from headloom.formats.files import JsonObject
 from headloom.formats.run import RunFolder, is_free, is_run
 from headloom.models.dense import why_not_here
 from headloom.training import loop
-from headloom.training.config import RunConfig, TrainingConfig, check_config, kinds, read_config
-from headloom.training.in_memory import Gathered, gather, is_path
+from headloom.training.config import (
+    RunConfig,
+    TrainingConfig,
+    check_config,
+    kinds,
+    overridden,
+    read_config,
+)
+from headloom.training.examples import end_of
+from headloom.training.in_memory import ENDS, Gathered, gather, is_path
 from headloom.training.progress import Callback, Callbacks, ConsoleProgress
 from headloom.training.sections import TaskSection
 from headloom.training.settings import SECTIONS, habitual, routed, sections_of
@@ -73,8 +81,10 @@ def train(
     """
     settings = habitual(settings)
     run = settings.pop("run", run)
-    content, kept, data = _read(config, data, overrides)
-    plan = _plan(content, data, settings)
+    content, kept, data = _read(config, data)
+    source = str(config) if isinstance(config, str | Path) and config is not data else "train"
+    content = overridden(sections_of(content), overrides or ())
+    plan = _plan(content, data, settings, f"{source} with --set" if overrides else source)
     if run is None:
         named = isinstance(config, str | Path) and (config is not data or is_path(config))
         stem = Path(str(config).removesuffix(".gz")).stem if named else plan.kind
@@ -99,17 +109,20 @@ def train(
 class _Plan:
     """A training whose folder is not chosen yet.
 
-    content: sections of the configuration; data: to be written there; settings: keywords.
+    content: sections of the configuration; data: to be written there; settings: keywords; source:
+    of the configuration, for errors.
     """
 
     content: JsonObject
     data: Gathered | None
     settings: Mapping[str, Any]
+    source: str
 
     @property
     def kind(self) -> str:
         """The kind of its task."""
-        return str(self.content.get("task", {}).get("kind"))
+        task = self.content.get("task")
+        return str(task.get("kind") if isinstance(task, dict) else task)
 
     @property
     def in_memory(self) -> bool:
@@ -121,7 +134,7 @@ class _Plan:
         content = self.content
         if self.data is not None:
             content = {**content, "task": {**content["task"], **self.data.task(folder / "data")}}
-        return check_config(routed(content, self.settings), "train")
+        return check_config(routed(content, self.settings), self.source)
 
     def free(self, first: Path) -> Path:
         """The first folder that is free, or holds this training; of data in files the first."""
@@ -163,15 +176,14 @@ class _Plan:
                         path.rmdir()
 
 
-def _plan(content: JsonObject, data: object, settings: dict[str, Any]) -> _Plan:
+def _plan(content: JsonObject, data: object, settings: dict[str, Any], source: str) -> _Plan:
     """The sections of a configuration and of keywords together, and the data for its task."""
-    content = sections_of(content)
     own = {name: settings.pop(name) for name in SECTIONS if name in settings}
     for name, section in sections_of(own).items():
         content[name] = {**content.get(name, {}), **section}
-    task = content.setdefault("task", {})
     if data is None:
-        return _Plan(content, None, settings)
+        return _Plan(content, None, settings, source)
+    task = content.get("task", {})
     roles = {role: settings.get(role, task.get(role)) for role in _ROLES}
     gathered = gather(data, task.get("kind"), roles)
     section = kinds("task")[gathered.kind]
@@ -183,7 +195,7 @@ def _plan(content: JsonObject, data: object, settings: dict[str, Any]) -> _Plan:
         settings = {name: value for name, value in settings.items() if name not in _ROLES}
     rest = {name: value for name, value in task.items() if name not in drop}
     content["task"] = {"kind": gathered.kind, **gathered.usual, **rest}
-    return _Plan(content, gathered, settings)
+    return _Plan(content, gathered, settings, source)
 
 
 def _show(config: RunConfig, folder: Path, callback: Callbacks) -> None:
@@ -213,9 +225,7 @@ def _launch(config: RunConfig, folder: Path, processes: int) -> None:
         launch(["train", str(file), "--run", str(folder)], processes)
 
 
-def _read(
-    config: object, data: object, overrides: Sequence[str] | None
-) -> tuple[JsonObject, Path | None, object]:
+def _read(config: object, data: object) -> tuple[JsonObject, Path | None, object]:
     """The sections of a configuration, the run that it is of, and the data."""
     if isinstance(config, TrainingConfig):
         return {"training": config}, None, data
@@ -225,18 +235,20 @@ def _read(
         return dict(config), None, data
     if isinstance(config, str | Path) and is_run(config):
         folder = RunFolder.open(Path(config))
-        return read_config(folder.path / "config.json", overrides), folder.path, data
+        content = read_config(folder.path / "config.json")
+        place = check_config(content, str(config)).task.place
+        if place is not None and not Path(content["task"][place]).exists():
+            content["task"][place] = str(folder.place() or content["task"][place])
+        return content, folder.path, data
     if isinstance(config, str | Path) and not _names_data(config):
-        return read_config(config, overrides), None, data
+        return read_config(config), None, data
     if config is not None and data is not None:
         data = (config, data)
     return {}, None, config if data is None else data
 
 
 def _names_data(path: str | Path) -> bool:
-    if isinstance(path, str) and "\n" in path:
-        return True
-    return Path(path).name != "config.json" and (
-        Path(path).is_dir()
-        or (is_path(path) and Path(path).suffix != ".toml" and not str(path).startswith("/dev/"))
-    )
+    """Whether a path, or a text, is data rather than a configuration."""
+    if "\n" in str(path) or Path(path).name == "config.json":
+        return "\n" in str(path)
+    return end_of(Path(path)) in ENDS or Path(path).is_dir()

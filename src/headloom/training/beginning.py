@@ -95,10 +95,18 @@ def _lead(
     return folder, task
 
 
-def _saved(folder: RunFolder) -> JsonObject:
-    """The configuration of a run, with the defaults of keys that came after it was written."""
+def _saved(folder: RunFolder, now: RunConfig) -> JsonObject:
+    """The configuration of a run, with the defaults of keys that came after it was written.
+
+    now: the configuration that it goes on with, which may name the data's place from elsewhere.
+    """
     config = check_config(folder.config(), str(folder.path / "config.json"))
-    return config.model_dump(mode="json")
+    content, key = config.model_dump(mode="json"), now.task.place
+    if key is not None and key in content["task"]:
+        data = Path(getattr(now.task, key))
+        if data.resolve() == (folder.place() or Path(content["task"][key])).resolve():
+            content["task"][key] = str(data)
+    return content
 
 
 def _check_same(folder: RunFolder, config: RunConfig) -> None:
@@ -108,7 +116,7 @@ def _check_same(folder: RunFolder, config: RunConfig) -> None:
             f"{folder.path}: this is the folder of a training that headloom.monitor watches. "
             "Choose another folder."
         )
-    for place, old, new in _differences(_saved(folder), config.model_dump(mode="json")):
+    for place, old, new in _differences(_saved(folder, config), config.model_dump(mode="json")):
         if place not in _ENDS:
             raise InputError(
                 f"{folder.path}: this run was started with another configuration: {place} was "
@@ -132,7 +140,7 @@ def extend(folder: RunFolder, config: RunConfig) -> None:
     command extends it then.
     """
     content = config.model_dump(mode="json")
-    if _saved(folder) != content:
+    if _saved(folder, config) != content:
         folder.set_state("training")
         folder.set_config(content)
 

@@ -210,22 +210,15 @@ def check_config(content: JsonObject, source: str) -> RunConfig:
 
 
 def load_config(path: Path | str, overrides: Sequence[str] | None = None) -> RunConfig:
-    """Read and check a TOML file, see `read_config`."""
-    return check_config(
-        read_config(path, overrides), f"{path} with --set" if overrides else str(path)
-    )
+    """Read and check a TOML file: see `read_config`, `overridden` and `check_config`."""
+    content = overridden(read_config(path), overrides or ())
+    return check_config(content, f"{path} with --set" if overrides else str(path))
 
 
-def read_config(path: Path | str, overrides: Sequence[str] | None = None) -> JsonObject:
-    """Read a TOML file, or a JSON file as runs have it.
+def read_config(path: Path | str) -> JsonObject:
+    """Read a TOML file, or a JSON file as runs have it, not checked.
 
-    Args:
-        path: where it is.
-        overrides: "section.key=value" with a TOML value; a bare word is taken as a string.
-
-    Raises:
-        DataError: the file is missing or not UTF-8.
-        InputError: not TOML, an unknown key, a value that cannot be used.
+    Raises: DataError: the file is missing or not UTF-8; InputError: it is not TOML.
     """
     text = read_text(path, "configuration")
     try:
@@ -234,22 +227,31 @@ def read_config(path: Path | str, overrides: Sequence[str] | None = None) -> Jso
         raise InputError(
             f"{path}: not TOML: {error}. Give a configuration, as those in examples."
         ) from None
-    for override in overrides or []:
-        _override(content, override)
     return content
 
 
-def _override(content: JsonObject, override: str) -> None:
-    name, equals, value = override.partition("=")
-    if not equals or not name.strip():
-        raise InputError(f"--set {override!r}: expected section.key=value, as in training.seed=2.")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        parsed = value
-    *sections, key = name.strip().split(".")
-    for section in sections:
-        content = content.setdefault(section, {})
-        if not isinstance(content, dict):
-            raise InputError(f"--set {override!r}: {section!r} is a value, not a section.")
-    content[key] = parsed
+def overridden(content: JsonObject, overrides: Sequence[str]) -> JsonObject:
+    """A configuration with "section.key=value" in it; the value is TOML's, or a bare word a string.
+
+    >>> overridden({"training": {"seed": 1}}, ["training.seed=2", "model.kind=graph"])
+    {'training': {'seed': 2}, 'model': {'kind': 'graph'}}
+    """
+    content = json.loads(json.dumps(content, default=str))
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        if not equals or not name.strip():
+            raise InputError(
+                f"--set {override!r}: expected section.key=value, as in training.seed=2."
+            )
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except (ValueError, RecursionError):
+            parsed = value
+        *sections, key = name.strip().split(".")
+        place = content
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise InputError(f"--set {override!r}: {section!r} is a value, not a section.")
+        place[key] = parsed
+    return content

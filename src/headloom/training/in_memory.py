@@ -28,6 +28,7 @@ from headloom.training.examples import (
     file_columns,
     matched,
     read_columns,
+    values_of,
 )
 
 #: What the parts of data are called.
@@ -36,7 +37,8 @@ PARTS = {"train": "train", "valid": "valid", "validation": "valid", "val": "vali
 #: The columns that tasks read.
 ROLES = {"translation": ("source", "target"), "labels": ("text", "label"), "language": ("text",),
          "images": ("image", "label")}  # fmt: skip
-_ENDS = (*NAMED_ENDS, ".tsv", ".txt", ".npz")
+#: Ends of the names of files of data, without .gz.
+ENDS = (*NAMED_ENDS, ".tsv", ".txt", ".npz")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Gathered:
 def is_path(value: object) -> bool:
     """Whether a value names files: a Path, or a text that is there or ends as data do."""
     if isinstance(value, str) and len(value) < 1_000 and "\n" not in value:
-        return end_of(Path(value)) in _ENDS or is_there(value)
+        return end_of(Path(value)) in ENDS or is_there(value)
     return isinstance(value, Path)
 
 
@@ -177,7 +179,7 @@ def _of_graph(data: Any) -> Gathered:
 def _of_images(parts: Mapping[str, tuple[Any, Any]]) -> Gathered:
     written = {}
     for name, (images, labels) in parts.items():
-        pixels, classes = np.asarray(images), np.asarray(labels)
+        pixels, classes = np.asarray(images), np.array([*map(as_text, values_of(labels))])
         if pixels.ndim == 4 and pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3):
             pixels = np.moveaxis(pixels, 1, -1)  # as torch has them
         low, high = (float(edge(initial=0)) for edge in (pixels.min, pixels.max))
@@ -188,7 +190,7 @@ def _of_images(parts: Mapping[str, tuple[Any, Any]]) -> Gathered:
                 f"data, {name}: images are {pixels.dtype} from {low:g} to {high:g}; expected whole "
                 "numbers below 256, or floats from 0 to 1. Divide by the largest that there can be."
             )
-        written[f"{name}.npz"] = _npz(images=pixels, labels=classes.astype(str))
+        written[f"{name}.npz"] = _npz(images=pixels, labels=classes)
     return Gathered("images", {"folder": "", **{n: f"{n}.npz" for n in parts}}, {}, written)
 
 
@@ -223,7 +225,8 @@ def _stacked(columns: Columns) -> tuple[Any, Any]:
 def _few(values: Sequence[object]) -> bool:
     """Whether values are classes: whole numbers, or few texts that come again and again."""
     numbers = all(isinstance(value, int | np.integer) for value in values)
-    return numbers or len(set(map(as_text, values))) <= max(2, len(values) // 10)
+    different = len(set(map(as_text, values)))
+    return numbers or (different < len(values) and different <= max(2, len(values) // 10))
 
 
 def _kind_of(columns: Columns, roles: Mapping[str, str | None]) -> str:

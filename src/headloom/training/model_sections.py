@@ -39,12 +39,16 @@ class Section(BaseModel):
 
 
 def described(section: type[BaseModel]) -> list[tuple[str, str, str]]:
-    """The keys of a section: name, default as TOML has it, and what it means."""
-    return [
-        (name, _default(field), field.description)
-        for name, field in section.model_fields.items()
-        if field.description
-    ]
+    """The keys of a section: name, default as TOML has it, and what it means.
+
+    A key with a default of its own means what it does in the class above.
+    """
+    texts: dict[str, str] = {}
+    for parent in section.__mro__:
+        for name, field in getattr(parent, "model_fields", {}).items():
+            texts.setdefault(name, field.description or "") or texts.pop(name)
+    fields = section.model_fields.items()
+    return [(name, _default(field), texts[name]) for name, field in fields if name in texts]
 
 
 def _default(field: FieldInfo) -> str:
@@ -59,7 +63,7 @@ def _default(field: FieldInfo) -> str:
         return f'"{value}"'
     if isinstance(value, tuple):
         return str(list(value))
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"{value:_}" if isinstance(value, int) else f"{value:g}"
 
 
 class ModelSection(Section):
@@ -169,10 +173,10 @@ class ClassifierConfig(_TextSection):
     """An encoder whose outputs are pooled into the score of each class."""
 
     kind: Literal["classifier"] = "classifier"
-    width: Size = Field(128, description="of embeddings and of what flows between layers")
-    feed_forward: Size = Field(256, description="inner width of the feed-forward layers")
+    width: Size = 128
+    feed_forward: Size = 256
     layers: Layers = Field(2, description="layers of the encoder")
-    dropout: Share = Field(0.3, description="of what layers give")
+    dropout: Share = 0.3
     pooling: PoolingKind = Field(
         "mean", description='of the outputs of all positions; or `"first"`, `"max"`'
     )
@@ -190,8 +194,8 @@ class VisionTransformerConfig(_BlocksSection):
     """A Transformer encoder on the patches of an image."""
 
     kind: Literal["vision-transformer"] = "vision-transformer"
-    width: Size = Field(64, description="of patches and of what flows between layers")
-    feed_forward: Size = Field(128, description="inner width of the feed-forward layers")
+    width: Size = 64
+    feed_forward: Size = 128
     layers: Layers = Field(4, description="layers of the encoder")
     activation: ActivationKind = Field(
         "gelu", description='or `"relu"`, `"gelu-tanh"` (GPT-2\'s approximation), `"silu"`'

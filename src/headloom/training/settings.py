@@ -114,14 +114,16 @@ def routed(content: JsonObject, settings: Mapping[str, Any]) -> JsonObject:
 
     Raises: InputError: a key that no section has, or two.
     """
-    result = {name: dict(content.get(name, {})) for name in SECTIONS}
+    if not settings:
+        return content
+    result = {**content, **{name: dict(content.get(name, {})) for name in SECTIONS}}
     task = kinds("task").get(str(result["task"].get("kind")), TaskSection)
     usual = task.models[0] if issubclass(task, TaskSection) else BaseModel
     own = "pretrained" if "folder" in result["model"] else None
     model = kinds("model").get(str(result["model"].get("kind", own)), usual)
     known = {"task": task.model_fields, "model": model.model_fields,
              "training": TrainingConfig.model_fields}  # fmt: skip
-    for name, value in settings.items():
+    for name, value in sorted(settings.items(), key=lambda item: item[0] == "batch_size"):
         section, dot, key = name.partition(".")
         if dot and section in known:
             result[section][key] = value

@@ -1,0 +1,42 @@
+"""The tables of keys in docs/training.md, from what the sections of a configuration say of them.
+
+python scripts/keys.py writes them anew; a test holds that they are.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from headloom.training import config, model_sections, sections
+from headloom.training.model_sections import described
+
+PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+#: A table: of a class, perhaps without the keys that are as another class has them.
+TABLE = re.compile(r"(<!-- keys of (\w+)(?: beside (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _section(name: str) -> type[BaseModel]:
+    (section,) = {vars(m)[name] for m in (config, sections, model_sections) if name in vars(m)}
+    assert issubclass(section, BaseModel)
+    return section
+
+
+def table(name: str, other: str | None = None) -> str:
+    """The keys of a class of a section as a table of Markdown."""
+    known = described(_section(other)) if other else []
+    rows = [row for row in described(_section(name)) if row not in known]
+    lines = [f"| `{key}` | {'' if v == 'none' else f'`{v}`'} | {what} |" for key, v, what in rows]
+    return "\n".join(["", "| key | default | |", "|---|---|---|", *lines, "", ""])
+
+
+def filled(text: str) -> str:
+    """A page with its tables as the sections have them."""
+    return TABLE.sub(lambda match: match[1] + table(match[2], match[3]) + match[4], text)
+
+
+if __name__ == "__main__":
+    sys.exit(PAGE.write_text(filled(PAGE.read_text("utf-8")), "utf-8") == 0)
