@@ -24,9 +24,11 @@ from .api.heads import heads as heads
 from .api.importing import from_files as from_files
 from .api.measures import measure as measure
 from .api.model import Model as Model
+from .api.opening import ablate as ablate
 from .api.opening import load as load
 from .api.opening import open as open
 from .api.opening import predict as predict
+from .api.opening import relevance as relevance
 from .api.opening import trace as trace
 from .api.run import Run as Run
 from .api.steps import steps as steps

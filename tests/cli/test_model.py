@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -142,3 +143,25 @@ def test_a_run_predicts(runs: Path) -> None:
             model.generate("the c", **{keyword: True})
     with pytest.raises(headloom.InputError, match="predicts nothing from text"):
         headloom.load("minilm").predict("a")
+
+
+def test_heads_are_ablated_and_tokens_weighed(runs: Path, writer: Path) -> None:
+    """In tables that sort and group; on a text, on texts, on some of the validation data."""
+    model = headloom.load(runs / "dates")
+    pairs = [("May 3, 1999", "1999-05-03"), ("1. Mai 2001", "2001-05-01")]
+    for given in ((), ("May 3, 1999",), (pairs,)):
+        table = model.ablate(*given)
+        assert list(table.columns) == ["layer", "head", "loss", "change"] and len(table) == 6
+        change = table["loss"] - table.attrs["baseline"]
+        assert table["change"].tolist() == pytest.approx(change.tolist())
+    frame = pandas.DataFrame(pairs, columns=["source", "target"])
+    assert headloom.ablate(model, data=frame).equals(table)
+    several = headloom.ablate(writer, ["a b c", "c d"])
+    apart = [headloom.ablate(writer, text).attrs["baseline"] for text in ("a b c", "c d")]
+    assert several.attrs["baseline"] == pytest.approx(sum(apart) / 2)
+    estimated = headloom.ablate(writer, "a b c", estimate=True)
+    assert list(estimated.columns)[2:] == ["loss", "change", "most_at", "token", "there"]
+    table = headloom.relevance(writer, "a b c", logit="d")
+    assert list(table.columns) == ["position", "token", "relevance"]
+    assert table["relevance"].is_monotonic_decreasing and set(table["token"]) == {"a", "b", "c"}
+    assert table.attrs["predicted"] == "d" and table.attrs["after"] == "c"

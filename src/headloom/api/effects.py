@@ -4,65 +4,55 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from headloom.analysis.effects.ablation import Ablation, ablate, attention_layers, patch
-from headloom.analysis.effects.estimates import estimate
-from headloom.analysis.effects.interventions import Kind
+from headloom.analysis.effects.ablation import ablate, attention_layers
+from headloom.analysis.effects.ablation import patch as patched
+from headloom.analysis.effects.estimates import estimate as estimated
 from headloom.analysis.effects.relevance import relevance
-from headloom.api.model import Model
-from headloom.api.opening import load
 from headloom.api.questions import Measure, Prediction, tell_unknown
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
+from headloom.tracing.model_state import evaluation_mode
+
+if TYPE_CHECKING:
+    import pandas
+
+    from headloom.api.model import Model
+
+#: What a head gives instead of its output.
+Replacement: TypeAlias = Literal["zero", "mean", "uniform"]
 
 
-def effects_of_heads(
-    name: str,
-    text: str | None,
+def ablate_heads(
+    model: Model,
+    text: object = None,
     *,
     target: str | None = None,
-    kind: Kind = "zero",
-    patch_text: str | None = None,
+    replacement: Replacement = "zero",
+    patch: str | None = None,
     logit: str | None = None,
     against: str | None = None,
-    layer: str | None = None,
-    positions: Sequence[int] | None = None,
-    estimated: bool = False,
+    layer: str | int | None = None,
+    at: Sequence[int] | None = None,
+    estimate: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Ablation, Measure]:
-    """Replace heads one after the other; returns the changes of a measure, and the measure.
-
-    Args:
-        name: of a run, or of a model of Hugging Face.
-        text: that the model reads; None: of a run, some of its validation data.
-        target: of an encoder-decoder, what it is to write.
-        kind: see `headloom.analysis.effects.ablation.ablate`.
-        patch_text: another text, of as many tokens, whose outputs replace those of the heads.
-        logit, against: the token whose logit is measured, less that of another; None: the loss.
-        layer: only heads of this one, by its number or its path.
-        positions: the only ones where heads give something else; None: all.
-        estimated: all changes from one gradient, instead of a run for each.
-        progress: told how many runs of how many are done.
-
-    Raises: InputError: options that do not fit each other or the model.
-    """
+) -> pandas.DataFrame:
+    """See `headloom.Model.ablate`."""
     _check_against(logit, against)
-    if text is None and (patch_text, positions) != (None, None):
+    if text is None and (patch, at) != (None, None):
         raise InputError("--patch and --at need --text, on which the heads are replaced.")
-    if patch_text is not None and kind != "zero":
+    if patch is not None and replacement != "zero":
         raise InputError(
             "--patch and --replacement: both say what replaces the outputs of heads. Leave one out."
         )
-    model = load(name)
     network, measure = model.module, _measure(model, text, target, logit, against)
-    if estimated and not measure.differentiable:
+    if estimate and not measure.differentiable:
         raise InputError(
-            f"--estimate: {name} predicts nothing, and the {measure.name}, which is measured "
+            f"--estimate: {model.name} predicts nothing, and the {measure.name}, which is measured "
             "instead, has no gradient where nothing is changed. Leave --estimate out, or give a "
             "model that predicts."
         )
@@ -71,38 +61,48 @@ def effects_of_heads(
         (number, head)
         for number, ran in enumerate(layers)
         for head in range(ran.heads)
-        if layer in (None, str(number), ran.name)
+        if layer is None or str(layer) in (str(number), ran.name)
     ]
     if not heads:
         raise InputError(
             f"--layer {layer}: the model has layers 0 to {len(layers) - 1}: "
             f"{', '.join(ran.name for ran in layers[:3])} ..."
         )
-    source = None
-    if patch_text is not None:
-        source = _measure(model, patch_text, target, logit, against).run
-    run = measure.run
-    if estimated:
-        kind = kind if source is None else "patch"
-        result = estimate(network, run, kind=kind, source=source, heads=heads, positions=positions)
-    elif source is None:
-        result = ablate(
-            network, run, kind=kind, heads=heads, positions=positions, progress=progress
-        )
-    else:
-        result = patch(network, run, source, heads=heads, positions=positions, progress=progress)
-    if text is not None:
-        read = text + (target or "") + (patch_text or "")
+    source = None if patch is None else _measure(model, patch, target, logit, against).run
+    run, kind = measure.run, replacement if source is None else "patch"
+    with evaluation_mode(network):
+        if estimate:
+            result = estimated(network, run, kind=kind, source=source, heads=heads, positions=at)
+        elif source is None:
+            result = ablate(network, run, kind=kind, heads=heads, positions=at, progress=progress)
+        else:
+            result = patched(network, run, source, heads=heads, positions=at, progress=progress)
+    if isinstance(text, str):
+        read = text + (target or "") + (patch or "")
         tell_unknown("the text", model._unknown_parts(read))
-    return result, measure
+    frame = result.by_change().to_pandas().rename(columns={"value": measure.name})
+    frame = frame.drop(columns=["heads", "name"])
+    if "most_at" in frame and len(measure.tokens) == max(len(e.at) for e in result.effects):
+        names = shown(measure.tokens)
+        places = frame["most_at"]
+        frame.insert(
+            len(frame.columns) - 1, "token", [None if p != p else names[int(p)] for p in places]
+        )
+    frame.attrs |= {
+        "model": model.name, "measure": measure.name, "kind": result.kind,
+        "estimated": result.estimated, "baseline": result.baseline,
+        "layers": [each.name for each in result.layers],
+        "at": {f"{n}.{h}": list(e.at) for e in result.effects for n, h in e.heads if e.at},
+    }  # fmt: skip
+    return frame
 
 
 def _measure(
-    model: Model, text: str | None, target: str | None, logit: str | None, against: str | None
+    model: Model, text: object, target: str | None, logit: str | None, against: str | None
 ) -> Measure:
     if logit is None:
         return model._loss(text, target)
-    if text is None:
+    if not isinstance(text, str):
         raise InputError("--logit needs --text, after which the token comes.")
     prediction = model._prediction(text, target, None)
     token = prediction.number("--logit", logit)
@@ -120,54 +120,23 @@ def _measure(
     return Measure(name, run, prediction.tokens if one_sequence else ())
 
 
-@dataclass(frozen=True)
-class Relevance:
-    """A prediction, and how relevant each token was for it.
-
-    predicted: the token or the label; logit: its logit, less that of `against`.
-    position: the token that the prediction comes after, and after: its text; None: of a classifier.
-    pooling: how a run of a classifier pools, and parts: what each position adds to the logit.
-    """
-
-    predicted: str
-    against: str | None
-    logit: float
-    position: int | None
-    after: str | None
-    tokens: Sequence[str]
-    values: list[float]
-    pooling: str | None = None
-    parts: list[float] | None = None
-
-
-def relevance_of_tokens(
-    name: str,
-    text: str | None,
+def token_relevance(
+    model: Model,
+    text: str | None = None,
     *,
     target: str | None = None,
     logit: str | None = None,
     against: str | None = None,
-    position: int | None = None,
-) -> Relevance:
-    """How relevant each token of a text is for a prediction: see
-    `headloom.analysis.effects.relevance`.
+    token: int | None = None,
+) -> pandas.DataFrame:
+    """See `headloom.Model.relevance`."""
+    import pandas
 
-    Args:
-        name: of a run, or of a model of Hugging Face.
-        text: that the model reads.
-        target: of an encoder-decoder, what it has written so far; None: a run's own translation.
-        logit: the token or the label that is predicted; None: the likeliest.
-        against: another, whose logit is taken off.
-        position: of the token that the prediction comes after; None: the last one, or a mask.
-
-    Raises: InputError: no text, a word of several tokens, no such position.
-    """
     if text is None:
         raise InputError("relevance: give the text that the model reads, by --text or --file.")
     _check_against(logit, against)
-    model = load(name)
-    prediction = model._prediction(text, target, position)
-    network, pooling, place = prediction.network, prediction.pooling, _place(prediction, position)
+    prediction = model._prediction(text, target, token)
+    network, pooling, place = prediction.network, prediction.pooling, _place(prediction, token)
     number = None if logit is None else prediction.number("--logit", logit)
     other = None if against is None else prediction.number("--against", against)
     inputs: dict[str, Any] = dict(prediction.inputs)
@@ -194,19 +163,21 @@ def relevance_of_tokens(
         value = float(asked.detach())
         return asked
 
-    (values,) = relevance(network, inputs, score, rows=rows).tolist()
+    with evaluation_mode(network):
+        (values,) = relevance(network, inputs, score, rows=rows).tolist()
     tell_unknown("the text", model._unknown_parts(text + (target or "")))
-    return Relevance(
-        _name(prediction, number),
-        None if other is None else _name(prediction, other),
-        value,
-        place,
-        None if place is None else shown(prediction.read)[place],
-        prediction.tokens,
-        values,
-        None if pooling is None else pooling.name,
-        None if parts is None else parts.tolist(),
-    )
+    tokens = shown(prediction.tokens)
+    frame = pandas.DataFrame(
+        {"position": range(len(tokens)), "token": list(tokens), "relevance": values}
+    ).sort_values("relevance", ascending=False, kind="stable", ignore_index=True)
+    frame.attrs |= {
+        "model": model.name, "predicted": _name(prediction, number), "logit": value,
+        "against": None if other is None else _name(prediction, other), "position": place,
+        "after": None if place is None else shown(prediction.read)[place],
+        "tokens": list(prediction.tokens), "pooling": None if pooling is None else pooling.name,
+        "parts": None if parts is None else parts.tolist(),
+    }  # fmt: skip
+    return frame
 
 
 def _check_against(logit: str | None, against: str | None) -> None:

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headloom.api.predict import Kind, PredictOptions, cannot, predictions, table_of
+from headloom.api.effects import Replacement, ablate_heads, token_relevance
+from headloom.api.predict import cannot, predictions, table_of
 from headloom.api.questions import (
     Inputs,
-    Measure,
-    Pairs,
-    Prediction,
+    PredictOptions,
     Progress,
+    Questions,
     check_output,
     check_text,
     tell_unknown,
 )
 from headloom.api.trace import Trace
 from headloom.errors import InputError, no_keyword
-from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.images import open_image
-from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
 from headloom.models.dense import Products
-from headloom.tracing.capture import trace_as
-from headloom.tracing.capture import verify as verify_model
 from headloom.tracing.options import TraceOptions, Verify
-from headloom.training.inference import Prediction as LabelPrediction
 
 if TYPE_CHECKING:
+    import pandas
     from PIL.Image import Image
 
 
@@ -50,7 +46,7 @@ _NOT_OF_GENERATE = {
 _OF_GENERATE = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 
 
-class Model:
+class Model(Questions):
     """A network and its tokenizer: `headloom.load` gives one.
 
     This class traces any `torch.nn.Module`; runs (`Run`) and models of Transformers also read texts
@@ -58,20 +54,6 @@ class Model:
 
     name: of the run, folder, file or model, or of the module's class.
     """
-
-    def __init__(self, name: str, module: nn.Module, tokenizer: Any = None) -> None:
-        self.name = name
-        self._module, self._tokenizer = module, tokenizer
-
-    @property
-    def module(self) -> nn.Module:
-        """The network, a `torch.nn.Module`."""
-        return self._module
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer, which names the token ids; None: there is none, as of images."""
-        return self._tokenizer
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {type(self.module).__name__})"
@@ -151,7 +133,8 @@ class Model:
         """
         if save is not None:
             check_output(Path(save), overwrite)
-        model, description = self, None
+        model: Questions = self
+        description = None
         if image is not None:
             if isinstance(image, str | Path):
                 description, image = {"image": str(image)}, open_image(Path(image))
@@ -181,6 +164,76 @@ class Model:
             tell_unknown("the text", self._unknown_parts(text) if text else ())
             traces += map(Trace.of, made if isinstance(made, list) else [made])
         return traces[0] if len(traces) == 1 and not several else traces
+
+    def ablate(
+        self,
+        text: object = None,
+        *,
+        target: str | None = None,
+        replacement: Replacement = "zero",
+        patch: str | None = None,
+        logit: str | None = None,
+        against: str | None = None,
+        layer: str | int | None = None,
+        at: Sequence[int] | None = None,
+        estimate: bool = False,
+        data: object = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> pandas.DataFrame:
+        """Replace the output of each head in turn; how the loss, or a logit, changes.
+
+        Args:
+            text: that the model reads; None: of a run, some of its validation data.
+            target: of an encoder-decoder, what it writes; of a run of a classifier, the label.
+            replacement: what a head gives instead of its output: "zero", its "mean", or the
+                "uniform" mean of the values that it may look at.
+            patch: another text with as many tokens: each head gives its output on that one.
+            logit: a token, or a label, whose logit is measured; None: the loss.
+            against: another, whose logit is subtracted.
+            layer: only heads of this one, by its number or its path.
+            at: the only positions where heads give something else, negative ones from the end.
+            estimate: all changes from one gradient, instead of a run for each.
+            data: instead of a text: examples, as `evaluate` takes them, or texts.
+            progress: told how many runs of how many are done.
+
+        Returns: a DataFrame, a row a head, the largest changes first: layer, head, the measure by
+        its name, change; of estimates on one text most_at, the position that adds most, its token,
+        and there, what it adds. ``attrs``: baseline, measure, kind, layers (their paths).
+
+        Raises: InputError: options that do not fit each other or the model.
+        """
+        return ablate_heads(
+            self, text if data is None else data, target=target, replacement=replacement,
+            patch=patch, logit=logit, against=against, layer=layer, at=at, estimate=estimate,
+            progress=progress,
+        )  # fmt: skip
+
+    def relevance(
+        self,
+        text: str | None = None,
+        *,
+        target: str | None = None,
+        logit: str | None = None,
+        against: str | None = None,
+        token: int | None = None,
+    ) -> pandas.DataFrame:
+        """How much each token of a text matters to a prediction, by weights and gradients.
+
+        See `headloom.analysis.effects.relevance`.
+
+        Args:
+            text: that the model reads.
+            target: of an encoder-decoder, what it has written so far; None: a run's own.
+            logit: the token or the label that is predicted; None: the likeliest.
+            against: another, whose logit is subtracted.
+            token: the position that the prediction comes after; None: the last one, or a mask.
+
+        Returns: a DataFrame, the most relevant token first: position, token, relevance. ``attrs``:
+        predicted and its logit; position and after, of the token that it comes after.
+
+        Raises: InputError: no text, a word of several tokens, no such position.
+        """
+        return token_relevance(self, text, target=target, logit=logit, against=against, token=token)
 
     def predict(
         self,
@@ -270,96 +323,3 @@ class Model:
         if self._predicts != "label":
             raise cannot(self, "label")
         return self.predict(texts)
-
-    # What the functions behind the verbs ask. A subclass answers what its model can.
-
-    def _lacks(self, what: str) -> NoReturn:
-        """Raise an InputError that says what this model cannot do."""
-        raise InputError(
-            f"{self.name}: {what} is for runs and models of Transformers; a "
-            f"{type(self.module).__name__} reads tensors. Call its .module, or trace it on tensors."
-        )
-
-    @property
-    def _body(self) -> nn.Module:
-        """The part that runs where nothing is predicted; layers have their paths in it."""
-        return self.module
-
-    def _unknown_parts(self, text: str) -> Sequence[str]:
-        """Characters, or words, of a text that the vocabulary lacks."""
-        return ()
-
-    def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
-        """What the model reads for a text, and for a target of an encoder-decoder.
-
-        generates: whether the model is to write after it.
-        """
-        if target is not None:
-            self._lacks("a target")
-        return text  # which the tokenizer of the trace encodes
-
-    def _image_inputs(self, picture: Image, text: str | None) -> tuple[Model, Inputs]:
-        """A model that sees a picture, and perhaps reads a text; and its inputs."""
-        self._lacks("a picture")
-
-    def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
-        """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
-        self._lacks("aligning texts")
-
-    def _windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
-        """A long text in windows of so many tokens, which share a quarter of them."""
-        self._lacks("a text")
-
-    def _verify(self, inputs: Inputs, options: TraceOptions, *, generates: bool = False) -> None:
-        """Compare the model with itself without headloom. Raises: VerificationError."""
-        verify_model(self.module if generates else self._body, inputs, options, generates=generates)
-
-    def _traced(
-        self,
-        inputs: Any,
-        options: TraceOptions,
-        generate: int | Mapping[str, Any] | None = None,
-        *,
-        description: JsonMapping | None = None,
-        progress: Progress | None = None,
-        verification: JsonMapping | None = None,
-    ) -> TraceData | list[TraceData]:
-        """Trace the model on inputs; None: a run on its graph.
-
-        description: entries that the trace adds to its description of the model.
-        verification: what the trace says of it; None: the model is verified on these inputs.
-        """
-        if inputs is None:
-            raise InputError("trace: give what the model reads: a text, an image or tensors.")
-        return trace_as(
-            self._body if generate is None else self.module, inputs, options, generate,
-            verification=verification, about=description,
-            progress=progress or (lambda path, number, expected: None),
-        )  # fmt: skip
-
-    @property
-    def _predicts(self) -> Kind | None:
-        """What the model predicts from a text."""
-        return None
-
-    def _continuation(self, prompt: str, options: PredictOptions) -> str:
-        """What a language model writes after a prompt."""
-        raise cannot(self, "text")
-
-    def _translations(
-        self, lines: Iterator[str], options: PredictOptions, described: bool
-    ) -> Iterator[JsonObject]:
-        """Each line's "source" and "hypotheses", the best first, none of an empty line."""
-        raise cannot(self, "translation")
-
-    def _classes(self, texts: Sequence[str]) -> list[LabelPrediction | None]:
-        """The probabilities of the classes of each text; None of an empty one."""
-        raise cannot(self, "label")
-
-    def _loss(self, text: str | None, target: str | None) -> Measure:
-        """The loss on a text; without one on some of a run's validation data."""
-        self._lacks("the loss of a text")
-
-    def _prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
-        """The model and its inputs, ready for a question about one of its predictions."""
-        self._lacks("a prediction from a text")

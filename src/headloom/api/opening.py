@@ -133,5 +133,7 @@ def _loading(
     return cast(Callable[Concatenate[Source, Parameters], Result], function)
 
 
+ablate = _loading(Model.ablate)
 predict = _loading(Model.predict)
+relevance = _loading(Model.relevance)
 trace = _loading(Model.trace)

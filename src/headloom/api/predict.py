@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from headloom.api.questions import tell_unknown
+from headloom.api.questions import Kind, PredictOptions, tell_unknown
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
-from headloom.models.dense import Products
-from headloom.training.inference import Prediction
+from headloom.training.inference import ClassProbabilities
 
 if TYPE_CHECKING:
     import pandas
@@ -20,37 +18,12 @@ if TYPE_CHECKING:
 
 #: Lines that are read, sorted by length and predicted at once.
 WINDOW = 2_000
-#: What a model predicts from a text: what follows it, its translation, or its class.
-Kind = Literal["text", "translation", "label"]
 #: How each is asked for, and what it is called.
 _ASKED: dict[Kind, tuple[str, str]] = {
     "text": ("generate(prompt)", "continue text"),
     "translation": ("translate(lines)", "translate"),
     "label": ("classify(texts)", "classify texts"),
 }
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """How a model writes: see `headloom.Model.predict`."""
-
-    beam: int = 5
-    length_penalty: float | None = None
-    n_best: int = 1
-    max_new_tokens: int = 200
-    temperature: float = 0.8
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 1
-    products: Products = "float32"
-
-    def __post_init__(self) -> None:
-        """Raise an InputError where more is asked for than a beam holds."""
-        if self.n_best > self.beam:
-            raise InputError(
-                f"--n-best {self.n_best}: a beam of {self.beam} holds no more than {self.beam}. "
-                f"Give --beam {self.n_best}, or a smaller --n-best."
-            )
 
 
 def predictions(
@@ -89,7 +62,7 @@ def predictions(
     tell_unknown("the input", list(unknown))
 
 
-def _described(text: str, classes: Prediction | None) -> JsonObject:
+def _described(text: str, classes: ClassProbabilities | None) -> JsonObject:
     return {"text": text, "label": classes and classes.label, "probabilities": dict(classes or {})}
 
 
@@ -103,7 +76,9 @@ def cannot(model: Model, *kinds: Kind) -> InputError:
     )
 
 
-def table_of(texts: Iterable[str], classes: Iterable[Prediction | None]) -> pandas.DataFrame:
+def table_of(
+    texts: Iterable[str], classes: Iterable[ClassProbabilities | None]
+) -> pandas.DataFrame:
     """Texts and their likeliest classes: columns text, label, probability, probabilities."""
     import pandas
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ from torch import Tensor, nn
 from headloom.analysis.alignment.words import WordParts, parts_by_offsets
 from headloom.analysis.effects.prediction import masked_loss, next_token_loss, output_change
 from headloom.api.model import Model
-from headloom.api.predict import Kind, PredictOptions
 from headloom.api.questions import (
     Inputs,
+    Kind,
     Measure,
     Pairs,
     Prediction,
+    PredictOptions,
     check_text,
     one_token,
 )
@@ -29,7 +31,8 @@ from headloom.tracing.model_state import evaluation_mode
 from headloom.tracing.names import token_names
 from headloom.tracing.pretrained import find_tokenizer, without_output
 from headloom.tracing.sources.transformers import transformers
-from headloom.training.inference import Prediction as LabelPrediction
+from headloom.training.given import given_columns
+from headloom.training.inference import ClassProbabilities
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -186,10 +189,15 @@ class PretrainedModel(Model):
             for number in range(len(encoded["input_ids"]))
         ]
 
-    def _loss(self, text: str | None, target: str | None) -> Measure:
+    def _loss(self, text: object, target: str | None) -> Measure:
         """See Model; of an encoder that predicts no tokens, the change of its output."""
         if text is None:
             raise InputError("ablate: give the text that the model reads, by --text or --file.")
+        if not isinstance(text, str):
+            (texts,) = given_columns(text, {"text": None})
+            own = [self._loss(each, target) for each in texts]
+            mean = partial(_mean, [each.run for each in own])
+            return Measure(own[0].name, mean, differentiable=own[0].differentiable)
         self._inputs(text, target)  # refuses a target of a model that has none, or the lack of one
         network: Any = self.module
         inputs = dict(self._words(text, return_tensors="pt", verbose=False))
@@ -316,10 +324,10 @@ class PretrainedModel(Model):
                 yield {"source": line, "hypotheses": [{"text": text} for text in best]}
 
     @torch.no_grad()
-    def _classes(self, texts: Sequence[str]) -> list[LabelPrediction | None]:
+    def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
         """See Model."""
         module: Any = self.module
-        results: list[LabelPrediction | None] = []
+        results: list[ClassProbabilities | None] = []
         for text in texts:
             if not text.strip():
                 results.append(None)
@@ -330,7 +338,7 @@ class PretrainedModel(Model):
                 shares = module(**inputs).logits[0].double().softmax(-1)
             order = shares.argsort(descending=True, stable=True).tolist()
             names = self._config.id2label
-            results.append(LabelPrediction({str(names[n]): float(shares[n]) for n in order}))
+            results.append(ClassProbabilities({str(names[n]): float(shares[n]) for n in order}))
         return results
 
     @property
@@ -365,3 +373,7 @@ class PretrainedModel(Model):
         ids = self._words(word, add_special_tokens=False)["input_ids"]
         unknown = None if word == self._words.unk_token else self._words.unk_token_id
         return one_token(f"{option} {word}", ids, unknown)
+
+
+def _mean(runs: Sequence[Callable[[], Tensor]]) -> Tensor:
+    return torch.stack([run() for run in runs]).mean()

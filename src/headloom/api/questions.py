@@ -5,25 +5,34 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headloom.errors import DataError, InputError
-from headloom.formats.files import NOT_WRITABLE, JsonObject, disk_errors
+from headloom.formats.files import NOT_WRITABLE, JsonMapping, JsonObject, disk_errors
 from headloom.formats.tokens import visible
+from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import not_a_trace
+from headloom.models.dense import Products
+from headloom.tracing.capture import trace_as
+from headloom.tracing.capture import verify as verify_model
+from headloom.tracing.options import TraceOptions, Verify
+from headloom.training.inference import ClassProbabilities
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from headloom.analysis.alignment.words import WordParts
-    from headloom.tracing.options import TraceOptions, Verify
 
 #: What a model reads: tensors by the names of its arguments; or a text that its tracer encodes.
 Inputs = Mapping[str, torch.Tensor] | str
+#: What a model predicts from a text: what follows it, its translation, or its class.
+Kind = Literal["text", "translation", "label"]
 #: Told the path and the number of each layer that is done, of how many.
 Progress = Callable[[str, int, int | None], None]
 
@@ -54,6 +63,29 @@ class TraceChoices:
         layers = self.layers and ",".join(map(str, self.layers))
         fixed = {"target": None, "queries_keys": True}
         return {**fixed, "generate": self.generate, "keep": self.keep, "layers": layers}
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """How a model writes: see `headloom.Model.predict`."""
+
+    beam: int = 5
+    length_penalty: float | None = None
+    n_best: int = 1
+    max_new_tokens: int = 200
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 1
+    products: Products = "float32"
+
+    def __post_init__(self) -> None:
+        """Raise an InputError where more is asked for than a beam holds."""
+        if self.n_best > self.beam:
+            raise InputError(
+                f"--n-best {self.n_best}: a beam of {self.beam} holds no more than {self.beam}. "
+                f"Give --beam {self.n_best}, or a smaller --n-best."
+            )
 
 
 @dataclass(frozen=True)
@@ -164,3 +196,115 @@ def tell_unknown(what: str, parts: Sequence[str]) -> None:
             f"unknown: {shown} ({len(parts)})",
             file=sys.stderr,
         )
+
+
+class Questions:
+    """A network and its tokenizer, and what the functions behind the verbs ask of them.
+
+    A subclass answers what its model can.
+    """
+
+    def __init__(self, name: str, module: nn.Module, tokenizer: Any = None) -> None:
+        self.name = name
+        self._module, self._tokenizer = module, tokenizer
+
+    @property
+    def module(self) -> nn.Module:
+        """The network, a `torch.nn.Module`."""
+        return self._module
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, which names the token ids; None: there is none, as of images."""
+        return self._tokenizer
+
+    def _lacks(self, what: str) -> NoReturn:
+        """Raise an InputError that says what this model cannot do."""
+        raise InputError(
+            f"{self.name}: {what} is for runs and models of Transformers; a "
+            f"{type(self.module).__name__} reads tensors. Call its .module, or trace it on tensors."
+        )
+
+    @property
+    def _body(self) -> nn.Module:
+        """The part that runs where nothing is predicted; layers have their paths in it."""
+        return self.module
+
+    def _unknown_parts(self, text: str) -> Sequence[str]:
+        """Characters, or words, of a text that the vocabulary lacks."""
+        return ()
+
+    def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
+        """What the model reads for a text, and for a target of an encoder-decoder.
+
+        generates: whether the model is to write after it.
+        """
+        if target is not None:
+            self._lacks("a target")
+        return text  # which the tokenizer of the trace encodes
+
+    def _image_inputs(self, picture: Image, text: str | None) -> tuple[Questions, Inputs]:
+        """A model that sees a picture, and perhaps reads a text; and its inputs."""
+        self._lacks("a picture")
+
+    def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
+        """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
+        self._lacks("aligning texts")
+
+    def _windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
+        """A long text in windows of so many tokens, which share a quarter of them."""
+        self._lacks("a text")
+
+    def _verify(self, inputs: Inputs, options: TraceOptions, *, generates: bool = False) -> None:
+        """Compare the model with itself without headloom. Raises: VerificationError."""
+        verify_model(self.module if generates else self._body, inputs, options, generates=generates)
+
+    def _traced(
+        self,
+        inputs: Any,
+        options: TraceOptions,
+        generate: int | Mapping[str, Any] | None = None,
+        *,
+        description: JsonMapping | None = None,
+        progress: Progress | None = None,
+        verification: JsonMapping | None = None,
+    ) -> TraceData | list[TraceData]:
+        """Trace the model on inputs; None: a run on its graph.
+
+        description: entries that the trace adds to its description of the model.
+        verification: what the trace says of it; None: the model is verified on these inputs.
+        """
+        if inputs is None:
+            raise InputError("trace: give what the model reads: a text, an image or tensors.")
+        return trace_as(
+            self._body if generate is None else self.module, inputs, options, generate,
+            verification=verification, about=description,
+            progress=progress or (lambda path, number, expected: None),
+        )  # fmt: skip
+
+    @property
+    def _predicts(self) -> Kind | None:
+        """What the model predicts from a text."""
+        return None
+
+    def _continuation(self, prompt: str, options: PredictOptions) -> str:
+        """What a language model writes after a prompt."""
+        self._lacks("continuing a text")
+
+    def _translations(
+        self, lines: Iterator[str], options: PredictOptions, described: bool
+    ) -> Iterator[JsonObject]:
+        """Each line's "source" and "hypotheses", the best first, none of an empty line."""
+        self._lacks("translating")
+
+    def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
+        """The probabilities of the classes of each text; None of an empty one."""
+        self._lacks("classifying texts")
+
+    def _loss(self, text: object, target: str | None) -> Measure:
+        """The loss on a text, or on examples; without, on some of a run's validation data."""
+        self._lacks("the loss of a text")
+
+    def _prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+        """The model and its inputs, ready for a question about one of its predictions."""
+        self._lacks("a prediction from a text")

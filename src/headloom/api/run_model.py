@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from headloom.analysis.alignment.links import mutual, pairs_of
 from headloom.analysis.alignment.words import parts_by_offsets
 from headloom.api.model import Model
-from headloom.api.predict import WINDOW, Kind, PredictOptions
+from headloom.api.predict import WINDOW
 from headloom.api.questions import (
     Inputs,
+    Kind,
     Measure,
     Pairs,
     Pooling,
     Prediction,
+    PredictOptions,
     check_text,
     one_token,
 )
@@ -40,8 +42,14 @@ from headloom.tracing.names import token_names
 from headloom.tracing.options import TraceOptions
 from headloom.training.batches import Batch, padded
 from headloom.training.data import classes_of
-from headloom.training.inference import Prediction as LabelPrediction
-from headloom.training.inference import TrainedRun, classify, generate_text, open_run
+from headloom.training.given import given_task
+from headloom.training.inference import (
+    ClassProbabilities,
+    TrainedRun,
+    classify,
+    generate_text,
+    open_run,
+)
 from headloom.training.sections import NodesConfig
 from headloom.training.tasks.images import normalised, shape_of
 from headloom.training.tasks.labels import longest_text, text_ids
@@ -151,7 +159,7 @@ class RunModel(Model):
             top=options.top_k, top_p=options.top_p, seed=options.seed,
         )  # fmt: skip
 
-    def _classes(self, texts: Sequence[str]) -> list[LabelPrediction | None]:
+    def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
         """See Model."""
         return classify(self._run.model, self._run.data, texts)
 
@@ -272,13 +280,16 @@ class RunModel(Model):
             made.save(options.save, overwrite=options.overwrite)
         return made
 
-    def _loss(self, text: str | None, target: str | None) -> Measure:
+    def _loss(self, text: object, target: str | None) -> Measure:
         """See Model. A token of an image is a pixel."""
         filler = _NONE if self.tokenizer is None else self.tokenizer.pad
-        if text is not None:
+        size = self._run.config.training.batch_tokens
+        if isinstance(text, str):
             batches = [self._batch(text, target)]
+        elif text is not None:
+            batches = given_task(self._run, text).validation(size)
         else:
-            every = self._run.task("valid").validation(self._run.config.training.batch_tokens)
+            every = self._run.task("valid").validation(size)
             before = itertools.accumulate((batch.tokens for batch in every), initial=0)
             batches = [b for b, done in zip(every, before, strict=False) if done < _VALIDATION]
         return Measure("loss", lambda: mean_loss(self._run.model, batches, filler))

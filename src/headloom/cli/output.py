@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO, cast
 
+from headloom.formats.tokens import visible as visible
+
 if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
@@ -320,8 +322,6 @@ def cells(table: pa.Table) -> tuple[list[str], list[list[str]], list[str]]:
     """
     from pyarrow import types
 
-    from headloom.formats.tokens import visible
-
     def text(value: object) -> str:
         if isinstance(value, float):
             return f"{value:.6g}"
@@ -355,8 +355,6 @@ def with_layers(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def changed_edges(edges: pandas.DataFrame) -> pandas.DataFrame:
     """The edges of a comparison as a person reads them: both tokens where they differ."""
-    from headloom.formats.tokens import visible
-
     both = edges.drop(columns=["other_query_token", "other_key_token"])
     for end in ("before", "after"):
         unkept = edges["unkept"] == end

@@ -161,7 +161,7 @@ def generate_text(
     return run.vocabulary.decode_continuation(drawn[0].tolist())
 
 
-class Prediction(dict[str, float]):
+class ClassProbabilities(dict[str, float]):
     """The probability of each class, by its name, the likeliest first."""
 
     @property
@@ -177,7 +177,7 @@ class Prediction(dict[str, float]):
 
 def classify(
     model: Predictor, data: DataDescription, texts: Sequence[str]
-) -> list[Prediction | None]:
+) -> list[ClassProbabilities | None]:
     """The probabilities of the classes of texts, by a trained classifier.
 
     Args: model: in evaluation mode; data: of its run; texts: an empty one gets None.
@@ -186,7 +186,7 @@ def classify(
     if not model.classifies_texts or data.vocabulary is None:
         raise other_kind(model, "classify texts", "a classifier")
     names, words, longest = classes_of(data), data.vocabulary, longest_text(data)
-    results: list[Prediction | None] = [None] * len(texts)
+    results: list[ClassProbabilities | None] = [None] * len(texts)
     full = [place for place, text in enumerate(texts) if text.strip()]
     ids = [text_ids(words, texts[place], longest) for place in full]
     for plan in bucketed([(len(each),) for each in ids], 8_192):
@@ -194,5 +194,5 @@ def classify(
             logits = model(padded([ids[index] for index in plan], words.pad))
         for index, row in zip(plan, logits.double().softmax(-1), strict=True):
             order = row.argsort(descending=True, stable=True).tolist()
-            results[full[index]] = Prediction({names[n]: float(row[n]) for n in order})
+            results[full[index]] = ClassProbabilities({names[n]: float(row[n]) for n in order})
     return results

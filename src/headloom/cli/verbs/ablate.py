@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 import typer
 
+import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_json, print_table, progress_bar
-from headloom.formats.tokens import shown, visible
+from headloom.cli.output import print_json, print_table, progress_bar, records, visible
 
 Replacement = Annotated[
     Literal["zero", "mean", "uniform"],
@@ -49,40 +49,33 @@ def ablate(
 
     Or how a --logit does. Without a text: the loss of a run on its validation data.
     """
-    from headloom.api.effects import effects_of_heads
-
     with progress_bar("runs") as progress:
-        result, measure = effects_of_heads(
-            model, option.given_text(text, file), target=target, kind=replacement,
-            patch_text=patch, logit=logit, against=against, layer=layer, positions=at or None,
-            estimated=estimate, progress=progress,
+        frame = headloom.ablate(
+            model, option.given_text(text, file), target=target, replacement=replacement,
+            patch=patch, logit=logit, against=against, layer=layer, at=at, estimate=estimate,
+            progress=progress,
         )  # fmt: skip
-    result = result.by_change(limit)
-    tokens = [visible(token) for token in shown(measure.tokens)]
-    columns = ["heads", measure.name, "change"]
-    places = any(effect.at for effect in result.effects)
+    facts = {str(name): value for name, value in frame.attrs.items()}
+    measure = facts["measure"]
     rows = []
-    for effect in result.effects:
-        row = [effect.name, f"{effect.value:.4f}", f"{effect.change:+.4f}"]
-        if (place := effect.most_at) is not None:
-            token = f" {tokens[place]}" if len(tokens) == len(effect.at) else ""
-            row += [f"{place}{token}", f"{effect.at[place]:+.4f}"]
-        elif places:
+    for effect in records(frame.head(len(frame) if limit is None else limit)):
+        head = f"{effect['layer']}.{effect['head']}"
+        row = [head, f"{effect[measure]:.4f}", f"{effect['change']:+.4f}"]
+        if effect.get("most_at") is not None:
+            token = f" {visible(str(effect['token']))}" if effect.get("token") is not None else ""
+            row += [f"{effect['most_at']:.0f}{token}", f"{effect['there']:+.4f}"]
+        elif "most_at" in effect:
             row += ["-", "-"]
         rows.append(row)
-    print_table(columns + ["most at", "there"] * places, rows, left=("heads",))
-    how = f"{result.kind}, estimated by one gradient" if result.estimated else result.kind
-    print(f"Whole model: {measure.name} {result.baseline:.4f}. Heads replaced: {how}.")
+    columns = ["heads", measure, "change", *["most at", "there"] * ("most_at" in frame)]
+    print_table(columns, rows, left=("heads",))
+    how = f"{facts['kind']}, estimated by one gradient" if facts["estimated"] else facts["kind"]
+    print(f"Whole model: {measure} {facts['baseline']:.4f}. Heads replaced: {how}.")
     if as_json:
-        print_json(
-            {
-                "model": model, "measure": measure.name, "kind": result.kind,
-                "estimated": result.estimated, "baseline": result.baseline,
-                "layers": [layer.name for layer in result.layers],
-                "heads": [
-                    {"heads": effect.heads, "value": effect.value, "change": effect.change}
-                    | ({"at": effect.at} if effect.at else {})
-                    for effect in result.effects
-                ],
-            }
-        )  # fmt: skip
+        places = facts.pop("at")
+        heads = [
+            {"heads": [[e["layer"], e["head"]]], "value": e[measure], "change": e["change"]}
+            | ({"at": at} if (at := places.get(f"{e['layer']}.{e['head']}")) else {})
+            for e in records(frame.head(len(rows)))
+        ]
+        print_json({**facts, "heads": heads})

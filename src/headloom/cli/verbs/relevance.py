@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_csv, print_json, print_table, working
+from headloom.cli.output import print_frame, print_json, print_table, records, visible, working
 
 Position = Annotated[
     int | None,
@@ -24,36 +25,29 @@ def relevance(
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much each token of a text matters to a prediction, by weights and gradients."""
-    from headloom.api.effects import relevance_of_tokens
-    from headloom.formats.tokens import shown, visible
-
     with working("computing gradients"):
-        result = relevance_of_tokens(
+        frame = headloom.relevance(
             model, option.given_text(text, file), target=target, logit=logit, against=against,
-            position=token,
+            token=token,
         )  # fmt: skip
-    tokens, values = shown(result.tokens), result.values
-    places = sorted(range(len(values)), key=lambda place: -values[place])
-    places = places[: option.rows_of(limit, as_csv, len(values))]
+    facts = {str(name): value for name, value in frame.attrs.items()}
+    top = frame.head(option.rows_of(limit, as_csv, len(frame)))
     if as_csv:
-        rows = ((place, tokens[place], values[place]) for place in places)
-        print_csv(("position", "token", "relevance"), rows)
+        print_frame(top, as_csv=True)
         return
-    after = "label" if result.after is None else f"after {visible(result.after)}"
-    at = "" if result.position is None else f" ({result.position})"
-    less = "" if result.against is None else f" less {visible(result.against)}"
-    print(f"{visible(result.predicted)}{less}, {after}{at}: {result.logit:.4f}")
-    if result.pooling is not None:
-        print(f"The class comes from all positions, by {result.pooling} pooling.")
-    cells = [[str(place), visible(tokens[place]), f"{values[place]:.6g}"] for place in places]
+    after = "label" if facts["after"] is None else f"after {visible(facts['after'])}"
+    at = "" if facts["position"] is None else f" ({facts['position']})"
+    less = "" if facts["against"] is None else f" less {visible(facts['against'])}"
+    print(f"{visible(facts['predicted'])}{less}, {after}{at}: {facts['logit']:.4f}")
+    if facts["pooling"] is not None:
+        print(f"The class comes from all positions, by {facts['pooling']} pooling.")
+    cells = [
+        [str(r["position"]), visible(str(r["token"])), f"{r['relevance']:.6g}"]
+        for r in records(top)
+    ]
     print_table(("position", "token", "relevance"), cells, left=("token",))
-    if len(places) < len(values):
-        print(f"and {len(values) - len(places):,} more")
+    if len(top) < len(frame):
+        print(f"and {len(frame) - len(top):,} more")
     if as_json:
-        print_json(
-            {
-                "model": model, "predicted": result.predicted, "against": against,
-                "logit": result.logit, "position": result.position, "tokens": result.tokens,
-                "relevance": values, "pooling": result.pooling, "parts": result.parts,
-            }
-        )  # fmt: skip
+        values = frame.sort_values("position")["relevance"].tolist()
+        print_json({**facts, "relevance": values})
