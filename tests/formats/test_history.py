@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,6 +74,28 @@ def test_measures_are_one_row_a_head(history: History) -> None:
     assert all(math.isnan(row["symmetry"]) for row in rows if row["head"] == 1)
 
 
+def test_a_matrix_at_every_step_is_an_array(history: History) -> None:
+    whole = history["W_Q"]
+    assert whole.shape == (3, 2, 2, 6, 3)  # steps, layers, heads, width, depth
+    for place, snapshot in enumerate(history):
+        for number, each in enumerate(snapshot.layers):
+            assert np.array_equal(whole[place, number], each.matrices["W_Q"].numpy())
+    for key in (1, -1, "second"):
+        assert np.array_equal(history["W_Q", key], whole[:, 1])
+    for name in ("W_X", "W_O"):
+        if name == "W_O":  # of another shape in another layer
+            other = layer("second", 1)
+            other.matrices["W_O"] = torch.zeros(2, 3, 5)
+            write_snapshot(history.folder, Snapshot(0, None, [layer("first", 0), other]))
+        with pytest.raises(InputError, match=rf"no '{name}' of one shape.*history\[\"W_Q\", 0\]"):
+            history[name]
+    assert history["W_O", 0].shape == (3, 2, 3, 6)
+    with pytest.raises(DataError, match="no layer 7"):
+        history["W_Q", 7]
+    with pytest.raises(AttributeError, match=r'History has no get; use history\["W_Q", layer\]'):
+        history.get("W_Q", layer=0)  # type: ignore[attr-defined]
+
+
 def test_from_the_end(history: History) -> None:
     steps = history.steps
     assert [history[-1].step, history[-2].step, history[-3].step] == steps[::-1]
@@ -98,14 +121,19 @@ def test_no_history(tmp_path: Path) -> None:
     empty = tmp_path / "history"
     empty.mkdir()
     assert History(empty).steps == []
-    with pytest.raises(DataError, match=r"history: no snapshots\. Give the folder of a run's"):
+    with pytest.raises(DataError, match=r"history: no snapshots\. Give the folder of a run, as"):
         History(empty).measures()
+    with pytest.raises(DataError, match="no snapshots"):
+        History(empty)["W_Q"]
     for missing in (tmp_path / "no", str(tmp_path / "no")):
-        with pytest.raises(DataError, match=r"no: no such history\. Give the folder of a run's"):
+        with pytest.raises(DataError, match=r"no: no such history\. Give the folder of a run, as"):
             History(missing)
     (tmp_path / "run.json").write_text("{}")
     assert History(tmp_path / "no").steps == []  # of a run that keeps none
-    with pytest.raises(InputError, match=r"a run\. Give the folder of its history: .*/history"):
-        History(tmp_path)
+    assert History(tmp_path).folder == empty
+    with pytest.raises(
+        InputError, match=r"History: Linear; expected .* headloom\.monitor\(model\)"
+    ):
+        History(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no snapshot -1 from the end; there are 0"):
         History(empty)[-1]

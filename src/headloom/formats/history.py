@@ -10,16 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, overload
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from headloom.errors import DataError, InputError, optional_package
+from headloom.errors import DataError, Hints, InputError
 from headloom.formats.files import JsonObject, cannot_read, is_there
 from headloom.formats.manifest import is_count, misfit
 from headloom.formats.tensors import load_tensors, read_notes, save_tensors
 from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.shapes import in_words
 from headloom.mechanism.spectra import MATRICES, MEASURES
 
 if TYPE_CHECKING:
@@ -90,10 +94,10 @@ class Snapshot:
     loss: float | None
     layers: list[LayerSnapshot]
 
-    def layer(self, name: str) -> LayerSnapshot:
-        """A layer by its name."""
-        for layer in self.layers:
-            if layer.name == name:
+    def layer(self, name: str | int) -> LayerSnapshot:
+        """A layer by its name, or its number."""
+        for number, layer in enumerate(self.layers):
+            if name in (layer.name, number, number - len(self.layers)):
                 return layer
         raise DataError(
             f"the history has no layer {name!r}; it has {', '.join(x.name for x in self.layers)}."
@@ -184,30 +188,36 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
 
 
 @dataclass(frozen=True)
-class History:
-    """A run's snapshots, read one at a time.
+class History(Hints):
+    """A run's snapshots, read one at a time; folder: of the run, or of the history in it.
 
     ``history[step]`` is the snapshot of a step, ``history[-1]`` the last one, ``history[-2]`` the
-    one before it; ``history.measures()`` says how each head has grown.
+    one before it; ``history["W_Q", layer]`` one matrix at every step; ``history.measures()`` says
+    how each head has grown.
 
-    Raises: DataError: no such history or snapshot, or a damaged one. InputError: the folder of a
-    run, whose history is a folder in it.
+    Raises: DataError: no such history or snapshot, or a damaged one.
     """
 
     folder: Path
 
+    _elsewhere: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("get", "matrices", "weights"), 'history["W_Q", layer]'),
+        **dict.fromkeys(("to_pandas", "to_frame", "metrics"), "measures()"),
+        **dict.fromkeys(("record", "log", "append"), "headloom.monitor(model)"),
+    }
+
     def __post_init__(self) -> None:
-        # It may come as text.
+        if not isinstance(self.folder, str | PathLike):
+            raise InputError(
+                f"History: {type(self.folder).__name__}; expected the folder of a run. "
+                "headloom.monitor(model) keeps the history of a training of your own."
+            )
         folder = Path(self.folder)
+        folder = folder / "history" if is_there(folder / "run.json", "history") else folder
         object.__setattr__(self, "folder", folder)
-        if is_there(folder / "run.json", "history"):
-            raise InputError(f"{folder}: a run. Give the folder of its history: {folder}/history")
         # A run that keeps no history has none.
         if not is_there(folder, "history") and not is_there(folder.parent / "run.json"):
-            raise DataError(
-                f"{folder}: no such history. Give the folder of a run's history, as "
-                "runs/demo/history."
-            )
+            raise DataError(f"{folder}: no such history. Give the folder of a run, as runs/demo.")
 
     @property
     def steps(self) -> list[int]:
@@ -240,7 +250,19 @@ class History:
                 "what it must be."
             )
 
-    def __getitem__(self, step: int) -> Snapshot:
+    @overload
+    def __getitem__(self, step: int) -> Snapshot: ...
+    @overload
+    def __getitem__(self, step: str | tuple[str, int | str]) -> NDArray[np.float32]: ...
+    def __getitem__(self, step: int | str | tuple[str, int | str]) -> object:
+        """``history[step]``: a snapshot; ``history["W_Q", layer]``: a matrix at every step.
+
+        Returns: of a matrix (steps, heads, width, depth), the steps as in `steps`, the layer by its
+            number or path; ``history["W_Q"]``: (steps, layers, heads, width, depth).
+        Raises: InputError: no such matrix, or of another shape in another layer.
+        """
+        if isinstance(step, str | tuple):
+            return self._matrices(*((step,) if isinstance(step, str) else step))
         if step < 0:
             steps = self.steps
             if step < -len(steps):
@@ -259,6 +281,27 @@ class History:
             ) from error
         return Snapshot(notes["step"], notes["loss"], layers)
 
+    def _matrices(self, name: str, layer: int | str | None = None) -> NDArray[np.float32]:
+        """A matrix at every step, of a layer or of all."""
+        every = []
+        for snapshot in self._some():
+            layers = snapshot.layers if layer is None else [snapshot.layer(layer)]
+            parts = [each.matrices[name] for each in layers if name in each.matrices]
+            if len(parts) != len(layers) or len({part.shape for part in parts}) != 1:
+                known = "; ".join(f"{n}: {each}" for n, each in enumerate(snapshot.layers))
+                raise InputError(
+                    f"history: no {in_words(name)} of one shape in every layer. Choose a matrix "
+                    f'and a layer, as history["W_Q", 0]: {known}.'
+                )
+            every.append(np.stack([part.numpy() for part in parts]))
+        return np.stack(every) if layer is None else np.stack(every)[:, 0]
+
+    def _some(self) -> History:
+        """The history itself, or a DataError where it has no snapshot."""
+        if self.steps:
+            return self
+        raise DataError(f"{self.folder}: no snapshots. Give the folder of a run, as runs/demo.")
+
     def __len__(self) -> int:
         return len(self.steps)
 
@@ -271,17 +314,12 @@ class History:
 
         NaN: there was no such matrix, or gradient.
 
-        Raises: DataError: there is no snapshot. InputError: pandas is not installed.
+        Raises: DataError: there is no snapshot.
         """
-        with optional_package("measures"):
-            import pandas
-        if not len(self):
-            raise DataError(
-                f"{self.folder}: no snapshots. Give the folder of a run's history, as "
-                "runs/demo/history."
-            )
+        import pandas
+
         tables = []
-        for step in self.steps:
+        for step in self._some().steps:
             for layer in self.notes(step)["layers"]:
                 table = pandas.DataFrame({name: layer["measures"][name] for name in MEASURES})
                 places = {"step": step, "layer": layer["name"], "kind": layer["kind"]}
